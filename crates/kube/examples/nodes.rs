@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use planewised::daemon::cluster::{Cluster, Node};
 use planewised::daemon::config;
-use planewised::daemon::guests::source::{Container, Containing};
+use planewised::daemon::guests::source::{Container, KnownContainers};
 use planewised::daemon::status::{Guest, GuestKind, Pool, Rate, Source, Status, Vf, VfState};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::settings::PolicyKind;
@@ -62,7 +62,7 @@ impl Daemon {
 
     /// Looks at the pods, and gives and takes VFs at once.
     fn decide(&mut self) {
-        let Containing::All(pods) = self.node.pods.seen().containers else { return };
+        let KnownContainers::All(pods) = self.node.pods.state().containers else { return };
         self.holders.retain(|holder, _| pods.iter().any(|pod| pod.id == *holder));
         let mut guests = Vec::new();
         for pod in pods {

@@ -1,5 +1,5 @@
-//! The devices of this node that others give to pods: device plugins by the kubelet's record, DRA
-//! drivers by their ResourceSlices. Pure but for one file.
+//! Devices of this node that others allocate to pods: device plugins', from the kubelet's checkpoint, and
+//! DRA drivers', from their ResourceSlices. Pure but for one file.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use pw_sriov::address::PciAddress;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Who hands out which device.
+/// Devices that others allocate, with the name of the plugin or driver.
 pub type HandedOut = BTreeMap<PciAddress, String>;
 
 #[derive(Deserialize)]
@@ -25,11 +25,11 @@ struct Data {
     registered_devices: Option<BTreeMap<String, Vec<String>>>,
 }
 
-/// The devices that plugins have registered with the kubelet, from its record of them. Those whose
-/// identifier is no PCI address are left out: no SR-IOV plugin names VFs otherwise.
+/// Devices that plugins have registered with the kubelet, from its checkpoint. Identifiers that are not PCI
+/// addresses are left out: SR-IOV plugins use these.
 ///
 /// # Errors
-/// The record cannot be read, or the kubelet's directory is not there.
+/// The checkpoint cannot be read, or the kubelet's directory does not exist.
 pub fn registered(path: &Path) -> Result<HandedOut, String> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -55,8 +55,7 @@ pub fn registered(path: &Path) -> Result<HandedOut, String> {
     Ok(handed_out)
 }
 
-/// The devices that a ResourceSlice of another driver publishes: those with an attribute that is a PCI
-/// address.
+/// Devices in another driver's ResourceSlice that have a PCI address as attribute.
 pub fn published(slice: &Value) -> HandedOut {
     let driver = slice.pointer("/spec/driver").and_then(Value::as_str).unwrap_or("without a name");
     let devices = slice.pointer("/spec/devices").and_then(Value::as_array).into_iter().flatten();

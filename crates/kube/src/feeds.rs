@@ -1,5 +1,5 @@
-//! What the API server tells of this node: its pods, the policies, its devices. Kept up to date by
-//! watches, which begin anew by themselves whenever they end (a restart, a history that was compacted).
+//! Objects of the API server that concern this node: pods, policies, devices. Watches keep them up to date,
+//! and restart whenever they end (a restart, a compacted history).
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -21,18 +21,18 @@ use tokio::sync::Notify;
 use crate::objects::VERSION;
 use crate::policy::GROUP;
 
-/// Between two questions for objects of which the API server does not know the kind.
+/// Between two attempts for objects of a kind that the API server does not have.
 const MISSING: Duration = Duration::from_secs(60);
 
-/// The wait after so many failures in a row: up to 16 s, another one each time, so that the agents of all
-/// nodes do not come back at once.
+/// The pause after this many failures in a row: up to 16 s, randomised, so that the agents of all nodes do
+/// not come back at once.
 fn pause(failures: u32) -> Duration {
     let part = k8s_openapi::jiff::Timestamp::now().subsec_microsecond().unsigned_abs() % 1000;
     Duration::from_millis(500 << failures.min(4)) * (1000 + part) / 1000
 }
 
 /// An error in one sentence.
-fn said(error: &watcher::Error) -> String {
+fn sentence(error: &watcher::Error) -> String {
     use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
     match error {
         InitialListFailed(kube::Error::Api(status))
@@ -43,7 +43,7 @@ fn said(error: &watcher::Error) -> String {
     }
 }
 
-/// Objects of one sort.
+/// Objects of one kind.
 pub struct Feed<K: Resource + Clone + 'static>
 where
     K::DynamicType: Eq + Hash + Clone,
@@ -52,13 +52,13 @@ where
     writer: RefCell<Option<Writer<K>>>,
     api: Api<K>,
     config: watcher::Config,
-    /// What they are, for sentences.
+    /// Their name in messages.
     what: &'static str,
-    /// An API server that knows no such objects has none: an older one, for kinds that are not ours.
+    /// Where the API server does not have the kind, there are no objects (kinds of newer Kubernetes).
     optional: bool,
-    /// All of them were told once.
+    /// They were listed completely once.
     listed: Cell<bool>,
-    /// The API server knows no such objects.
+    /// The API server does not have the kind.
     missing: Cell<bool>,
     trouble: RefCell<Option<String>>,
 }
@@ -68,7 +68,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    /// None was asked for yet.
+    /// A feed that has not begun.
     pub fn new(
         what: &'static str,
         api: Api<K>,
@@ -90,10 +90,10 @@ where
         }
     }
 
-    /// All of them; those told last while the API server does not answer.
+    /// All objects; while the API server does not answer, the last known ones.
     ///
     /// # Errors
-    /// They were never told, and why not.
+    /// They were never listed, and why not.
     pub fn all(&self) -> Result<Vec<Arc<K>>, String> {
         if self.missing.get() && self.optional {
             return Ok(Vec::new());
@@ -103,20 +103,20 @@ where
         }
         Err(self
             .trouble()
-            .unwrap_or_else(|| format!("the API server has not told {} yet", self.what)))
+            .unwrap_or_else(|| format!("the API server has not listed {} yet", self.what)))
     }
 
-    /// Does the API server know no such objects?
+    /// Is the kind missing in the API server?
     pub fn is_missing(&self) -> bool {
         self.missing.get()
     }
 
-    /// What is amiss now.
+    /// The current failure.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.borrow().clone()
     }
 
-    /// Follows them for ever.
+    /// Watches for ever, and notifies `changed` of every change.
     pub async fn follow(&self, changed: &Notify) {
         let Some(writer) = self.writer.borrow_mut().take() else { return };
         let events = watcher(self.api.clone(), self.config.clone())
@@ -126,7 +126,7 @@ where
         let mut failures = 0;
         while let Some(event) = events.next().await {
             match event {
-                // That it begins to ask says nothing of an answer.
+                // A request has begun, without an answer yet.
                 Ok(Event::Init) => {}
                 Ok(event) => {
                     failures = 0;
@@ -141,7 +141,7 @@ where
                     let why = if self.missing.get() && !self.optional {
                         missing(self.what)
                     } else {
-                        format!("the API server does not tell {}: {}", self.what, said(&error))
+                        format!("the API server does not list {}: {}", self.what, sentence(&error))
                     };
                     if self.trouble.replace(Some(why.clone())).is_none() {
                         tracing::warn!("{why}");
@@ -157,7 +157,7 @@ where
     }
 }
 
-/// Does the API server know no such objects?
+/// Does the API server not have the kind?
 fn is_missing(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code == 404,
@@ -165,14 +165,14 @@ fn is_missing(error: &watcher::Error) -> bool {
     }
 }
 
-/// Why objects of ours are not there: the API server does not know their kind in our version.
+/// The message where the API server does not have one of our kinds in our version.
 pub fn missing(what: &str) -> String {
     format!(
         "the API server knows no {what} of {GROUP}/{VERSION}: apply packaging/kubernetes/chart/crds"
     )
 }
 
-/// All that is watched.
+/// All watches.
 pub struct Feeds {
     /// The node's pods.
     pub pods: Feed<Pod>,
@@ -182,19 +182,19 @@ pub struct Feeds {
     pub slices: Feed<DynamicObject>,
 }
 
-/// A kind of ours.
+/// One of our kinds.
 pub fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
 }
 
-/// The kind of what DRA drivers publish.
+/// The kind that DRA drivers publish.
 pub fn resource_slices() -> ApiResource {
     let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceSlice");
     ApiResource::from_gvk_with_plural(&kind, "resourceslices")
 }
 
 impl Feeds {
-    /// Those of this node.
+    /// The watches of this node.
     pub fn new(client: &Client, node: &str) -> Self {
         let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
         let policies = kind("VfPolicy", "vfpolicies");
@@ -209,7 +209,7 @@ impl Feeds {
         }
     }
 
-    /// Follows all of them for ever; `changed` is told of every change.
+    /// Watches all for ever, and notifies `changed` of every change.
     pub async fn follow(&self, changed: &Notify) {
         tokio::join!(
             self.pods.follow(changed),

@@ -1,5 +1,5 @@
-//! This host as a node of a Kubernetes cluster: its pods become guests of the daemon, and the cluster is
-//! told who holds its VFs (docs/reference/kubernetes.md). Decides nothing about VFs.
+//! This host as a node of a Kubernetes cluster: pods become guests of the daemon, and the holders of VFs
+//! are published in the cluster (docs/reference/kubernetes.md). Decides nothing about VFs.
 
 pub mod controller;
 mod devices;
@@ -43,9 +43,9 @@ impl Cluster for Kubernetes {
         let runtime = runtime()?;
         let client = runtime.block_on(client(config.kubeconfig.as_deref()))?;
         let shared = Arc::new(node::Shared::default());
-        let (config, told) = (config.clone(), Arc::clone(&shared));
+        let (config, of_agent) = (config.clone(), Arc::clone(&shared));
         let run = move || {
-            let agent = node::Agent::new(name, &client, config, told);
+            let agent = node::Agent::new(name, &client, config, of_agent);
             let reporter = report::Reporter::new(&agent, client, status.clone());
             runtime.block_on(async {
                 tokio::select! {
@@ -54,15 +54,14 @@ impl Cluster for Kubernetes {
                 }
             });
         };
-        std::thread::Builder::new()
-            .name("kubernetes".into())
-            .spawn(run)
-            .map_err(|error| Error::failed("no thread for the cluster", "").caused_by(error))?;
+        std::thread::Builder::new().name("kubernetes".into()).spawn(run).map_err(|error| {
+            Error::failed("cannot start a thread for the cluster", "").caused_by(error)
+        })?;
         Ok(Node { pods: Arc::clone(&shared) as _, devices: shared })
     }
 }
 
-/// May an object be called so?
+/// Is this a valid object name?
 fn is_name(name: &str) -> bool {
     let plain =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
@@ -71,10 +70,12 @@ fn is_name(name: &str) -> bool {
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
     let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    built.map_err(|error| Error::failed("no runtime for the cluster", "").caused_by(error))
+    built.map_err(|error| {
+        Error::failed("cannot start a runtime for the cluster", "").caused_by(error)
+    })
 }
 
-/// Access to the cluster's API by this file; none: as a pod of the cluster.
+/// A client by this kubeconfig; none: by the service account of the pod.
 async fn client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
     let failed = |what: String| {
         let remedy = "run it as a pod with a service account, or name a kubeconfig";

@@ -1,5 +1,5 @@
-//! The node agent: from pods, policies and processes to guests, whenever one of them changes. A thread
-//! of its own, so that the daemon never waits for an API server.
+//! The node agent: makes guests of pods, policies and processes, whenever one of them changes. It has a
+//! thread of its own, so that the daemon never waits for an API server.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use kube::api::DynamicObject;
 use kube::{Client, ResourceExt};
 use planewised::daemon::cluster::Devices;
 use planewised::daemon::config;
-use planewised::daemon::guests::source::{Container, Containing, Seen, Source};
+use planewised::daemon::guests::source::{Container, KnownContainers, Source, SourceState};
 use planewised::daemon::status::Status;
 use pw_alloc::model::GuestId;
 use tokio::sync::{Notify, watch};
@@ -22,69 +22,72 @@ use crate::objects::Condition;
 use crate::policy::{self, Policy, Refusal, Ruling};
 use crate::{process, slices};
 
-/// Between two looks at processes and at the kubelet's record, which tell no changes.
-const LOOK: Duration = Duration::from_secs(1);
+/// Between two readings of processes and of the kubelet's record, which notify of no changes.
+const POLL: Duration = Duration::from_secs(1);
 
-/// What the daemon and this thread tell each other.
+/// State shared by the daemon and this thread.
 #[derive(Debug)]
-pub struct Shared(Mutex<Told>);
+pub struct Shared(Mutex<Exchange>);
 
 #[derive(Debug)]
-struct Told {
-    seen: Seen,
+struct Exchange {
+    seen: SourceState,
     handed_out: Result<HandedOut, String>,
-    /// The pods that the daemon cannot manage.
+    /// Pods that the daemon cannot manage, and why.
     refused: BTreeMap<GuestId, String>,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let unheard = "the API server has not answered yet".to_owned();
-        Self(Mutex::new(Told {
-            seen: Seen { containers: Containing::Unknown(unheard.clone()), trouble: None },
-            handed_out: Err(unheard),
+        let unanswered = "the API server has not answered yet".to_owned();
+        Self(Mutex::new(Exchange {
+            seen: SourceState {
+                containers: KnownContainers::Unknown(unanswered.clone()),
+                trouble: None,
+            },
+            handed_out: Err(unanswered),
             refused: BTreeMap::new(),
         }))
     }
 }
 
 impl Shared {
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn lock(&self) -> MutexGuard<'_, Exchange> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why pods or devices are not known.
+    /// Why pods or devices are unknown.
     pub fn unknown(&self) -> Option<String> {
-        let told = self.told();
-        match (&told.seen.containers, &told.handed_out) {
-            (Containing::Unknown(why), _) | (_, Err(why)) => Some(why.clone()),
+        let exchange = self.lock();
+        match (&exchange.seen.containers, &exchange.handed_out) {
+            (KnownContainers::Unknown(why), _) | (_, Err(why)) => Some(why.clone()),
             _ => None,
         }
     }
 }
 
 impl Source for Shared {
-    fn seen(&self) -> Seen {
-        self.told().seen.clone()
+    fn state(&self) -> SourceState {
+        self.lock().seen.clone()
     }
 
-    fn is_there(&self) -> bool {
+    fn is_present(&self) -> bool {
         true
     }
 
-    fn tell_refused(&self, refused: BTreeMap<GuestId, String>) {
-        self.told().refused = refused;
+    fn set_refused(&self, refused: BTreeMap<GuestId, String>) {
+        self.lock().refused = refused;
     }
 }
 
 impl Devices for Shared {
     fn handed_out(&self) -> Result<HandedOut, String> {
-        self.told().handed_out.clone()
+        self.lock().handed_out.clone()
     }
 }
 
-/// A pod and what it is to be told; none: all is as it asked.
-pub struct Ruled {
+/// A pod and its condition; none: there is nothing to report.
+pub struct JudgedPod {
     /// The pod.
     pub pod: Arc<Pod>,
     /// The condition.
@@ -98,13 +101,13 @@ pub struct Agent {
     config: config::Kubernetes,
     shared: Arc<Shared>,
     feeds: Feeds,
-    /// A process of each managed pod, by the uid in its control group's name.
+    /// A process of each managed pod, by the uid in its control group's path.
     processes: RefCell<BTreeMap<String, u32>>,
-    ruled: RefCell<Vec<Ruled>>,
+    judged: RefCell<Vec<JudgedPod>>,
 }
 
 impl Agent {
-    /// An agent that has not asked for anything yet.
+    /// An agent that has not begun.
     pub fn new(
         node: String,
         client: &Client,
@@ -112,33 +115,33 @@ impl Agent {
         shared: Arc<Shared>,
     ) -> Self {
         let feeds = Feeds::new(client, &node);
-        let (processes, ruled) = (RefCell::default(), RefCell::default());
-        Self { node, config, shared, feeds, processes, ruled }
+        let (processes, judged) = (RefCell::default(), RefCell::default());
+        Self { node, config, shared, feeds, processes, judged }
     }
 
-    /// Works until the daemon ends, which closes `status`.
+    /// Runs until the daemon ends, which closes `status`.
     pub async fn run(&self, status: &watch::Receiver<Arc<Status>>) {
         let changed = Notify::new();
         tokio::select! {
             () = self.feeds.follow(&changed) => {}
-            () = self.look(&changed, status) => {}
+            () = self.update(&changed, status) => {}
         }
     }
 
-    async fn look(&self, changed: &Notify, status: &watch::Receiver<Arc<Status>>) {
+    async fn update(&self, changed: &Notify, status: &watch::Receiver<Arc<Status>>) {
         while status.has_changed().is_ok() {
-            let _ = tokio::time::timeout(LOOK, changed.notified()).await;
-            let seen = self.see();
+            let _ = tokio::time::timeout(POLL, changed.notified()).await;
+            let seen = self.judge_pods();
             let handed_out = self.handed_out();
-            let mut told = self.shared.told();
-            told.seen = seen;
-            told.handed_out = handed_out;
+            let mut exchange = self.shared.lock();
+            exchange.seen = seen;
+            exchange.handed_out = handed_out;
         }
     }
 
-    /// The pods with what each is to be told.
-    pub fn ruled(&self) -> std::cell::Ref<'_, Vec<Ruled>> {
-        self.ruled.borrow()
+    /// The pods, each with its condition.
+    pub fn judged(&self) -> std::cell::Ref<'_, Vec<JudgedPod>> {
+        self.judged.borrow()
     }
 
     /// Why pods or devices are not known.
@@ -146,7 +149,7 @@ impl Agent {
         self.shared.unknown()
     }
 
-    /// Shall the node's PFs be published?
+    /// Whether the node's PFs are to be published.
     pub fn publishes(&self) -> bool {
         self.config.resource_slices
     }
@@ -165,13 +168,13 @@ impl Agent {
         Ok(handed_out)
     }
 
-    /// The pods that are guests.
-    fn see(&self) -> Seen {
+    /// Makes guests of the managed pods, and keeps the conditions of all.
+    fn judge_pods(&self) -> SourceState {
         let trouble = self.feeds.pods.trouble().or_else(|| self.feeds.policies.trouble());
         let known = self.feeds.pods.all().and_then(|pods| Ok((pods, self.feeds.policies.all()?)));
         let (pods, policies) = match known {
             Ok(known) => known,
-            Err(why) => return Seen { containers: Containing::Unknown(why), trouble },
+            Err(why) => return SourceState { containers: KnownContainers::Unknown(why), trouble },
         };
         let policies: Vec<Policy> = policies
             .iter()
@@ -198,39 +201,39 @@ impl Agent {
             Err(error) => {
                 let proc = self.config.proc.display();
                 let why = format!("the node's processes cannot be read in {proc}: {error}");
-                return Seen { containers: Containing::Unknown(why), trouble };
+                return SourceState { containers: KnownContainers::Unknown(why), trouble };
             }
         };
         let processes =
             groups.into_iter().filter_map(|(uid, group)| Some((uid, *found.get(&group)?)));
         let processes = processes.collect();
-        let refused = self.shared.told().refused.clone();
+        let refused = self.shared.lock().refused.clone();
         let mut containers = Vec::new();
-        let mut ruled = Vec::new();
+        let mut judged = Vec::new();
         for (pod, ruling) in rulings {
             let (container, condition) = judge(&pod, ruling, &processes, &refused);
             containers.extend(container);
-            ruled.push(Ruled { pod, condition });
+            judged.push(JudgedPod { pod, condition });
         }
         self.processes.replace(found);
-        self.ruled.replace(ruled);
-        Seen { containers: Containing::All(containers), trouble }
+        self.judged.replace(judged);
+        SourceState { containers: KnownContainers::All(containers), trouble }
     }
 }
 
-/// A pod as a guest, and what it is to be told.
+/// A pod as a guest, and its condition.
 fn judge(
     pod: &Pod,
     ruling: Ruling,
     processes: &BTreeMap<String, u32>,
     refused: &BTreeMap<GuestId, String>,
 ) -> (Option<Container>, Option<Condition>) {
-    let told =
+    let condition =
         |status, reason: &str, message: &str| Some(Condition::of_pod(status, reason, message));
     let (wish, interface, notes) = match ruling {
         Ruling::Ignored => return (None, None),
         Ruling::Refused(Refusal { reason, message }) => {
-            return (None, told("False", reason, &message));
+            return (None, condition("False", reason, &message));
         }
         Ruling::Managed { wish, interface, notes } => (wish, interface, notes),
     };
@@ -238,21 +241,21 @@ fn judge(
     let uid = pod.uid().unwrap_or_default();
     let Some(pid) = processes.get(&uid).copied() else {
         let runs = phase(pod) == Some("Running");
-        let message = "it runs, and no process of it is seen: the agent must see the node's processes, \
-                       and the kubelet's cgroupRoot must be /";
+        let message = "it is running, but no process of it was found: the agent needs the node's \
+                       /proc, and the kubelet's cgroupRoot must be /";
         return (None, runs.then(|| Condition::of_pod("False", "NoProcess", message)));
     };
     let condition = match refused.get(&id) {
-        Some(why) => told("False", "CannotBeManaged", why),
+        Some(why) => condition("False", "CannotBeManaged", why),
         None if notes.is_empty() => None,
-        None => told("True", "AnnotationsNotFollowed", &notes.join("; ")),
+        None => condition("True", "AnnotationsNotFollowed", &notes.join("; ")),
     };
     (Some(Container { id, run: uid, pid, interface, macs: Vec::new(), wish }), condition)
 }
 
-/// The uid in the name of the pod's control group. The object of a static pod is a mirror with a uid of
-/// its own: the kubelet's is the hash that the mirror bears. Whoever makes pods can write that, too: what
-/// is another pod's as well, of `pods` of the node, is not believed.
+/// The uid in the path of the pod's control group. A static pod's object is a mirror with a uid of its own;
+/// the kubelet uses the hash in the mirror's annotation. As anybody who creates pods can write that
+/// annotation, a hash that another of the node's `pods` has as well is not believed.
 fn group_uid(pod: &Pod, pods: &[Arc<Pod>]) -> Option<String> {
     let Some(mirrored) = mirrored(pod) else { return pod.uid() };
     let others = pods.iter().filter(|other| other.uid() != pod.uid());
@@ -358,7 +361,7 @@ mod tests {
     #[test]
     fn nothing_is_known_before_the_api_server_has_answered() {
         let shared = Shared::default();
-        assert!(matches!(shared.seen().containers, Containing::Unknown(_)));
+        assert!(matches!(shared.state().containers, KnownContainers::Unknown(_)));
         assert!(shared.handed_out().is_err() && shared.unknown().is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! What the cluster is told: the node's `VfPool`, and conditions. Pure.
+//! Content of the node's `VfPool`, and conditions. Pure.
 
 use planewised::daemon::status::{Guest, GuestKind, Status, Vf, VfState};
 use pw_alloc::model::Stance;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::policy::GROUP;
 
-/// The version of the objects.
+/// Version of our kinds.
 pub const VERSION: &str = "v1alpha1";
 
 /// A condition without its times.
@@ -23,7 +23,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// What a pod is told.
+    /// The condition of a pod.
     pub fn of_pod(status: &'static str, reason: &str, message: &str) -> Self {
         Self {
             kind: format!("{GROUP}/Managed"),
@@ -33,14 +33,14 @@ impl Condition {
         }
     }
 
-    /// As JSON that is applied at this time (RFC 3339).
+    /// As JSON, with this time of its last transition (RFC 3339).
     pub fn json(&self, now: &str) -> Value {
         let Self { kind, status, reason, message } = self;
         json!({"type": kind, "status": status, "reason": reason, "message": message,
                "lastTransitionTime": now})
     }
 
-    /// Is this the one of that JSON, whatever the times?
+    /// Does it equal this JSON, apart from times?
     pub fn is(&self, other: &Value) -> bool {
         let same = |key: &str, value: &str| other.get(key).and_then(Value::as_str) == Some(value);
         same("type", &self.kind)
@@ -50,7 +50,7 @@ impl Condition {
     }
 }
 
-/// How the node's pool is: may its pods hold VFs? `trouble`: why its pods or devices are not known.
+/// The node's `Ready` condition: can its pods get VFs? `trouble`: why pods or devices are unknown.
 pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
     let unusable: Vec<&Vf> =
         status.vfs.iter().filter(|vf| vf.place == VfState::Quarantined).collect();
@@ -63,7 +63,7 @@ pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
     } else if unusable.len() == status.vfs.len() {
         ("False", "NoUsableVf", first().unwrap_or_default())
     } else if status.draining {
-        ("False", "Draining", "every VF goes back to its PF, and none is given".to_owned())
+        ("False", "Draining", "all VFs are returned to their PFs, and none is given".to_owned())
     } else if unusable.is_empty() {
         ("True", "AllUsable", "all VFs can be given".to_owned())
     } else {
@@ -72,7 +72,7 @@ pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
     Condition { kind: "Ready".into(), status, reason: reason.to_owned(), message }
 }
 
-/// The status of a `VfPool` without times; without `rates`, two that are equal need no writing.
+/// The status of a `VfPool` without times; compared without `rates` to see whether it has to be written.
 pub fn pool_status(status: &Status, rates: bool) -> Value {
     let place = |of: &[&Vf], place: VfState| of.iter().filter(|vf| vf.place == place).count();
     let counts = |of: &[&Vf]| {
@@ -116,7 +116,7 @@ pub fn pool_status(status: &Status, rates: bool) -> Value {
     body
 }
 
-/// The whole status as it is applied: conditions, each with when it last changed.
+/// The status as applied, with conditions, each with the time of its last transition.
 pub fn applied(mut body: Value, conditions: &[(Condition, String)], now: &str) -> Value {
     body["conditions"] =
         conditions.iter().map(|(condition, since)| condition.json(since)).collect();

@@ -1,5 +1,4 @@
-//! What pods are given: the rules of their namespace's `VfPolicy`, and what their annotations ask for
-//! within them. Pure.
+//! Rules for pods: those of their namespace's `VfPolicy`, and their annotations within its limits. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +6,12 @@ use pw_alloc::model::{Stance, Wish};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What the annotations, conditions and objects of this program begin with.
+/// API group of this program's objects; prefix of its annotations and conditions.
 pub const GROUP: &str = "planewise.io";
-/// The annotations that a pod may have, without the group.
+/// Known annotations of pods, without the group.
 const ANNOTATIONS: [&str; 4] = ["class", "interface", "min-share-percent", "stance"];
 
-/// Which labels a pod must have.
+/// Kubernetes' label selector.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Selector {
@@ -84,12 +83,12 @@ struct Spec {
 pub struct Policy {
     namespace: String,
     name: String,
-    /// What it says; or what is wrong with it.
+    /// Its content, or why it is invalid.
     spec: Result<Spec, String>,
 }
 
 impl Policy {
-    /// Reads the `spec` of one. What the API server let pass is checked again: its schema may be older.
+    /// Reads a `spec`. It is validated again, as the API server's schema may be older.
     pub fn new(namespace: &str, name: &str, spec: &Value) -> Self {
         let read = serde_json::from_value::<Spec>(spec.clone()).map_err(|error| error.to_string());
         let spec = read.and_then(|spec| match spec.contradiction() {
@@ -99,8 +98,8 @@ impl Policy {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), spec }
     }
 
-    /// Is this pod under it? One that cannot be read is taken for everybody's, so that none of its pods
-    /// slips under another one's rules.
+    /// Does it select this pod? An invalid policy selects all pods of its namespace, so that none of its own
+    /// falls under another one's rules.
     fn selects(&self, pod: &Pod) -> bool {
         self.namespace == pod.namespace
             && self.spec.as_ref().map_or(true, |spec| spec.pod_selector.selects(&pod.labels))
@@ -108,7 +107,7 @@ impl Policy {
 }
 
 impl Spec {
-    /// Why the defaults are beyond the limits; none: they are within.
+    /// Why the defaults exceed the limits; none where they do not.
     fn contradiction(&self) -> Option<String> {
         let Self { defaults, limits, .. } = self;
         if defaults.class > limits.max_class {
@@ -126,7 +125,7 @@ impl Spec {
     }
 }
 
-/// What counts of a pod.
+/// The part of a pod that rules depend on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
     /// Its namespace.
@@ -135,7 +134,7 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// It has the node's network.
+    /// It shares the node's network namespace.
     pub host_network: bool,
 }
 
@@ -154,31 +153,31 @@ impl Refusal {
     }
 }
 
-/// What follows for a pod from policies and annotations.
+/// The decision on a pod from policies and annotations.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ruling {
     /// No policy selects it, and it asks for nothing.
     Ignored,
-    /// It asks, or is selected, and cannot be managed.
+    /// It has annotations, or is selected, and cannot be managed.
     Refused(Refusal),
     /// It is managed.
     Managed {
-        /// What is wished for it.
+        /// How it is to be served.
         wish: Wish,
         /// Its interface; none: its only veth.
         interface: Option<String>,
-        /// What its annotations asked for in vain, a sentence each.
+        /// Annotations that were not followed, a sentence each.
         notes: Vec<String>,
     },
 }
 
-/// What follows for this pod.
+/// Decides on a pod.
 pub fn rule(pod: &Pod, policies: &[Policy]) -> Ruling {
-    let asked = asked(pod);
+    let annotations = annotations(pod);
     let selecting: Vec<&Policy> = policies.iter().filter(|policy| policy.selects(pod)).collect();
     let refused = |reason, message| Ruling::Refused(Refusal::new(reason, message));
     let (policy, spec) = match selecting[..] {
-        [] if asked.is_empty() => return Ruling::Ignored,
+        [] if annotations.is_empty() => return Ruling::Ignored,
         [] => {
             let message = format!(
                 "no VfPolicy of the namespace {} selects it: its annotations count for nothing",
@@ -202,10 +201,10 @@ pub fn rule(pod: &Pod, policies: &[Policy]) -> Ruling {
         }
     };
     if pod.host_network {
-        let message = "it has the node's network, and so no path of its own".to_owned();
+        let message = "it shares the node's network, and has no interface of its own".to_owned();
         return refused("HostNetwork", message);
     }
-    let mut ruled = Ruled {
+    let mut managed = Managed {
         wish: Wish {
             class: spec.defaults.class,
             stance: spec.defaults.stance,
@@ -215,16 +214,16 @@ pub fn rule(pod: &Pod, policies: &[Policy]) -> Ruling {
         interface: spec.defaults.interface.clone(),
         notes: Vec::new(),
     };
-    for (name, value) in asked {
-        ruled.annotation(name, value, &spec.limits, &policy.name);
+    for (name, value) in annotations {
+        managed.apply_annotation(name, value, &spec.limits, &policy.name);
     }
-    ruled.agree();
-    let Ruled { wish, interface, notes } = ruled;
+    managed.resolve_exclusion();
+    let Managed { wish, interface, notes } = managed;
     Ruling::Managed { wish, interface, notes }
 }
 
-/// The annotations of ours, without the group.
-fn asked(pod: &Pod) -> Vec<(&str, &str)> {
+/// The pod's annotations of our group, without it.
+fn annotations(pod: &Pod) -> Vec<(&str, &str)> {
     pod.annotations
         .iter()
         .filter_map(|(key, value)| {
@@ -234,16 +233,16 @@ fn asked(pod: &Pod) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// A pod's wish while its annotations are read.
-struct Ruled {
+/// A managed pod while its annotations are applied.
+struct Managed {
     wish: Wish,
     interface: Option<String>,
     notes: Vec<String>,
 }
 
-impl Ruled {
-    /// Takes in what one annotation asks for, as far as the limits allow it.
-    fn annotation(&mut self, name: &str, value: &str, limits: &Limits, policy: &str) {
+impl Managed {
+    /// Applies one annotation within the limits.
+    fn apply_annotation(&mut self, name: &str, value: &str, limits: &Limits, policy: &str) {
         let wrong = |wanted: &str| format!("annotation {name}: {value:?} is {wanted}: ignored");
         let beyond =
             |most: &str| format!("annotation {name}: {value} is asked for, {policy} allows {most}");
@@ -254,10 +253,10 @@ impl Ruled {
                     self.wish.class = limits.max_class;
                 }
                 Ok(class) => self.wish.class = class,
-                Err(_) => self.notes.push(wrong("no number from 0 to 255")),
+                Err(_) => self.notes.push(wrong("not a number from 0 to 255")),
             },
             "min-share-percent" => match value.parse::<u8>() {
-                Ok(share) if share > 100 => self.notes.push(wrong("no number from 0 to 100")),
+                Ok(share) if share > 100 => self.notes.push(wrong("not a number from 0 to 100")),
                 Ok(share) => {
                     let most = limits.max_min_share_percent;
                     if share > most {
@@ -265,7 +264,7 @@ impl Ruled {
                     }
                     self.wish.min_share = f64::from(share.min(most)) / 100.0;
                 }
-                Err(_) => self.notes.push(wrong("no number from 0 to 100")),
+                Err(_) => self.notes.push(wrong("not a number from 0 to 100")),
             },
             "stance" => match value {
                 "free" => self.wish.stance = Stance::Free,
@@ -276,7 +275,7 @@ impl Ruled {
             },
             "interface" => match pw_sriov::lookup::interface_name(value) {
                 Ok(_) => self.interface = Some(value.to_owned()),
-                Err(_) => self.notes.push(wrong("no name of an interface")),
+                Err(_) => self.notes.push(wrong("not an interface name")),
             },
             _ => {
                 let known = ANNOTATIONS.join(", ");
@@ -285,11 +284,10 @@ impl Ruled {
         }
     }
 
-    /// Who is excluded has no share.
-    fn agree(&mut self) {
+    /// An excluded pod has no minimum share.
+    fn resolve_exclusion(&mut self) {
         if self.wish.stance == Stance::Excluded && self.wish.min_share > 0.0 {
-            let note =
-                "it is excluded and is to have a minimum share, which contradict: it is excluded";
+            let note = "stance excluded contradicts a minimum share, which is ignored";
             self.notes.push(note.to_owned());
             self.wish.min_share = 0.0;
         }
@@ -371,11 +369,11 @@ mod tests {
     #[test]
     fn annotations_that_make_no_sense_are_named_and_count_for_nothing() {
         for (name, value, said) in [
-            ("class", "256", "no number from 0 to 255"),
-            ("class", "-1", "no number from 0 to 255"),
-            ("min-share-percent", "all", "no number from 0 to 100"),
+            ("class", "256", "not a number from 0 to 255"),
+            ("class", "-1", "not a number from 0 to 255"),
+            ("min-share-percent", "all", "not a number from 0 to 100"),
             ("stance", "Pinned", "none of free, pinned, excluded"),
-            ("interface", "a b", "no name of an interface"),
+            ("interface", "a b", "not an interface name"),
             ("clas", "1", "planewise.io/clas is unknown"),
         ] {
             let (wish, interface, notes) =

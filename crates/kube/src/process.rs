@@ -1,14 +1,13 @@
-//! The processes of a pod, by the pod's uid in the path of their control group below the kubelet's,
-//! where root alone makes groups. A process names the pod's network namespace. NRI would tell it sooner,
-//! and is not asked.
+//! Finds a process of each pod, which names its network namespace: by the pod's uid in the path of the
+//! process' control group below the kubelet's, where only root makes groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// The kubelet's groups above those of pods, of both drivers; `..` leads there from the agent's own
-/// group. Whoever was delegated a group elsewhere (`user.slice`, another runtime's) can name one below it
-/// as it likes: a pod's group is none there.
+/// group. Groups elsewhere (`user.slice`, another runtime's) are not trusted: whoever such a group is
+/// delegated to chooses the names below it.
 const ABOVE: [&str; 8] = [
     "",
     "..",
@@ -20,7 +19,7 @@ const ABOVE: [&str; 8] = [
     "kubepods-burstable.slice",
 ];
 
-/// The uid of the pod whose control group this is, from the text of `/proc/PID/cgroup`; none: no pod's.
+/// The uid of the pod in the text of `/proc/PID/cgroup`; none: it is not a pod's.
 /// Paths are `/kubepods/…/podUID/…`, or systemd's `…-podUID.slice` with `_` in place of `-`.
 pub fn pod_uid(cgroup: &str) -> Option<String> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
@@ -39,14 +38,14 @@ fn of_path(path: &str) -> Option<String> {
     (!uid.is_empty() && uid.bytes().all(plain)).then_some(uid)
 }
 
-/// When a process was started, from the text of `/proc/PID/stat` [ticks since the boot].
+/// Start time of a process, from the text of `/proc/PID/stat` [ticks since boot].
 fn started(stat: &str) -> Option<u64> {
     // The name, in parentheses, may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The uid of a process' pod; none: it is in none, or has ended.
+/// The uid of a process' pod; none: it is in no pod, or has ended.
 fn uid_of(proc: &Path, pid: u32) -> io::Result<Option<String>> {
     const ENDED: i32 = 3; // ESRCH
     match std::fs::read(proc.join(pid.to_string()).join("cgroup")) {
@@ -60,17 +59,17 @@ fn uid_of(proc: &Path, pid: u32) -> io::Result<Option<String>> {
     }
 }
 
-/// The network namespace of a process, as the kernel names it; none: it cannot be told.
+/// The network namespace of a process, by the kernel's name; none: it cannot be read.
 fn network(proc: &Path, process: &str) -> Option<PathBuf> {
     std::fs::read_link(proc.join(process).join("ns/net")).ok()
 }
 
-/// Looks for a process of each of these pods, by uid. Those in `known` are kept while they are there;
-/// else it is the pod's oldest, which is the one that holds its namespaces. The runtime's own, which
-/// joins the pod's control group before it joins its namespaces, is none yet.
+/// Finds a process of each of these pods, by uid: the one in `known` while it lives, else the pod's
+/// oldest, which holds its namespaces. The runtime's own process does not count until it has joined the
+/// pod's network namespace, which it does after its control group.
 ///
 /// # Errors
-/// The processes cannot be read: which of them are there is not known.
+/// The processes cannot be read.
 pub fn find(
     proc: &Path,
     pods: &BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! Publishes the node's ResourceSlice, where the configuration wants one.
+//! Publishes the node's ResourceSlice, where it is configured.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::feeds::resource_slices;
 use crate::node::Agent;
 use crate::objects::Condition;
 use crate::slices;
-use crate::write::{Failure, apply, node_as_owner, within};
+use crate::write::{Backoff, Failure, apply, node_as_owner, within};
 
-/// What was published last.
+/// The last write.
 struct Published {
     devices: Value,
     uid: Option<String>,
-    /// The object's own, which rises whenever anybody changes its spec.
+    /// Generation of the object, which rises whenever anybody changes its spec.
     generation: i64,
-    /// The pool's.
+    /// Generation of the pool.
     pool: i64,
     at: Instant,
 }
@@ -31,11 +31,10 @@ struct State {
     owners: Option<Value>,
     published: Option<Published>,
     condition: Option<Condition>,
-    failures: u32,
-    quiet_until: Option<Instant>,
+    backoff: Backoff,
 }
 
-/// The longest wait after failures is 2 to this power times that between two writings.
+/// The longest pause after failures is 2 to this power times `min_interval`.
 const LONGEST_BACKOFF: u32 = 3;
 
 /// Publishes for one agent.
@@ -44,55 +43,59 @@ pub struct Publisher<'a> {
     client: Client,
     api: Api<DynamicObject>,
     manager: &'static str,
-    /// Between two writings.
-    apart: Duration,
+    /// Between two writes.
+    min_interval: Duration,
     state: RefCell<State>,
 }
 
 impl<'a> Publisher<'a> {
-    /// Publishes by this client, as `manager`, no more often than `apart`.
-    pub fn new(agent: &'a Agent, client: Client, manager: &'static str, apart: Duration) -> Self {
+    /// Publishes by this client, as `manager`, no more often than `min_interval`.
+    pub fn new(
+        agent: &'a Agent,
+        client: Client,
+        manager: &'static str,
+        min_interval: Duration,
+    ) -> Self {
         let api = Api::all_with(client.clone(), &resource_slices());
-        Self { agent, client, api, manager, apart, state: RefCell::default() }
+        Self { agent, client, api, manager, min_interval, state: RefCell::default() }
     }
 
-    /// How the slice is; none: nobody wants one, or it was not tried yet.
+    /// The slice's condition; none: it is not configured, or was not tried yet.
     pub fn condition(&self) -> Option<Condition> {
         self.state.borrow().condition.clone()
     }
 
-    /// Publishes the node's PFs, if they changed or somebody changed what was published. That it cannot
-    /// is a condition: all else is written nevertheless.
+    /// Publishes the node's PFs, if they changed or somebody changed the slice. A failure becomes a
+    /// condition, and prevents no other write.
     pub async fn publish(&self, status: &Status) {
         if !self.agent.publishes() {
             return;
         }
         if self.agent.slices().is_missing() {
-            self.state.borrow_mut().condition = Some(slices::no_kind());
+            self.state.borrow_mut().condition = Some(slices::missing_kind());
             return;
         }
-        let quiet = self.state.borrow().quiet_until.is_some_and(|until| Instant::now() < until);
-        // What is not known is not published as nothing.
-        if quiet || self.agent.unknown().is_some() {
+        // Unknown devices are not published as none.
+        if self.state.borrow().backoff.is_pausing() || self.agent.unknown().is_some() {
             return;
         }
         let name = slices::name(&self.agent.node);
         let Ok(all) = self.agent.slices().all() else { return };
-        let there = all.iter().find(|slice| slice.name_any() == name).map(AsRef::as_ref);
+        let existing = all.iter().find(|slice| slice.name_any() == name).map(AsRef::as_ref);
         let devices = slices::devices(status);
         let pool = {
             let state = self.state.borrow();
             let before = state.published.as_ref();
-            if before.is_some_and(|before| !self.is_due(before, &devices, there)) {
+            if before.is_some_and(|before| !self.is_due(before, &devices, existing)) {
                 return;
             }
-            1 + slices::generation(there).max(before.map_or(0, |before| before.pool))
+            1 + slices::generation(existing).max(before.map_or(0, |before| before.pool))
         };
         let answer = self.write(&name, pool, &devices).await;
         let mut state = self.state.borrow_mut();
         let condition = match &answer {
-            Ok(answer) => slices::taken(&answer.data),
-            Err(Failure::Missing) => slices::no_kind(),
+            Ok(answer) => slices::accepted(&answer.data),
+            Err(Failure::Missing) => slices::missing_kind(),
             Err(Failure::Other(why)) => slices::refused(why),
         };
         if condition.status != "True" && state.condition.as_ref() != Some(&condition) {
@@ -103,24 +106,29 @@ impl<'a> Publisher<'a> {
             let (uid, generation) = (answer.uid(), answer.metadata.generation.unwrap_or(0));
             let at = Instant::now();
             state.published = Some(Published { devices, uid, generation, pool, at });
-            (state.failures, state.quiet_until) = (0, None);
+            state.backoff.succeeded();
         } else {
-            state.quiet_until = Some(Instant::now() + self.apart * (1 << state.failures));
-            state.failures = LONGEST_BACKOFF.min(state.failures + 1);
+            state.backoff.pause(self.min_interval, LONGEST_BACKOFF);
         }
     }
 
-    fn is_due(&self, before: &Published, devices: &Value, there: Option<&DynamicObject>) -> bool {
-        let touched = || match there {
+    fn is_due(
+        &self,
+        before: &Published,
+        devices: &Value,
+        existing: Option<&DynamicObject>,
+    ) -> bool {
+        let touched = || match existing {
             None => true,
-            Some(there) => {
-                there.uid() != before.uid
-                    || there.metadata.generation.unwrap_or(0) > before.generation
+            Some(existing) => {
+                existing.uid() != before.uid
+                    || existing.metadata.generation.unwrap_or(0) > before.generation
             }
         };
-        // While the watch does not tell, it tells of no change either.
-        let told = self.agent.slices().trouble().is_none();
-        before.at.elapsed() >= self.apart && (before.devices != *devices || (told && touched()))
+        // While the watch fails, it shows no change either.
+        let watched = self.agent.slices().trouble().is_none();
+        before.at.elapsed() >= self.min_interval
+            && (before.devices != *devices || (watched && touched()))
     }
 
     async fn write(

@@ -1,5 +1,5 @@
-//! What the agent writes: the node's `VfPool`, conditions of pods, events. Little, and late rather than
-//! often: nothing waits for it.
+//! Writes the node's `VfPool`, conditions of pods, and events. Seldom rather than soon: nothing waits for
+//! them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,29 +20,29 @@ use crate::node::Agent;
 use crate::objects::{self, Condition, VERSION};
 use crate::policy::GROUP;
 use crate::publish::Publisher;
-use crate::write::{Applied, Failure, apply, node_as_owner, now, within};
+use crate::write::{Applied, Backoff, Failure, apply, node_as_owner, now, within};
 
-/// Who writes.
+/// The field manager.
 const MANAGER: &str = "planewised";
-/// Between two looks at whether there is something to write.
-const LOOK: Duration = Duration::from_secs(1);
-/// Between two writings of the pool, if something changed.
-const APART: Duration = Duration::from_secs(10);
-/// Between two writings of the pool if nothing changed: an older one is of an agent that does not run.
+/// Between two checks for something to write.
+const POLL: Duration = Duration::from_secs(1);
+/// Between two writes of the pool where something changed.
+const MIN_INTERVAL: Duration = Duration::from_secs(10);
+/// Between two writes of the pool where nothing changed: an older one means that the agent does not run.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 /// The longest wait after failures is 2 to this power seconds.
 const LONGEST_BACKOFF: u32 = 5;
 
-/// What was written last of the pool.
+/// The last write of the pool.
 struct Written {
     body: Value,
-    /// Each with when it became that.
+    /// Each with the time of its last transition.
     conditions: Vec<(Condition, String)>,
     at: Instant,
 }
 
-/// What a pod was told last.
-struct Said {
+/// The last write of a pod's condition.
+struct ReportedCondition {
     condition: Condition,
     at: Instant,
 }
@@ -60,19 +60,16 @@ pub struct Reporter<'a> {
 
 #[derive(Default)]
 struct State {
-    /// The uid of the pool's object, once it is there.
-    made: Option<String>,
+    /// The uid of the pool's object, once it exists.
+    pool_uid: Option<String>,
     written: Option<Written>,
-    /// By the pods' uids.
-    said: BTreeMap<String, Said>,
-    failures: u32,
-    quiet_until: Option<Instant>,
-    /// What failed last, so that it is logged once.
-    trouble: Option<String>,
+    /// By uid of the pod.
+    reported: BTreeMap<String, ReportedCondition>,
+    backoff: Backoff,
 }
 
 impl<'a> Reporter<'a> {
-    /// Writes by this client what the daemon's status and the agent tell.
+    /// Reports the daemon's status and the agent's conditions by this client.
     pub fn new(agent: &'a Agent, client: Client, status: watch::Receiver<Arc<Status>>) -> Self {
         let who = events::Reporter {
             controller: format!("{GROUP}/planewised"),
@@ -80,7 +77,7 @@ impl<'a> Reporter<'a> {
         };
         Self {
             recorder: Recorder::new(client.clone(), who),
-            publisher: Publisher::new(agent, client.clone(), MANAGER, APART),
+            publisher: Publisher::new(agent, client.clone(), MANAGER, MIN_INTERVAL),
             pools: Applied {
                 api: Api::all_with(client.clone(), &kind("VfPool", "vfpools")),
                 kind: "VfPool",
@@ -96,65 +93,53 @@ impl<'a> Reporter<'a> {
     /// Writes until the daemon ends.
     pub async fn run(&self) {
         while self.status.has_changed().is_ok() {
-            tokio::time::sleep(LOOK).await;
-            if self.state.borrow().quiet_until.is_some_and(|until| Instant::now() < until) {
+            tokio::time::sleep(POLL).await;
+            if self.state.borrow().backoff.is_pausing() {
                 continue;
             }
-            // What cannot be written keeps nothing else from being written.
-            let pods = self.tell_pods().await;
-            self.tell_slice().await;
-            let pool = self.tell_pool().await;
-            self.take_result(pods.and(pool));
-        }
-    }
-
-    fn take_result(&self, result: Result<(), String>) {
-        let mut state = self.state.borrow_mut();
-        match result {
-            Ok(()) => (state.failures, state.quiet_until, state.trouble) = (0, None, None),
-            Err(why) => {
-                let seconds = 1_u64 << state.failures.min(LONGEST_BACKOFF);
-                state.failures = state.failures.saturating_add(1);
-                state.quiet_until = Some(Instant::now() + Duration::from_secs(seconds));
-                if state.trouble.as_ref() != Some(&why) {
-                    tracing::warn!("{why}");
-                    state.trouble = Some(why);
-                }
+            // A failed write does not prevent the others.
+            let pods = self.report_pods().await;
+            self.publish_slice().await;
+            let pool = self.report_pool().await;
+            let backoff = &mut self.state.borrow_mut().backoff;
+            match pods.and(pool) {
+                Ok(()) => backoff.succeeded(),
+                Err(why) => backoff.failed(why, LONGEST_BACKOFF),
             }
         }
     }
 
-    /// Conditions of pods that are to be told something else than they were.
-    async fn tell_pods(&self) -> Result<(), String> {
+    /// Writes the conditions of pods that changed.
+    async fn report_pods(&self) -> Result<(), String> {
         let due: Vec<(Arc<Pod>, Condition)> = {
             let state = self.state.borrow();
             self.agent
-                .ruled()
+                .judged()
                 .iter()
-                .filter_map(|ruled| {
-                    let condition = due(&ruled.pod, ruled.condition.as_ref())?;
-                    let said = ruled.pod.uid().and_then(|uid| state.said.get(&uid));
-                    // What was written has not come back by the watch yet.
-                    let again = said.is_none_or(|said| {
-                        said.condition != condition || said.at.elapsed() >= APART
+                .filter_map(|judged| {
+                    let condition = due(&judged.pod, judged.condition.as_ref())?;
+                    let reported = judged.pod.uid().and_then(|uid| state.reported.get(&uid));
+                    // A written condition may not have come back by the watch yet.
+                    let again = reported.is_none_or(|reported| {
+                        reported.condition != condition || reported.at.elapsed() >= MIN_INTERVAL
                     });
-                    again.then(|| (Arc::clone(&ruled.pod), condition))
+                    again.then(|| (Arc::clone(&judged.pod), condition))
                 })
                 .collect()
         };
         let mut result = Ok(());
         for (pod, condition) in due {
-            if let Err(why) = self.tell_pod(&pod, condition).await {
+            if let Err(why) = self.report_pod(&pod, condition).await {
                 result = Err(why);
             }
         }
-        let there: Vec<String> =
-            self.agent.ruled().iter().filter_map(|ruled| ruled.pod.uid()).collect();
-        self.state.borrow_mut().said.retain(|uid, _| there.contains(uid));
+        let known: Vec<String> =
+            self.agent.judged().iter().filter_map(|judged| judged.pod.uid()).collect();
+        self.state.borrow_mut().reported.retain(|uid, _| known.contains(uid));
         result
     }
 
-    async fn tell_pod(&self, pod: &Pod, condition: Condition) -> Result<(), String> {
+    async fn report_pod(&self, pod: &Pod, condition: Condition) -> Result<(), String> {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         let uid = pod.uid().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
@@ -162,7 +147,7 @@ impl<'a> Reporter<'a> {
             "metadata": {"name": name, "uid": uid},
             "status": {"conditions": [condition.json(&now())]}});
         match within(pods.patch_status(&name, &apply(MANAGER), &Patch::Apply(&patch))).await {
-            // It has gone since.
+            // The pod is gone.
             Ok(_) | Err(Failure::Missing) => {}
             Err(Failure::Other(why)) => {
                 return Err(format!(
@@ -170,13 +155,13 @@ impl<'a> Reporter<'a> {
                 ));
             }
         }
-        let anew = {
+        let new = {
             let mut state = self.state.borrow_mut();
-            let said = Said { condition: condition.clone(), at: Instant::now() };
-            let before = state.said.insert(uid, said);
+            let reported = ReportedCondition { condition: condition.clone(), at: Instant::now() };
+            let before = state.reported.insert(uid, reported);
             before.is_none_or(|before| before.condition != condition)
         };
-        if anew && condition.reason != "AsAsked" {
+        if new && condition.reason != "AsAsked" {
             self.event(&condition, &pod.object_ref(&())).await?;
         }
         Ok(())
@@ -186,7 +171,7 @@ impl<'a> Reporter<'a> {
         let event = events::Event {
             type_: EventType::Warning,
             reason: condition.reason.clone(),
-            // A note of an event has 1 kB at most.
+            // A note has 1 kB at most.
             note: Some(condition.message.chars().take(250).collect()),
             action: "Manage".to_owned(),
             secondary: None,
@@ -198,24 +183,24 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    async fn tell_slice(&self) {
+    async fn publish_slice(&self) {
         let status = Arc::clone(&self.status.borrow());
         if status.counters.samples > 0 {
             self.publisher.publish(&status).await;
         }
     }
 
-    /// The node's pool, if it is due.
-    async fn tell_pool(&self) -> Result<(), String> {
+    /// Writes the node's pool, if it is due.
+    async fn report_pool(&self) -> Result<(), String> {
         let status = Arc::clone(&self.status.borrow());
         if status.counters.samples == 0 {
             return Ok(());
         }
-        // Rates differ all the time: they are written whenever something else is, or the heartbeat.
+        // Rates change all the time: they are written along with other changes or the heartbeat.
         let body = objects::pool_status(&status, false);
         let ready = objects::readiness(&status, self.agent.unknown().as_deref());
         let now = now();
-        let mut anew = Vec::new();
+        let mut new = Vec::new();
         let (due, conditions) = {
             let state = self.state.borrow();
             let written = state.written.as_ref();
@@ -224,14 +209,14 @@ impl<'a> Reporter<'a> {
             for condition in std::iter::once(ready).chain(self.publisher.condition()) {
                 let same = before.iter().find(|(told, _)| *told == condition);
                 if same.is_none() {
-                    anew.push(condition.clone());
+                    new.push(condition.clone());
                 }
                 let since = same.map_or_else(|| now.clone(), |(_, since)| since.clone());
                 conditions.push((condition, since));
             }
             let due = written.is_none_or(|written| {
                 let changed = written.conditions != conditions || written.body != body;
-                written.at.elapsed() >= if changed { APART } else { HEARTBEAT }
+                written.at.elapsed() >= if changed { MIN_INTERVAL } else { HEARTBEAT }
             });
             (due, conditions)
         };
@@ -241,16 +226,16 @@ impl<'a> Reporter<'a> {
         let rates = objects::pool_status(&status, true);
         let result = self.write_pool(&objects::applied(rates, &conditions, &now)).await;
         if let Err(Failure::Missing) = result {
-            self.state.borrow_mut().made = None;
+            self.state.borrow_mut().pool_uid = None;
         }
         match result {
             Ok(()) => {}
-            Err(Failure::Missing) => return self.no_kind().await,
+            Err(Failure::Missing) => return self.report_missing_kind().await,
             Err(Failure::Other(why)) => {
                 return Err(format!("the VfPool {} cannot be written: {why}", self.agent.node));
             }
         }
-        for condition in anew.iter().filter(|condition| condition.status != "True") {
+        for condition in new.iter().filter(|condition| condition.status != "True") {
             self.event(condition, &self.reference("VfPool")).await?;
         }
         let written = Written { body, conditions, at: Instant::now() };
@@ -260,17 +245,17 @@ impl<'a> Reporter<'a> {
 
     async fn write_pool(&self, status: &Value) -> Result<(), Failure> {
         let node = self.agent.node.as_str();
-        if self.state.borrow().made.is_none() {
-            // A pool goes with its node.
+        if self.state.borrow().pool_uid.is_none() {
+            // The pool is removed with its node.
             let owners = node_as_owner(&self.client, node).await?;
             let uid = self.pools.make(node, owners).await?;
-            self.state.borrow_mut().made = Some(uid);
+            self.state.borrow_mut().pool_uid = Some(uid);
         }
         self.pools.status(node, status).await
     }
 
-    /// There is no object that could be told: the node is.
-    async fn no_kind(&self) -> Result<(), String> {
+    /// Reports on the node that the API server does not have the kind VfPool.
+    async fn report_missing_kind(&self) -> Result<(), String> {
         let what = missing("VfPools");
         let condition = Condition {
             kind: "Ready".into(),
@@ -278,7 +263,7 @@ impl<'a> Reporter<'a> {
             reason: "NoVfPoolKind".into(),
             message: what.clone(),
         };
-        if self.state.borrow().trouble.as_ref() != Some(&what) {
+        if !self.state.borrow().backoff.has_logged(&what) {
             self.event(&condition, &self.reference("Node")).await?;
         }
         Err(what)
@@ -286,10 +271,10 @@ impl<'a> Reporter<'a> {
 
     fn reference(&self, kind: &str) -> ObjectReference {
         let name = self.agent.node.clone();
-        // Events of a node bear its name as uid, as the kubelet's do: `kubectl describe node` asks for it.
+        // Events of a node have its name as uid, as the kubelet's do: `kubectl describe node` expects it.
         let (group, uid) = match kind {
             "Node" => ("v1".to_owned(), Some(name.clone())),
-            _ => (format!("{GROUP}/{VERSION}"), self.state.borrow().made.clone()),
+            _ => (format!("{GROUP}/{VERSION}"), self.state.borrow().pool_uid.clone()),
         };
         ObjectReference {
             api_version: Some(group),
@@ -301,7 +286,7 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// What a pod is to be told; none: it was told already, or there is nothing to tell.
+/// The condition to write on a pod; none: it has it already, or needs none.
 fn due(pod: &Pod, condition: Option<&Condition>) -> Option<Condition> {
     let kind = format!("{GROUP}/Managed");
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -312,7 +297,7 @@ fn due(pod: &Pod, condition: Option<&Condition>) -> Option<Condition> {
         .and_then(|told| serde_json::to_value(told).ok());
     let wanted = match (condition, &told) {
         (Some(condition), _) => condition.clone(),
-        (None, Some(_)) => Condition::of_pod("True", "AsAsked", "nothing is amiss any more"),
+        (None, Some(_)) => Condition::of_pod("True", "AsAsked", "no problem is left"),
         (None, None) => return None,
     };
     told.is_none_or(|told| !wanted.is(&told)).then_some(wanted)
@@ -334,7 +319,7 @@ mod tests {
         assert_eq!(due(&pod(json!([])), Some(&refused)), Some(refused.clone()));
         let told = pod(json!([refused.json("2026-01-01T00:00:00Z")]));
         assert_eq!(due(&told, Some(&refused)), None);
-        // What was amiss is over.
+        // The problem is over.
         let over = due(&told, None).expect("to be told");
         assert_eq!((over.status, over.reason.as_str()), ("True", "AsAsked"));
         assert_eq!(due(&pod(json!([over.json("2026-01-01T00:00:00Z")])), None), None);

@@ -1,4 +1,4 @@
-//! The node's PFs as devices of a ResourceSlice, which the scheduler knows. Pure.
+//! The node's PFs as devices of a ResourceSlice, for the scheduler. Pure.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use crate::objects::Condition;
 use crate::policy::GROUP;
 
-/// Who publishes them; the scope of their attributes.
+/// The DRA driver's name.
 pub const DRIVER: &str = GROUP;
-/// A ResourceSlice has no more devices.
-const MOST: usize = 128;
-/// The type of the condition that tells of the slice.
+/// Most devices of a ResourceSlice.
+const MAX_DEVICES: usize = 128;
+/// Type of the slice's condition.
 const PUBLISHED: &str = "SlicePublished";
 
 /// The name of a node's slice.
@@ -22,12 +22,12 @@ pub fn name(node: &str) -> String {
     format!("{node}-{DRIVER}")
 }
 
-/// Is it one that an agent of ours published?
+/// Was it published by an agent of ours?
 pub fn is_ours(slice: &Value) -> bool {
     slice.pointer("/spec/driver").and_then(Value::as_str) == Some(DRIVER)
 }
 
-/// One device a PF with usable VFs: as many claims may share it.
+/// One device for each PF with usable VFs, shared by as many claims as it has VFs.
 pub fn devices(status: &Status) -> Value {
     let waiting = status.guests.iter().filter(|guest| {
         guest.kind == GuestKind::Pod && guest.vf.is_none() && guest.stance != Stance::Excluded
@@ -49,7 +49,7 @@ pub fn devices(status: &Status) -> Value {
             "capacity": {"vfs": {"value": usable.to_string(), "requestPolicy": {
                 "default": "1", "validRange": {"min": "1"}}}},
         });
-        // The API server refuses a step that leads nowhere.
+        // The API server refuses a step where the range has one value.
         if usable > 1 {
             device["capacity"]["vfs"]["requestPolicy"]["validRange"]["step"] = json!("1");
         }
@@ -66,10 +66,10 @@ pub fn devices(status: &Status) -> Value {
         }
         Some(device)
     });
-    devices.take(MOST).collect()
+    devices.take(MAX_DEVICES).collect()
 }
 
-/// An interface's name as a DNS label that no other device of the node has.
+/// An interface's name as a DNS label, unique among the node's devices.
 fn label(interface: &str, names: &mut BTreeSet<String>) -> String {
     let plain = |letter: char| {
         if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' }
@@ -86,7 +86,7 @@ fn label(interface: &str, names: &mut BTreeSet<String>) -> String {
     free
 }
 
-/// The whole slice as it is applied.
+/// The slice as applied.
 pub fn object(node: &str, owners: &Value, generation: i64, devices: &Value) -> Value {
     json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
@@ -106,9 +106,8 @@ fn condition(status: &'static str, reason: &str, message: String) -> Condition {
     Condition { kind: PUBLISHED.into(), status, reason: reason.into(), message }
 }
 
-/// What the node's pool tells of a slice that the API server took, from its answer: what it does not
-/// know it drops.
-pub fn taken(answer: &Value) -> Condition {
+/// The condition of an accepted slice, from the API server's answer, which lacks fields it does not know.
+pub fn accepted(answer: &Value) -> Condition {
     let devices = answer.pointer("/spec/devices").and_then(Value::as_array);
     let devices = devices.map(Vec::as_slice).unwrap_or_default();
     let shared = |device: &&Value| device.get("allowMultipleAllocations") == Some(&json!(true));
@@ -118,25 +117,25 @@ pub fn taken(answer: &Value) -> Condition {
         _ => condition(
             "True",
             "NotShared",
-            "the API server knows no devices that claims share (feature gate \
+            "the API server does not let claims share a device (feature gate \
              DRAConsumableCapacity): a claim takes a whole PF"
                 .into(),
         ),
     }
 }
 
-/// What the node's pool tells where the API server knows no slices.
-pub fn no_kind() -> Condition {
+/// The condition where the API server does not have the kind.
+pub fn missing_kind() -> Condition {
     condition(
         "False",
         "NoResourceSliceKind",
-        "the API server knows no ResourceSlices of resource.k8s.io/v1, as Kubernetes does from 1.34 \
+        "the API server has no ResourceSlices of resource.k8s.io/v1, as Kubernetes has from 1.34 \
          on: upgrade it, or set resource_slices = false"
             .into(),
     )
 }
 
-/// What the node's pool tells of a slice that the API server did not take.
+/// The condition of a slice that the API server refused.
 pub fn refused(why: &str) -> Condition {
     condition("False", "Refused", format!("the ResourceSlice cannot be written: {why}"))
 }
@@ -192,9 +191,9 @@ mod tests {
     #[test]
     fn what_the_api_server_dropped_is_told() {
         let mut slice = json!({"spec": {"devices": [{"allowMultipleAllocations": true}]}});
-        assert_eq!(taken(&slice).reason, "Published");
+        assert_eq!(accepted(&slice).reason, "Published");
         slice["spec"]["devices"][0] = json!({"name": "eth0"});
-        assert_eq!(taken(&slice).reason, "NotShared");
-        assert_eq!(taken(&json!({"spec": {}})).message, "0 PFs");
+        assert_eq!(accepted(&slice).reason, "NotShared");
+        assert_eq!(accepted(&json!({"spec": {}})).message, "0 PFs");
     }
 }

@@ -1,4 +1,4 @@
-//! What all writing to the API server shares: how long it may take, and how it can fail.
+//! Writing to the API server: time limits, failures, pauses after them.
 
 use std::time::Duration;
 
@@ -7,18 +7,19 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::objects::VERSION;
 use crate::policy::GROUP;
 
-/// The API server has so long to answer.
+/// Time limit of an answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why something was not written.
 pub enum Failure {
-    /// The API server knows no such objects.
+    /// The object, or its kind, does not exist.
     Missing,
-    /// Anything else, in words.
+    /// Anything else, in a sentence.
     Other(String),
 }
 
@@ -31,7 +32,7 @@ impl From<kube::Error> for Failure {
     }
 }
 
-/// Asks the API server, for so long as it has.
+/// Waits for an answer of the API server, within its time limit.
 ///
 /// # Errors
 /// It refused, or did not answer in time.
@@ -42,10 +43,10 @@ pub async fn within<T>(ask: impl Future<Output = Result<T, kube::Error>>) -> Res
     }
 }
 
-/// The node as the owner of what goes with it; nobody where it is not there.
+/// The node as ownerReference of objects that are removed with it; empty where it does not exist.
 ///
 /// # Errors
-/// The API server does not tell.
+/// The API server does not answer.
 pub async fn node_as_owner(client: &Client, node: &str) -> Result<Value, Failure> {
     let nodes: Api<Node> = Api::all(client.clone());
     match within(nodes.get_metadata(node)).await {
@@ -56,24 +57,64 @@ pub async fn node_as_owner(client: &Client, node: &str) -> Result<Value, Failure
     }
 }
 
-/// The time for an object's field, to the second.
+/// The current time (RFC 3339), to the second.
 pub fn now() -> String {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
 
-/// How `manager` applies: what others wrote into its fields is put right.
+/// Server-side apply by `manager`; forced, so that it keeps its fields.
 pub fn apply(manager: &str) -> PatchParams {
     PatchParams::apply(manager).force()
 }
 
-/// Objects of one of our kinds that one manager applies.
+/// Pauses after failures in a row, each twice the one before. A reason is logged once.
+#[derive(Default)]
+pub struct Backoff {
+    failures: u32,
+    until: Option<Instant>,
+    logged: Option<String>,
+}
+
+impl Backoff {
+    /// Is it too early for another attempt?
+    pub fn is_pausing(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Was this the last reason?
+    pub fn has_logged(&self, why: &str) -> bool {
+        self.logged.as_deref() == Some(why)
+    }
+
+    /// An attempt succeeded.
+    pub fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    /// An attempt failed: pauses 1 s, and up to 2 to the power of `longest`.
+    pub fn failed(&mut self, why: String, longest: u32) {
+        self.pause(Duration::from_secs(1), longest);
+        if !self.has_logged(&why) {
+            tracing::warn!("{why}");
+            self.logged = Some(why);
+        }
+    }
+
+    /// Pauses for `unit`, doubled by each failure in a row, `longest` times at most.
+    pub fn pause(&mut self, unit: Duration, longest: u32) {
+        self.until = Some(Instant::now() + unit * (1 << self.failures.min(longest)));
+        self.failures = self.failures.saturating_add(1);
+    }
+}
+
+/// Objects of one of our kinds, applied by one field manager.
 pub struct Applied {
-    /// Where they are.
+    /// Their API.
     pub api: Api<DynamicObject>,
     /// Their kind.
     pub kind: &'static str,
-    /// Who applies them.
+    /// The field manager.
     pub manager: &'static str,
 }
 
@@ -86,10 +127,10 @@ impl Applied {
         object
     }
 
-    /// Makes the object, unless it is there; its uid.
+    /// Creates the object, unless it exists; returns its uid.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub async fn make(&self, name: &str, owners: Value) -> Result<String, Failure> {
         let bare = self.object(json!({"metadata": {"name": name, "ownerReferences": owners}}));
         let (parameters, patch) = (apply(self.manager), Patch::Apply(&bare));
@@ -97,10 +138,10 @@ impl Applied {
         Ok(made.metadata.uid.unwrap_or_default())
     }
 
-    /// Writes the status of an object that is there.
+    /// Writes the status of an existing object.
     ///
     /// # Errors
-    /// It cannot be written; it is missing.
+    /// It cannot be written, or does not exist.
     pub async fn status(&self, name: &str, status: &Value) -> Result<(), Failure> {
         let whole = self.object(json!({"metadata": {"name": name}, "status": status}));
         let (parameters, patch) = (apply(self.manager), Patch::Apply(&whole));

@@ -26,8 +26,8 @@ pub enum Command {
     Daemon(daemon::run::Args),
 }
 
-/// Runs the command; prints its result on stdout, errors on stderr. `cluster` is what the daemon joins a
-/// cluster by; none: it cannot.
+/// Runs the command; prints its result on stdout, errors on stderr. `cluster` lets the daemon join a
+/// cluster.
 pub fn main(cli: Cli, cluster: Option<&dyn Cluster>) -> ExitCode {
     pw_error::exit("planewised", run(&cli.command, cluster))
 }

@@ -1,4 +1,4 @@
-//! The one result that a command prints: text for people, or one JSON object for programs.
+//! A command's result: text for people, or one JSON object for programs.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Version of the JSON formats of this binary (docs/reference/vf.md).
 pub const FORMAT: u32 = 1;
 
-/// What every command's JSON begins with; the command's own fields follow on the same level.
+/// First fields of every command's JSON; the command's own follow on the same level.
 #[derive(Debug, Serialize)]
 struct Output<'a, T: Serialize> {
     tool: &'static str,
@@ -19,10 +19,10 @@ struct Output<'a, T: Serialize> {
     body: &'a T,
 }
 
-/// Prints the result of `command`: `body` as JSON, or what `text` makes of it.
+/// Prints the result of `command`: `body` as JSON, or as `text`.
 ///
 /// # Errors
-/// stdout cannot be written: no space left, or its reader is gone.
+/// stdout cannot be written.
 pub fn print<T: Serialize>(
     command: &str,
     body: &T,

@@ -41,10 +41,10 @@ pub struct Args {
     /// How long to play [s].
     #[arg(long, value_name = "SECONDS")]
     duration: Option<u32>,
-    /// For what is random.
+    /// Seed of random draws.
     #[arg(long)]
     seed: Option<u64>,
-    /// How many such hosts there are.
+    /// Number of such hosts.
     #[arg(long, value_name = "N")]
     hosts: Option<u32>,
     /// Play only this policy (again for more): paravirtual, random, fair, activity, benefit.
@@ -56,10 +56,10 @@ pub struct Args {
     /// Play every N-th host only, from the I-th on, and print JSON for --merge.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Add up what all shards printed.
+    /// Add up the output of all shards.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["scenario", "file", "trace", "shard"])]
     merge: Vec<PathBuf>,
-    /// Decide again on all that a daemon recorded (`recording` in its configuration): are the plans the same?
+    /// Decide again on a daemon's recording (`recording` in its configuration), and compare the plans.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scenario", "file", "trace", "shard", "merge"])]
     recording: Option<PathBuf>,
     /// Print JSON, of --merge too.
@@ -70,16 +70,16 @@ pub struct Args {
 fn player(name: &str) -> std::result::Result<Player, String> {
     let names = PLAYERS.map(Player::as_str).join(", ");
     let found = PLAYERS.into_iter().find(|player| player.as_str() == name);
-    found.ok_or_else(|| format!("there is none of that name; choose one of {names}"))
+    found.ok_or_else(|| format!("there is no policy of that name; choose one of {names}"))
 }
 
 #[derive(Debug, Serialize)]
 struct Body {
     scenario: Scenario,
     settings: Settings,
-    /// The most that could have been saved, switches paid [µs/s]; none where it is not known.
+    /// Most that could have been saved, less switches [µs/s]; none where unknown.
     optimum_us_per_s: Option<f64>,
-    /// The most that whoever moves no VF after the first second could have saved [µs/s].
+    /// Most that could have been saved without moves after the first second [µs/s].
     static_us_per_s: Option<f64>,
     outcomes: Vec<Outcome>,
 }
@@ -97,7 +97,7 @@ impl Body {
     }
 }
 
-/// What a shard prints.
+/// Output of a shard.
 #[derive(Debug, Serialize, Deserialize)]
 struct ShardBody {
     scenario: Scenario,
@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Plays a recording again. Fails when a plan comes out otherwise.
+/// Replays a recording. Fails where a plan differs.
 fn play_recording(path: &Path, json: bool) -> Result<()> {
     let file = File::open(path).map_err(|error| {
         Error::bad_input(
@@ -230,7 +230,7 @@ fn merge(paths: &[PathBuf]) -> Result<Body> {
         let wrong = |what: &str| Error::bad_input(format!("{}: {what}", path.display()), remedy);
         let text = read(path, "a shard's output")?;
         let part: ShardBody = serde_json::from_str(&text)
-            .map_err(|error| wrong(&format!("this is no shard's output: {error}")))?;
+            .map_err(|error| wrong(&format!("this is not a shard's output: {error}")))?;
         if numbers.contains(&part.shard.number) {
             return Err(wrong(&format!("shard {} is there twice", part.shard.number)));
         }

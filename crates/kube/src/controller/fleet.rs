@@ -1,5 +1,4 @@
-//! From the `VfPool`s of all nodes to what the fleet and each namespace have, what they lack, and what
-//! would help. Pure.
+//! Sums of all nodes' `VfPool`s, by fleet and by namespace; what lacks, and what would help. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,22 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Pieces of advice of each sort that are told at most, and holders of a namespace: the objects stay small.
-const TOLD_MOST: usize = 20;
-const HOLDERS_MOST: usize = 500;
+/// Limits of the objects' size: pieces of advice of each sort, and holders of a namespace.
+const MAX_ADVICE: usize = 20;
+const MAX_HOLDERS: usize = 500;
 
 /// A node's `VfPool`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pool {
     /// The node.
     pub node: String,
-    /// It has not been written for so long that its agent does not run; what it says is of then.
+    /// Its agent has not written it for so long that it does not run; the status is out of date.
     pub silent: bool,
-    /// What its agent wrote.
+    /// Its status, as its agent wrote it.
     pub status: PoolStatus,
 }
 
-/// The status of a `VfPool`, as far as it counts here. Fields of a later version are left out.
+/// The part of a `VfPool`'s status that counts here.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PoolStatus {
@@ -47,7 +46,7 @@ struct Holder {
 #[serde(rename_all = "camelCase")]
 struct Waiter {
     guest: String,
-    /// None: not known.
+    /// None: unknown.
     packets_per_second: Option<f64>,
 }
 
@@ -65,13 +64,13 @@ impl Pool {
         self.status.conditions.iter().find(|condition| condition.kind == "Ready")
     }
 
-    /// May its VFs be given?
+    /// Can its VFs be given?
     fn is_ready(&self) -> bool {
         !self.silent && self.ready().is_some_and(|ready| ready.status == "True")
     }
 
-    /// Would its waiting pods have a VF if the node had one more? Not while VFs are free, since its daemon
-    /// then holds them back for a reason, nor while it gives none at all.
+    /// Would its waiting pods get a VF if the node had more? Not while VFs are free, as its daemon holds
+    /// those back for a reason, nor while it gives none at all.
     fn lacks_vfs(&self) -> bool {
         let gives = self.ready().is_some_and(|ready| {
             ready.status == "True" || ready.reason.starts_with("No") && ready.reason.contains("Vf")
@@ -79,18 +78,18 @@ impl Pool {
         !self.silent && gives && self.status.free == 0
     }
 
-    /// The waiting pods that would have one then.
+    /// The waiting pods that would get one.
     fn unmet(&self) -> &[Waiter] {
         if self.lacks_vfs() { &self.status.waiters } else { &[] }
     }
 }
 
-/// Pods that have no VF because their nodes have too few, and what they send without.
+/// Pods that have no VF because their nodes have too few, and their traffic.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Unmet {
     /// How many.
     pub pods: u32,
-    /// Their packets a second, as far as they are known.
+    /// Their known packets a second.
     pub pps: f64,
 }
 
@@ -101,12 +100,12 @@ impl Unmet {
     }
 }
 
-/// What one namespace has.
+/// Sums of one namespace.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Namespace {
-    /// Pods that hold a VF, with node and VF.
+    /// Pods that hold a VF, each with node and VF.
     holders: BTreeMap<String, (String, String)>,
-    /// Pods that may have one, and have none.
+    /// Managed pods without a VF that may have one.
     pub waiting: u32,
     /// Those of them whose nodes have too few.
     pub unmet: Unmet,
@@ -121,7 +120,7 @@ impl Namespace {
 
     /// The status of its `VfUsage`; without rates, two that are equal need no writing.
     pub fn body(&self, rates: bool) -> Value {
-        let holders = self.holders.iter().take(HOLDERS_MOST);
+        let holders = self.holders.iter().take(MAX_HOLDERS);
         let holders: Value =
             holders.map(|(pod, (node, vf))| json!({"pod": pod, "node": node, "vf": vf})).collect();
         let mut body = json!({"nodes": self.nodes.len(), "held": self.held(), "waiting": self.waiting,
@@ -133,14 +132,14 @@ impl Namespace {
     }
 }
 
-/// A node whose waiting pods would have VFs if it had so many more.
+/// Advice: more VFs for a node.
 #[derive(Debug, Clone, PartialEq)]
 struct MoreVfs {
     node: String,
     unmet: Unmet,
 }
 
-/// A pod that would have a VF on another node.
+/// Advice: another node for a pod.
 #[derive(Debug, Clone, PartialEq)]
 struct OtherNode {
     pod: String,
@@ -149,16 +148,16 @@ struct OtherNode {
     pps: f64,
 }
 
-/// What all nodes have together.
+/// Sums of all nodes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Fleet {
     /// Nodes with a `VfPool`.
     pub nodes: u32,
-    /// Those whose VFs may be given.
+    /// Nodes whose VFs can be given.
     pub ready: u32,
-    /// Those whose agents do not write any more.
+    /// Nodes whose agents no longer write.
     pub silent: Vec<String>,
-    /// VFs: held, free, unusable.
+    /// VFs held by guests.
     pub held: u32,
     /// VFs that can be given.
     pub free: u32,
@@ -177,7 +176,7 @@ fn whole(rate: f64) -> Value {
     json!(rate.round() as u64)
 }
 
-/// Sums up what the nodes say.
+/// Sums up all pools.
 pub fn sum(pools: &[Pool]) -> Fleet {
     let mut fleet = Fleet::default();
     for pool in pools {
@@ -216,12 +215,12 @@ pub fn sum(pools: &[Pool]) -> Fleet {
         }
     }
     fleet.more_vfs.sort_by(|a, b| b.unmet.pps.total_cmp(&a.unmet.pps));
-    fleet.more_vfs.truncate(TOLD_MOST);
+    fleet.more_vfs.truncate(MAX_ADVICE);
     fleet.other_node = other_nodes(pools);
     fleet
 }
 
-/// Those who send most first, each to the node with most VFs left.
+/// Advice for pods by traffic, the busiest first, each to the node with most VFs left.
 fn other_nodes(pools: &[Pool]) -> Vec<OtherNode> {
     let mut left: Vec<(u32, Reverse<&str>)> = pools
         .iter()
@@ -236,7 +235,7 @@ fn other_nodes(pools: &[Pool]) -> Vec<OtherNode> {
         .collect();
     waiting.sort_by(|a, b| b.2.total_cmp(&a.2));
     let mut advice = Vec::new();
-    for (pool, waiter, pps) in waiting.into_iter().take(TOLD_MOST) {
+    for (pool, waiter, pps) in waiting.into_iter().take(MAX_ADVICE) {
         let Some(best) = left.iter_mut().max().filter(|(free, _)| *free > 0) else { break };
         best.0 -= 1;
         let (pod, node, to) = (waiter.guest.clone(), pool.node.clone(), best.1.0.to_owned());
@@ -250,18 +249,18 @@ impl Fleet {
     pub fn body(&self, rates: bool) -> Value {
         let Self { nodes, ready, vfs, held, free, unusable, .. } = self;
         let more = self.more_vfs.iter().map(|advice| {
-            let mut told = json!({"node": advice.node, "vfs": advice.unmet.pods});
+            let mut entry = json!({"node": advice.node, "vfs": advice.unmet.pods});
             if rates {
-                told["packetsPerSecond"] = whole(advice.unmet.pps);
+                entry["packetsPerSecond"] = whole(advice.unmet.pps);
             }
-            told
+            entry
         });
         let other = self.other_node.iter().map(|advice| {
-            let mut told = json!({"pod": advice.pod, "node": advice.node, "to": advice.to});
+            let mut entry = json!({"pod": advice.pod, "node": advice.node, "to": advice.to});
             if rates {
-                told["packetsPerSecond"] = whole(advice.pps);
+                entry["packetsPerSecond"] = whole(advice.pps);
             }
-            told
+            entry
         });
         let waiting: u32 = self.namespaces.values().map(|namespace| namespace.waiting).sum();
         let pods = self.namespaces.values().map(Namespace::held).sum::<usize>() + waiting as usize;
@@ -408,9 +407,9 @@ mod tests {
 
     #[test]
     fn rates_alone_need_no_writing() {
-        let mut louder = full("a");
-        louder.status.waiters[0].packets_per_second = Some(400.0);
-        let (before, after) = (sum(&[full("a")]), sum(&[louder]));
+        let mut busier = full("a");
+        busier.status.waiters[0].packets_per_second = Some(400.0);
+        let (before, after) = (sum(&[full("a")]), sum(&[busier]));
         assert_eq!(before.body(false), after.body(false));
         assert_ne!(before.body(true), after.body(true));
         assert_eq!(before.namespaces["shop"].body(false), after.namespaces["shop"].body(false));

@@ -1,5 +1,5 @@
-//! Which of several controllers writes: the one that holds a Lease. Others' clocks are not trusted: a
-//! Lease is over when it was not renewed for its time by the clock of whoever looks.
+//! Elects the controller that writes: the holder of a Lease. Other clocks are not trusted: a Lease ends
+//! when it was not renewed for its duration by the observer's own clock.
 
 use std::time::Duration;
 
@@ -15,20 +15,25 @@ use crate::write::{Failure, within};
 
 /// Without renewal others take the Lease after this.
 const LEASE_S: i32 = 15;
-/// Its holder stops writing so long after its last renewal began: before others can take it.
+/// Its holder stops writing this long after its last renewal began, before others can take it.
 const HOLDS: Duration = Duration::from_secs(10);
-/// Between two renewals, and between two looks of those who wait.
+/// Between two renewals, and between two attempts of waiting candidates.
 const RENEW: Duration = Duration::from_secs(3);
 
-/// Until when this one leads; none: it does not.
+/// The end of this candidate's leadership; none: it does not lead.
 pub type Leads = Option<Instant>;
+
+/// Does this candidate lead now?
+pub fn is_leading(leads: &watch::Receiver<Leads>) -> bool {
+    leads.borrow().is_some_and(|until| until > Instant::now())
+}
 
 /// A candidate for a Lease.
 pub struct Candidate {
     leases: Api<Lease>,
     lease: String,
     identity: String,
-    /// As it was seen last, and since when it has not changed.
+    /// The Lease as last seen, and when it was seen to change.
     seen: Option<(Lease, Instant)>,
 }
 
@@ -47,7 +52,7 @@ fn may_take(lease: &Lease, identity: &str, unchanged: Duration) -> bool {
     holder(lease).is_none_or(|holder| holder == identity || unchanged >= lasts)
 }
 
-/// The Lease as `identity` holds it from now on; none of `before`: it is new.
+/// The Lease as `identity` takes or renews it; `before` is none for a new one.
 fn taken(name: &str, before: Option<&Lease>, identity: &str, now: Timestamp) -> Lease {
     let old = before.map(spec).unwrap_or_default();
     let now = MicroTime(now);
@@ -76,7 +81,7 @@ fn is_conflict(error: &kube::Error) -> bool {
 }
 
 impl Candidate {
-    /// One that has not asked yet.
+    /// A candidate that has not begun.
     pub fn new(client: Client, namespace: &str, lease: &str, identity: &str) -> Self {
         Self {
             leases: Api::namespaced(client, namespace),
@@ -86,25 +91,25 @@ impl Candidate {
         }
     }
 
-    /// Tries to hold the Lease for ever; `leads` is told until when it does.
+    /// Tries to hold the Lease for ever, and publishes the end of its leadership.
     pub async fn run(&mut self, leads: &watch::Sender<Leads>) {
         let mut trouble = None;
         loop {
-            let asked = Instant::now();
-            let held = self.ask().await;
+            let began = Instant::now();
+            let held = self.take_or_renew().await;
             match &held {
                 Ok(held) => {
-                    let before = leads.borrow().is_some_and(|until| until > asked);
+                    let before = leads.borrow().is_some_and(|until| until > began);
                     if *held != before {
                         tracing::info!(
                             "{}",
-                            if *held { "leads" } else { "waits: another one leads" }
+                            if *held { "leading" } else { "waiting: another replica leads" }
                         );
                     }
-                    leads.send_replace(held.then(|| asked + HOLDS));
+                    leads.send_replace(held.then(|| began + HOLDS));
                     trouble = None;
                 }
-                // Who leads does so until its time is up.
+                // Leadership lasts until its time is up.
                 Err(why) if trouble.as_ref() != Some(why) => {
                     tracing::warn!("the Lease {} cannot be held: {why}", self.lease);
                     trouble = Some(why.clone());
@@ -116,14 +121,14 @@ impl Candidate {
     }
 
     /// Takes or renews the Lease, if it may.
-    async fn ask(&mut self) -> Result<bool, String> {
-        // Its holder writes at once: it knows the Lease as it is, unless somebody else wrote.
-        let own = self
+    async fn take_or_renew(&mut self) -> Result<bool, String> {
+        // The holder writes without reading: only it may have changed the Lease.
+        let is_holder = self
             .seen
             .as_ref()
             .is_some_and(|(lease, _)| holder(lease).as_ref() == Some(&self.identity));
-        if !own {
-            self.look().await?;
+        if !is_holder {
+            self.read().await?;
         }
         let before = self.seen.as_ref().map(|(lease, _)| lease);
         if let Some((lease, since)) = &self.seen
@@ -145,7 +150,7 @@ impl Candidate {
                 self.seen = Some((lease, Instant::now()));
                 Ok(true)
             }
-            // Another one was faster, or the Lease was deleted: what is known of it is old.
+            // Another one was faster, or the Lease was deleted: it is read again.
             Ok(Err(error))
                 if is_conflict(&error)
                     || matches!(&error, kube::Error::Api(status) if status.code == 404) =>
@@ -158,8 +163,8 @@ impl Candidate {
         }
     }
 
-    /// Looks at the Lease.
-    async fn look(&mut self) -> Result<(), String> {
+    /// Reads the Lease.
+    async fn read(&mut self) -> Result<(), String> {
         let lease = match within(self.leases.get(&self.lease)).await {
             Ok(lease) => lease,
             Err(Failure::Missing) => {
@@ -177,7 +182,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// Gives the Lease back, so that another one need not wait for its end.
+    /// Gives the Lease up, so that others do not wait for its end.
     pub async fn release(&mut self) {
         let Some((mut lease, _)) = self.seen.take() else { return };
         if holder(&lease).as_ref() != Some(&self.identity) {

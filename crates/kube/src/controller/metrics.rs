@@ -1,4 +1,4 @@
-//! What the controller tells scrapers and probes, over HTTP. Knows only the sums.
+//! The controller's metrics and readiness, over HTTP. Knows only the sums.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::fleet::Fleet;
-use super::lease::Leads;
+use super::lease::{self, Leads};
 
-/// What is asked about.
+/// What the answers show.
 #[derive(Clone)]
 struct Shown {
     fleet: watch::Receiver<Option<Arc<Fleet>>>,
@@ -36,20 +36,20 @@ async fn ready(State(shown): State<Shown>) -> Response {
     match *shown.fleet.borrow() {
         Some(_) => (StatusCode::OK, "the VfPools are known\n").into_response(),
         None => {
-            let what = "the API server has not told the VfPools yet\n";
+            let what = "the API server has not listed the VfPools yet\n";
             (StatusCode::SERVICE_UNAVAILABLE, what).into_response()
         }
     }
 }
 
 async fn metrics(State(shown): State<Shown>) -> Response {
-    let leads = shown.leads.borrow().is_some_and(|until| until > tokio::time::Instant::now());
+    let leads = lease::is_leading(&shown.leads);
     let fleet = shown.fleet.borrow().clone();
     let text = text(fleet.as_deref(), leads);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-/// The sums in Prometheus' text format. What is not known yet is left out.
+/// The sums in Prometheus' text format, as far as they are known.
 fn text(fleet: Option<&Fleet>, leads: bool) -> String {
     let mut text = String::new();
     let mut gauges = |name: &str, help: &str, rows: &[(String, f64)]| {

@@ -1,5 +1,5 @@
-//! `planewised-kubernetes controller`: one view of all nodes' `VfPool`s, written by the one of its
-//! replicas that leads. Keeps nothing that it could not sum up again.
+//! `planewised-kubernetes controller`: one view of all nodes' `VfPool`s, written by the leading replica.
+//! Its whole state can be summed up again.
 
 mod fleet;
 mod lease;
@@ -22,21 +22,21 @@ use tokio::time::Instant;
 
 use crate::feeds::{self, Feed};
 use crate::objects::Condition;
-use crate::write::{Applied, Failure, now};
+use crate::write::{Applied, Backoff, Failure, now};
 use fleet::{Fleet, Pool};
 use lease::{Candidate, Leads};
 
-/// Who writes.
+/// The field manager.
 const MANAGER: &str = "planewise-controller";
-/// The one `VfFleet`, and each namespace's `VfUsage`.
+/// Names of the one `VfFleet`, and of each namespace's `VfUsage`.
 const FLEET: &str = "fleet";
 const USAGE: &str = "usage";
 /// Between two sums.
-const APART: Duration = Duration::from_secs(2);
-/// Between two writings of what changed in nothing but rates.
-const RATES: Duration = Duration::from_secs(60);
-/// A pool that was not written for so long is of an agent that does not run: two heartbeats are missing.
-const SILENT: Duration = Duration::from_secs(150);
+const MIN_INTERVAL: Duration = Duration::from_secs(2);
+/// Between two writes of objects of which only rates changed.
+const RATES_INTERVAL: Duration = Duration::from_secs(60);
+/// The agent of a pool that was not written for this long does not run: two heartbeats are missing.
+const SILENT_AFTER: Duration = Duration::from_secs(150);
 /// The longest wait after failures is 2 to this power seconds.
 const LONGEST_BACKOFF: u32 = 4;
 
@@ -45,16 +45,16 @@ const LONGEST_BACKOFF: u32 = 4;
 /// Any number of replicas may run; one writes. SIGTERM hands over to another one.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How the API server is reached; without it as a pod of the cluster
+    /// Access to the API server [default: the service account of the pod it runs in]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The namespace of the Lease; without it that of the pod or of the kubeconfig's context
+    /// Namespace of the Lease [default: that of the pod or of the kubeconfig's context]
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    /// This replica's name, which no other one has
+    /// This replica's name, unique among the replicas
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     identity: String,
-    /// Where /metrics and /readyz are answered
+    /// Address of /metrics and /readyz
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9469")]
     listen: SocketAddr,
 }
@@ -62,7 +62,7 @@ pub struct Args {
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// The API's access is not known, or the address is in use. An API server that does not answer is no error.
+/// There is no access to the API, or the address is in use. An API server that does not answer is no error.
 pub fn run(args: &Args) -> Result<()> {
     planewised::face::log::start(planewised::daemon::config::Config::default().log);
     let runtime = crate::runtime()?;
@@ -79,15 +79,15 @@ pub fn run(args: &Args) -> Result<()> {
             (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
         let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         let mut candidate = Candidate::new(client.clone(), &namespace, "planewise-controller", &args.identity);
-        let (leads, led) = watch::channel(None);
+        let (leads, leading) = watch::channel(None);
         let (summed, shown) = watch::channel(None);
         let changed = Notify::new();
         let controller = Controller::new(client);
         tokio::select! {
             () = controller.pools.follow(&changed) => {}
             () = candidate.run(&leads) => {}
-            () = controller.sum_up(&changed, &led, &summed) => {}
-            ended = metrics::serve(listener, shown, led.clone()) => {
+            () = controller.run(&changed, &leading, &summed) => {}
+            ended = metrics::serve(listener, shown, leading.clone()) => {
                 let failed = |error| Error::failed("the metrics cannot be served", "").caused_by(error);
                 return ended.map_err(failed);
             }
@@ -99,30 +99,30 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-/// What was written last of an object.
+/// The last write of an object.
 struct Written {
     bare: Value,
     rates: Value,
     at: Instant,
 }
 
-/// An object is to be written if more than its rates changed, or if these are old.
+/// Is an object to be written: did more than its rates change, or are these old?
 fn is_due(written: Option<&Written>, bare: &Value, rates: &Value) -> bool {
     written.is_none_or(|written| {
-        written.bare != *bare || (written.rates != *rates && written.at.elapsed() >= RATES)
+        written.bare != *bare || (written.rates != *rates && written.at.elapsed() >= RATES_INTERVAL)
     })
 }
 
-/// What one leader has written; another one begins anew.
+/// Writes of one leadership.
 #[derive(Default)]
-struct Led {
+struct Writes {
     fleet: Option<Written>,
     fleet_is_old: bool,
-    /// The fleet's condition, and since when it is so.
+    /// The fleet's condition, with the time of its last transition.
     complete: Option<(Condition, String)>,
     usages: BTreeMap<String, Written>,
-    /// The namespaces whose `VfUsage` is there, once they were asked for.
-    there: Option<BTreeSet<String>>,
+    /// Namespaces that have a `VfUsage`, once they were listed.
+    existing: Option<BTreeSet<String>>,
 }
 
 struct Controller {
@@ -144,19 +144,20 @@ impl Controller {
         }
     }
 
-    async fn sum_up(
+    async fn run(
         &self,
         changed: &Notify,
         leads: &watch::Receiver<Leads>,
         summed: &watch::Sender<Option<Arc<Fleet>>>,
     ) {
         let mut seen = BTreeMap::new();
-        let mut led = Led::default();
-        let (mut failures, mut trouble, mut quiet_until) = (0_u32, None, Instant::now());
+        let mut writes = Writes::default();
+        let mut backoff = Backoff::default();
         loop {
-            let _ = tokio::time::timeout(RATES / 10, changed.notified()).await;
-            tokio::time::sleep(APART).await;
-            // What is known while the API server does not answer is old: it is neither written nor aged.
+            let _ = tokio::time::timeout(RATES_INTERVAL / 10, changed.notified()).await;
+            tokio::time::sleep(MIN_INTERVAL).await;
+            // While the API server does not answer, the pools are out of date: nothing is written, and none
+            // of them becomes silent.
             let pools = match (self.pools.all(), self.pools.trouble()) {
                 (Ok(pools), None) => pools,
                 _ => {
@@ -166,24 +167,16 @@ impl Controller {
             };
             let fleet = Arc::new(fleet::sum(&read(&pools, &mut seen)));
             summed.send_replace(Some(Arc::clone(&fleet)));
-            if leads.borrow().is_none_or(|until| until <= Instant::now()) {
-                led = Led::default();
+            if !lease::is_leading(leads) {
+                writes = Writes::default();
                 continue;
             }
-            if Instant::now() < quiet_until {
+            if backoff.is_pausing() {
                 continue;
             }
-            match self.write(&fleet, &mut led, leads).await {
-                Ok(()) => (failures, trouble) = (0, None),
-                Err(why) => {
-                    quiet_until =
-                        Instant::now() + Duration::from_secs(1 << failures.min(LONGEST_BACKOFF));
-                    failures = failures.saturating_add(1);
-                    if trouble.as_ref() != Some(&why) {
-                        tracing::warn!("{why}");
-                        trouble = Some(why);
-                    }
-                }
+            match self.write(&fleet, &mut writes, leads).await {
+                Ok(()) => backoff.succeeded(),
+                Err(why) => backoff.failed(why, LONGEST_BACKOFF),
             }
         }
     }
@@ -191,30 +184,30 @@ impl Controller {
     async fn write(
         &self,
         fleet: &Fleet,
-        led: &mut Led,
+        writes: &mut Writes,
         leads: &watch::Receiver<Leads>,
     ) -> std::result::Result<(), String> {
         let (bare, rates) = (fleet.body(false), fleet.body(true));
         let (complete, at) = (fleet.complete(), now());
-        if led.complete.as_ref().is_none_or(|(before, _)| *before != complete) {
-            led.complete = Some((complete, at.clone()));
-            // It is a change like any other.
-            led.fleet_is_old = true;
+        if writes.complete.as_ref().is_none_or(|(before, _)| *before != complete) {
+            writes.complete = Some((complete, at.clone()));
+            writes.fleet_is_old = true;
         }
-        let heartbeat = led.fleet.as_ref().is_none_or(|written| written.at.elapsed() >= RATES);
-        if led.fleet_is_old || heartbeat || is_due(led.fleet.as_ref(), &bare, &rates) {
-            let conditions = led.complete.iter().map(|(complete, since)| complete.json(since));
+        let heartbeat =
+            writes.fleet.as_ref().is_none_or(|written| written.at.elapsed() >= RATES_INTERVAL);
+        if writes.fleet_is_old || heartbeat || is_due(writes.fleet.as_ref(), &bare, &rates) {
+            let conditions = writes.complete.iter().map(|(complete, since)| complete.json(since));
             let mut status = rates.clone();
             status["conditions"] = conditions.collect();
             status["reportedAt"] = json!(at);
-            led.fleet_is_old = true;
-            match put(&self.fleets, FLEET, led.fleet.is_none(), &status).await {
+            writes.fleet_is_old = true;
+            match put(&self.fleets, FLEET, writes.fleet.is_none(), &status).await {
                 Ok(()) => {
-                    led.fleet = Some(Written { bare, rates, at: Instant::now() });
-                    led.fleet_is_old = false;
+                    writes.fleet = Some(Written { bare, rates, at: Instant::now() });
+                    writes.fleet_is_old = false;
                 }
                 Err(Failure::Missing) => {
-                    led.fleet = None;
+                    writes.fleet = None;
                     return Err(feeds::missing("VfFleets"));
                 }
                 Err(Failure::Other(why)) => {
@@ -222,35 +215,35 @@ impl Controller {
                 }
             }
         }
-        if led.there.is_none() {
-            led.there = Some(self.namespaces_with_usage().await?);
+        if writes.existing.is_none() {
+            writes.existing = Some(self.namespaces_with_usage().await?);
         }
-        let there = led.there.get_or_insert_default();
+        let existing = writes.existing.get_or_insert_default();
         for (namespace, sums) in &fleet.namespaces {
-            if leads.borrow().is_none_or(|until| until <= Instant::now()) {
+            if !lease::is_leading(leads) {
                 return Ok(());
             }
             let (bare, rates) = (sums.body(false), sums.body(true));
-            if !is_due(led.usages.get(namespace), &bare, &rates) {
+            if !is_due(writes.usages.get(namespace), &bare, &rates) {
                 continue;
             }
-            match put(&self.usage(namespace), USAGE, !led.usages.contains_key(namespace), &rates)
+            match put(&self.usage(namespace), USAGE, !writes.usages.contains_key(namespace), &rates)
                 .await
             {
                 Ok(()) => {
                     let written = Written { bare, rates, at: Instant::now() };
-                    led.usages.insert(namespace.clone(), written);
-                    there.insert(namespace.clone());
+                    writes.usages.insert(namespace.clone(), written);
+                    existing.insert(namespace.clone());
                 }
-                // It, or its namespace, was deleted.
-                Err(Failure::Missing) => drop(led.usages.remove(namespace)),
+                // The object or its namespace was deleted.
+                Err(Failure::Missing) => drop(writes.usages.remove(namespace)),
                 Err(Failure::Other(why)) => {
                     return Err(format!("the VfUsage of {namespace} cannot be written: {why}"));
                 }
             }
         }
         let over: Vec<String> =
-            there.iter().filter(|name| !fleet.namespaces.contains_key(*name)).cloned().collect();
+            existing.iter().filter(|name| !fleet.namespaces.contains_key(*name)).cloned().collect();
         for namespace in over {
             let delete = self.usage(&namespace);
             match crate::write::within(delete.api.delete(USAGE, &Default::default())).await {
@@ -259,8 +252,8 @@ impl Controller {
                     return Err(format!("the VfUsage of {namespace} cannot be deleted: {why}"));
                 }
             }
-            there.remove(&namespace);
-            led.usages.remove(&namespace);
+            existing.remove(&namespace);
+            writes.usages.remove(&namespace);
         }
         Ok(())
     }
@@ -271,7 +264,7 @@ impl Controller {
         Applied { api, kind: "VfUsage", manager: MANAGER }
     }
 
-    /// Those of an earlier leader, which may be over.
+    /// Namespaces that an earlier leader wrote a `VfUsage` for.
     async fn namespaces_with_usage(&self) -> std::result::Result<BTreeSet<String>, String> {
         let kind = feeds::kind("VfUsage", "vfusages");
         let all: Api<DynamicObject> = Api::all_with(self.client.clone(), &kind);
@@ -295,8 +288,8 @@ async fn put(
     object.status(name, status).await
 }
 
-/// The pools with which of them are silent. `seen` has when each was seen to change: nobody's clock is
-/// compared with this one's.
+/// The pools, and which of them are silent. `seen` holds when each was seen to change by this clock, so
+/// that no clocks are compared.
 fn read(
     pools: &[Arc<DynamicObject>],
     seen: &mut BTreeMap<String, (Option<String>, Instant)>,
@@ -310,10 +303,10 @@ fn read(
             let known = before.remove(&node).filter(|(known, _)| *known == version);
             let since = known.map_or(now, |(_, since)| since);
             seen.insert(node.clone(), (version, since));
-            // The schema was checked by the API server; what a later version says otherwise is left out.
+            // The API server validated the schema; a status of a later version that differs counts as empty.
             let status = pool.data.get("status").cloned().unwrap_or_default();
             let status = serde_json::from_value(status).unwrap_or_default();
-            Pool { node, silent: now.duration_since(since) >= SILENT, status }
+            Pool { node, silent: now.duration_since(since) >= SILENT_AFTER, status }
         })
         .collect()
 }
@@ -332,7 +325,7 @@ mod tests {
     async fn a_pool_that_is_not_written_for_two_heartbeats_is_silent_until_it_is() {
         let mut seen = BTreeMap::new();
         assert!(!read(&pool("1"), &mut seen)[0].silent);
-        tokio::time::advance(SILENT - Duration::from_secs(1)).await;
+        tokio::time::advance(SILENT_AFTER - Duration::from_secs(1)).await;
         assert!(!read(&pool("1"), &mut seen)[0].silent);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(read(&pool("1"), &mut seen)[0].silent);
@@ -347,7 +340,7 @@ mod tests {
         assert!(is_due(None, &json!(1), &json!([1, 5])));
         assert!(is_due(Some(&written), &json!(2), &json!([2, 5])));
         assert!(!is_due(Some(&written), &json!(1), &json!([1, 6])));
-        tokio::time::advance(RATES).await;
+        tokio::time::advance(RATES_INTERVAL).await;
         assert!(is_due(Some(&written), &json!(1), &json!([1, 6])));
         assert!(!is_due(Some(&written), &json!(1), &json!([1, 5])));
     }

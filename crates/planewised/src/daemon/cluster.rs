@@ -1,5 +1,5 @@
-//! What the daemon asks of a cluster that this host is a node of. The client of the cluster's API is
-//! another crate's, so that this one needs none.
+//! The interface to the cluster that this host is a node of. The client of the cluster's API is in
+//! another crate.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use pw_sriov::address::PciAddress;
 use tokio::sync::watch;
 
 use crate::daemon::config::Kubernetes;
-use crate::daemon::crew::Hands;
 use crate::daemon::guests::source::Source;
 use crate::daemon::pool::{Pool, PoolView};
 use crate::daemon::status::Status;
+use crate::daemon::tasks::Executor;
 
-/// Joins a cluster: what the daemon is given by whoever starts it.
+/// Joins a cluster; the program that starts the daemon provides it.
 pub trait Cluster {
     /// Starts to watch the pods of this node, and to publish `status`.
     ///
     /// # Errors
-    /// What is configured makes no sense. An API server that does not answer is no error.
+    /// The configuration is invalid. An API server that does not answer is not an error.
     fn join(&self, config: &Kubernetes, status: watch::Receiver<Arc<Status>>) -> Result<Node>;
 }
 
@@ -29,32 +29,32 @@ pub trait Cluster {
 pub struct Node {
     /// Its pods.
     pub pods: Arc<dyn Source>,
-    /// The devices of it that others give to pods.
+    /// Devices of the node that others allocate to pods.
     pub devices: Arc<dyn Devices>,
 }
 
-/// The PCI devices that device plugins or DRA drivers give to pods.
+/// PCI devices that device plugins or DRA drivers allocate to pods.
 pub trait Devices: std::fmt::Debug + Send + Sync {
-    /// Who hands out which device, by PCI address.
+    /// Which device plugin or driver allocates which device, by PCI address.
     ///
     /// # Errors
-    /// It is not known, and why not.
+    /// Why it is unknown.
     fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String>;
 }
 
-/// A pool without the VFs of PFs that somebody else gives to pods, too.
-pub struct Unshared {
+/// A pool in which the free VFs of PFs that others allocate to pods are used.
+pub struct ExclusivePool {
     pool: Box<dyn Pool>,
     devices: Arc<dyn Devices>,
 }
 
-impl Unshared {
-    /// This pool without those that `devices` tells of.
+impl ExclusivePool {
+    /// This pool, less the PFs of `devices`.
     pub fn new(pool: Box<dyn Pool>, devices: Arc<dyn Devices>) -> Self {
         Self { pool, devices }
     }
 
-    /// Marks the free VFs of such a PF as used. One that a guest holds stays with it.
+    /// Marks the free VFs of such PFs as used. Those that guests hold stay.
     fn mark(&self, view: &mut PoolView) {
         let handed_out = self.devices.handed_out();
         for (id, pf) in &view.pfs {
@@ -76,7 +76,7 @@ impl Unshared {
     }
 }
 
-impl Pool for Unshared {
+impl Pool for ExclusivePool {
     fn read(&mut self) -> Result<PoolView> {
         let mut view = self.pool.read()?;
         self.mark(&mut view);
@@ -97,8 +97,8 @@ impl Pool for Unshared {
         self.pool.settle(view, managed)
     }
 
-    fn hands(&self) -> Box<dyn Hands> {
-        self.pool.hands()
+    fn executor(&self) -> Box<dyn Executor> {
+        self.pool.executor()
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
         let world = World::new(&Simulated { vfs: 2, guests: BTreeMap::new(), pods: None });
         let mut pool = world.host().pool;
         let devices = told(&pool.read().expect("a pool"));
-        let view = Unshared::new(pool, Arc::new(devices)).read().expect("a pool");
+        let view = ExclusivePool::new(pool, Arc::new(devices)).read().expect("a pool");
         view.vfs.into_values().map(|vf| vf.user).collect()
     }
 

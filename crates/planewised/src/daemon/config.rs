@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::face::log::Log;
 
-/// Everything that the file says (docs/reference/alloc.md).
+/// The whole file (docs/reference/alloc.md).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -25,13 +25,13 @@ pub struct Config {
     pub group: Option<String>,
     /// The API by TCP, too.
     pub tcp: Option<Tcp>,
-    /// What is logged, and how.
+    /// The log.
     pub log: Log,
-    /// Where the journal is kept.
+    /// Directory of journal and records.
     pub state_directory: PathBuf,
     /// Time between two readings of all counters [s].
     pub sample_s: f64,
-    /// How long a step of a move may take before it is given up [s].
+    /// Time limit of a step of a move [s].
     pub step_timeout_s: f64,
     /// Which VFs are given.
     pub pool: PoolConfig,
@@ -43,13 +43,13 @@ pub struct Config {
     pub kubernetes: Option<Kubernetes>,
     /// How decisions are made.
     pub alloc: Settings,
-    /// What `planewise boost` measured; then `alloc.benefit.curve` is its curve.
+    /// Gain profile of `planewise boost`, which takes the place of `alloc.benefit.curve`.
     pub gain_profile: Option<PathBuf>,
-    /// Where it is recorded what the allocator is told and asked.
+    /// File that records the allocator's input and decisions.
     pub recording: Option<PathBuf>,
-    /// What is wished for guests, by name.
+    /// Wishes for guests, by name.
     pub guests: BTreeMap<String, Wish>,
-    /// A made-up host instead of this one.
+    /// A simulated host instead of this one.
     pub simulated: Option<Simulated>,
 }
 
@@ -82,7 +82,7 @@ impl Default for Config {
 pub struct PoolConfig {
     /// The VFs of these PFs; empty: of all PFs that have VFs.
     pub pfs: Vec<PfId>,
-    /// Addresses learned behind one port of a host's bridge that a PF is told to ask for at most.
+    /// Most addresses learned behind one port of a bridge that are added to a PF's filter.
     pub learned_per_port: usize,
     /// The same for all ports, and one PF.
     pub learned_per_pf: usize,
@@ -105,7 +105,7 @@ pub struct Containers {
     /// Docker's socket; empty: Docker is not asked. Containers with the label
     /// `planewise.managed=true` are managed.
     pub docker: PathBuf,
-    /// VFs in guests take no address but that which their PF is told.
+    /// VFs in guests can only have the address that their PF sets.
     pub enforce_mac: bool,
     /// Namespaces, by the guest's name.
     pub namespaces: BTreeMap<String, Namespace>,
@@ -133,11 +133,11 @@ pub struct Machines {
 pub struct Kubernetes {
     /// The node's name; none: the environment variable NODE_NAME.
     pub node: Option<String>,
-    /// How the API server is reached; none: as a pod of the cluster.
+    /// Kubeconfig; none: the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
-    /// Where the host's processes are seen.
+    /// The host's /proc.
     pub proc: PathBuf,
-    /// The kubelet's record of the devices that plugins hand out.
+    /// The kubelet's checkpoint of device plugins.
     pub device_plugins: PathBuf,
     /// Publish the node's PFs as a ResourceSlice.
     pub resource_slices: bool,
@@ -163,7 +163,7 @@ pub struct Namespace {
     pub netns: Option<String>,
     /// Its interface to the host's bridge, one end of a veth pair.
     pub interface: Option<String>,
-    /// The address that this interface was given; another one is refused. None: what it has is believed.
+    /// MAC address assigned to this interface; another one is refused. None: any.
     pub mac: Option<Mac>,
 }
 
@@ -179,7 +179,7 @@ pub struct Tcp {
     /// Its key [PEM].
     #[serde(default)]
     pub key: PathBuf,
-    /// Who may come in: lines of a name and a token.
+    /// Tokens: lines of a name and a token.
     #[serde(default)]
     pub tokens: PathBuf,
 }

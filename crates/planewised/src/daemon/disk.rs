@@ -1,4 +1,4 @@
-//! Files that the daemon keeps: whole or not at all, and on the disk when a call returns.
+//! The daemon's files, written atomically and durably.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use atomic_write_file::AtomicWriteFile;
 use serde::Serialize;
 
-/// Replaces the file by this value as JSON. After a crash at any moment it is the old one or the new.
+/// Replaces the file by this value as JSON. After a crash it is either the old one or the new.
 ///
 /// # Errors
-/// It cannot be written: the old one stands.
+/// It cannot be written; the old one stays.
 pub fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
     let mut file = AtomicWriteFile::open(path)?;
     file.write_all(&serde_json::to_vec(value)?)?;

@@ -1,8 +1,8 @@
-//! Places at which a test may have the daemon killed. Costs nothing unless the environment asks.
+//! Failpoints: places at which a test kills the daemon. They cost nothing unless one is set.
 
 use std::sync::OnceLock;
 
-/// The variable that names a place, as `give/attach/before`.
+/// The environment variable that names a failpoint, as `give/attach/before`.
 pub const VARIABLE: &str = "PLANEWISE_TEST_KILL_AT";
 
 fn asked() -> Option<&'static str> {
@@ -10,7 +10,7 @@ fn asked() -> Option<&'static str> {
     ASKED.get_or_init(|| std::env::var(VARIABLE).ok()).as_deref()
 }
 
-/// If the environment names this place, the process dies here as by kill -9.
+/// Kills the process as by kill -9, if the environment names this failpoint.
 pub fn reached(place: impl FnOnce() -> String) {
     if let Some(asked) = asked()
         && asked == place()

@@ -1,6 +1,6 @@
-//! What the host does with the frames of guests on its bridges, and a VF would carry past: VLAN filtering,
-//! ports that are kept apart, rules of nftables (and with it ebtables and nwfilter) on bridges, filters and
-//! limits of tc on ports. Reads; knows nothing of guests.
+//! Filters on the host's bridges that a VF would bypass: VLAN filtering, isolated and locked ports, rules of
+//! nftables (with ebtables and nwfilter) on bridges, filters and limits of tc on ports. Reads only; knows
+//! nothing of guests.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use pw_linux::rtnetlink::RouteSocket;
 
 use crate::daemon::net::Link;
 
-/// Disciplines of tc that drop, mark, delay or turn away what passes a port.
+/// Queueing disciplines that drop, mark, delay or redirect frames.
 const DISCIPLINES: [&str; 7] = ["clsact", "ingress", "htb", "hfsc", "tbf", "drr", "qfq"];
 
-/// What is filtered, by interface.
+/// Filters by interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filters {
     bridges: BTreeMap<String, String>,
     ports: BTreeMap<String, String>,
     rules: Vec<BridgeFilter>,
-    /// Why it is not known.
+    /// Why they are unknown.
     unknown: Option<String>,
 }
 
 impl Filters {
-    /// What is filtered now among these interfaces of the host.
+    /// The current filters on these interfaces of the host.
     pub fn read(links: &[Link]) -> Self {
         let mut filters = Self::default();
         for link in links {
@@ -57,8 +57,8 @@ impl Filters {
         filters
     }
 
-    /// What a guest behind this port of this bridge would bypass by a VF; `pfs` are the bridge's ports to
-    /// the wire. A guest whose VF is put into its VLAN by the PF (`tagged`) does not bypass VLANs.
+    /// The filter that a guest behind this port of this bridge would bypass by a VF; `pfs` are the bridge's
+    /// PFs. A guest whose VF the PF tags with its VLAN (`tagged`) does not bypass VLAN filtering.
     pub fn bypassed(&self, bridge: &str, port: &str, pfs: &[&str], tagged: bool) -> Option<String> {
         if let Some(what) = self.bridges.get(bridge).filter(|_| !tagged) {
             return Some(what.clone());
@@ -70,12 +70,12 @@ impl Filters {
         let rule = self.rules.iter().find(|rule| rule.concerns(&names));
         let rule = rule.map(|rule| format!("the rules of nftables on bridges ({})", rule.place));
         rule.or_else(|| {
-            self.unknown.as_ref().map(|why| format!("filters that cannot be told: {why}"))
+            self.unknown.as_ref().map(|why| format!("filters that cannot be read: {why}"))
         })
     }
 }
 
-/// The interfaces by index on which tc has such a discipline.
+/// Interfaces by index that have such a queueing discipline, and its kind.
 fn disciplines() -> Result<BTreeMap<u32, String>> {
     let ask = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let mut found = BTreeMap::new();

@@ -1,6 +1,6 @@
-//! Whoever else is on the host's bridges stays reachable for guests on VFs: the NIC's own bridge sends
-//! to the host only what its PF asks for, so the PF asks for the addresses that the host's bridge has
-//! learned. Knows nothing of who is managed, but for whom it is to leave alone.
+//! Keeps unmanaged stations on the host's bridges reachable for guests on VFs: the NIC's embedded switch
+//! delivers to the PF only addresses in its filter, so those that the host's bridge has learned are added
+//! to it. Addresses of managed guests are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,32 +11,32 @@ use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::disk::write_json;
-use crate::daemon::net::{Forward, Link, Net};
+use crate::daemon::net::{FdbEntry, Link, Net};
 use crate::daemon::pool::PoolView;
 
-/// Between two looks.
+/// Between two updates.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long an address is asked for that the bridge has forgotten: bridges forget after five minutes
-/// of silence, and who is silent may still be written to.
+/// How long an address stays in the filter after the bridge has forgotten it, as bridges do after five
+/// minutes of silence.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// One address that a PF was told to ask for.
+/// An address in the filter of a PF.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Asked {
     pf: PfId,
     mac: Mac,
 }
 
-/// Since when, and because of whom.
+/// When and where the bridge last knew it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Known {
-    /// The bridge last knew the address then.
+    /// When the bridge last knew the address.
     at: Instant,
     /// The index of the port behind which it was learned; 0: the bridge itself.
     port: u32,
 }
 
-/// What is on the disk of an address.
+/// An address on disk.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     #[serde(flatten)]
@@ -45,8 +45,8 @@ struct Kept {
     port: u32,
 }
 
-/// How many learned addresses PFs may be told to ask for. A NIC has few filters (an 82576 24, its VFs'
-/// among them), guests that are managed need one each, and a guest may send from any address it likes.
+/// Most learned addresses in filters. A NIC has few (an 82576 24, with those of its VFs), managed guests
+/// need one each, and a guest may send from any number of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Behind one port of a bridge.
@@ -55,7 +55,7 @@ pub struct Budget {
     pub per_pf: usize,
 }
 
-/// The addresses that PFs ask for because of us.
+/// The addresses that we added to filters.
 #[derive(Debug)]
 pub struct Forwarding {
     path: PathBuf,
@@ -65,7 +65,7 @@ pub struct Forwarding {
 }
 
 impl Forwarding {
-    /// Those that an earlier daemon asked for are ours, too.
+    /// Reads the addresses of an earlier daemon.
     pub fn new(state_directory: &Path, budget: Budget) -> Self {
         let path = state_directory.join("forwarding.json");
         let kept: Vec<Kept> = std::fs::read(&path)
@@ -77,8 +77,7 @@ impl Forwarding {
         Self { path, asked: asked.collect(), budget, next: at }
     }
 
-    /// Lets the PFs ask for what has come, and not for what is gone. `managed`: addresses of guests
-    /// that somebody else cares for.
+    /// Adds new addresses to the PFs' filters, and removes old ones. `managed`: addresses to leave alone.
     ///
     /// # Errors
     /// The kernel refuses: a NIC has no room for more addresses.
@@ -89,7 +88,7 @@ impl Forwarding {
         }
         self.next = now + PAUSE;
         let mut net = Net::here()?;
-        let (links, forwards) = (net.all()?, net.forwards()?);
+        let (links, forwards) = (net.all()?, net.fdb_entries()?);
         let wanted = wanted(view, &links, &forwards, managed);
         for (asked, port) in &wanted {
             self.asked
@@ -102,7 +101,7 @@ impl Forwarding {
                 .iter()
                 .any(|entry| entry.own && Some(entry.index) == index && entry.mac == asked.mac)
         };
-        // Addresses that somebody else asked for stay somebody else's.
+        // Addresses that others added are not ours.
         let wanted = wanted.into_iter().filter(|(asked, _)| !has(asked)).collect();
         let (new, crowded) = admit(&self.asked, wanted, self.budget);
         let gone: Vec<Asked> = self
@@ -132,17 +131,17 @@ impl Forwarding {
         self.asked.extend(
             new.iter().map(|(asked, port)| (asked.clone(), Known { at: now, port: *port })),
         );
-        // Written before it is done: what is written and not done does no harm.
+        // Written first: an address that is recorded and not added does no harm.
         self.keep()?;
         let mut refused = Ok(());
         for asked in new.keys() {
             if let Some(pf) = view.pfs.get(&asked.pf) {
-                refused = refused.and(net.nic_takes(asked.mac, pf.index, true));
+                refused = refused.and(net.set_nic_filter(asked.mac, pf.index, true));
             }
         }
         for asked in gone {
             if let Some(pf) = view.pfs.get(&asked.pf).filter(|_| !managed.contains(&asked.mac)) {
-                net.nic_takes(asked.mac, pf.index, false)?;
+                net.set_nic_filter(asked.mac, pf.index, false)?;
             }
             self.asked.remove(&asked);
         }
@@ -161,8 +160,8 @@ impl Forwarding {
     }
 }
 
-/// Those of the new addresses that the budget has room for, with their ports; and a port of which some
-/// were left out. What was asked for earlier stays: whoever comes late and with many crowds nobody out.
+/// The new addresses within the budget, with their ports; and a port that exceeds it. Earlier addresses
+/// stay: a late station with many addresses displaces none.
 fn admit(
     asked: &BTreeMap<Asked, Known>,
     new: BTreeMap<Asked, u32>,
@@ -192,11 +191,11 @@ fn admit(
     (admitted, crowded)
 }
 
-/// What PFs are to ask for, and behind which port it is: what their bridge has learned on its other ports, and the bridge itself.
+/// Addresses for PFs' filters, with their ports: those that the bridge has learned on other ports, and its own.
 fn wanted(
     view: &PoolView,
     links: &[Link],
-    forwards: &[Forward],
+    forwards: &[FdbEntry],
     managed: &BTreeSet<Mac>,
 ) -> BTreeMap<Asked, u32> {
     let mut wanted = BTreeMap::new();
@@ -230,9 +229,9 @@ mod tests {
     use crate::daemon::net::tests::link;
     use crate::daemon::pool::PoolPf;
 
-    fn learned(index: u32, last: u8) -> Forward {
+    fn learned(index: u32, last: u8) -> FdbEntry {
         let mac = Mac([6, 0, 0, 0, 0, last]);
-        Forward { index, mac, own: false, permanent: false, learned: true }
+        FdbEntry { index, mac, own: false, permanent: false, learned: true }
     }
 
     #[test]
@@ -252,14 +251,14 @@ mod tests {
             bridge: Some("br0".into()),
         };
         let view = PoolView { pfs: [("pf0".into(), pf)].into(), ..PoolView::default() };
-        let group = Forward { mac: Mac([1, 0, 0x5e, 0, 0, 1]), ..learned(2, 0) };
+        let group = FdbEntry { mac: Mac([1, 0, 0x5e, 0, 0, 1]), ..learned(2, 0) };
         let forwards = [
             learned(2, 1),
             learned(2, 2),
             learned(1, 3),
             learned(3, 4),
-            Forward { own: true, ..learned(2, 5) },
-            Forward { permanent: true, ..learned(2, 6) },
+            FdbEntry { own: true, ..learned(2, 5) },
+            FdbEntry { permanent: true, ..learned(2, 6) },
             group,
         ];
         let managed = BTreeSet::from([Mac([6, 0, 0, 0, 0, 2])]);

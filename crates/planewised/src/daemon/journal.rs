@@ -1,5 +1,4 @@
-//! The journal's file: a line is on the disk before what it announces is done. Knows nothing of what
-//! the lines mean beyond adding them up.
+//! The journal's file, a write-ahead log: a line is on disk before the action that it announces.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,33 +8,33 @@ use nix::fcntl::{Flock, FlockArg};
 use pw_alloc::journal::{self, Entry, Ledger};
 use pw_error::{Error, Result};
 
-/// A journal that is longer is begun anew [bytes].
+/// Length from which the journal is compacted [bytes].
 const LONG_BYTES: u64 = 1 << 20;
 
-/// Where the lines are kept: a file, or what a test has in its place.
+/// Storage of the lines: a file, or a test's replacement.
 pub trait Storage: Send {
-    /// Adds these bytes; when this returns they are on the disk.
+    /// Appends these bytes durably.
     ///
     /// # Errors
-    /// They are not there, or not all of them.
+    /// They were not written, or not all of them.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Cuts it to this length.
+    /// Truncates it to this length.
     ///
     /// # Errors
-    /// It is as long as it was.
+    /// It was not truncated.
     fn truncate(&mut self, length_bytes: u64) -> io::Result<()>;
 
-    /// Replaces all of it, at once.
+    /// Replaces all of it atomically.
     ///
     /// # Errors
-    /// The old content stands.
+    /// The old content stays.
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// An open journal. One process has it at a time.
+/// An open journal, locked for one process.
 pub struct Journal {
-    /// What it is called in sentences.
+    /// Its name in messages.
     name: String,
     storage: Box<dyn Storage>,
     length_bytes: u64,
@@ -49,39 +48,38 @@ impl std::fmt::Debug for Journal {
 }
 
 impl Journal {
-    /// Opens the journal in this directory, or begins one. Also says, in sentences, what of it could
-    /// not be read: after that the world decides.
+    /// Opens the journal in this directory, or begins one. Also returns, as sentences, which lines could not
+    /// be read.
     ///
     /// # Errors
     /// The directory or the file cannot be used, or another process has it.
     pub fn open(directory: &Path) -> Result<(Self, Vec<String>)> {
-        let (storage, text) = LogFile::open(directory)?;
-        Self::over(
-            &directory.join("journal").display().to_string(),
-            Box::new(storage),
-            &text,
-            false,
-        )
+        Self::in_directory(directory, false)
     }
 
-    /// The same for somebody who only looks: a line that a crash cut short stays as it is.
+    /// The same without changing it: a line that a crash cut short stays.
     ///
     /// # Errors
     /// As for [`Journal::open`].
-    pub fn look(directory: &Path) -> Result<(Self, Vec<String>)> {
-        let (storage, text) = LogFile::open(directory)?;
-        Self::over(&directory.join("journal").display().to_string(), Box::new(storage), &text, true)
+    pub fn open_read_only(directory: &Path) -> Result<(Self, Vec<String>)> {
+        Self::in_directory(directory, true)
     }
 
-    /// A journal of this name that is kept here, and has this text.
+    fn in_directory(directory: &Path, read_only: bool) -> Result<(Self, Vec<String>)> {
+        let (storage, text) = LogFile::open(directory)?;
+        let name = directory.join("journal").display().to_string();
+        Self::with_storage(&name, Box::new(storage), &text, read_only)
+    }
+
+    /// A journal of this name in this storage, which holds this text.
     ///
     /// # Errors
     /// A newer planewised wrote it, or it cannot be written.
-    pub fn over(
+    pub fn with_storage(
         name: &str,
         mut storage: Box<dyn Storage>,
         text: &[u8],
-        only_look: bool,
+        read_only: bool,
     ) -> Result<(Self, Vec<String>)> {
         let read = journal::read(text);
         if let Some(line) = read.newer {
@@ -101,11 +99,11 @@ impl Journal {
             .collect();
         let mut length_bytes = text.len() as u64;
         if read.torn {
-            // The next line must not be glued to half a line.
+            // The next line must not be appended to half a line.
             let body = text.strip_suffix(b"\n").unwrap_or(text);
             let whole = body.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
             length_bytes = whole as u64;
-            if !only_look {
+            if !read_only {
                 storage
                     .truncate(length_bytes)
                     .map_err(|error| failed("write", Path::new(name)).caused_by(error))?;
@@ -116,26 +114,26 @@ impl Journal {
         Ok((Self { name: name.to_owned(), storage, length_bytes, ledger }, notes))
     }
 
-    /// What the lines come to.
+    /// The sum of the lines.
     pub const fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Writes one line; when this returns it is on the disk.
+    /// Appends one line durably.
     ///
     /// # Errors
-    /// It cannot be written. What it announces must not be done then.
+    /// It cannot be written. The action that it announces must not be done then.
     pub fn append(&mut self, entry: &Entry) -> Result<()> {
         let line = journal::line(entry);
         if let Err(error) = self.storage.append(line.as_bytes()) {
-            // Half a line would spoil the next one.
+            // Half a line would damage the next one.
             let _ = self.storage.truncate(self.length_bytes);
             return Err(failed("write", Path::new(&self.name)).caused_by(error));
         }
         self.length_bytes += line.len() as u64;
         self.ledger.take_in(entry);
         if self.length_bytes > LONG_BYTES {
-            self.begin_anew()?;
+            self.compact()?;
         }
         Ok(())
     }
@@ -143,8 +141,8 @@ impl Journal {
     /// Replaces all lines by those that still count.
     ///
     /// # Errors
-    /// They cannot be written; the old ones stand then.
-    pub fn begin_anew(&mut self) -> Result<()> {
+    /// They cannot be written; the old ones stay.
+    pub fn compact(&mut self) -> Result<()> {
         let lines: String = self.ledger.digest().iter().map(journal::line).collect();
         self.storage
             .replace(lines.as_bytes())
@@ -161,7 +159,7 @@ struct LogFile {
 }
 
 impl LogFile {
-    /// The file in this directory, and what is in it.
+    /// Opens the file in this directory; returns its content, too.
     fn open(directory: &Path) -> Result<(Self, Vec<u8>)> {
         let path = directory.join("journal");
         let cannot = |what| failed(what, &path);
@@ -197,7 +195,7 @@ impl Storage for LogFile {
         file.set_len(0)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        // The lock goes with the file: it is had before the name changes.
+        // The lock belongs to the file: the new one is locked before it gets the name.
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, why)| why)?;
         std::fs::rename(&next, &self.path)?;
         sync_directory(self.path.parent().unwrap_or(Path::new(".")))?;
@@ -272,7 +270,7 @@ mod tests {
         text.truncate(text.len() - 9);
         std::fs::write(&path, &text).expect("torn");
         // Whoever only looks leaves it as it is.
-        drop(Journal::look(directory.path()).expect("looked at"));
+        drop(Journal::open_read_only(directory.path()).expect("looked at"));
         assert_eq!(std::fs::read(&path).expect("read"), text);
         let (mut journal, notes) = Journal::open(directory.path()).expect("opened again");
         assert_eq!((notes.len(), journal.ledger().open.len()), (1, 1));
@@ -335,7 +333,7 @@ mod tests {
             one_move(0).iter().flat_map(|entry| journal::line(entry).into_bytes()).collect();
         let text = std::sync::Arc::new(std::sync::Mutex::new(before.clone()));
         let storage = Box::new(Full(text.clone()));
-        let (mut journal, _) = Journal::over("j", storage, &before, false).expect("read");
+        let (mut journal, _) = Journal::with_storage("j", storage, &before, false).expect("read");
         let ledger = journal.ledger().clone();
         let error = journal.append(&one_move(1)[0]).expect_err("full");
         assert!(error.what.contains("cannot write the journal j"), "{}", error.what);

@@ -1,10 +1,9 @@
-//! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans. Its core
-//! is one synchronous thread; its face (API, metrics, page) is another.
+//! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans. The core is
+//! one synchronous thread; the face (API, metrics, page) another.
 
 pub mod cluster;
 pub mod config;
 pub mod core;
-pub mod crew;
 pub mod disk;
 pub mod failpoint;
 pub mod filters;
@@ -19,4 +18,5 @@ pub mod route;
 pub mod run;
 pub mod simulated;
 pub mod status;
+pub mod tasks;
 pub mod wishes;

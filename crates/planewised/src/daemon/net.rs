@@ -1,5 +1,5 @@
-//! The netlink of a host's and a guest's interfaces: bonds, veths, bridges' and NICs' forwarding
-//! entries. Works in the namespace that its socket was opened in. Knows nothing of why.
+//! Netlink of a host's and a guest's interfaces: bonds, veths, forwarding entries of bridges and NICs.
+//! Works in the namespace that its socket was opened in.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::link::{
     BondAllPortActive, BondFailOverMac, BondMode, InfoBond, InfoBondPort, InfoBridge,
-    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute, LinkFlags, LinkInfo,
+    InfoBridgePort, InfoData, InfoKind, InfoPortData, LinkAttribute, LinkFlags, LinkInfo,
     LinkMessage, MiiStatus,
 };
 use netlink_packet_route::neighbour::{
@@ -24,7 +24,7 @@ use pw_sriov::link::{Change, Links};
 
 use crate::daemon::route::{MAIN, Route};
 
-/// How often a bond looks at its members' carriers [ms].
+/// A bond's interval of link monitoring [ms].
 const MIIMON_MS: u32 = 100;
 
 /// An interface.
@@ -44,25 +44,25 @@ pub struct Link {
     pub carrier: bool,
     /// The interface that it is a member of (bond) or a port of (bridge).
     pub master: Option<u32>,
-    /// Another interface that it is tied to: a veth's peer, by the index in the peer's namespace.
+    /// A veth's peer (IFLA_LINK), by the index in the peer's namespace.
     pub peer: Option<u32>,
-    /// What it is: `veth`, `bond`, `bridge`; none: a device.
+    /// Its kind: `veth`, `bond`, `bridge`; none: a device.
     pub kind: Option<String>,
     /// The PCI address of its device.
     pub device: Option<String>,
     /// A bond's active member.
     pub active: Option<u32>,
-    /// Does the bond that it is a member of take it to be up? None: it is in no bond.
+    /// Is it up by its bond's link monitoring? None: it is in no bond.
     pub member_up: Option<bool>,
     /// It is a bridge that filters by VLAN.
     pub filters_vlans: bool,
-    /// How its bridge keeps it apart from other ports, or keeps frames out; none: not at all.
+    /// How its bridge isolates or locks it as a port; none: not at all.
     pub confined: Option<&'static str>,
-    /// What it has counted.
+    /// Its counters.
     pub counters: Counters,
 }
 
-/// A socket that asks and changes.
+/// A netlink socket in one namespace.
 #[derive(Debug)]
 pub struct Net {
     socket: RouteSocket,
@@ -71,12 +71,12 @@ pub struct Net {
     identity: Identity,
 }
 
-/// What tells the namespace of a [`Net`] from every other.
+/// Identity of the namespace of a [`Net`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Its inode: given again once the namespace is gone.
+    /// Its inode, which may be reused once the namespace is gone.
     pub inode: u64,
-    /// Its cookie: never given again; none before Linux 5.14.
+    /// Its cookie, never reused; none before Linux 5.14.
     pub cookie: Option<u64>,
 }
 
@@ -91,16 +91,16 @@ impl Identity {
 
 /// An entry of a bridge's or a NIC's forwarding table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Forward {
+pub struct FdbEntry {
     /// The interface.
     pub index: u32,
     /// The address.
     pub mac: Mac,
-    /// In the interface's own table (a NIC's filter), not its bridge's.
+    /// In the interface's own table (NTF_SELF, a NIC's filter), not its bridge's.
     pub own: bool,
-    /// It is the address of the port itself or was set for good.
+    /// The port's own address, or permanent.
     pub permanent: bool,
-    /// A frame from that address came there; nobody set it.
+    /// Learned from a frame, not set.
     pub learned: bool,
 }
 
@@ -133,17 +133,17 @@ impl Net {
         Ok(net)
     }
 
-    fn done(
+    fn request(
         &mut self,
         what: impl FnOnce() -> String,
         message: RouteNetlinkMessage,
         flags: u16,
     ) -> Result<()> {
         let answer = self.socket.request(message, flags | NLM_F_ACK)?.map(drop);
-        self.said(what, answer)
+        self.check(what, answer)
     }
 
-    fn said(
+    fn check(
         &self,
         what: impl FnOnce() -> String,
         answer: std::result::Result<(), Errno>,
@@ -181,7 +181,7 @@ impl Net {
     pub fn named(&mut self, name: &str) -> Result<Option<Link>> {
         let mut ask = LinkMessage::default();
         ask.attributes.push(LinkAttribute::IfName(name.into()));
-        self.one(ask)
+        self.get_link(ask)
     }
 
     /// The interface of that index.
@@ -191,19 +191,19 @@ impl Net {
     pub fn indexed(&mut self, index: u32) -> Result<Option<Link>> {
         let mut ask = LinkMessage::default();
         ask.header.index = index;
-        self.one(ask)
+        self.get_link(ask)
     }
 
-    fn one(&mut self, ask: LinkMessage) -> Result<Option<Link>> {
+    fn get_link(&mut self, ask: LinkMessage) -> Result<Option<Link>> {
         match self.socket.request(RouteNetlinkMessage::GetLink(ask), 0)? {
             Ok(answers) => Ok(answers.into_iter().find_map(|answer| match answer {
                 RouteNetlinkMessage::NewLink(message) => Some(read_link(message)),
                 _ => None,
             })),
-            // No such interface is an answer; anything else is none.
+            // ENODEV is an answer: there is no such interface.
             Err(libc::ENODEV) => Ok(None),
             Err(code) => {
-                self.said(|| "ask about an interface".to_owned(), Err(code)).map(|()| None)
+                self.check(|| "ask about an interface".to_owned(), Err(code)).map(|()| None)
             }
         }
     }
@@ -230,7 +230,7 @@ impl Net {
             (Change::DeleteAddress(_), Err(code)) => code == libc::EADDRNOTAVAIL,
             _ => false,
         };
-        if harmless { Ok(()) } else { self.said(what, answer) }
+        if harmless { Ok(()) } else { self.check(what, answer) }
     }
 
     /// Moves an interface into the namespace that the open file stands for.
@@ -239,7 +239,7 @@ impl Net {
     /// The kernel refuses.
     pub fn move_to_netns(&mut self, link: &Link, netns: BorrowedFd<'_>, name: &str) -> Result<()> {
         let answer = self.links.move_to_netns(link.index, netns.as_raw_fd(), name)?;
-        self.said(|| format!("move {} to another namespace", link.name), answer)
+        self.check(|| format!("move {} to another namespace", link.name), answer)
     }
 
     /// Makes a bond in active-backup mode whose address follows its active member.
@@ -251,7 +251,7 @@ impl Net {
             InfoBond::Mode(BondMode::ActiveBackup),
             InfoBond::MiiMon(MIIMON_MS),
             InfoBond::FailOverMac(BondFailOverMac::Follow),
-            // Frames of the guests on the host's bridge find it again by this.
+            // Gratuitous ARP, by which the host's bridge learns the new port.
             InfoBond::NumPeerNotif(1),
         ];
         let mut message = LinkMessage::default();
@@ -261,25 +261,7 @@ impl Net {
             LinkInfo::Data(InfoData::Bond(options)),
         ]));
         let message = RouteNetlinkMessage::NewLink(message);
-        self.done(|| format!("make the bond {name}"), message, NLM_F_CREATE | NLM_F_EXCL)
-    }
-
-    /// Makes a veth pair: `name` here, `peer` in the namespace that the open file stands for.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn make_veth(&mut self, name: &str, peer: &str, netns: BorrowedFd<'_>) -> Result<()> {
-        let mut other = LinkMessage::default();
-        other.attributes.push(LinkAttribute::IfName(peer.into()));
-        other.attributes.push(LinkAttribute::NetNsFd(netns.as_raw_fd()));
-        let mut message = LinkMessage::default();
-        message.attributes.push(LinkAttribute::IfName(name.into()));
-        message.attributes.push(LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::Veth),
-            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
-        ]));
-        let message = RouteNetlinkMessage::NewLink(message);
-        self.done(|| format!("make the veth pair {name}"), message, NLM_F_CREATE | NLM_F_EXCL)
+        self.request(|| format!("make the bond {name}"), message, NLM_F_CREATE | NLM_F_EXCL)
     }
 
     /// Removes a virtual interface.
@@ -289,7 +271,7 @@ impl Net {
     pub fn remove(&mut self, link: &Link) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
-        self.done(|| format!("remove {}", link.name), RouteNetlinkMessage::DelLink(message), 0)
+        self.request(|| format!("remove {}", link.name), RouteNetlinkMessage::DelLink(message), 0)
     }
 
     /// Makes an interface a member of a bond or a port of a bridge; none: of nothing.
@@ -304,7 +286,7 @@ impl Net {
             Some(_) => format!("join {} to its bond or bridge", link.name),
             None => format!("take {} out of its bond or bridge", link.name),
         };
-        self.done(what, RouteNetlinkMessage::SetLink(message), 0)
+        self.request(what, RouteNetlinkMessage::SetLink(message), 0)
     }
 
     fn set_bond(&mut self, bond: &Link, option: InfoBond, what: String) -> Result<()> {
@@ -314,7 +296,7 @@ impl Net {
             LinkInfo::Kind(InfoKind::Bond),
             LinkInfo::Data(InfoData::Bond(vec![option])),
         ]));
-        self.done(|| what, RouteNetlinkMessage::NewLink(message), 0)
+        self.request(|| what, RouteNetlinkMessage::NewLink(message), 0)
     }
 
     /// Lets a bond send by this member.
@@ -326,13 +308,13 @@ impl Net {
         self.set_bond(bond, InfoBond::ActivePort(member.index), what)
     }
 
-    /// Lets a bond take in what comes by its other members, too, or not.
+    /// Lets a bond receive from its inactive members, too, or not.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn set_all_ports_active(&mut self, bond: &Link, on: bool) -> Result<()> {
         let value = if on { BondAllPortActive::Delivered } else { BondAllPortActive::Dropped };
-        let what = format!("tell {} what to do with frames of its other members", bond.name);
+        let what = format!("set what {} does with frames of its other members", bond.name);
         self.set_bond(bond, InfoBond::AllPortsActive(value), what)
     }
 
@@ -351,13 +333,13 @@ impl Net {
         message
     }
 
-    /// Lets a bridge send frames for `mac` by its port `index`, until it learns otherwise. `lasting`:
-    /// it neither forgets that nor learns otherwise. (A NIC that hands broadcasts back to the PF that
+    /// Lets a bridge send frames for `mac` by its port `index`, until it learns otherwise; with `lasting`
+    /// the entry neither ages nor moves. (A NIC that hands broadcasts back to the PF that
     /// sent them makes a bridge believe that its own guests are behind the PF.)
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn bridge_sends(&mut self, mac: Mac, index: u32, lasting: bool) -> Result<()> {
+    pub fn set_bridge_fdb(&mut self, mac: Mac, index: u32, lasting: bool) -> Result<()> {
         // NUD_NOARP is what `bridge fdb` calls static, NUD_REACHABLE dynamic.
         let (flags, state) = if lasting {
             (NeighbourFlags::Controller | NeighbourFlags::Sticky, NeighbourState::Noarp)
@@ -366,32 +348,32 @@ impl Net {
         };
         let message = Self::forward(mac, index, flags, state);
         let message = RouteNetlinkMessage::NewNeighbour(message);
-        self.done(
+        self.request(
             || format!("let the bridge send {mac} by interface {index}"),
             message,
             NLM_F_CREATE | NLM_F_REPLACE,
         )
     }
 
-    /// Lets a bridge forget what it knows of `mac` on its port `index`.
+    /// Deletes a bridge's entry of `mac` on its port `index`.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn bridge_forgets(&mut self, mac: Mac, index: u32) -> Result<()> {
+    pub fn delete_bridge_fdb(&mut self, mac: Mac, index: u32) -> Result<()> {
         let message = Self::forward(mac, index, NeighbourFlags::Controller, NeighbourState::Noarp);
         let message = RouteNetlinkMessage::DelNeighbour(message);
         let answer = self.socket.request(message, NLM_F_ACK)?.map(drop);
         match answer {
             Err(libc::ENOENT) => Ok(()),
-            answer => self.said(|| format!("let the bridge forget {mac}"), answer),
+            answer => self.check(|| format!("let the bridge forget {mac}"), answer),
         }
     }
 
-    /// Lets a NIC take frames for `mac` in for the host, or not any more.
+    /// Adds `mac` to a NIC's filter for the host, or removes it.
     ///
     /// # Errors
     /// The kernel refuses: the NIC has no room for more addresses.
-    pub fn nic_takes(&mut self, mac: Mac, index: u32, takes: bool) -> Result<()> {
+    pub fn set_nic_filter(&mut self, mac: Mac, index: u32, takes: bool) -> Result<()> {
         let message = Self::forward(mac, index, NeighbourFlags::Own, NeighbourState::Permanent);
         let answer = if takes {
             let message = RouteNetlinkMessage::NewNeighbour(message);
@@ -401,7 +383,7 @@ impl Net {
         };
         match (takes, answer) {
             (true, Err(libc::EEXIST)) | (false, Err(libc::ENOENT)) => Ok(()),
-            (_, answer) => self.said(|| format!("tell interface {index} to take {mac} in"), answer),
+            (_, answer) => self.check(|| format!("let interface {index} take {mac}"), answer),
         }
     }
 
@@ -409,7 +391,7 @@ impl Net {
     ///
     /// # Errors
     /// The socket failed.
-    pub fn forwards(&mut self) -> Result<Vec<Forward>> {
+    pub fn fdb_entries(&mut self) -> Result<Vec<FdbEntry>> {
         let mut ask = NeighbourMessage::default();
         ask.header.family = AddressFamily::Bridge;
         let ask = RouteNetlinkMessage::GetNeighbour(ask);
@@ -422,7 +404,7 @@ impl Net {
                     NeighbourAttribute::LinkLayerAddress(bytes) => Some(bytes.as_slice()),
                     _ => None,
                 })?;
-                Some(Forward {
+                Some(FdbEntry {
                     index: message.header.ifindex,
                     mac: Mac(bytes.try_into().ok()?),
                     own: message.header.flags.contains(NeighbourFlags::Own),
@@ -467,14 +449,14 @@ impl Net {
                 }
             }
         }
-        // The kernel takes a route by a router only once it knows the way to the router.
+        // The kernel accepts a route via a router only once the router is reachable.
         found.sort_by_key(|route| route.via.is_some());
         Ok(found)
     }
 
-    /// Adds a route by this interface. One to whose router the way is gone, as when the address that led
-    /// there was deleted after it was made, is said to be on the link: the kernel keeps such a route,
-    /// and sends by it, but takes none.
+    /// Adds a route by this interface. Where its router is no longer reachable, as when the address on its
+    /// subnet was deleted later, the router is marked as on the link: the kernel keeps and uses such a
+    /// route, but accepts no new one.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -485,7 +467,7 @@ impl Net {
         }
         match answer {
             Err(libc::EEXIST) => Ok(()),
-            answer => self.said(|| format!("add the route {route:?}"), answer),
+            answer => self.check(|| format!("add the route {route:?}"), answer),
         }
     }
 
@@ -524,8 +506,8 @@ fn read_link(message: LinkMessage) -> Link {
             LinkAttribute::Link(index) => link.peer = Some(index),
             LinkAttribute::ParentDevName(name) => link.device = Some(name),
             LinkAttribute::Stats64(stats) => {
-                // A promiscuous NIC also delivers what is for others. The kernel drops that of IP and counts
-                // it (since Linux 6.9) where it would be used: on the bond, not on the bond's member.
+                // A promiscuous NIC also delivers frames for others. The kernel drops those of IP and counts
+                // them (since Linux 6.9) on the receiving interface: the bond, not its member.
                 let for_others = stats.rx_otherhost_dropped;
                 link.counters = Counters {
                     rx_packets: stats.rx_packets.saturating_sub(for_others),

@@ -10,14 +10,14 @@ use crate::daemon::config;
 /// The newest format that this daemon reads; the first one knew no price of a switch.
 const FORMAT: u32 = 2;
 
-/// What is read first: files of other formats have other keys.
+/// Read first, as files of other formats have other keys.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
     kind: String,
 }
 
-/// The whole file (docs/reference/gain-profile.md). What the daemon does not need is left to others.
+/// The whole file (docs/reference/gain-profile.md); other keys are ignored.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct Profile {
     run: String,
@@ -30,7 +30,7 @@ struct Profile {
     switch: Option<Switch>,
 }
 
-/// What a switch was measured to cost.
+/// Measured cost of a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Switch {
@@ -45,13 +45,13 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Takes the place of what the settings say of a switch.
+    /// Replaces the settings' cost of a switch.
     pub const fn apply(self, benefit: &mut BenefitSettings) {
         (benefit.plug_s, benefit.unplug_s) = (self.plug_s, self.unplug_s);
     }
 }
 
-/// The host that it was measured on.
+/// The host it was measured on.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Host {
     /// As in /proc/cpuinfo.
@@ -68,12 +68,12 @@ struct Measured {
     saved_us: f64,
 }
 
-/// A curve, and what an operator should know of it.
+/// A curve, with notes for the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gain {
     /// Time that a VF saves each packet, by packet rate.
     pub curve: GainCurve,
-    /// What a switch costs; none where it was not measured.
+    /// Cost of a switch; none where it was not measured.
     pub switch: Option<Switch>,
     /// Where it comes from, one sentence; a second one where times are emulated or the kernel is another.
     pub notes: Vec<String>,
@@ -111,7 +111,7 @@ impl Host {
     /// This host.
     ///
     /// # Errors
-    /// /proc or /sys does not tell.
+    /// /proc or /sys cannot be read.
     pub fn here() -> Result<Self> {
         let text = |path: &str| {
             std::fs::read_to_string(path).map_err(|error| {
@@ -134,7 +134,7 @@ impl Host {
 /// takes any.
 ///
 /// # Errors
-/// It is no profile, one of another format or host, or its curve makes no sense.
+/// It is not a profile, of another format or host, or its curve is invalid.
 pub fn parse(text: &str, name: &str, here: Option<&Host>) -> Result<Gain> {
     let remedy =
         "measure this host: `planewise run experiments/boost.yaml`, then `planewise boost`";

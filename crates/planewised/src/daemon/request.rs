@@ -1,5 +1,5 @@
-//! What the daemon's core and its face say to each other: requests one way, status and events the
-//! other. The core is one synchronous thread; nothing here makes it wait for a reader.
+//! Messages between the daemon's core and its face: requests one way, status and events the other. The
+//! core is one synchronous thread, and never waits for a reader.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use super::status::{ErrorRecord, GuestKind, How, MoveRecord, Planned, Status};
 
 /// Requests that may wait for the core; more are refused at once.
 pub const REQUESTS_WAITING: usize = 64;
-/// Events that a slow reader may be behind; it is told how many it missed.
+/// Events kept for slow readers; beyond, a reader learns how many it missed.
 pub const EVENTS_KEPT: usize = 1024;
 
-/// What somebody wants of the core.
+/// A request to the core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// What would be done now? Changes nothing.
+    /// The plan as of now; changes nothing.
     Plan,
     /// This guest has a VF, whatever its traffic.
     Pin {
@@ -112,12 +112,12 @@ impl fmt::Display for Caller {
     }
 }
 
-/// What the core answers.
+/// The core's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// To [`Request::Plan`] and [`Request::Rebalance`].
     Plan(Planned),
-    /// It is done, or begun: one sentence without a full stop, as "web is pinned".
+    /// Done, or begun: one sentence without a full stop, as "web is pinned".
     Done(String),
 }
 
@@ -139,7 +139,7 @@ pub enum Fault {
     Unavailable,
 }
 
-/// Why the core does not do it.
+/// A refused request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// What sort of refusal.
@@ -177,22 +177,21 @@ impl From<Error> for Refused {
 /// A request on its way to the core.
 #[derive(Debug)]
 pub struct Envelope {
-    /// What is wanted.
+    /// The request.
     pub request: Request,
-    /// By whom.
+    /// Its caller.
     pub caller: Caller,
-    /// Where the answer goes.
+    /// Channel of the answer.
     pub reply: oneshot::Sender<Result<Answer, Refused>>,
 }
 
 impl Envelope {
-    /// Nobody waits for the answer any more: the request is not to be performed, for its caller has
-    /// been told that it was not.
+    /// Has its caller given up? Then the request must not be performed, as the caller was told so.
     pub fn is_abandoned(&self) -> bool {
         self.reply.is_closed()
     }
 
-    /// Answers. That nobody listens any more is no error.
+    /// Answers. A caller that is gone is not an error.
     pub fn answer(self, answer: Result<Answer, Refused>) {
         drop(self.reply.send(answer));
     }
@@ -280,17 +279,19 @@ pub enum Event {
 }
 
 impl Event {
-    /// One line of the log. What the core logs itself, with more than the event says, is left out.
+    /// Logs the event, unless the core logs it itself with more detail.
     fn log(&self) {
         match self {
-            Self::MoveBegan(told) => log_move(told, "begun"),
-            Self::MoveStepped(told) => log_move(told, told.steps.last().map_or("", |at| &at.step)),
-            Self::MoveEnded(told) => {
-                let ending = told.ending.as_ref();
+            Self::MoveBegan(record) => log_move(record, "begun"),
+            Self::MoveStepped(record) => {
+                log_move(record, record.steps.last().map_or("", |at| &at.step))
+            }
+            Self::MoveEnded(record) => {
+                let ending = record.ending.as_ref();
                 let how = ending.map_or("ended", |ending| ending.how.as_str());
-                let why = ending.and_then(|ending| ending.why.as_deref()).unwrap_or(&told.why);
-                let (operation, guest, vf) = (told.operation, told.guest.as_str(), &told.vf);
-                let (direction, ms) = (told.direction_name(), told.duration_ms);
+                let why = ending.and_then(|ending| ending.why.as_deref()).unwrap_or(&record.why);
+                let (operation, guest, vf) = (record.operation, record.guest.as_str(), &record.vf);
+                let (direction, ms) = (record.direction_name(), record.duration_ms);
                 if how == How::Completed.as_str() {
                     tracing::info!(operation, direction, guest, %vf, duration_ms = ms, why, "{how}");
                 } else {
@@ -317,9 +318,9 @@ impl Event {
     }
 }
 
-fn log_move(told: &MoveRecord, what: &str) {
-    let (operation, guest, vf) = (told.operation, told.guest.as_str(), &told.vf);
-    tracing::debug!(operation, direction = told.direction_name(), guest, %vf, "{what}");
+fn log_move(record: &MoveRecord, what: &str) {
+    let (operation, guest, vf) = (record.operation, record.guest.as_str(), &record.vf);
+    tracing::debug!(operation, direction = record.direction_name(), guest, %vf, "{what}");
 }
 
 /// The core's ends.
@@ -329,7 +330,7 @@ pub struct CoreEnds {
     pub requests: mpsc::Receiver<Envelope>,
     /// Where the status is published.
     pub status: watch::Sender<Arc<Status>>,
-    /// Where events are told.
+    /// Where events are emitted.
     pub events: broadcast::Sender<Event>,
 }
 
@@ -339,8 +340,8 @@ impl CoreEnds {
         self.status.send_replace(Arc::new(status));
     }
 
-    /// Tells an event, to the log and to who listens. That nobody does is no error.
-    pub fn tell(&self, event: Event) {
+    /// Emits an event to the log and to all subscribers. Without subscribers it is dropped.
+    pub fn emit(&self, event: Event) {
         event.log();
         drop(self.events.send(event));
     }

@@ -1,4 +1,4 @@
-//! A route of the main table, as it is kept while its interface is elsewhere. Knows no socket.
+//! A route of the main table, kept while its interface is in a bond. Knows no socket.
 
 use std::net::IpAddr;
 
@@ -10,31 +10,31 @@ use netlink_packet_route::route::{
 /// The kernel's main table.
 pub const MAIN: u8 = 254;
 
-/// A route as it is kept: to where, by whom.
+/// A kept route.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Route {
-    /// To these addresses; none: to all.
+    /// Destination; none: the default route.
     pub to: Option<IpAddr>,
     /// Length of the prefix [bits].
     pub prefix: u8,
-    /// By this router; none: they are on the link.
+    /// Gateway; none: on the link.
     pub via: Option<IpAddr>,
-    /// From this address.
+    /// Preferred source address.
     pub source: Option<IpAddr>,
-    /// The lower, the better.
+    /// Metric.
     pub metric: Option<u32>,
-    /// Addresses of IPv6.
+    /// IPv6.
     pub six: bool,
-    /// Who made it, by the kernel's numbers (`RTPROT_…`): 4, static, where an earlier record does not say.
+    /// Its protocol (`RTPROT_…`); 4, static, in records of earlier versions.
     #[serde(default = "made_by_hand")]
     pub protocol: u8,
-    /// How far it leads (`RT_SCOPE_…`); none: an earlier record, which follows from the router.
+    /// Its scope (`RT_SCOPE_…`); none in records of earlier versions: derived from the gateway.
     #[serde(default)]
     pub scope: Option<u8>,
-    /// For packets of this type of service.
+    /// Type of service.
     #[serde(default)]
     pub service: u8,
-    /// The router is on the link, whatever the interface's addresses say.
+    /// The gateway is on the link (RTNH_F_ONLINK).
     #[serde(default)]
     pub on_link: bool,
 }
@@ -44,7 +44,7 @@ fn made_by_hand() -> u8 {
 }
 
 impl Route {
-    /// Of a message; none where an address is of another kind.
+    /// Reads a message; none where an address is not of IP.
     pub fn read(message: &RouteMessage) -> Option<Self> {
         let mut route = Self {
             to: None,

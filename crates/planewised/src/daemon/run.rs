@@ -14,18 +14,18 @@ use pw_error::{Error, Result};
 use pw_sriov::state::State;
 use tokio::sync::{oneshot, watch};
 
-use crate::daemon::cluster::{Cluster, Node, Unshared};
+use crate::daemon::cluster::{Cluster, ExclusivePool, Node};
 use crate::daemon::config::{self, Config};
 use crate::daemon::core::{Core, Host};
-use crate::daemon::crew::Threads;
 use crate::daemon::forwarding::Budget;
 use crate::daemon::guests;
 use crate::daemon::journal::Journal;
-use crate::daemon::pool::machine::Machine;
+use crate::daemon::pool::host::HostPool;
 use crate::daemon::profile;
 use crate::daemon::request::{Caller, Envelope, Fault, Refused, Request, ends};
 use crate::daemon::simulated::World;
 use crate::daemon::status::Status;
+use crate::daemon::tasks::ThreadRunner;
 use crate::face::{self, Face};
 
 /// Gives the VFs of this host to the guests that gain most, and moves them as traffic changes.
@@ -41,12 +41,12 @@ pub struct Args {
     dry_run: bool,
 }
 
-/// Between two looks at what is still under way when the daemon is to end.
+/// Polling interval for operations under way when the daemon ends.
 const ENDING: Duration = Duration::from_millis(100);
-/// The longest sleep: by then the clock has been looked at again.
+/// The longest sleep.
 const NAP: Duration = Duration::from_millis(500);
 
-/// Signals, as the loop sees them.
+/// Flags of received signals.
 struct Signals {
     stop: Arc<AtomicBool>,
     reload: Arc<AtomicBool>,
@@ -59,7 +59,7 @@ impl Signals {
         let failed = |what: &dyn std::fmt::Display| {
             Error::failed(format!("cannot listen to signals: {what}"), "")
         };
-        // Threads that are made from here on inherit this: the signals are the thread's alone.
+        // Later threads inherit the mask, so that only this one receives the signals.
         set.thread_block().map_err(|error| failed(&error))?;
         let signals = Self { stop: Arc::default(), reload: Arc::default() };
         let (stop, reload) = (Arc::clone(&signals.stop), Arc::clone(&signals.reload));
@@ -78,7 +78,7 @@ impl Signals {
     }
 }
 
-/// Reads the configuration and the gain profile that it names; what an operator should know of the latter.
+/// Reads the configuration and its gain profile; also returns notes on the profile for the operator.
 fn read(path: &Path) -> Result<(Config, Vec<String>)> {
     let text = |what: &str, path: &Path, remedy: &str| {
         std::fs::read_to_string(path).map_err(|error| {
@@ -100,7 +100,7 @@ fn read(path: &Path) -> Result<(Config, Vec<String>)> {
     Ok((config, gain.notes))
 }
 
-/// What wakes the core: a request that nobody waits for.
+/// Wakes the core by a request without a caller.
 fn waker(wake: SyncSender<Envelope>) -> impl Fn() + Send + Sync {
     move || {
         let (reply, _) = oneshot::channel();
@@ -120,7 +120,7 @@ fn host(
     let mut host = match &config.simulated {
         Some(simulated) => World::new(simulated).host_of(pods),
         None => Host {
-            pool: Box::new(Machine::new(
+            pool: Box::new(HostPool::new(
                 config.pool.pfs.clone(),
                 &config.state_directory,
                 Budget {
@@ -129,16 +129,16 @@ fn host(
                 },
             )),
             kinds: guests::kinds(config, pods, dry_run)?,
-            crew: Box::new(Threads::new(Arc::new(waker(wake)))),
+            tasks: Box::new(ThreadRunner::new(Arc::new(waker(wake)))),
         },
     };
     if let Some(node) = node {
-        host.pool = Box::new(Unshared::new(host.pool, node.devices));
+        host.pool = Box::new(ExclusivePool::new(host.pool, node.devices));
     }
     Ok(host)
 }
 
-/// Joins the cluster that is configured; none: there is none.
+/// Joins the configured cluster, if any.
 fn join(
     config: &Config,
     cluster: Option<&dyn Cluster>,
@@ -154,7 +154,7 @@ fn join(
     cluster.join(kubernetes, status.clone()).map(Some)
 }
 
-/// What a daemon holds while it manages this host's VFs: the same for all state directories.
+/// The lock of the one daemon that manages this host's VFs, whatever its state directory.
 fn only_daemon(directory: &Path) -> Result<Flock<File>> {
     State::new(directory).make()?;
     let path = directory.join("lock-daemon");
@@ -174,7 +174,7 @@ fn only_daemon(directory: &Path) -> Result<Flock<File>> {
 /// Runs the daemon until it is told to end; `cluster` joins the cluster that may be configured.
 ///
 /// # Errors
-/// It cannot start: the configuration makes no sense, another daemon runs, root is needed.
+/// It cannot start: the configuration is invalid, another daemon runs, root is needed.
 pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
     let (config, gain_notes) = read(&args.config)?;
     face::log::start(config.log);
@@ -193,7 +193,7 @@ pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
         _ => None,
     };
     let (journal, notes) = if args.dry_run {
-        Journal::look(&config.state_directory)?
+        Journal::open_read_only(&config.state_directory)?
     } else {
         Journal::open(&config.state_directory)?
     };
@@ -257,8 +257,8 @@ fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
     core
 }
 
-/// Reads the configuration again, and certificate, key and tokens. What cannot change in a running daemon
-/// stays as it is.
+/// Reloads the configuration, certificate, key and tokens. Settings that cannot change in a running daemon
+/// stay.
 fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     let (config, gain_notes) = read(&args.config)?;
     let old = core.config();
@@ -277,7 +277,7 @@ fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What differs between two configurations and cannot change in a running daemon.
+/// Settings that differ and cannot change in a running daemon.
 fn fixed_difference(old: &Config, new: &Config) -> Option<&'static str> {
     let fixed = [
         ("socket", new.socket == old.socket),

@@ -1,5 +1,5 @@
-//! A made-up host: a pool and guests in one world (`pw_alloc::world`), with traffic as configured,
-//! and with guests and links that a test makes fail. Touches nothing.
+//! A simulated host: a pool and guests in one world (`pw_alloc::world`), with configured traffic, and with
+//! guests and links that a test makes fail. Touches nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,16 +16,16 @@ use pw_error::{Error, Result};
 
 use crate::daemon::config::Simulated;
 use crate::daemon::core::Host;
-use crate::daemon::crew::{AtOnce, Crew, Hands};
-use crate::daemon::guests::source::{Container, Containing, Source};
+use crate::daemon::guests::source::{Container, KnownContainers, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
 use crate::daemon::status::GuestKind;
+use crate::daemon::tasks::{Executor, InlineRunner, TaskRunner};
 
 /// The PF of a made-up host.
 pub const PF: &str = "simulated0";
 
-/// The made-up host, shared by its pool and its guests, and by the test that disturbs it.
+/// A simulated host, shared by its pool, its guests and the test that disturbs it.
 #[derive(Debug, Clone, Default)]
 pub struct World(Arc<Mutex<Made>>);
 
@@ -66,12 +66,12 @@ impl Made {
     }
 }
 
-/// A fault of the daemon's eyes that is put back so that a test can show that it would be noticed.
+/// A fault of observation, reintroduced to show that tests notice it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// A VF of which it cannot be told who uses it counts as nobody's.
+    /// A VF with an unknown user counts as unused.
     UnknownIsNobody,
-    /// While the guests cannot be asked about there are none.
+    /// Unknown guests count as none.
     SilentIsEmpty,
 }
 
@@ -109,17 +109,17 @@ impl World {
 
     /// Its pool and its guests, for the core; whatever is done is done at once.
     pub fn host(&self) -> Host {
-        self.host_with(Box::new(AtOnce::default()))
+        self.host_with(Box::new(InlineRunner::default()))
     }
 
     /// The same, with others who perform steps.
-    pub fn host_with(&self, crew: Box<dyn Crew>) -> Host {
+    pub fn host_with(&self, tasks: Box<dyn TaskRunner>) -> Host {
         // Whoever asks first is to see all.
         self.made().changed = true;
         Host {
             pool: Box::new(SimulatedPool(self.clone())),
             kinds: vec![Box::new(SimulatedGuests::new(self.clone(), None))],
-            crew,
+            tasks,
         }
     }
 
@@ -189,7 +189,7 @@ impl World {
         self.made().found.restart(&GuestId::from(name));
     }
 
-    /// Somebody other than a guest takes a VF, or the host cannot tell who has it; or it is free again.
+    /// Puts a VF in a place: a user other than a guest, an unknown one, or none.
     pub fn place(&self, vf: &VfId, place: VfPlace) {
         if let Some(found) = self.made().found.vfs.get_mut(vf) {
             found.place = place;
@@ -228,7 +228,7 @@ impl World {
         }
     }
 
-    /// Whoever looks has this fault from now on.
+    /// Observation has this fault from now on.
     pub fn put_back(&self, fault: Fault) {
         self.made().fault = Some(fault);
     }
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// So many looks find VFs' interfaces nowhere, as those of a namespace that is dying.
+    /// For this many samples VFs' interfaces are nowhere, as those of a dying namespace.
     pub fn hides_vfs(&self, looks: u32) {
         self.made().unseen = looks;
     }
@@ -323,7 +323,7 @@ fn user_of(place: &VfPlace, hidden: bool, fault: Option<Fault>) -> User {
     }
 }
 
-impl Hands for World {
+impl Executor for World {
     fn perform(
         &mut self,
         step: &Step,
@@ -387,7 +387,7 @@ impl Pool for SimulatedPool {
         Ok(())
     }
 
-    fn hands(&self) -> Box<dyn Hands> {
+    fn executor(&self) -> Box<dyn Executor> {
         Box::new(self.0.clone())
     }
 }
@@ -408,8 +408,8 @@ impl SimulatedGuests {
 
     /// Pods come up and go as the source tells.
     fn follow(&mut self) {
-        let Some(Containing::All(told)) =
-            self.source.as_ref().map(|source| source.seen().containers)
+        let Some(KnownContainers::All(told)) =
+            self.source.as_ref().map(|source| source.state().containers)
         else {
             return;
         };
@@ -520,7 +520,7 @@ impl Guests for SimulatedGuests {
         holdings
     }
 
-    fn tell_again(&mut self) {
+    fn republish(&mut self) {
         self.world.made().changed = true;
     }
 
@@ -551,7 +551,7 @@ impl Guests for SimulatedGuests {
         }))
     }
 
-    fn hands(&mut self, _guest: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure> {
+    fn executor(&mut self, _guest: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure> {
         Ok(Box::new(self.world.clone()))
     }
 

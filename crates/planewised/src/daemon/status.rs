@@ -1,5 +1,4 @@
-//! What the daemon tells of itself, as one value that is published whole. Knows neither how it came
-//! about nor who reads it (docs/reference/alloc.md).
+//! The daemon's status, one value that is published as a whole (docs/reference/alloc.md).
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,10 +12,10 @@ use utoipa::ToSchema;
 
 /// Version of this format.
 pub const FORMAT: u32 = 1;
-/// Moves that are told at most, the latest last.
-pub const MOVES_TOLD: usize = 64;
-/// Errors that are told at most, the latest last.
-pub const ERRORS_TOLD: usize = 64;
+/// Most moves kept, the latest last.
+pub const MOVES_KEPT: usize = 64;
+/// Most errors kept, the latest last.
+pub const ERRORS_KEPT: usize = 64;
 
 /// Time of the wall clock: milliseconds since 1970. For people; nothing is computed from it.
 pub fn unix_ms() -> u64 {
@@ -84,17 +83,17 @@ impl Status {
     }
 
     /// A move has begun, made a step, or ended: the record of the same operation is replaced.
-    pub fn tell_move(&mut self, record: MoveRecord) {
-        match self.moves.iter_mut().rfind(|told| told.operation == record.operation) {
-            Some(told) => *told = record,
-            None => push_bounded(&mut self.moves, record, MOVES_TOLD),
+    pub fn record_move(&mut self, record: MoveRecord) {
+        match self.moves.iter_mut().rfind(|kept| kept.operation == record.operation) {
+            Some(kept) => *kept = record,
+            None => push_bounded(&mut self.moves, record, MOVES_KEPT),
         }
     }
 
     /// Something went wrong.
-    pub fn tell_error(&mut self, record: ErrorRecord) {
+    pub fn record_error(&mut self, record: ErrorRecord) {
         self.counters.errors += 1;
-        push_bounded(&mut self.errors, record, ERRORS_TOLD);
+        push_bounded(&mut self.errors, record, ERRORS_KEPT);
     }
 }
 
@@ -493,12 +492,16 @@ pub struct Planned {
 impl Planned {
     /// This plan, in words.
     pub fn new(plan: &Plan, deferred: usize, performed: bool) -> Self {
-        let told = |change: &Move| PlannedMove {
+        let planned = |change: &Move| PlannedMove {
             direction: change.direction,
             guest: change.guest.clone(),
             vf: change.vf.clone(),
             why: change.reason.to_string(),
         };
-        Self { moves: plan.moves.iter().map(told).collect(), deferred: deferred as u64, performed }
+        Self {
+            moves: plan.moves.iter().map(planned).collect(),
+            deferred: deferred as u64,
+            performed,
+        }
     }
 }

@@ -1,5 +1,4 @@
-//! What the operator asked the running daemon for (pins, exclusions, a policy, draining), kept over
-//! restarts. Knows nothing of what comes of it.
+//! The operator's wishes (pins, exclusions, a policy, draining), kept over restarts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ impl Wishes {
     /// Reads them from this directory.
     ///
     /// # Errors
-    /// There is a file, and it cannot be read.
+    /// The file exists and cannot be read.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join("wishes.json");
         let kept = match std::fs::read(&path) {
@@ -63,12 +62,12 @@ impl Wishes {
         Ok(())
     }
 
-    /// What is wished for this guest; none: nothing.
+    /// The operator's stance on this guest; none: no wish.
     pub fn stance(&self, guest: &GuestId) -> Option<Stance> {
         self.kept.stances.get(guest).copied()
     }
 
-    /// Keeps what is wished for this guest.
+    /// Keeps the operator's stance on this guest.
     ///
     /// # Errors
     /// It cannot be written.
@@ -81,7 +80,7 @@ impl Wishes {
         self.keep(kept)
     }
 
-    /// The policy asked for; none: the configuration's.
+    /// The operator's policy; none: the configuration's.
     pub const fn policy(&self) -> Option<PolicyKind> {
         self.kept.policy
     }
@@ -94,12 +93,12 @@ impl Wishes {
         self.keep(Kept { policy, ..self.kept.clone() })
     }
 
-    /// Shall every VF go back to its pool?
+    /// Are all VFs to be returned to the pool?
     pub const fn draining(&self) -> bool {
         self.kept.draining
     }
 
-    /// Keeps whether every VF shall go back to its pool.
+    /// Keeps whether all VFs are to be returned to the pool.
     ///
     /// # Errors
     /// It cannot be written.

@@ -1,5 +1,4 @@
-//! What can be asked and ordered over HTTP, and its description in OpenAPI. Knows no guests: the core
-//! answers.
+//! The HTTP API and its description in OpenAPI. Knows no guests: the core answers.
 
 use std::sync::Arc;
 use std::sync::mpsc::TrySendError;
@@ -31,11 +30,11 @@ use super::{Shared, events, metrics, page};
 use crate::daemon::request::{Answer, Caller, Envelope, Event, Fault, Request};
 use crate::daemon::status::{Guest, Planned, Status};
 
-/// A request's body is at most so large [bytes].
+/// Largest body of a request [bytes].
 const BODY_BYTES: usize = 4096;
-/// A request's body must be there after this time.
+/// Time limit of a request's body.
 const BODY: Duration = Duration::from_secs(10);
-/// The core answers within this time, or the request is withdrawn.
+/// Time limit of the core's answer; then the request is withdrawn.
 const ANSWER: Duration = Duration::from_secs(30);
 
 type Outcome = std::result::Result<Response, Problem>;
@@ -117,7 +116,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     Description::openapi()
 }
 
-/// Everything that is served.
+/// All routes.
 pub fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/", get(page::page))
@@ -152,7 +151,7 @@ async fn no_such_method() -> Problem {
     .with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// Who asks? Everything passes here first.
+/// Authenticates the caller; every request passes here first.
 async fn guard(
     State(shared): State<Arc<Shared>>,
     mut request: HttpRequest,
@@ -184,7 +183,7 @@ async fn guard(
         },
         None => return Problem::new(Fault::Forbidden, "nobody asks", "").into_response(),
     };
-    // A page of somebody else's that a browser shows to somebody who may.
+    // Another site's page in an authorised user's browser (CSRF).
     if !reads && !of_same_origin(&request) {
         let what = "this request comes from another site's page";
         return Problem::new(Fault::Forbidden, what, "use `planewise alloc`").into_response();
@@ -246,7 +245,7 @@ async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Resul
     let read = to_bytes(request.into_body(), BODY_BYTES);
     let bytes = match tokio::time::timeout(BODY, read).await {
         Ok(Ok(bytes)) => bytes,
-        // What is announced in pieces turns out too large on the way.
+        // A chunked body shows its size only while it is read.
         Ok(Err(_)) => return Err(too_large()),
         Err(_) => {
             let what = format!("the body did not come within {} s", BODY.as_secs());
@@ -311,7 +310,7 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
             "see what it does with `planewise alloc status`, then ask again",
         )),
     };
-    // What is done, the core tells itself.
+    // The core logs requests that it performs.
     if let Err(problem) = &outcome {
         let guest = guest.map(|guest| guest.to_string()).unwrap_or_default();
         tracing::warn!(request = name, guest, caller = who, why = problem.what, "not done");

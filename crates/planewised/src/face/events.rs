@@ -1,4 +1,4 @@
-//! What happens, as server-sent events. A slow reader makes nobody wait: it is told what it missed.
+//! Server-sent events. A slow reader delays nobody: it learns how many events it missed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{STREAMS, Shared};
 use crate::daemon::request::{Event, Fault};
 use crate::daemon::status::Status;
 
-/// A line that says nothing keeps the connection known to be alive.
+/// Interval of empty lines that keep the connection alive.
 const ALIVE: Duration = Duration::from_secs(15);
 
 struct Feed {
@@ -25,7 +25,7 @@ struct Feed {
     status: Option<watch::Receiver<Arc<Status>>>,
     stop: watch::Receiver<bool>,
     first: bool,
-    /// Held as long as somebody listens.
+    /// Held while the stream is open.
     _permit: OwnedSemaphorePermit,
 }
 
@@ -63,7 +63,7 @@ impl Feed {
         }
     }
 
-    /// What was told before the end is not lost.
+    /// Events emitted before the end.
     fn rest(&mut self) -> Option<sse::Event> {
         self.events.try_recv().ok().map(|event| told("event", &event))
     }

@@ -1,4 +1,4 @@
-//! Sockets, connections and their limits. Knows who is at the other end, not what is asked.
+//! Sockets, connections and their limits. Knows callers, not requests.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,34 +35,33 @@ use super::{FAREWELL, Shared, api};
 use crate::daemon::config;
 use crate::daemon::request::{Caller, Fault};
 
-/// Connections by the socket at once; and as many again by TCP, so that nobody outside can keep the
-/// operator out.
+/// Most connections by the socket, and again by TCP, so that TCP cannot exhaust the operator's.
 const CONNECTIONS: usize = 64;
-/// Connections that are being told that they are not wanted.
+/// Most connections that are being refused.
 const REFUSING: usize = 16;
-/// A request's head, and a pause between two requests, are at most so long.
+/// Time limit of a request's head, and of the pause between two requests.
 const HEAD: Duration = Duration::from_secs(10);
-/// Whoever takes nothing of an answer for so long is cut off. The kernel is told the same of data that
-/// is not acknowledged (TCP_USER_TIMEOUT, tcp(7)).
+/// Time limit of a reader that takes nothing of an answer, and of unacknowledged data (TCP_USER_TIMEOUT,
+/// tcp(7)).
 const WRITE: Duration = Duration::from_secs(10);
 /// Connections by TCP from one address at once.
 const CONNECTIONS_EACH: usize = 16;
-/// A TLS handshake takes at most so long.
+/// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A request's head is at most so large [bytes], with so many fields.
+/// Largest head of a request [bytes], and most fields.
 const HEAD_BYTES: usize = 16 * 1024;
 const HEAD_FIELDS: usize = 64;
 
-/// By which door a request came in.
+/// The way by which a request came in.
 #[derive(Debug, Clone)]
 pub enum Door {
-    /// By the socket: the kernel says who.
+    /// The socket: the kernel names the caller.
     Socket(Caller),
-    /// By TLS: a token must say who.
+    /// TLS: a token must name the caller.
     Tls(Arc<Keys>),
 }
 
-/// The socket's place. It is taken away once, and only if it is still ours.
+/// The socket's path. It is removed once, and only if it is still ours.
 #[derive(Debug)]
 pub struct Socket {
     /// Where.
@@ -71,7 +70,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Takes the socket away, unless somebody has put another one there.
+    /// Removes the socket, unless it was replaced.
     pub fn remove(&self) {
         if identity(&self.path).is_ok_and(|found| found == self.device_and_inode) {
             drop(std::fs::remove_file(&self.path));
@@ -86,7 +85,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// Listens at `path`: for root and the daemon's own user, and for the group if there is one.
 ///
 /// # Errors
-/// The place cannot be used, or another daemon answers there.
+/// The path cannot be used, or another daemon answers there.
 pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
     let cannot = |error: io::Error| {
         Error::failed(
@@ -99,7 +98,7 @@ pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
         make_directory(directory).map_err(cannot)?;
     }
     make_room(path)?;
-    // Born under another name, and there under its own only once its mode is right.
+    // Made under another name, and renamed once its mode is right.
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
     let newborn = PathBuf::from(name);
@@ -124,8 +123,7 @@ pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
     }
 }
 
-/// Everybody may pass through a directory that is made here, whatever this process' umask: the
-/// socket's own mode says who may use it.
+/// Makes a directory that everybody may pass, whatever the umask: the socket's own mode limits access.
 fn make_directory(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -134,7 +132,7 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755))
 }
 
-/// A socket that a killed daemon left is in nobody's way; anything else is.
+/// Removes a socket that a killed daemon left; anything else is an error.
 fn make_room(path: &Path) -> Result<()> {
     let Ok(data) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !data.file_type().is_socket() {
@@ -153,7 +151,7 @@ fn make_room(path: &Path) -> Result<()> {
     }
 }
 
-/// What TLS and its door need, read and checked.
+/// Configuration of TLS, read and checked.
 #[derive(Debug)]
 pub struct Tls {
     listen: SocketAddr,
@@ -200,7 +198,7 @@ impl Keys {
         Self(Mutex::new((tls.server.clone(), tls.tokens.clone())))
     }
 
-    /// From now on these: for new connections, and the tokens for new requests of open ones, too.
+    /// Replaces them: for new connections, and the tokens for new requests of open ones, too.
     pub fn renew(&self, tls: &Tls) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
             (tls.server.clone(), tls.tokens.clone());
@@ -216,18 +214,18 @@ impl Keys {
     }
 }
 
-/// A listening TCP socket with its door.
+/// A listening TCP socket with its credentials.
 #[derive(Debug)]
 pub struct Tcp {
     /// Where it listens.
     pub address: SocketAddr,
-    /// What opens it.
+    /// Its credentials.
     pub keys: Arc<Keys>,
     listener: std::net::TcpListener,
 }
 
 impl Tcp {
-    /// Listens where TLS is wished.
+    /// Listens at the configured address.
     ///
     /// # Errors
     /// The address cannot be used.
@@ -249,7 +247,7 @@ impl Tcp {
     }
 }
 
-/// Serves both doors until the daemon stops.
+/// Serves both until the daemon stops.
 pub async fn serve(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, tcp: Option<Tcp>) {
     let router = api::router(shared.clone());
     let by_socket = serve_socket(shared.clone(), unix, gate, router.clone());
@@ -259,7 +257,7 @@ pub async fn serve(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, tcp: 
         }
     };
     tokio::join!(by_socket, by_tls);
-    // Streams and answers under way end by themselves.
+    // Open streams and answers end by themselves.
     drop(timeout(FAREWELL, idle(&shared)).await);
 }
 
@@ -366,11 +364,11 @@ async fn accept_tls(
     acceptor.accept(stream).await
 }
 
-/// How many connections each address has open by TCP.
+/// Open connections by TCP of each address.
 #[derive(Debug, Default)]
 struct Peers(Mutex<HashMap<IpAddr, usize>>);
 
-/// One of them; it counts until it is dropped.
+/// A connection; it counts until it is dropped.
 #[derive(Debug)]
 struct Peer {
     peers: Arc<Peers>,
@@ -378,7 +376,7 @@ struct Peer {
 }
 
 impl Peers {
-    /// One more connection from this address; none: it has enough.
+    /// Counts one more connection from this address; none where it has too many.
     fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Peer> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(address).or_default();
@@ -402,7 +400,7 @@ impl Drop for Peer {
     }
 }
 
-/// The kernel ends the connection once data have not been acknowledged for so long.
+/// Lets the kernel end a connection whose data are not acknowledged for this long.
 fn give_up_after(stream: &TcpStream, wait: Duration) -> io::Result<()> {
     let wait_ms = libc::c_uint::try_from(wait.as_millis()).unwrap_or(libc::c_uint::MAX);
     // SAFETY: the socket is open; the option's value is an unsigned int, which is read before the
@@ -427,7 +425,7 @@ fn full() -> Problem {
     )
 }
 
-/// Says no, after the question (whoever is not listened to does not listen either).
+/// Refuses, after reading the request: clients read no answer before.
 async fn refuse(mut stream: UnixStream, problem: &Problem) {
     let answer = async {
         let mut head = [0; 4096];

@@ -7,9 +7,9 @@ use tracing::Level;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// In which form.
+    /// Form of the lines.
     pub format: Form,
-    /// From which weight on.
+    /// Least severity.
     pub level: Weight,
 }
 
@@ -24,15 +24,15 @@ pub enum Form {
     Json,
 }
 
-/// What is worth a line.
+/// Least severity that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
-    /// What could not be done.
+    /// Failures.
     Error,
-    /// And what looks wrong.
+    /// And warnings.
     Warn,
-    /// And what happens: moves, changes of guests, requests that change something.
+    /// And events: moves, changes of guests, requests that change something.
     #[default]
     Info,
     /// And every step, every request.

@@ -260,7 +260,7 @@ impl OfStatus {
     }
 }
 
-/// What this process uses, by the names that all exporters use.
+/// This process' resources, by the usual names of exporters.
 #[derive(Debug)]
 struct OfProcess {
     cpu_s: Option<f64>,

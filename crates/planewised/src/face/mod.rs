@@ -1,6 +1,6 @@
 //! The daemon's face: HTTP on a Unix socket (and, if wished, by TLS), metrics, events, the live page
-//! and the log. A thread of its own that knows the core only by [`crate::daemon::request`]: whatever
-//! comes in here, the core goes on.
+//! and the log. A thread of its own that knows the core only by [`crate::daemon::request`]: no
+//! request can stop the core.
 
 mod api;
 mod events;
@@ -27,18 +27,18 @@ use crate::daemon::status::Status;
 
 pub use api::openapi;
 
-/// Streams of events that are open at once, from everywhere.
+/// Most open streams of events.
 const STREAMS: usize = 32;
 /// How long connections may take to end when the daemon stops.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// What all requests share.
+/// State shared by all requests.
 #[derive(Debug)]
 struct Shared {
     ends: FaceEnds,
     streams: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
-    /// The status that was asked for last, as JSON: many readers, one writing.
+    /// The last status as JSON, cached for all readers.
     written: Mutex<Option<(Arc<Status>, Arc<str>)>>,
     refusals: Mutex<VecDeque<Instant>>,
 }
@@ -69,7 +69,7 @@ impl Shared {
         }
     }
 
-    /// Is this refusal to be logged? Ten in ten seconds are: nobody fills the log from outside.
+    /// Is this refusal to be logged? Ten in ten seconds are, so that callers cannot fill the log.
     fn log_refusal(&self) -> bool {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -84,7 +84,7 @@ impl Shared {
     }
 }
 
-/// The face at work. Ends with [`Face::stop`], or when it is dropped.
+/// A running face. Ends with [`Face::stop`], or when it is dropped.
 #[derive(Debug)]
 pub struct Face {
     stop: watch::Sender<bool>,
@@ -160,7 +160,7 @@ impl Face {
         }
     }
 
-    /// Ends all connections and takes the socket away.
+    /// Ends all connections and removes the socket.
     pub fn stop(self) {
         drop(self);
     }

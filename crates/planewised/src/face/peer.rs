@@ -1,5 +1,4 @@
-//! Who may come in by the socket: root, the daemon's own user, and the members of one group. Knows no
-//! requests.
+//! Access by the socket: root, the daemon's own user, and the members of one group. Knows no requests.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
@@ -10,10 +9,10 @@ use tokio::net::UnixStream;
 
 use crate::daemon::request::Caller;
 
-/// Supplementary groups that are asked for at most; Linux lets nobody have more.
+/// Most supplementary groups of a process (NGROUPS_MAX).
 const MOST_GROUPS: usize = 65_536;
 
-/// Who may come in.
+/// Access rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// The daemon's own user.
@@ -32,10 +31,10 @@ impl Gate {
         Ok(Self { own: geteuid().as_raw(), group })
     }
 
-    /// Who is at the other end of this connection, if it may come in; else a sentence.
+    /// The caller of this connection.
     ///
     /// # Errors
-    /// It may not, or the kernel does not say who it is.
+    /// It is not permitted, or unknown: a sentence.
     pub fn admit(self, stream: &UnixStream) -> std::result::Result<Caller, String> {
         let peer =
             stream.peer_cred().map_err(|error| format!("the kernel names no peer: {error}"))?;

@@ -1,5 +1,4 @@
-//! What a request is answered that cannot be done: one sentence and a remedy, as JSON. Knows no
-//! requests.
+//! The answer to a request that fails: one sentence and a remedy, as JSON.
 
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue};

@@ -1,4 +1,4 @@
-//! Tokens: who may come in by TCP. Knows no connections.
+//! Tokens for access by TCP. Knows no connections.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,22 +9,22 @@ use base64::engine::general_purpose::STANDARD;
 use pw_error::{Error, Result};
 use subtle::ConstantTimeEq;
 
-/// A token is at least so long [characters].
+/// Least length of a token [characters].
 const SHORTEST: usize = 24;
-/// A file of tokens is at most so long [bytes].
+/// Largest file of tokens [bytes].
 const LONGEST_FILE: u64 = 64 * 1024;
 
-/// How a token was shown.
+/// How a token was presented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// `Authorization: Bearer`: by a program that means it.
+    /// `Authorization: Bearer`, by a program.
     Bearer,
     /// `Authorization: Basic`, the token as the password: by a browser, which sends it along with
     /// whatever any page asks for. Good for reading only.
     Basic,
 }
 
-/// What a token is good for.
+/// Rights of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Reading.
@@ -40,7 +40,7 @@ struct Token {
     role: Role,
 }
 
-/// The tokens that open the door, by name.
+/// Tokens by name.
 #[derive(Clone)]
 pub struct Tokens(Vec<Token>);
 
@@ -104,7 +104,7 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// Whose token these headers show, how, and what it is good for.
+    /// Name, presentation and rights of the token in these headers.
     pub fn owner(&self, headers: &HeaderMap) -> Option<(String, Shown, Role)> {
         let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
         let (scheme, rest) = value.split_once(' ')?;
@@ -116,7 +116,7 @@ impl Tokens {
         } else {
             return None;
         };
-        // All are compared, each in constant time: how long this takes tells nothing.
+        // All are compared, each in constant time, against timing attacks.
         let mut owner = None;
         for right in &self.0 {
             if bool::from(right.secret.as_bytes().ct_eq(token.as_bytes())) {
@@ -127,7 +127,7 @@ impl Tokens {
     }
 }
 
-/// Reads a file that must be nobody else's business.
+/// Reads a secret file.
 ///
 /// # Errors
 /// It cannot be read, is too long, or others than its owner and group can read it.

@@ -11,7 +11,7 @@ use pw_sriov::operate::{Done, Operator, Restored};
 use pw_sriov::plan::{Driver, Move, Settings, Setup, Step};
 use serde::Serialize;
 
-use super::How;
+use super::ChangeArgs;
 use crate::output;
 
 /// Give a PF its VFs: number, MAC addresses, driver.
@@ -33,7 +33,7 @@ pub struct SetupArgs {
     driver: Driver,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) how: ChangeArgs,
 }
 
 /// Change what the PF does for a VF: MAC, VLAN, rate, spoof check, trust, link state.
@@ -71,7 +71,7 @@ pub struct SetArgs {
     link_state: Option<LinkStateArg>,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) how: ChangeArgs,
 }
 
 /// Give a VF another driver.
@@ -85,7 +85,7 @@ pub struct BindArgs {
     driver: Driver,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) how: ChangeArgs,
 }
 
 /// Move a VF's interface into a namespace, with name, MAC, MTU and addresses.
@@ -119,10 +119,10 @@ pub struct MoveArgs {
     down: bool,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) how: ChangeArgs,
 }
 
-/// Bring VFs' interfaces home, as they were before they were moved.
+/// Return VFs' interfaces to the host, as they were before they were moved.
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {
     /// PCI addresses, PF/INDEX or interfaces
@@ -130,17 +130,17 @@ pub struct ReleaseArgs {
     vfs: Vec<String>,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) how: ChangeArgs,
 }
 
-/// Bring back what was before the first change.
+/// Restore the state before the first change.
 #[derive(Debug, clap::Args)]
 pub struct RestoreArgs {
     /// PFs (with their VFs) and VFs [default: all that were changed]
     functions: Vec<String>,
 
     #[command(flatten)]
-    pub(super) how: How,
+    pub(super) how: ChangeArgs,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -177,7 +177,7 @@ fn switch(text: &str) -> std::result::Result<bool, String> {
 fn vlan(text: &str) -> Result<Vlan> {
     let wrong = || {
         Error::bad_input(
-            format!("'{text}' is no VLAN"),
+            format!("'{text}' is not a VLAN"),
             "ID (0 to 4094), ID:QOS (0 to 7), or ID:QOS:PROTOCOL (802.1Q or 802.1ad)",
         )
     };
@@ -293,7 +293,7 @@ struct PfDone<'a> {
 }
 
 impl<'a> PfDone<'a> {
-    fn new(how: &How, done: &'a Done<Pf>) -> Self {
+    fn new(how: &ChangeArgs, done: &'a Done<Pf>) -> Self {
         Self { dry_run: how.dry_run, steps: lines(&done.steps), pf: &done.now }
     }
 }
@@ -313,18 +313,18 @@ struct RestoredDone<'a> {
     restored: &'a Restored,
 }
 
-fn print_vf(command: &str, how: &How, done: &Done<Vf>, json: bool) -> Result<()> {
+fn print_vf(command: &str, how: &ChangeArgs, done: &Done<Vf>, json: bool) -> Result<()> {
     let body = VfDone { dry_run: how.dry_run, steps: lines(&done.steps), vf: &done.now };
     output::print(command, &body, json, |_| text(how, &done.steps, || super::list::line(&done.now)))
 }
 
-fn print_restored(command: &str, how: &How, done: &Restored, json: bool) -> Result<()> {
+fn print_restored(command: &str, how: &ChangeArgs, done: &Restored, json: bool) -> Result<()> {
     let body = RestoredDone { dry_run: how.dry_run, steps: lines(&done.steps), restored: done };
     output::print(command, &body, json, |_| {
         text(how, &done.steps, || {
             let names: Vec<String> = done.restored.iter().map(ToString::to_string).collect();
             if names.is_empty() {
-                "nothing to bring back".into()
+                "nothing to restore".into()
             } else {
                 format!("as before: {}", names.join(", "))
             }
@@ -332,7 +332,7 @@ fn print_restored(command: &str, how: &How, done: &Restored, json: bool) -> Resu
     })
 }
 
-fn text(how: &How, steps: &[Step], now: impl FnOnce() -> String) -> String {
+fn text(how: &ChangeArgs, steps: &[Step], now: impl FnOnce() -> String) -> String {
     if !how.dry_run {
         return now();
     }

@@ -23,7 +23,7 @@ pub fn run(args: &Args, kernel: &mut dyn Kernel, state: &State, json: bool) -> R
     let mut machine = discover::machine(kernel)?;
     state.annotate(&mut machine)?;
     for wanted in &args.pfs {
-        if !machine.pfs.iter().any(|pf| is(pf, wanted)) {
+        if !machine.pfs.iter().any(|pf| is_named(pf, wanted)) {
             return Err(Error::bad_input(
                 format!("there is no PF {wanted}"),
                 "list all with `planewised vf list`",
@@ -31,12 +31,12 @@ pub fn run(args: &Args, kernel: &mut dyn Kernel, state: &State, json: bool) -> R
         }
     }
     if !args.pfs.is_empty() {
-        machine.pfs.retain(|pf| args.pfs.iter().any(|wanted| is(pf, wanted)));
+        machine.pfs.retain(|pf| args.pfs.iter().any(|wanted| is_named(pf, wanted)));
     }
     output::print("vf list", &machine, json, text)
 }
 
-fn is(pf: &Pf, wanted: &str) -> bool {
+fn is_named(pf: &Pf, wanted: &str) -> bool {
     pf.address.to_string() == wanted
         || pf.netdev.as_ref().is_some_and(|netdev| netdev.name == wanted)
 }

@@ -1,4 +1,4 @@
-//! `planewised vf …`: reads its options, calls pw_sriov, prints what came of it.
+//! `planewised vf …`: reads its options, calls pw_sriov, prints the result.
 
 mod change;
 mod list;
@@ -12,7 +12,7 @@ use pw_sriov::kernel::Linux;
 use pw_sriov::operate::{Operator, Options};
 use pw_sriov::state::State;
 
-/// SR-IOV functions: list, set up, change, bind, move, and bring back what was before.
+/// SR-IOV functions: list, set up, change, bind, move, and restore their former state.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print one JSON object
@@ -43,9 +43,9 @@ enum Command {
     Restore(change::RestoreArgs),
 }
 
-/// What every command that changes something takes.
+/// Options of all commands that change something.
 #[derive(Debug, clap::Args)]
-struct How {
+struct ChangeArgs {
     /// Print the steps, change nothing
     #[arg(long)]
     dry_run: bool,
@@ -64,7 +64,7 @@ struct How {
     wait: f64,
 }
 
-impl How {
+impl ChangeArgs {
     fn options(&self) -> Result<Options> {
         let wait = Duration::try_from_secs_f64(self.wait).map_err(|_| {
             Error::bad_input(format!("--wait {} is no time to wait", self.wait), "in seconds")

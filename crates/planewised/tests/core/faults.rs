@@ -113,7 +113,8 @@ impl Storage for Disk {
 fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_room() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     let disk = Disk::default();
-    let (journal, _) = Journal::over("j", Box::new(disk.clone()), b"", false).expect("begun");
+    let (journal, _) =
+        Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
     daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
@@ -318,7 +319,8 @@ fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_wit
     for refused in 0..40 {
         let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
         let disk = Hiccup(Arc::new(Mutex::new((Vec::new(), refused))));
-        let (journal, _) = Journal::over("j", Box::new(disk.clone()), b"", false).expect("begun");
+        let (journal, _) =
+            Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
         daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
         daemon.pass(20);
         daemon.world.send("b", Traffic::Constant(5000.0));
@@ -379,7 +381,8 @@ fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce
         let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
         let disk =
             Filling { room: Arc::new(Mutex::new((lines, None))), world: daemon.world.clone() };
-        let (journal, _) = Journal::over("j", Box::new(disk.clone()), b"", false).expect("begun");
+        let (journal, _) =
+            Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
         daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
         let full = || disk.room.lock().expect("no panic").1.is_some();
         daemon.pass(20);

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use planewised::daemon::config::{self, Config, Simulated};
 use planewised::daemon::core::{Core, Host};
-use planewised::daemon::crew::{Crew, Hands, Report, Task, Threads, Work};
 use planewised::daemon::journal::Journal;
 use planewised::daemon::pool::PoolView;
 use planewised::daemon::request::{FaceEnds, ends};
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::Status;
+use planewised::daemon::tasks::{Executor, Report, Task, TaskRunner, ThreadRunner, Work};
 use planewised::face;
 use pw_alloc::execute::Failure;
 use pw_alloc::settings::PolicyKind;
@@ -63,7 +63,7 @@ impl Clocked {
     }
 }
 
-impl Crew for Clocked {
+impl TaskRunner for Clocked {
     fn begin(&mut self, task: Task) {
         let takes_ms = match &task.work {
             Work::Step { step, .. } => {
@@ -115,21 +115,21 @@ fn world() -> World {
 }
 
 /// What a host with hanging guests, or without, came to in two minutes of its time.
-struct Seen {
+struct SourceState {
     samples: u64,
     /// When each of the others had its VF [ms].
     served_ms: BTreeMap<String, u64>,
     most_at_a_time: usize,
 }
 
-fn two_minutes(hang: bool) -> Seen {
+fn two_minutes(hang: bool) -> SourceState {
     let world = world();
-    let crew = Clocked { world: world.clone(), state: Arc::default() };
+    let tasks = Clocked { world: world.clone(), state: Arc::default() };
     let directory = tempfile::tempdir().expect("a directory");
-    let (mut core, _face) = core_on(world.host_with(Box::new(crew.clone())), directory.path());
+    let (mut core, _face) = core_on(world.host_with(Box::new(tasks.clone())), directory.path());
     let mut served_ms = BTreeMap::new();
     for now_ms in (0..120_000).step_by(50) {
-        crew.state().now_ms = now_ms;
+        tasks.state().now_ms = now_ms;
         if now_ms == 500 {
             // They are known, and have not been given anything yet.
             (0..HANGING).for_each(|at| world.answers(&format!("hangs{at:02}"), !hang));
@@ -141,8 +141,8 @@ fn two_minutes(hang: bool) -> Seen {
             }
         }
     }
-    let most_at_a_time = crew.state().most_pending;
-    Seen { samples: core.status().counters.samples, served_ms, most_at_a_time }
+    let most_at_a_time = tasks.state().most_pending;
+    SourceState { samples: core.status().counters.samples, served_ms, most_at_a_time }
 }
 
 #[test]
@@ -158,10 +158,10 @@ fn twenty_guests_that_never_answer_delay_no_sample_and_nobody_elses_move() {
     );
 }
 
-/// Hands that do nothing until the deadline.
+/// An executor that does nothing until the deadline.
 struct Hangs(World);
 
-impl Hands for Hangs {
+impl Executor for Hangs {
     fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Result<(), Failure> {
         let hangs = step.guest().is_some_and(|guest| guest.as_str().starts_with("hangs"));
         if hangs {
@@ -171,15 +171,15 @@ impl Hands for Hangs {
     }
 }
 
-/// Threads, with hands that hang in them.
-struct Hanging(Threads, World);
+/// Task threads, with executors that hang.
+struct Hanging(ThreadRunner, World);
 
-impl Crew for Hanging {
+impl TaskRunner for Hanging {
     fn begin(&mut self, task: Task) {
         let work = match task.work {
             Work::Step { step, pool, .. } => Work::Step {
                 step,
-                hands: vec![Box::new(Hangs(self.1.clone()))],
+                executors: vec![Box::new(Hangs(self.1.clone()))],
                 pool,
                 within: HANGS,
             },
@@ -211,13 +211,13 @@ struct Served {
 fn served(hang: bool) -> Served {
     let world = world();
     let (wake, woken) = mpsc::channel();
-    let threads = Threads::new(Arc::new(move || wake.send(()).unwrap_or(())));
-    let crew: Box<dyn Crew> = match hang {
+    let threads = ThreadRunner::new(Arc::new(move || wake.send(()).unwrap_or(())));
+    let tasks: Box<dyn TaskRunner> = match hang {
         true => Box::new(Hanging(threads, world.clone())),
         false => Box::new(threads),
     };
     let directory = tempfile::tempdir().expect("a directory");
-    let (mut core, ends) = core_on(world.host_with(crew), directory.path());
+    let (mut core, ends) = core_on(world.host_with(tasks), directory.path());
     let socket = directory.path().join("socket");
     let face = face::start(&Config { socket: socket.clone(), ..Config::default() }, ends);
     let face = face.expect("a face");

@@ -1,11 +1,11 @@
-//! The real core with simulated hands, guests, journal and time, in interleavings that chance picks and a
+//! The real core with simulated executors, guests, journal and time, in interleavings that chance picks and a
 //! seed repeats. What holds at every moment, and what after a bound, is written down in `check` and `calm`.
 //!
 //! `PLANEWISE_MODEL_STEPS` sets the number of steps (100 000), `PLANEWISE_MODEL_SEED` the first seed.
 
 #![allow(clippy::expect_used, reason = "helpers of tests fail by panicking")]
 
-mod crew;
+mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ use pw_alloc::traffic::Traffic;
 use pw_alloc::world::VfPlace;
 use tokio::sync::oneshot;
 
-use crew::{Chance, Disk, Made};
+use tasks::{Chance, Disk, Made};
 
 const SETTINGS: &str = "
     step_timeout_s = 30.0
@@ -92,7 +92,7 @@ impl Model {
         config.state_directory = self.directory.path().to_owned();
         let text = self.made.shared().text.clone();
         let storage = Box::new(Disk(self.made.clone()));
-        let (journal, _) = Journal::over("journal", storage, &text, false).expect("ours");
+        let (journal, _) = Journal::with_storage("journal", storage, &text, false).expect("ours");
         let (core_ends, face) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
         let host = self.world.host_with(Box::new(self.made.clone()));
         let core = Core::new(config, host, journal, core_ends, false, Box::new(|| false));

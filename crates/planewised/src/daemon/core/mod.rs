@@ -1,5 +1,5 @@
-//! The daemon's core: observes, plans, has moves made, keeps ledger and journal, publishes. One thread,
-//! no locks; time is given to it. It never waits: what may take its time is a task (`crate::daemon::crew`),
+//! The daemon's core: observes, plans, starts moves, keeps ledger and journal, publishes. One thread, no
+//! locks; time is an argument. It never waits: whatever may block is a task (`crate::daemon::tasks`),
 //! whose report is one more observation. Knows guests and VFs by two traits only.
 
 mod moves;
@@ -20,44 +20,44 @@ use pw_alloc::step::Step;
 use pw_error::{Error, Result};
 
 use crate::daemon::config::Config;
-use crate::daemon::crew::{Crew, Outcome};
 use crate::daemon::guests::{Guests, Managed};
 use crate::daemon::journal::Journal;
 use crate::daemon::pool::{Pool, PoolView};
 use crate::daemon::request::CoreEnds;
 use crate::daemon::status::Status;
+use crate::daemon::tasks::{Outcome, TaskRunner};
 use crate::daemon::wishes::Wishes;
 
 use self::moves::Active;
-use self::recovery::Find;
+use self::recovery::Survey;
 
 /// The longest wait between two recoveries of what cannot be recovered is 2 to this power seconds.
 const LONGEST_BACKOFF: u32 = 6;
 
-/// A kind that has never answered is waited for so long before anything is recovered [ms].
+/// How long recovery waits at first for kinds of guests that have not answered yet [ms].
 const FIRST_LOOK_MS: u64 = 30_000;
-/// A task that has not ended so long after its deadline is told of [ms].
+/// A task is reported as overdue this long after its deadline [ms].
 const OVERDUE_MS: u64 = 10_000;
 
 const RELOADED: &str = "the configuration was read again";
 
-/// What the daemon was given to work with.
+/// The parts of a host that the daemon works with.
 pub struct Host {
     /// The VFs.
     pub pool: Box<dyn Pool>,
     /// The kinds of guests.
     pub kinds: Vec<Box<dyn Guests>>,
-    /// Who performs steps.
-    pub crew: Box<dyn Crew>,
+    /// Performs steps.
+    pub tasks: Box<dyn TaskRunner>,
 }
 
 /// A guest that is managed.
 struct Tracked {
-    /// Its kind, as a place in the list of kinds.
+    /// Its kind, as an index of the list of kinds.
     kind: usize,
     managed: Managed,
     tracker: Tracker,
-    /// Since when it has what it has.
+    /// When its VF was given or taken.
     since_ms: u64,
     since_unix_ms: u64,
     why: String,
@@ -67,20 +67,20 @@ struct Tracked {
 #[derive(Debug, Clone)]
 struct Doubt {
     why: String,
-    /// Samples in a row that showed it, or more where one is enough.
+    /// Consecutive samples that showed it; more than there were where one is enough.
     samples: u32,
-    /// Recoveries that did not end it.
+    /// Recoveries that did not resolve it.
     tries: u32,
-    /// It is recovered at this moment at the earliest [ms].
+    /// Earliest time of the next recovery [ms].
     next_ms: u64,
 }
 
-/// A managed guest that was to be recovered and could not be looked at.
+/// A managed guest that could not be surveyed when it was to be recovered.
 #[derive(Debug, Clone, Default)]
 struct Unseen {
-    /// Looks in a row that did not show it.
+    /// Consecutive surveys without it.
     tries: u32,
-    /// It is looked for again at this moment at the earliest [ms].
+    /// Earliest time of the next survey [ms].
     next_ms: u64,
 }
 
@@ -97,49 +97,49 @@ pub struct Core {
     status: Status,
     ends: CoreEnds,
     dry_run: bool,
-    /// Journal and world are to be compared before anything is moved.
+    /// Journal and world have to be reconciled before anything is moved.
     doubtful: bool,
-    /// Not before this moment again [ms].
+    /// Earliest time of the next attempt [ms].
     doubtful_after_ms: u64,
-    /// Attempts in a row that failed to bring journal and world together.
+    /// Consecutive failed attempts.
     doubtful_tries: u32,
-    /// VFs about which journal and world disagree.
+    /// VFs on which journal and world disagree.
     doubts: BTreeMap<VfId, Doubt>,
-    /// VFs that are to be doubted with the next sample, whatever it shows.
+    /// VFs that count as doubtful with the next sample, whatever it shows.
     suspects: BTreeMap<VfId, String>,
-    /// Guests that are to be recovered, whatever they hold.
+    /// Guests to be recovered, whatever they hold.
     suspected: BTreeSet<GuestId>,
-    /// Guests that were to be recovered and could not be looked at.
+    /// Guests that could not be surveyed when they were to be recovered.
     unseen: BTreeMap<GuestId, Unseen>,
-    /// The pool is read afresh at this moment at the latest [ms].
+    /// Latest time of the next full reading of the pool [ms].
     next_read_ms: u64,
-    /// Guests because of which another one, of their name or with their address, is not managed.
+    /// Guests whose name or address another guest has, which is not managed therefore.
     clashes: BTreeSet<GuestId>,
-    /// Moves and recoveries under way, by their operation.
+    /// Moves and recoveries under way, by number of the operation.
     active: BTreeMap<u64, Active>,
-    /// Moves that wait for another one of the same guest or VF.
+    /// Moves that wait for another of the same guest or VF.
     queue: VecDeque<Move>,
-    /// Steps that could not even be begun.
+    /// Steps that could not be begun.
     failed_at_once: Vec<(u64, Failure)>,
-    /// It is being looked for what journal and world come to.
-    finding: Option<Find>,
-    /// Once nothing is under way the journal is begun anew.
+    /// The survey of the world under way.
+    survey: Option<Survey>,
+    /// The journal is to be compacted once nothing is under way.
     checkpoint_due: bool,
     decide_now: bool,
     next_sample_ms: u64,
     next_decision_ms: u64,
-    /// Troubles that have been told, so that each is told once.
-    told: BTreeSet<String>,
+    /// Errors that have been reported, so that each is reported once.
+    reported: BTreeSet<String>,
     samples: Vec<(GuestId, Sample)>,
     stop: Box<dyn Fn() -> bool + Send>,
     now_ms: u64,
 }
 
 impl Core {
-    /// A core that has not observed anything yet.
+    /// A core without observations.
     ///
     /// # Errors
-    /// The settings make no sense, or the operator's wishes cannot be read.
+    /// The settings are invalid, or the operator's wishes cannot be read.
     pub fn new(
         config: Config,
         host: Host,
@@ -180,36 +180,36 @@ impl Core {
             active: BTreeMap::new(),
             queue: VecDeque::new(),
             failed_at_once: Vec::new(),
-            finding: None,
+            survey: None,
             checkpoint_due: false,
             decide_now: false,
             next_sample_ms: 0,
             // A rate needs two readings.
             next_decision_ms: first_decision_ms,
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
             samples: Vec::new(),
             stop,
             now_ms: 0,
         })
     }
 
-    /// The daemon's ends of the channels, to wait for requests.
+    /// The core's ends of the channels, to wait for requests.
     pub const fn ends(&self) -> &CoreEnds {
         &self.ends
     }
 
-    /// What is published.
+    /// The published status.
     pub const fn status(&self) -> &Status {
         &self.status
     }
 
-    /// Do journal and world agree, as far as is known, and is nothing under way?
+    /// Do journal and world agree, and is nothing under way?
     pub fn is_settled(&self) -> bool {
         let known = |vf: &VfId| self.view.vfs.contains_key(vf);
         !self.doubtful
             && self.doubts.is_empty()
             && self.is_idle()
-            && self.finding.is_none()
+            && self.survey.is_none()
             && self.suspected.is_empty()
             && self.unseen.is_empty()
             && self.journal.ledger().vfs().all(known)
@@ -220,18 +220,18 @@ impl Core {
         self.active.is_empty() && self.queue.is_empty()
     }
 
-    /// When the core wants to be called again, if nothing happens before [ms].
+    /// When the next tick is due, unless something happens before [ms].
     pub fn next_ms(&self) -> u64 {
         if self.decide_now { 0 } else { self.next_sample_ms.min(self.next_decision_ms) }
     }
 
-    /// Does what is due at this moment: takes reports in, samples, decides, has moves begun.
+    /// Does what is due: processes reports, samples, decides, begins moves.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         self.take_reports(now_ms);
         if now_ms >= self.next_sample_ms {
             self.observe(now_ms);
-            // What was missed (a suspended machine) is not made up for.
+            // Samples missed by a suspended machine are not made up for.
             self.next_sample_ms = now_ms + (self.config.sample_s * 1e3) as u64;
         }
         if !self.dry_run {
@@ -249,14 +249,14 @@ impl Core {
         self.begin_queued(now_ms);
         self.take_reports(now_ms);
         if !self.dry_run && !self.doubtful {
-            self.let_go();
-            self.tidy();
+            self.release_leaving();
+            self.compact_journal();
         }
         self.write_recording();
         self.publish(now_ms);
     }
 
-    /// Takes reports in and nothing else: what is under way comes to its end, and nothing is begun.
+    /// Processes reports only: operations under way end, and none is begun.
     pub fn finish(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         self.queue.clear();
@@ -264,62 +264,70 @@ impl Core {
         self.publish(now_ms);
     }
 
-    /// Takes in what tasks have come to, until none has ended.
+    /// Processes the reports of ended tasks, and of those that end meanwhile.
     fn take_reports(&mut self, now_ms: u64) {
         loop {
             let failed = std::mem::take(&mut self.failed_at_once);
-            let reports = self.host.crew.ended(now_ms);
+            let reports = self.host.tasks.ended(now_ms);
             if failed.is_empty() && reports.is_empty() {
                 return;
             }
             for (operation, failure) in failed {
-                self.stepped(operation, Err(failure), 0.0, now_ms);
+                self.step_ended(operation, Err(failure), 0.0, now_ms);
             }
             for report in reports {
                 let seconds = report.took.as_secs_f64();
                 match report.outcome {
-                    Outcome::Step(result) => self.stepped(report.number, result, seconds, now_ms),
-                    Outcome::Found(parts) => self.found(parts, now_ms),
+                    Outcome::Step(result) => {
+                        self.step_ended(report.number, result, seconds, now_ms)
+                    }
+                    Outcome::Found(parts) => self.finish_survey(parts, now_ms),
                 }
             }
             self.begin_queued(now_ms);
         }
     }
 
-    /// The journal is begun anew once nothing is under way after a recovery of everything.
-    fn tidy(&mut self) {
-        if self.checkpoint_due && self.active.is_empty() && self.finding.is_none() {
-            match self.journal.begin_anew() {
+    /// Compacts the journal once nothing is under way after a full recovery.
+    fn compact_journal(&mut self) {
+        if self.checkpoint_due && self.active.is_empty() && self.survey.is_none() {
+            match self.journal.compact() {
                 Ok(()) => self.checkpoint_due = false,
-                Err(error) => self.tell_once(&error),
+                Err(error) => self.report_once(&error),
             }
         }
     }
 
-    /// The journal cannot be written: nothing more is done until journal and world are compared anew.
+    /// The journal cannot be written: nothing is moved until journal and world are reconciled.
     fn journal_failed(&mut self, error: &Error) {
-        self.tell_once(error);
+        self.report_once(error);
         self.doubtful = true;
         self.queue.clear();
-        self.doubtful_after_ms = self.now_ms + backoff_ms(self.doubtful_tries);
+        self.postpone_recovery(self.now_ms);
+    }
+
+    /// Pauses after a failed attempt to reconcile journal and world.
+    fn postpone_recovery(&mut self, now_ms: u64) {
+        self.doubtful_after_ms = now_ms + backoff_ms(self.doubtful_tries);
         self.doubtful_tries = self.doubtful_tries.saturating_add(1);
     }
 }
 
-/// How long it is waited after so many failures in a row [ms].
+/// Pause after this many failures in a row [ms].
 const fn backoff_ms(tries: u32) -> u64 {
     1000 << if tries < LONGEST_BACKOFF { tries } else { LONGEST_BACKOFF }
 }
 
-/// A move without its reason.
-fn bare(change: &Move) -> String {
+/// A move without its reason, as `give pf0/1 to web`.
+fn describe_move(change: &Move) -> String {
     match change.direction {
         Direction::Take => format!("take {} from {}", change.vf, change.guest),
         Direction::Give => format!("give {} to {}", change.vf, change.guest),
     }
 }
 
-fn place(direction: Direction, step: &Step) -> String {
+/// The name of a failpoint.
+fn failpoint_name(direction: Direction, step: &Step) -> String {
     let direction = match direction {
         Direction::Give => "give",
         Direction::Take => "take",

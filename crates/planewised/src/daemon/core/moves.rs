@@ -1,5 +1,5 @@
-//! Plans, and what is under way: each move and each recovery is driven from report to report, each step
-//! journalled before it is begun. Nothing here waits.
+//! Decisions, and operations under way: each move and each recovery advances from report to report, each
+//! step journalled before it is begun. Nothing here waits.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
 use pw_error::Error;
 
-use super::{Core, OVERDUE_MS, bare, place};
-use crate::daemon::crew::{Hands, Task, Work};
+use super::{Core, OVERDUE_MS, describe_move, failpoint_name};
 use crate::daemon::failpoint;
 use crate::daemon::request::Event;
 use crate::daemon::status::{self, MoveRecord, StepRecord, unix_ms};
+use crate::daemon::tasks::{Executor, Task, Work};
 
 /// A move or a recovery under way.
 pub(super) struct Active {
-    what: What,
+    kind: Kind,
     begun: Instant,
     /// The step that a task performs.
     step: Option<Step>,
-    /// That step should have ended by then [ms].
+    /// Deadline of that step [ms].
     due_ms: u64,
-    overdue_told: bool,
+    overdue_reported: bool,
 }
 
-/// Which of the two.
-enum What {
+/// A move or a recovery.
+enum Kind {
     Move { execution: Box<Execution>, record: Box<MoveRecord> },
     Recovery(Box<Repair>),
 }
 
-/// What is to be done next about something under way.
+/// The next action of an operation.
 enum Next {
     Write(Entry),
     Announce(Entry, Step),
@@ -48,51 +48,51 @@ enum Next {
 
 impl Active {
     pub(super) fn recovery(repair: Repair) -> Self {
-        Self::new(What::Recovery(Box::new(repair)))
+        Self::new(Kind::Recovery(Box::new(repair)))
     }
 
-    fn new(what: What) -> Self {
-        Self { what, begun: Instant::now(), step: None, due_ms: u64::MAX, overdue_told: false }
+    fn new(kind: Kind) -> Self {
+        Self { kind, begun: Instant::now(), step: None, due_ms: u64::MAX, overdue_reported: false }
     }
 
     /// Is it about this VF?
     pub(super) fn is_about_vf(&self, vf: &VfId) -> bool {
-        match &self.what {
-            What::Move { execution, .. } => execution.change().vf == *vf,
-            What::Recovery(repair) => repair.vfs().contains(vf),
+        match &self.kind {
+            Kind::Move { execution, .. } => execution.change().vf == *vf,
+            Kind::Recovery(repair) => repair.vfs().contains(vf),
         }
     }
 
     /// Is it about this guest?
     pub(super) fn is_about_guest(&self, guest: &GuestId) -> bool {
-        match &self.what {
-            What::Move { execution, .. } => execution.change().guest == *guest,
-            What::Recovery(repair) => repair.guests().contains(guest),
+        match &self.kind {
+            Kind::Move { execution, .. } => execution.change().guest == *guest,
+            Kind::Recovery(repair) => repair.guests().contains(guest),
         }
     }
 
-    /// Whom it gives this VF.
+    /// The guest that it gives this VF to.
     pub(super) fn gives(&self, vf: &VfId) -> Option<&GuestId> {
-        match &self.what {
-            What::Move { execution, .. } => {
+        match &self.kind {
+            Kind::Move { execution, .. } => {
                 let change = execution.change();
                 let gives = change.direction == Direction::Give && change.vf == *vf;
                 gives.then_some(&change.guest)
             }
-            What::Recovery(_) => None,
+            Kind::Recovery(_) => None,
         }
     }
 
-    /// Should its step have ended long ago?
+    /// Is its step long overdue?
     pub(super) const fn is_overdue(&self) -> bool {
-        self.overdue_told
+        self.overdue_reported
     }
 
-    /// What it is, in a sentence.
+    /// A description for messages.
     fn words(&self) -> String {
-        match &self.what {
-            What::Move { execution, .. } => bare(execution.change()),
-            What::Recovery(repair) => {
+        match &self.kind {
+            Kind::Move { execution, .. } => describe_move(execution.change()),
+            Kind::Recovery(repair) => {
                 let vfs: Vec<String> = repair.vfs().iter().map(ToString::to_string).collect();
                 format!("bring {} in order", vfs.join(", "))
             }
@@ -100,13 +100,13 @@ impl Active {
     }
 
     fn next(&mut self) -> Next {
-        match &mut self.what {
-            What::Move { execution, .. } => match execution.next_action() {
+        match &mut self.kind {
+            Kind::Move { execution, .. } => match execution.next_action() {
                 Action::Write(entry) => Next::Write(entry),
                 Action::Do(step) => Next::Do(step),
                 Action::Finished(ending) => Next::Ended(ending),
             },
-            What::Recovery(repair) => match repair.next_step() {
+            Kind::Recovery(repair) => match repair.next_step() {
                 Some((entry, step)) => Next::Announce(entry, step),
                 None => Next::Settle,
             },
@@ -127,7 +127,7 @@ impl Core {
                 guest.why = verdict.reason.to_string();
             }
         }
-        self.ends.tell(Event::Decided {
+        self.ends.emit(Event::Decided {
             moves: decision.plan.moves.len() as u64,
             deferred: decision.deferred as u64,
             duration_ms: elapsed.as_secs_f64() * 1e3,
@@ -135,8 +135,7 @@ impl Core {
         decision
     }
 
-    /// The VFs and guests of which a move is under way or waits for its turn, and all others of what is
-    /// being recovered.
+    /// Is a move of this VF under way or queued, or a recovery that includes it under way?
     pub(super) fn is_vf_under_way(&self, vf: &VfId) -> bool {
         self.active.values().any(|active| active.is_about_vf(vf))
             || self.queue.iter().any(|change| change.vf == *vf)
@@ -148,8 +147,8 @@ impl Core {
             || self.queue.iter().any(|change| change.guest == *guest)
     }
 
-    /// These moves are made, each as soon as nothing else about its guest or VF is under way. A plan
-    /// leaves out what is under way, so what waits stays.
+    /// Queues these moves; each begins once nothing else about its guest or VF is under way. A plan leaves
+    /// out guests and VFs under way, so that queued moves stay valid.
     pub(super) fn plan_moves(&mut self, moves: Vec<Move>) {
         self.queue.extend(moves);
     }
@@ -175,7 +174,7 @@ impl Core {
             }
             let ledger = self.journal.ledger();
             let stands = match change.direction {
-                // The take before it did not come off, or something else has become of the VF.
+                // The take before it may have failed, or the VF may be in doubt by now.
                 Direction::Give => {
                     !ledger.knows(&change.vf) && self.unavailable_reason(&change.vf).is_none()
                 }
@@ -185,7 +184,7 @@ impl Core {
                 self.begin_move(change, now_ms);
             }
         }
-        // What was begun may have queued nothing; what waited goes first.
+        // Moves that waited go first.
         waiting.append(&mut self.queue);
         self.queue = waiting;
     }
@@ -196,10 +195,10 @@ impl Core {
         let plan = Plan { moves: vec![change.clone()] };
         let operation = self.journal.ledger().next_operation;
         let record = Box::new(MoveRecord::begun(operation, &change));
-        self.tell_move(&record, Event::MoveBegan);
+        self.record_move(&record, Event::MoveBegan);
         let execution = Box::new(Execution::new(operation, change, mac, join));
-        self.begin(operation, Active::new(What::Move { execution, record }), now_ms);
-        // A plan that does not come off has cost nobody's patience.
+        self.begin(operation, Active::new(Kind::Move { execution, record }), now_ms);
+        // Only a move that was begun counts for the policy.
         if self.active.contains_key(&operation) {
             self.allocator.commit(&plan, now_ms);
         }
@@ -211,15 +210,15 @@ impl Core {
         self.drive(operation, now_ms);
     }
 
-    /// Goes on until a task has been begun or nothing is left to be done.
+    /// Advances an operation until a task has been begun or it has ended.
     fn drive(&mut self, operation: u64, now_ms: u64) {
         while let Some(active) = self.active.get_mut(&operation) {
             let (line, step) = match active.next() {
                 Next::Write(entry) => (Some(entry), None),
                 Next::Announce(entry, step) => (Some(entry), Some(step)),
                 Next::Do(step) => (None, Some(step)),
-                Next::Ended(ending) => return self.ended(operation, &ending),
-                Next::Settle => return self.settled(operation, now_ms),
+                Next::Ended(ending) => return self.move_ended(operation, &ending),
+                Next::Settle => return self.recovery_ended(operation, now_ms),
             };
             if let Some(line) = line
                 && let Err(error) = self.journal.append(&line)
@@ -238,37 +237,37 @@ impl Core {
         let due_ms = now_ms + (self.config.step_timeout_s * 1e3) as u64;
         let Some(active) = self.active.get_mut(&operation) else { return };
         (active.step, active.due_ms) = (Some(step.clone()), due_ms);
-        match &active.what {
-            What::Move { execution, .. } => {
+        match &active.kind {
+            Kind::Move { execution, .. } => {
                 let direction = execution.change().direction;
-                failpoint::reached(|| format!("{}/before", place(direction, &step)));
+                failpoint::reached(|| format!("{}/before", failpoint_name(direction, &step)));
             }
-            What::Recovery(_) => {
+            Kind::Recovery(_) => {
                 failpoint::reached(|| format!("recover/{}/before", step.word()));
                 tracing::info!("recovery: {step}");
             }
         }
-        match self.hands(&step) {
-            Ok(hands) => {
+        match self.executors(&step) {
+            Ok(executors) => {
                 let pool = Arc::new(self.view.clone());
                 let within = Duration::from_secs_f64(self.config.step_timeout_s);
-                let work = Work::Step { step, hands, pool, within };
-                self.host.crew.begin(Task { number: operation, work });
+                let work = Work::Step { step, executors, pool, within };
+                self.host.tasks.begin(Task { number: operation, work });
             }
             Err(failure) => self.failed_at_once.push((operation, failure)),
         }
     }
 
-    /// Who performs this step.
-    fn hands(&mut self, step: &Step) -> std::result::Result<Vec<Box<dyn Hands>>, Failure> {
-        let mut hands = Vec::new();
+    /// The executors of this step, in order.
+    fn executors(&mut self, step: &Step) -> std::result::Result<Vec<Box<dyn Executor>>, Failure> {
+        let mut executors = Vec::new();
         if matches!(step, Step::Reserve { .. }) || step.guest().is_none() {
-            hands.push(self.host.pool.hands());
+            executors.push(self.host.pool.executor());
         }
         if let Some(guest) = step.guest() {
             match self.guests.get(guest) {
-                Some(tracked) => hands.push(self.host.kinds[tracked.kind].hands(guest)?),
-                // Nobody is left to send anything to.
+                Some(tracked) => executors.push(self.host.kinds[tracked.kind].executor(guest)?),
+                // The guest is gone: nothing has to be sent to it.
                 None if matches!(
                     step,
                     Step::Direct { .. } | Step::Prefer { path: Path::Paravirtual, .. }
@@ -279,11 +278,11 @@ impl Core {
                 }
             }
         }
-        Ok(hands)
+        Ok(executors)
     }
 
     /// A step has been done, or has failed.
-    pub(super) fn stepped(
+    pub(super) fn step_ended(
         &mut self,
         operation: u64,
         result: std::result::Result<(), Failure>,
@@ -293,30 +292,30 @@ impl Core {
         let Some(active) = self.active.get_mut(&operation) else { return };
         let Some(step) = active.step.take() else { return };
         active.due_ms = u64::MAX;
-        match &mut active.what {
-            What::Move { execution, record } => {
+        match &mut active.kind {
+            Kind::Move { execution, record } => {
                 let direction = execution.change().direction;
-                failpoint::reached(|| format!("{}/after", place(direction, &step)));
+                failpoint::reached(|| format!("{}/after", failpoint_name(direction, &step)));
                 let duration_ms = seconds * 1e3;
                 record.steps.push(StepRecord { step: step.to_string(), duration_ms });
                 execution.report(result);
                 let record = record.clone();
-                self.tell_move(&record, Event::MoveStepped);
+                self.record_move(&record, Event::MoveStepped);
             }
-            What::Recovery(repair) => {
+            Kind::Recovery(repair) => {
                 if result.is_err() {
                     failpoint::reached(|| format!("recover/{}/failed", step.word()));
                 }
-                // It is tried again, and told once.
+                // It is retried, and reported once.
                 if let Some(why) = repair.report(result)
                     && self.is_new(&why)
                 {
-                    self.tell_error(&Error::failed(why, ""), step.guest(), step.vf());
+                    self.report_error(&Error::failed(why, ""), step.guest(), step.vf());
                 }
             }
         }
         if self.doubtful {
-            // The journal cannot be written: what becomes of it, journal and world will tell.
+            // The journal cannot be written: recovery finds out later.
             self.active.remove(&operation);
             return;
         }
@@ -324,19 +323,19 @@ impl Core {
     }
 
     /// A move has ended.
-    fn ended(&mut self, operation: u64, ending: &Ending) {
+    fn move_ended(&mut self, operation: u64, ending: &Ending) {
         let Some(active) = self.active.remove(&operation) else { return };
         let seconds = active.begun.elapsed().as_secs_f64();
-        let What::Move { execution, mut record } = active.what else { return };
+        let Kind::Move { execution, mut record } = active.kind else { return };
         record.duration_ms = Some(seconds * 1e3);
         record.ending = Some(status::Ending::from(ending));
-        self.tell_ending(execution.change(), ending, seconds);
-        self.tell_move(&record, Event::MoveEnded);
+        self.report_ending(execution.change(), ending, seconds);
+        self.record_move(&record, Event::MoveEnded);
         // Places and addresses have changed, and whoever else may have taken the VF meanwhile.
         self.read_pool(self.now_ms);
     }
 
-    fn tell_ending(&mut self, change: &Move, ending: &Ending, seconds: f64) {
+    fn report_ending(&mut self, change: &Move, ending: &Ending, seconds: f64) {
         let how = status::Ending::from(ending).how;
         self.status.counters.count_move(change.direction, how, seconds);
         match ending {
@@ -358,62 +357,62 @@ impl Core {
                         guest.why = format!("could not be given {}: {why}", change.vf);
                     }
                 }
-                let error = Error::failed(format!("cannot {}: {why}", bare(change)), "");
-                self.tell_error(&error, Some(&change.guest), Some(&change.vf));
+                let error = Error::failed(format!("cannot {}: {why}", describe_move(change)), "");
+                self.report_error(&error, Some(&change.guest), Some(&change.vf));
             }
             Ending::Stuck { why } => {
                 let error = Error::failed(
                     format!("{} keeps what it has and is left alone: {why}", change.guest),
                     format!("when it is well again: planewise alloc unmark {}", change.guest),
                 );
-                self.tell_error(&error, Some(&change.guest), Some(&change.vf));
+                self.report_error(&error, Some(&change.guest), Some(&change.vf));
                 let (guest, why) = (change.guest.clone(), why.clone());
-                self.ends.tell(Event::GuestMarked { guest, why });
+                self.ends.emit(Event::GuestMarked { guest, why });
             }
             Ending::Quarantined { why } => {
                 let error = Error::failed(
                     format!("{} is not given any more: {why}", change.vf),
                     "it is reset again once nobody uses it, ever more seldom",
                 );
-                self.tell_error(&error, Some(&change.guest), Some(&change.vf));
+                self.report_error(&error, Some(&change.guest), Some(&change.vf));
                 let (vf, why) = (change.vf.clone(), why.clone());
-                self.ends.tell(Event::VfQuarantined { vf, why });
+                self.ends.emit(Event::VfQuarantined { vf, why });
             }
         }
     }
 
-    /// A recovery has come to its end.
-    fn settled(&mut self, operation: u64, now_ms: u64) {
+    /// A recovery has ended.
+    fn recovery_ended(&mut self, operation: u64, now_ms: u64) {
         let Some(active) = self.active.remove(&operation) else { return };
-        let What::Recovery(repair) = active.what else { return };
+        let Kind::Recovery(repair) = active.kind else { return };
         let holders = repair.holders().clone();
         let line = repair.settled(self.journal.ledger());
         if let Err(error) = self.journal.append(&line) {
             return self.journal_failed(&error);
         }
-        self.taken_over(&holders, now_ms);
+        self.keep_holders(&holders, now_ms);
         (self.next_read_ms, self.decide_now) = (0, true);
     }
 
-    /// Tells of tasks that should have ended long ago.
-    pub(super) fn tell_overdue(&mut self, now_ms: u64) {
-        let mut told = Vec::new();
+    /// Reports tasks that are long overdue.
+    pub(super) fn report_overdue(&mut self, now_ms: u64) {
+        let mut overdue = Vec::new();
         for active in self.active.values_mut() {
-            if active.overdue_told || now_ms <= active.due_ms.saturating_add(OVERDUE_MS) {
+            if active.overdue_reported || now_ms <= active.due_ms.saturating_add(OVERDUE_MS) {
                 continue;
             }
-            active.overdue_told = true;
+            active.overdue_reported = true;
             let step = active.step.as_ref().map(ToString::to_string).unwrap_or_default();
-            told.push(format!("cannot {}: to {step} does not come to an end", active.words()));
+            overdue.push(format!("cannot {}: to {step} does not end", active.words()));
         }
-        for what in told {
+        for what in overdue {
             let remedy = "the kernel may wait for whoever uses the device; everything else goes on";
-            self.tell_error(&Error::failed(what, remedy), None, None);
+            self.report_error(&Error::failed(what, remedy), None, None);
         }
     }
 
-    /// Lets guests go that are no longer to be managed, once they hold nothing.
-    pub(super) fn let_go(&mut self) {
+    /// Releases guests that are no longer managed, once they hold nothing.
+    pub(super) fn release_leaving(&mut self) {
         let leaving: Vec<(GuestId, usize)> = self
             .guests
             .iter()
@@ -425,9 +424,9 @@ impl Core {
             match self.host.kinds[kind].release(&id) {
                 Ok(()) => {
                     self.guests.remove(&id);
-                    self.ends.tell(Event::GuestGone { guest: id });
+                    self.ends.emit(Event::GuestGone { guest: id });
                 }
-                Err(error) => self.tell_once(&error),
+                Err(error) => self.report_once(&error),
             }
         }
     }

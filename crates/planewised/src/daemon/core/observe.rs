@@ -1,4 +1,4 @@
-//! What the core sees: the pool, the guests, their traffic, and where that contradicts the journal.
+//! Observation: the pool, the guests, their traffic, and where these contradict the journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -16,11 +16,11 @@ use crate::daemon::guests::{Discovery, Managed};
 use crate::daemon::request::Event;
 use crate::daemon::status::unix_ms;
 
-/// Between two readings of the pool while a VF is where a guest may have left it [ms].
+/// Between two full readings of the pool while a guest may have left a VF behind [ms].
 const READ_STRAYED_MS: u64 = 2_000;
-/// The same while somebody else uses a VF, which may end at any moment.
+/// The same while a VF has another user, who may end at any time.
 const READ_FOREIGN_MS: u64 = 10_000;
-/// The same at other times. What the host does with VFs is looked at again before each is given.
+/// The same otherwise. The host's use of a VF is checked again before it is given.
 const READ_MS: u64 = 60_000;
 
 impl Core {
@@ -31,7 +31,7 @@ impl Core {
         if !self.dry_run {
             let managed = self.guests.values().map(|guest| guest.managed.mac).collect();
             if let Err(error) = self.host.pool.settle(&self.view, &managed) {
-                self.tell_once(&error);
+                self.report_once(&error);
             }
         }
         let mut samples = std::mem::take(&mut self.samples);
@@ -50,7 +50,7 @@ impl Core {
         }
         self.samples = samples;
         self.observe_doubts(now_ms);
-        self.tell_overdue(now_ms);
+        self.report_overdue(now_ms);
         let snapshot = self.snapshot(now_ms);
         self.allocator.observe(&snapshot);
         self.status.counters.samples += 1;
@@ -67,7 +67,7 @@ impl Core {
         let before = unused(self);
         let known = !self.view.pfs.is_empty();
         let sampled = known && self.host.pool.sample(&mut self.view).is_ok();
-        // Who a VF went to, what the host does with its own, and PFs that came: more than a sample.
+        // The users of VFs, the host's own use, and new PFs take a full reading.
         if !sampled || now_ms >= self.next_read_ms || unused(self) != before {
             self.read_pool(now_ms);
         }
@@ -76,9 +76,9 @@ impl Core {
         for (pf, was_up) in links {
             let up = self.view.pfs.get(&pf).is_some_and(|seen| seen.link_up);
             if up != was_up {
-                // Its holders fall back, or may have VFs again: that does not wait.
+                // Its holders fall back, or may have VFs again: decide at once.
                 self.decide_now = true;
-                self.ends.tell(Event::Link { pf, up });
+                self.ends.emit(Event::Link { pf, up });
                 if up {
                     self.allocator.retry(None);
                 }
@@ -90,14 +90,14 @@ impl Core {
         match self.host.pool.read() {
             Ok(view) => {
                 for pf in &view.missing {
-                    self.tell_once(&Error::failed(
+                    self.report_once(&Error::failed(
                         format!("{pf} of the configuration's [pool] is no PF of this host"),
                         "`planewised vf list` shows them",
                     ));
                 }
                 self.view = view;
             }
-            Err(error) => self.tell_once(&error),
+            Err(error) => self.report_once(&error),
         }
         let ledger = self.journal.ledger();
         let unheld = || {
@@ -117,7 +117,7 @@ impl Core {
         self.next_read_ms = now_ms + period_ms;
     }
 
-    /// Compares the journal with what this sample shows.
+    /// Compares the journal with this sample.
     fn observe_doubts(&mut self, now_ms: u64) {
         let mut seen = Observation {
             complete: self.host.kinds.iter().all(|kind| kind.gap().is_none()),
@@ -150,8 +150,8 @@ impl Core {
         for (vf, why) in found {
             let certain = suspects.contains_key(&vf)
                 || seen.vfs.get(&vf).is_some_and(|vf| vf.user.is_nobody());
-            // What guests have may be told a moment later than what became of their VFs: only the
-            // kernel's word is taken at once, everything else when it is seen twice.
+            // Guests' devices may be reported later than changes of their VFs: only the kernel is believed
+            // at once, everything else when seen twice.
             let samples = if certain { 2 } else { 1 };
             let known = self.doubts.entry(vf).or_insert(Doubt {
                 why,
@@ -164,7 +164,7 @@ impl Core {
         self.drop_marks_of_the_gone(seen.complete);
     }
 
-    /// A mark ends with its guest: another one of that name has nothing to do with it.
+    /// Removes marks of guests that are gone: another guest of that name has nothing to do with them.
     fn drop_marks_of_the_gone(&mut self, complete: bool) {
         if !complete || self.doubtful || self.dry_run {
             return;
@@ -192,20 +192,20 @@ impl Core {
                 Ok(Discovery::Unchanged) => None,
                 Ok(Discovery::Guests(found)) => Some(found),
                 Err(error) => {
-                    self.tell_once(&error);
+                    self.report_once(&error);
                     None
                 }
             };
             for trouble in self.host.kinds[at].troubles() {
-                self.tell_once(&Error::failed(trouble, ""));
+                self.report_once(&Error::failed(trouble, ""));
             }
             if let Some(found) = found {
-                self.take_in(at, found, now_ms);
+                self.update_guests(at, found, now_ms);
             }
         }
     }
 
-    fn take_in(&mut self, kind: usize, found: Vec<Managed>, now_ms: u64) {
+    fn update_guests(&mut self, kind: usize, found: Vec<Managed>, now_ms: u64) {
         let names: BTreeSet<&GuestId> = found.iter().map(|guest| &guest.id).collect();
         let gone: Vec<GuestId> = self
             .guests
@@ -217,9 +217,9 @@ impl Core {
             self.guests.remove(&id);
             self.suspect(&id, "is gone");
             if self.clashes.remove(&id) {
-                self.host.kinds.iter_mut().for_each(|kind| kind.tell_again());
+                self.host.kinds.iter_mut().for_each(|kind| kind.republish());
             }
-            self.ends.tell(Event::GuestGone { guest: id });
+            self.ends.emit(Event::GuestGone { guest: id });
         }
         for managed in found {
             let id = managed.id.clone();
@@ -228,14 +228,14 @@ impl Core {
                     let anew = known.managed.incarnation != managed.incarnation;
                     known.managed = managed;
                     if anew {
-                        self.started_anew(&id, now_ms);
+                        self.restarted(&id, now_ms);
                     }
                 }
                 Some(known) => {
                     let other = self.host.kinds[known.kind].name();
                     let this = self.host.kinds[kind].name();
                     self.clashes.insert(id.clone());
-                    self.tell_once(&Error::failed(
+                    self.report_once(&Error::failed(
                         format!("two guests are called {id}: one of {other}, one of {this}"),
                         "rename one: the second one is not managed",
                     ));
@@ -253,25 +253,25 @@ impl Core {
                         why: "has just been found".to_owned(),
                     };
                     self.guests.insert(id.clone(), tracked);
-                    self.record_anew(&id);
+                    self.record_restart(&id);
                     if !self.doubtful {
-                        // It was not there, or could not be asked about, when all was recovered.
+                        // It was absent, or unknown, when everything was recovered.
                         self.suspected.insert(id.clone());
                     }
-                    // What another guest of that name could not do says nothing about this one.
+                    // Failures of another guest of that name do not count for this one.
                     self.allocator.retry(Some(&id));
                     let kind = self.host.kinds[kind].kind();
-                    self.ends.tell(Event::GuestAppeared { guest: id, kind });
+                    self.ends.emit(Event::GuestAppeared { guest: id, kind });
                 }
             }
         }
     }
 
-    /// Is there another guest with this one's address? A NIC sends an address's frames to one VF.
+    /// Does another guest have this one's address? A NIC sends frames for an address to one VF.
     fn clashes_by_address(&mut self, managed: &Managed) -> bool {
         let other = self.guests.iter().find(|(_, guest)| guest.managed.mac == managed.mac);
         let Some(other) = other.map(|(id, _)| id.clone()) else { return false };
-        self.tell_once(&Error::failed(
+        self.report_once(&Error::failed(
             format!("{} has the address {} of {other}", managed.id, managed.mac),
             "give it one of its own: it is not managed",
         ));
@@ -279,7 +279,7 @@ impl Core {
         true
     }
 
-    /// What a guest has by the journal is to be looked at: it went, or it is another one.
+    /// The VFs that a guest holds by the journal become doubtful: it is gone, or another one.
     pub(super) fn suspect(&mut self, id: &GuestId, what: &str) {
         let ledger = self.journal.ledger();
         let held = ledger.holders.iter().filter(|(_, holder)| *holder == id);
@@ -290,14 +290,14 @@ impl Core {
         self.suspected.insert(id.clone());
     }
 
-    /// A guest was started anew between two looks: nothing of what was known of it holds.
-    fn started_anew(&mut self, id: &GuestId, now_ms: u64) {
+    /// A guest was restarted between two samples: nothing known of it holds any more.
+    fn restarted(&mut self, id: &GuestId, now_ms: u64) {
         if let Some(guest) = self.guests.get_mut(id) {
             guest.tracker = Tracker::default();
             (guest.since_ms, guest.since_unix_ms) = (now_ms, unix_ms());
             guest.why = "was started anew".to_owned();
         }
-        self.record_anew(id);
+        self.record_restart(id);
         if self.journal.ledger().marked.contains_key(id)
             && !self.dry_run
             && let Err(error) = self.journal.append(&Entry::Unmark { guest: id.clone() })
@@ -308,12 +308,12 @@ impl Core {
         self.suspect(id, "was started anew");
     }
 
-    /// What is wished for a guest: by the operator, else the configuration, else its labels.
+    /// How a guest is to be served: by the operator, else the configuration, else its labels.
     pub(super) fn wish(&self, id: &GuestId, managed: &Managed) -> Wish {
         let mut wish = match self.config.guests.get(id.as_str()) {
             Some(configured) => {
                 let mut wish = configured.clone();
-                // Where it can be at all is a fact of the host, and no wish.
+                // The PFs that lead to its network are a fact of the host.
                 if wish.pfs.is_empty() {
                     wish.pfs.clone_from(&managed.wish.pfs);
                 }
@@ -331,13 +331,13 @@ impl Core {
         wish
     }
 
-    /// Why a VF can be neither given nor taken; none when it is the pool's, or a guest's that is there.
+    /// Why a VF can be neither given nor taken; none where it can.
     pub(super) fn unavailable_reason(&self, id: &VfId) -> Option<String> {
         if let Some(doubt) = self.doubts.get(id) {
             return Some(doubt.why.clone());
         }
         match self.journal.ledger().holders.get(id) {
-            // Once it had been taken nobody could say that it is free.
+            // It could not be known to be free once taken.
             Some(holder) if self.guests.contains_key(holder) => {
                 match &self.view.vfs.get(id)?.user {
                     unknown @ User::Unknown(_) => unknown.unavailable_reason(),

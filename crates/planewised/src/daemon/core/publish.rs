@@ -1,4 +1,4 @@
-//! What the core tells: status, events, errors.
+//! Publication of status, events and errors.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,17 @@ use crate::daemon::request::Event;
 use crate::daemon::status::{self, ErrorRecord, MoveRecord, unix_ms};
 
 impl Core {
-    pub(super) fn tell_move(&mut self, record: &MoveRecord, event: fn(MoveRecord) -> Event) {
-        self.status.tell_move(record.clone());
-        self.ends.tell(event(record.clone()));
+    pub(super) fn record_move(&mut self, record: &MoveRecord, event: fn(MoveRecord) -> Event) {
+        self.status.record_move(record.clone());
+        self.ends.emit(event(record.clone()));
     }
 
-    pub(super) fn tell_error(&mut self, error: &Error, guest: Option<&GuestId>, vf: Option<&VfId>) {
+    pub(super) fn report_error(
+        &mut self,
+        error: &Error,
+        guest: Option<&GuestId>,
+        vf: Option<&VfId>,
+    ) {
         tracing::error!("{error}");
         let record = ErrorRecord {
             at_unix_ms: unix_ms(),
@@ -24,23 +29,23 @@ impl Core {
             guest: guest.cloned(),
             vf: vf.cloned(),
         };
-        self.status.tell_error(record.clone());
-        self.ends.tell(Event::Error(record));
+        self.status.record_error(record.clone());
+        self.ends.emit(Event::Error(record));
     }
 
-    /// Tells a trouble that lasts, once.
-    pub(super) fn tell_once(&mut self, error: &Error) {
+    /// Reports a lasting error once.
+    pub(super) fn report_once(&mut self, error: &Error) {
         if self.is_new(&error.what) {
-            self.tell_error(error, None, None);
+            self.report_error(error, None, None);
         }
     }
 
-    /// Has this not been told yet? What was told is forgotten before it grows without bound.
+    /// Has this not been reported yet? The set is cleared before it grows without bound.
     pub(super) fn is_new(&mut self, what: &str) -> bool {
-        if self.told.len() > 1000 {
-            self.told.clear();
+        if self.reported.len() > 1000 {
+            self.reported.clear();
         }
-        self.told.insert(what.to_owned())
+        self.reported.insert(what.to_owned())
     }
 
     pub(super) fn publish(&mut self, now_ms: u64) {

@@ -1,4 +1,4 @@
-//! The file in which it is recorded what the allocator is told and asked (`pw_alloc::recording`).
+//! The file that records the allocator's input and decisions (`pw_alloc::recording`).
 
 use std::fs;
 use std::io::Write;
@@ -12,14 +12,14 @@ use pw_error::{Error, Result};
 
 use super::Core;
 
-/// A recording that is being written.
+/// An open recording.
 pub(super) struct File {
     path: PathBuf,
     file: fs::File,
 }
 
 impl File {
-    /// Begins a recording anew and has the allocator record; none: nothing is recorded.
+    /// Begins a new recording in the allocator and on disk; none: nothing is recorded.
     pub(super) fn open(path: Option<&Path>, allocator: &mut Allocator) -> Result<Option<Self>> {
         let Some(path) = path else { return Ok(None) };
         let file = fs::File::create(path).map_err(|error| {
@@ -51,14 +51,14 @@ impl Core {
         }
     }
 
-    pub(super) fn record_anew(&mut self, guest: &GuestId) {
+    pub(super) fn record_restart(&mut self, guest: &GuestId) {
         if let Some(recorder) = self.allocator.recorder() {
             recorder.push(Entry::Anew(guest.clone()));
         }
     }
 
-    /// Writes what was recorded since the last tick. A recording that cannot be written ends there: what is
-    /// decided does not depend on it.
+    /// Writes the entries since the last tick. A recording that cannot be written ends, as decisions do not
+    /// depend on it.
     pub(super) fn write_recording(&mut self) {
         let (Some(file), Some(recorder)) = (&mut self.recording, self.allocator.recorder()) else {
             return;
@@ -68,7 +68,7 @@ impl Core {
             let remedy = "make room and restart the daemon to record again";
             self.recording = None;
             self.allocator.stop_recording();
-            self.tell_once(&Error::failed(what, remedy).caused_by(error));
+            self.report_once(&Error::failed(what, remedy).caused_by(error));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Brings journal and world together: at the start all of it, later the VFs alone about which they
-//! disagree. What the world is may take its time to find; what is to be done is done in parts, so that a
-//! guest that does not answer delays nobody else.
+//! Reconciles journal and world: at the start all of it, later only the VFs on which they disagree. The
+//! survey of the world may take long; repairs are made in parts, so that a guest that does not answer
+//! delays no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,37 +9,40 @@ use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::recover::{Recovery, recover_in_parts};
 use pw_alloc::repair::Repair;
 use pw_alloc::world::{Found, FoundVf, VfPlace};
-use pw_error::Result;
+use pw_error::{Error, Result};
 
 use super::moves::Active;
 use super::{Core, FIRST_LOOK_MS, backoff_ms};
-use crate::daemon::crew::{Task, Work};
 use crate::daemon::guests::Finding;
+use crate::daemon::tasks::{Task, Work};
 
-/// The number of the task that looks; operations count up from 0.
-const FIND: u64 = u64::MAX;
+/// VFs and guests; none: all.
+type Only = Option<(BTreeSet<VfId>, BTreeSet<GuestId>)>;
 
-/// A look for what journal and world come to.
-pub(super) struct Find {
-    /// The VFs and guests that it is about; none: everything.
-    only: Option<(BTreeSet<VfId>, BTreeSet<GuestId>)>,
-    /// What has been found, by kind.
+/// Number of the survey's task; operations count up from 0.
+const SURVEY: u64 = u64::MAX;
+
+/// A survey of the world.
+pub(super) struct Survey {
+    /// The VFs and guests it is for; none: all.
+    only: Only,
+    /// Results so far, by kind of guests.
     parts: Vec<(usize, Result<Found>)>,
 }
 
 impl Core {
-    /// Begins to look where journal and world may disagree, as soon as that is due.
+    /// Begins a survey where journal and world may disagree, if one is due.
     pub(super) fn recover_what_is_due(&mut self, now_ms: u64) {
-        if self.finding.is_some() {
+        if self.survey.is_some() {
             return;
         }
         if self.doubtful {
-            // What is known by halves at the start would be recovered twice.
+            // Kinds that answer later would be recovered twice.
             let unasked =
                 now_ms < FIRST_LOOK_MS && self.host.kinds.iter().any(|kind| kind.is_pending());
             let idle = self.active.values().all(Active::is_overdue);
             if now_ms >= self.doubtful_after_ms && idle && !unasked {
-                self.begin_find(None, now_ms);
+                self.begin_survey(None, now_ms);
             }
             return;
         }
@@ -68,18 +71,21 @@ impl Core {
                 doubt.tries += 1;
             }
         }
-        self.begin_find(Some((due, guests)), now_ms);
+        self.begin_survey(Some((due, guests)), now_ms);
     }
 
-    fn begin_find(&mut self, only: Option<(BTreeSet<VfId>, BTreeSet<GuestId>)>, now_ms: u64) {
+    /// The world could not be read: it is tried again later.
+    fn survey_failed(&mut self, error: &Error, only: Only, now_ms: u64) {
+        self.report_once(error);
+        self.suspected.extend(only.into_iter().flat_map(|(_, guests)| guests));
+        self.postpone_recovery(now_ms);
+    }
+
+    fn begin_survey(&mut self, only: Only, now_ms: u64) {
         match self.host.pool.read() {
             Ok(view) => self.view = view,
             Err(error) => {
-                self.tell_once(&error);
-                self.suspected.extend(only.into_iter().flat_map(|(_, guests)| guests));
-                self.doubtful_after_ms = now_ms + backoff_ms(self.doubtful_tries);
-                self.doubtful_tries = self.doubtful_tries.saturating_add(1);
-                return;
+                return self.survey_failed(&error, only, now_ms);
             }
         }
         let (mut parts, mut later) = (Vec::new(), Vec::new());
@@ -89,41 +95,37 @@ impl Core {
                 Finding::Later(search) => later.push((at, search)),
             }
         }
-        self.finding = Some(Find { only, parts });
+        self.survey = Some(Survey { only, parts });
         if later.is_empty() {
-            self.found(Vec::new(), now_ms);
+            self.finish_survey(Vec::new(), now_ms);
         } else {
-            self.host.crew.begin(Task { number: FIND, work: Work::Find(later) });
+            self.host.tasks.begin(Task { number: SURVEY, work: Work::Find(later) });
         }
     }
 
-    /// Everything has been looked for: what is to be done about it is begun.
-    pub(super) fn found(&mut self, parts: Vec<(usize, Result<Found>)>, now_ms: u64) {
-        let Some(mut find) = self.finding.take() else { return };
-        find.parts.extend(parts);
-        let found = match self.merge(find.parts) {
+    /// The survey is complete: begins the repairs.
+    pub(super) fn finish_survey(&mut self, parts: Vec<(usize, Result<Found>)>, now_ms: u64) {
+        let Some(mut survey) = self.survey.take() else { return };
+        survey.parts.extend(parts);
+        let found = match self.merge(survey.parts) {
             Ok(found) => found,
             Err(error) => {
-                self.tell_once(&error);
-                self.suspected.extend(find.only.into_iter().flat_map(|(_, guests)| guests));
-                self.doubtful_after_ms = now_ms + backoff_ms(self.doubtful_tries);
-                self.doubtful_tries = self.doubtful_tries.saturating_add(1);
-                return;
+                return self.survey_failed(&error, survey.only, now_ms);
             }
         };
-        if find.only.is_none() {
+        if survey.only.is_none() {
             (self.doubtful, self.checkpoint_due) = (false, true);
         }
-        let only = find.only.as_ref().map(|(vfs, guests)| (vfs, guests));
+        let only = survey.only.as_ref().map(|(vfs, guests)| (vfs, guests));
         let parts = recover_in_parts(self.journal.ledger(), &found, only);
         let mut meant: BTreeSet<GuestId> =
             parts.iter().flat_map(|part| &part.guests).cloned().collect();
-        if find.only.is_none() {
+        if survey.only.is_none() {
             meant.extend(self.guests.keys().chain(self.unseen.keys()).cloned());
         }
-        self.look_again_for(meant, &found, now_ms);
+        self.retry_unseen(meant, &found, now_ms);
         for part in parts {
-            // A move that was begun meanwhile goes before; if it leaves a doubt, that is looked into.
+            // A move that was begun meanwhile goes first; a doubt that it leaves is surveyed again.
             let busy = part.vfs.iter().any(|vf| self.is_vf_under_way(vf))
                 || part.guests.iter().any(|guest| self.is_guest_under_way(guest));
             if busy || self.doubtful {
@@ -138,9 +140,9 @@ impl Core {
         self.next_read_ms = 0;
     }
 
-    /// These guests are being recovered. Of those that are managed and were not found nothing can be put
-    /// right now, and their VFs may never be doubted again: they are looked for again, ever more seldom.
-    fn look_again_for(&mut self, meant: BTreeSet<GuestId>, found: &Found, now_ms: u64) {
+    /// Of the guests being recovered, those that are managed and were not found are surveyed again, at
+    /// growing intervals: their VFs may never become doubtful again.
+    fn retry_unseen(&mut self, meant: BTreeSet<GuestId>, found: &Found, now_ms: u64) {
         for guest in meant {
             if found.guests.contains_key(&guest) || !self.guests.contains_key(&guest) {
                 self.unseen.remove(&guest);
@@ -157,7 +159,7 @@ impl Core {
             tracing::warn!("{note}");
         }
         if part.steps.is_empty() && !part.changes(self.journal.ledger()) {
-            return self.taken_over(&part.holders, now_ms);
+            return self.keep_holders(&part.holders, now_ms);
         }
         let operation = self.journal.ledger().next_operation;
         let repair = Repair::new(operation, part, found);
@@ -167,8 +169,8 @@ impl Core {
         self.begin(operation, Active::recovery(repair), now_ms);
     }
 
-    /// These guests have these VFs, and have had them.
-    pub(super) fn taken_over(&mut self, holders: &BTreeMap<VfId, GuestId>, now_ms: u64) {
+    /// These guests keep the VFs that they have.
+    pub(super) fn keep_holders(&mut self, holders: &BTreeMap<VfId, GuestId>, now_ms: u64) {
         for (vf, guest) in holders {
             if let Some(tracked) = self.guests.get_mut(guest) {
                 tracing::info!("{guest} holds {vf}");
@@ -177,13 +179,13 @@ impl Core {
         }
     }
 
-    /// What is, as recovery needs it.
+    /// The world by all kinds of guests and by the pool.
     fn merge(&mut self, mut parts: Vec<(usize, Result<Found>)>) -> Result<Found> {
         parts.sort_by_key(|(kind, _)| *kind);
         let mut found = Found::default();
         for at in 0..self.host.kinds.len() {
             let part = parts.iter().position(|(kind, _)| *kind == at).map(|at| parts.remove(at).1);
-            // A kind that cannot be asked fails alone.
+            // A kind that does not answer is a gap, and fails no other.
             let name = self.host.kinds[at].name();
             let mut part = match part {
                 Some(Ok(part)) => part,
@@ -193,7 +195,7 @@ impl Core {
                     Found { gaps: vec![gap], ..Found::default() }
                 }
             };
-            // Of two guests of one name and two kinds the first one known is meant.
+            // Of two guests of one name and two kinds the first one is managed.
             let of_kind = |id: &GuestId| self.guests.get(id).map(|guest| guest.kind == at);
             part.guests.retain(|id, _| of_kind(id) == Some(true));
             for vf in part.vfs.values_mut() {
@@ -204,7 +206,7 @@ impl Core {
                         VfPlace::Foreign(format!("{guest} of {name} has it, not managed"))
                     }
                     None => {
-                        VfPlace::Unknown(format!("{guest} has it, which has not been told yet"))
+                        VfPlace::Unknown(format!("{guest} has it, which has not been reported yet"))
                     }
                 };
             }
@@ -212,7 +214,7 @@ impl Core {
             found.guests.extend(part.guests);
             found.gaps.extend(part.gaps);
         }
-        // A VF that was released while the kinds were asked is nobody's, and not somebody else's.
+        // A VF may have been released during the survey.
         self.host.pool.sample(&mut self.view)?;
         let ledger = self.journal.ledger();
         let addresses: BTreeSet<Mac> = found.guests.values().map(|guest| guest.mac).collect();
@@ -226,7 +228,7 @@ impl Core {
                 (User::Host(why), _) => VfPlace::Foreign(why.clone()),
                 (_, None) if left_behind => VfPlace::Lost,
                 (User::Guest(why), None) => VfPlace::Foreign(why.clone()),
-                // Somebody has it, and who that may be could not be asked.
+                // Its user may be a guest of the kind that did not answer.
                 (User::Guest(why), Some(gap)) => VfPlace::Unknown(format!("{why}; {gap}")),
                 (User::Unknown(why), _) => VfPlace::Unknown(why.clone()),
             };

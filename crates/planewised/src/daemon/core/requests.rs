@@ -1,4 +1,4 @@
-//! What is asked of the core, and its answers.
+//! Requests to the core, and its answers.
 
 use pw_alloc::journal::Entry;
 use pw_alloc::model::{GuestId, Stance};
@@ -28,7 +28,7 @@ impl Core {
                 Answer::Plan(plan) => format!("{} moves", plan.moves.len()),
             };
             let request = request.name().to_owned();
-            self.ends.tell(Event::Requested { request, caller, what });
+            self.ends.emit(Event::Requested { request, caller, what });
         }
         self.publish(now_ms);
         envelope.answer(answer);
@@ -64,7 +64,7 @@ impl Core {
                 }
                 self.allocator.retry(None);
                 let decision = self.decide(now_ms);
-                // The answer does not wait for the moves: the next tick makes them.
+                // The next tick makes the moves.
                 self.decide_now = true;
                 Ok(Answer::Plan(Planned::new(&decision.plan, decision.deferred, true)))
             }
@@ -89,9 +89,9 @@ impl Core {
                     ));
                 }
                 self.journal.append(&Entry::Unmark { guest: guest.clone() })?;
-                self.ends.tell(Event::GuestUnmarked { guest: guest.clone() });
+                self.ends.emit(Event::GuestUnmarked { guest: guest.clone() });
                 self.allocator.retry(Some(guest));
-                // What it has become is for the world to say.
+                // Its VFs are surveyed.
                 self.suspect(guest, "was unmarked");
                 self.next_sample_ms = 0;
                 self.decide_now = true;
@@ -141,10 +141,10 @@ impl Core {
         Ok(())
     }
 
-    /// Another configuration from now on. What cannot change while the daemon runs is said.
+    /// Uses another configuration from now on.
     ///
     /// # Errors
-    /// The settings make no sense: the old ones stay.
+    /// The settings are invalid: the old ones stay.
     pub fn configure(&mut self, config: Config) -> Result<()> {
         let mut settings = config.alloc.clone();
         settings.policy = self.wishes.policy().unwrap_or(settings.policy);
@@ -161,16 +161,16 @@ impl Core {
         Ok(())
     }
 
-    /// Says that a configuration was refused; the one in force stays.
+    /// Reports that a configuration was refused; the one in force stays.
     pub fn refuse(&mut self, error: &Error) {
-        self.tell_error(error, None, None);
+        self.report_error(error, None, None);
     }
 
     /// Answers a request to read the configuration again.
     pub fn reloaded(&mut self, envelope: Envelope, result: Result<()>, now_ms: u64) {
         if result.is_ok() {
             self.status.counters.requests += 1;
-            self.ends.tell(Event::Requested {
+            self.ends.emit(Event::Requested {
                 request: envelope.request.name().to_owned(),
                 caller: envelope.caller.to_string(),
                 what: RELOADED.to_owned(),
@@ -186,7 +186,7 @@ impl Core {
         &self.config
     }
 
-    /// What the daemon leaves when it stops, in a sentence.
+    /// The state that the daemon leaves when it stops, in a sentence.
     pub fn leaves(&self) -> String {
         let holders = &self.journal.ledger().holders;
         let held: Vec<String> =
@@ -201,9 +201,9 @@ impl Core {
         }
     }
 
-    /// Tells that the daemon stops.
+    /// Emits that the daemon stops.
     pub fn stopping(&mut self) {
         let what = self.leaves();
-        self.ends.tell(Event::Stopping { what });
+        self.ends.emit(Event::Stopping { what });
     }
 }

@@ -1,5 +1,5 @@
-//! The kinds of guests that a host may have, behind one trait: containers and namespaces, pods,
-//! libvirt's machines, simulated ones. The daemon's loop knows them by this trait alone.
+//! Kinds of guests behind one trait: containers and namespaces, pods, libvirt's machines, simulated ones.
+//! The core knows them by this trait alone.
 
 pub mod containers;
 pub mod libvirt;
@@ -16,121 +16,117 @@ use pw_alloc::world::Found;
 use pw_error::Result;
 
 use crate::daemon::config::Config;
-use crate::daemon::crew::{Hands, Search};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
+use crate::daemon::tasks::{Executor, Search};
 
 /// A guest that is managed now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Managed {
     /// Its name, unique on the host.
     pub id: GuestId,
-    /// Tells this run of the guest from every other of its name: it changes when the guest is started
-    /// anew, and with nothing else.
+    /// Identity of this run of the guest: it changes when the guest is restarted, and only then.
     pub incarnation: String,
-    /// Its address on its paravirtual path.
+    /// MAC address of its paravirtual path.
     pub mac: Mac,
-    /// What joins its paths.
+    /// The mechanism that joins its paths.
     pub join: Join,
-    /// What its labels or its metadata wish for it. What the configuration or the operator wishes
-    /// goes before.
+    /// Wishes of its labels or metadata; those of the configuration and the operator take precedence.
     pub wish: Wish,
-    /// It gets no VF, whatever anybody wishes: a VF would lead elsewhere, or past a filter of the host's.
+    /// It gets no VF, whatever the wishes: a VF would lead to another network, or bypass a filter.
     pub barred: bool,
     /// Does its paravirtual path work?
     pub paravirtual_up: bool,
-    /// It is no longer to be managed: its VF, if it has one, is taken, then [`Guests::release`] is
-    /// called.
+    /// It is no longer to be managed: its VF is taken, then [`Guests::release`] is called.
     pub leaving: bool,
 }
 
-/// What [`Guests::discover`] found.
+/// Result of [`Guests::discover`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Discovery {
     /// The same guests as last time, in the same state.
     Unchanged,
-    /// These, and no others.
+    /// All guests.
     Guests(Vec<Managed>),
 }
 
-/// What [`Guests::find`] found.
+/// Result of [`Guests::find`].
 pub enum Finding {
-    /// This.
+    /// The result.
     Found(Found),
-    /// It has to ask somebody who may take his time: a task is to do it.
+    /// A survey that may block, for a task.
     Later(Search),
 }
 
-/// One kind of guests of a host. All calls come from one thread; none may wait longer than a few
+/// One kind of guests of a host. All calls come from one thread; none may block for more than a few
 /// milliseconds.
 pub trait Guests: Send {
-    /// What the kind is called in sentences and in the status, as `containers`.
+    /// The kind's name in messages, as `containers`.
     fn name(&self) -> &'static str;
 
-    /// What sort of guests they are, for the status.
+    /// The kind in the status.
     fn kind(&self) -> GuestKind;
 
-    /// The guests that are managed now. Called before every sample, so it must cost next to nothing
-    /// while nothing has changed: events where there are any.
+    /// The guests that are managed now. Called before every sample, so it must be cheap while nothing has
+    /// changed, by events where there are any.
     ///
     /// # Errors
-    /// The source of the guests does not answer (its daemon is restarting): those known stay, and
-    /// the next call tries again.
+    /// The guests' source does not answer (its daemon is restarting): known guests stay until the next
+    /// call.
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery>;
 
-    /// Reads the counters of all guests. `now_ms` is the moment, on a clock that is never set back;
-    /// `pool` has what the PFs count for their VFs. A guest whose counters cannot be read is left
-    /// out; one without counters is `Reading::Unsupported`.
+    /// Reads the counters of all guests. `now_ms` is on a monotonic clock; `pool` has the PFs' counters of
+    /// VFs. A guest whose counters cannot be read is left out; one without counters is
+    /// `Reading::Unsupported`.
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>);
 
-    /// The VFs that guests have, as this sample shows it; guests that are left out have none, and of
-    /// those with `None` it cannot be told. Costs no more than `sample`, and comes after it.
+    /// The VFs that guests have by this sample: guests that are left out have none, `None` is unknown.
+    /// Costs no more than `sample`, and follows it.
     fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>>;
 
-    /// Why guests of this kind may be missing from what [`Guests::discover`] told: their source has
-    /// not answered yet, or does not any more. None: they are all there.
+    /// Why [`Guests::discover`] may lack guests: their source has not answered yet, or no longer does.
+    /// None: it is complete.
     fn gap(&self) -> Option<String>;
 
-    /// Has [`Guests::discover`] tell all guests again.
-    fn tell_again(&mut self) {}
+    /// Lets the next [`Guests::discover`] return all guests, changed or not.
+    fn republish(&mut self) {}
 
-    /// Has its source been asked for the first time and neither answered nor failed yet?
+    /// Is the first answer of its source outstanding?
     fn is_pending(&self) -> bool {
         false
     }
 
-    /// Its part of the world, read afresh: all its guests, and those VFs that are in them
-    /// (`VfPlace::Guest`), or in somebody of this kind who is not managed (`VfPlace::Foreign`). VFs that
-    /// are in neither are left out. What cannot be asked is a gap ([`Found::gaps`]), not *nothing*.
+    /// Surveys its part of the world: all its guests, and the VFs in them (`VfPlace::Guest`) or in
+    /// unmanaged ones of this kind (`VfPlace::Foreign`). Other VFs are left out. Whatever does not answer
+    /// is a gap ([`Found::gaps`]), not *nothing*.
     fn find(&mut self, pool: &PoolView) -> Finding;
 
-    /// What performs a step about this guest: `Attach`, `AwaitPath`, `Prefer`, `Direct`, `Verify` or
-    /// `Detach`. `Reserve` makes the VF ready for the guest as far as that disturbs nobody (frames for
-    /// the guest are lost from the moment in which the VF gets its address) and waits for whatever must
-    /// be over before that guest is given a device; `Step::Reset` undoes it.
+    /// An executor of this guest's steps: `Attach`, `AwaitPath`, `Prefer`, `Direct`, `Verify` and
+    /// `Detach`. `Reserve` prepares the VF for the guest as far as that loses no frames (those for the
+    /// guest are lost once the VF has its address), and waits until the guest can be given a device;
+    /// `Step::Reset` undoes it.
     ///
     /// # Errors
-    /// There is no such guest any more.
-    fn hands(&mut self, guest: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure>;
+    /// The guest is gone.
+    fn executor(&mut self, guest: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure>;
 
-    /// Gives back what a guest had before it was managed. It holds no VF any more.
+    /// Restores a guest, which holds no VF, to its state before it was managed.
     ///
     /// # Errors
-    /// Why it is not done; it is tried again later.
+    /// Why it failed; it is retried later.
     fn release(&mut self, guest: &GuestId) -> Result<()>;
 
-    /// The configuration was read again.
+    /// The configuration was reloaded.
     fn configure(&mut self, _config: &Config) {}
 
-    /// What is amiss with this kind as a whole, one sentence each (its daemon does not answer, a
-    /// guest that is to be managed cannot be); for the status.
+    /// Problems of this kind, a sentence each, for the status: its daemon does not answer, a guest cannot
+    /// be managed.
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// The kinds of guests of this host; `pods`: those of a cluster, too. `dry_run`: they look and change
-/// nothing.
+/// The kinds of guests of this host, and of a cluster with `pods`. With `dry_run` they change nothing.
 ///
 /// # Errors
 /// The kernel gives no socket.

@@ -1,5 +1,4 @@
-//! Who tells which network namespaces of the host are to be managed: Docker, or a cluster's API server.
-//! What is not known is never *none*.
+//! Sources of containers to be managed: Docker, or a cluster's API server. Unknown is never *none*.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,52 +10,52 @@ use pw_alloc::model::{GuestId, Mac, Wish};
 pub struct Container {
     /// Its name.
     pub id: GuestId,
-    /// Its identity and the moment at which it was started: another run is another guest.
+    /// Its identity and start time: another run is another guest.
     pub run: String,
     /// A process in its network namespace.
     pub pid: u32,
-    /// Its interface, if somebody names it.
+    /// Its interface, if it is named.
     pub interface: Option<String>,
-    /// The addresses that it was given; empty: nobody says.
+    /// MAC addresses that it was assigned; empty: unknown.
     pub macs: Vec<Mac>,
-    /// What is wished for it.
+    /// How it is to be served.
     pub wish: Wish,
 }
 
-/// Which containers are to be managed.
+/// The containers to be managed.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Containing {
-    /// These and no others.
+pub enum KnownContainers {
+    /// All of them.
     All(Vec<Container>),
-    /// It cannot be told, and why not: the source has not answered yet, or does not any more.
+    /// Unknown, and why: the source has not answered yet, or no longer does.
     Unknown(String),
 }
 
-/// What was seen last.
+/// The last state of a source.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Seen {
+pub struct SourceState {
     /// The containers.
-    pub containers: Containing,
-    /// What is amiss.
+    pub containers: KnownContainers,
+    /// The current failure.
     pub trouble: Option<String>,
 }
 
 /// A source of containers, watched by a thread of its own. No call waits.
 pub trait Source: Debug + Send + Sync {
-    /// What was seen last.
-    fn seen(&self) -> Seen;
+    /// The last state.
+    fn state(&self) -> SourceState;
 
-    /// Why the containers are not known; none: they are.
+    /// Why the containers are unknown; none where they are known.
     fn gap(&self) -> Option<String> {
-        match self.seen().containers {
-            Containing::All(_) => None,
-            Containing::Unknown(why) => Some(why),
+        match self.state().containers {
+            KnownContainers::All(_) => None,
+            KnownContainers::Unknown(why) => Some(why),
         }
     }
 
-    /// Is the source on this host, whether or not it answers?
-    fn is_there(&self) -> bool;
+    /// Is the source installed on this host, whether or not it answers?
+    fn is_present(&self) -> bool;
 
     /// Takes the containers that cannot be managed, with the reasons.
-    fn tell_refused(&self, _refused: BTreeMap<GuestId, String>) {}
+    fn set_refused(&self, _refused: BTreeMap<GuestId, String>) {}
 }

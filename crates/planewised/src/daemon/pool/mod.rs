@@ -1,7 +1,6 @@
-//! The VFs that are given and taken, behind one trait: this machine's, or made-up ones. Knows nothing
-//! of guests.
+//! VFs behind one trait: this host's, or simulated ones. Knows nothing of guests.
 
-pub mod machine;
+pub mod host;
 pub mod view;
 
 use std::collections::BTreeSet;
@@ -9,27 +8,27 @@ use std::collections::BTreeSet;
 use pw_alloc::model::Mac;
 use pw_error::Result;
 
-use crate::daemon::crew::Hands;
+use crate::daemon::tasks::Executor;
 
 pub use self::view::{PoolPf, PoolVf, PoolView};
 
 /// The VFs of a host.
 pub trait Pool: Send {
-    /// Reads it all afresh: links, places, addresses.
+    /// Reads everything: links, users, addresses.
     ///
     /// # Errors
     /// The kernel does not answer.
     fn read(&mut self) -> Result<PoolView>;
 
-    /// Reads only what changes all the time, into `view`: counters, links, and whether VFs are with
-    /// the host. What the host itself does with a VF, `read` tells.
+    /// Updates `view` with what changes often: counters, links, and whether VFs are with the host. The
+    /// host's own use of VFs takes `read`.
     ///
     /// # Errors
     /// The kernel does not answer.
     fn sample(&mut self, view: &mut PoolView) -> Result<()>;
 
-    /// Sees that whoever else is on the host's bridges stays reachable for guests on VFs. `managed`:
-    /// addresses of guests, for which their kind cares.
+    /// Keeps unmanaged stations on the host's bridges reachable for guests on VFs. `managed` are addresses
+    /// of guests, which their kinds take care of.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -37,8 +36,7 @@ pub trait Pool: Send {
         Ok(())
     }
 
-    /// What performs steps about VFs that are in no guest: `Reserve`, `SetMac`, `ClearMac`, `Recall`,
-    /// `Reset` and `Release`. All but `Recall` look first, and refuse a VF of which it is not certain
-    /// that nobody uses it.
-    fn hands(&self) -> Box<dyn Hands>;
+    /// An executor of steps on VFs that are in no guest: `Reserve`, `SetMac`, `ClearMac`, `Recall` and
+    /// `Reset`. All but `Recall` refuse a VF unless it is certainly unused.
+    fn executor(&self) -> Box<dyn Executor>;
 }

@@ -1,4 +1,4 @@
-//! The VFs that are given and taken, and their PFs, as they were last read.
+//! The last reading of the pool's VFs and PFs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,25 +25,25 @@ pub struct PoolPf {
     pub bridge: Option<String>,
 }
 
-/// A VF of the pool, as it is now.
+/// A VF of the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolVf {
     /// Its PCI address.
     pub address: PciAddress,
-    /// The address that the NIC delivers to it; zero: none.
+    /// The MAC address whose frames the NIC delivers to it; zero: none.
     pub mac: Mac,
     /// Its driver.
     pub driver: Option<String>,
-    /// Who uses it.
+    /// Its user.
     pub user: User,
-    /// It is away from the host as a guest of ours leaves it behind: its interface is in another
-    /// namespace under the name that it has in guests, or in none that can be seen.
+    /// A guest of ours may have left it behind: its interface is in another namespace under the name that
+    /// it has in guests, or in none that can be seen.
     pub strayed: bool,
-    /// What the PF counts for it.
+    /// The PF's counters of it.
     pub counters: Reading,
 }
 
-/// The pool as it was last read.
+/// The last reading of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PoolView {
     /// PFs by interface name.
@@ -52,6 +52,6 @@ pub struct PoolView {
     pub vfs: BTreeMap<VfId, PoolVf>,
     /// PFs of the configuration that this host does not have, or not at the moment.
     pub missing: Vec<PfId>,
-    /// What the host filters on its bridges.
+    /// Filters on the host's bridges.
     pub filters: Arc<Filters>,
 }

@@ -1,5 +1,5 @@
-//! Whether a guest's address is its own. What bridges and PFs are told of a guest lasts, so an address that
-//! is somebody else's must never be told them.
+//! Checks that a guest's address is its own. Entries in bridges and PFs last, so they must never hold an
+//! address that belongs to another station.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,15 +11,15 @@ use pw_alloc::model::{GuestId, Mac};
 use pw_error::Result;
 use pw_linux::rtnetlink::RouteSocket;
 
-use crate::daemon::net::{Forward, Link};
+use crate::daemon::net::{FdbEntry, Link};
 use crate::daemon::pool::PoolView;
 
-/// What is known of a host's addresses.
+/// A host's addresses.
 pub(super) struct Addresses<'a> {
     /// The host's interfaces.
     pub links: &'a [Link],
-    /// What its bridges and NICs send where.
-    pub forwards: &'a [Forward],
+    /// Its forwarding entries.
+    pub forwards: &'a [FdbEntry],
     /// The addresses of its gateways.
     pub gateways: &'a [Mac],
     /// Guests that are managed.
@@ -28,9 +28,9 @@ pub(super) struct Addresses<'a> {
 }
 
 impl Addresses<'_> {
-    /// Whose this address is instead of the guest's behind this port; None: as far as can be told its own.
-    /// `given`: what it was given by whoever made it; empty: nobody says.
-    pub fn claimed(&self, id: &GuestId, mac: Mac, given: &[Mac], port: &Link) -> Option<String> {
+    /// Why this address is not that of the guest behind this port; None: it seems to be its own. `given`:
+    /// addresses that the guest was assigned; empty: unknown.
+    pub fn conflict(&self, id: &GuestId, mac: Mac, given: &[Mac], port: &Link) -> Option<String> {
         if !given.is_empty() && !given.contains(&mac) {
             let given: Vec<String> = given.iter().map(ToString::to_string).collect();
             return Some(format!("it was given {}", given.join(" or ")));
@@ -39,7 +39,7 @@ impl Addresses<'_> {
         {
             return Some(format!("it is the guest {other}'s"));
         }
-        // A VF that has just come home may have the address of who had it.
+        // A VF that was just returned may still have its last guest's address.
         let of_pool = |link: &Link| {
             let vfs = || self.pool.vfs.values().map(|vf| vf.address.to_string());
             link.device.as_ref().is_some_and(|device| vfs().any(|vf| vf == *device))
@@ -51,10 +51,10 @@ impl Addresses<'_> {
         if self.gateways.contains(&mac) {
             return Some("it is the host's gateway's".to_owned());
         }
-        // NICs hand broadcasts back to the PF that sent them: a bridge then believes that its own guests
-        // are behind the PF.
+        // NICs hand broadcasts back to the PF that sent them, so that a bridge learns its own guests behind
+        // the PF.
         let is_pf = |index: u32| self.pool.pfs.values().any(|pf| pf.index == index);
-        let elsewhere = |entry: &&Forward| {
+        let elsewhere = |entry: &&FdbEntry| {
             let other = self.links.iter().find(|link| link.index == entry.index);
             entry.mac == mac
                 && entry.learned
@@ -68,7 +68,7 @@ impl Addresses<'_> {
     }
 }
 
-/// The addresses of the gateways of the calling thread's namespace, as far as it has met them.
+/// MAC addresses of the gateways of the calling thread's namespace, as far as they were resolved.
 pub(super) fn gateways() -> Result<Vec<Mac>> {
     let mut socket = RouteSocket::open()?;
     let mut gateways: BTreeSet<IpAddr> = BTreeSet::new();
@@ -116,8 +116,8 @@ mod tests {
     const MINE: Mac = Mac([2, 0x70, 0, 0, 0, 1]);
 
     /// A host with a bridge, a PF, the guest's port and another one.
-    fn claimed(
-        change: impl FnOnce(&mut Vec<Link>, &mut Vec<Forward>, &mut PoolView),
+    fn conflict(
+        change: impl FnOnce(&mut Vec<Link>, &mut Vec<FdbEntry>, &mut PoolView),
     ) -> Option<String> {
         let mut links = vec![
             link(1, "pf0", None, Some(5)),
@@ -144,24 +144,24 @@ mod tests {
             guests: &guests,
             pool: &pool,
         };
-        addresses.claimed(&"web".into(), MINE, &[], &links[1])
+        addresses.conflict(&"web".into(), MINE, &[], &links[1])
     }
 
-    fn learned(index: u32) -> Forward {
-        Forward { index, mac: MINE, own: false, permanent: false, learned: true }
+    fn learned(index: u32) -> FdbEntry {
+        FdbEntry { index, mac: MINE, own: false, permanent: false, learned: true }
     }
 
     #[test]
     fn an_address_of_the_hosts_or_that_comes_by_another_port_is_not_the_guests() {
-        assert_eq!(claimed(|_, _, _| ()), None);
-        let host = claimed(|links, _, _| links[4].mac = Some(MINE));
+        assert_eq!(conflict(|_, _, _| ()), None);
+        let host = conflict(|links, _, _| links[4].mac = Some(MINE));
         assert_eq!(host.as_deref(), Some("it is the host's interface br0's"));
-        let elsewhere = claimed(|_, forwards, _| forwards.push(learned(3)));
+        let elsewhere = conflict(|_, forwards, _| forwards.push(learned(3)));
         assert_eq!(elsewhere.as_deref(), Some("frames from it come by tap0"));
         // By its own port; by the PF, which hears its own broadcasts; on another bridge; set by us.
-        let set = Forward { learned: false, ..learned(3) };
+        let set = FdbEntry { learned: false, ..learned(3) };
         for entry in [learned(2), learned(1), learned(4), set] {
-            assert_eq!(claimed(|_, forwards, _| forwards.push(entry)), None, "{entry:?}");
+            assert_eq!(conflict(|_, forwards, _| forwards.push(entry)), None, "{entry:?}");
         }
     }
 
@@ -180,7 +180,7 @@ mod tests {
             };
             pool.vfs.insert(pw_alloc::model::VfId::new("pf0", 0), seen);
         };
-        assert_eq!(claimed(|links, _, pool| come_home(links, pool)), None);
+        assert_eq!(conflict(|links, _, pool| come_home(links, pool)), None);
     }
 
     #[test]
@@ -195,13 +195,13 @@ mod tests {
             pool: &pool,
         };
         let port = link(2, "veth1", Some("veth"), Some(5));
-        let claimed = |mac, given: &[Mac]| addresses.claimed(&"web".into(), mac, given, &port);
-        assert_eq!(claimed(MINE, &[MINE]), None);
+        let conflict = |mac, given: &[Mac]| addresses.conflict(&"web".into(), mac, given, &port);
+        assert_eq!(conflict(MINE, &[MINE]), None);
         let other = Mac([2, 0x70, 0, 0, 0, 7]);
-        assert_eq!(claimed(MINE, &[other]), Some(format!("it was given {other}")));
-        assert_eq!(claimed(guests[0].1, &[]).as_deref(), Some("it is the guest db's"));
+        assert_eq!(conflict(MINE, &[other]), Some(format!("it was given {other}")));
+        assert_eq!(conflict(guests[0].1, &[]).as_deref(), Some("it is the guest db's"));
         assert_eq!(
-            claimed(addresses.gateways[0], &[]).as_deref(),
+            conflict(addresses.gateways[0], &[]).as_deref(),
             Some("it is the host's gateway's")
         );
     }

@@ -1,5 +1,5 @@
-//! How a namespace becomes a guest, and stops being one: its veth is made a member of a bond that has
-//! its name, addresses and routes. May be interrupted anywhere and begun again.
+//! Adopts a namespace as a guest, and restores it: its veth becomes a member of a bond that takes its name,
+//! addresses and routes. Can be interrupted anywhere and repeated.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,9 +17,9 @@ use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::PoolView;
 
-/// What the veth is called in a guest while it is in the bond.
+/// Name of the veth in a guest while it is in the bond.
 pub const VETH_NAME: &str = "pw-veth";
-/// What the bond is called before it takes over the veth's name.
+/// Name of the bond before it takes the veth's.
 const BOND_NAME: &str = "pw-bond";
 
 /// A guest whose paths are joined by our bond.
@@ -31,7 +31,7 @@ pub struct Adopted {
     pub inode: u64,
     /// A socket in it.
     pub net: Net,
-    /// What it was before.
+    /// Its state before.
     pub record: Record,
     /// The bond's index in the guest.
     pub bond: u32,
@@ -45,24 +45,24 @@ pub struct Adopted {
     pub bridge: Option<String>,
     /// The PFs that are ports of the same bridge: only their VFs lead to the same network.
     pub pfs: Vec<PfId>,
-    /// Its VFs take no address but that which their PF is told.
+    /// Its VFs can only have the address that their PF sets.
     pub enforce_mac: bool,
-    /// Its VFs, shared with whoever moves them.
+    /// Its VFs, shared with its executors.
     pub paths: Arc<Mutex<Paths>>,
 }
 
 /// The VFs of a guest, as last seen.
 #[derive(Debug, Default)]
 pub struct Paths {
-    /// The VF that it sends by, and that one's index in the guest.
+    /// The VF that it sends by, and its index in the guest.
     pub on_vf: Option<(VfId, u32)>,
-    /// The VFs whose interfaces are in its namespace, by their indices.
+    /// VFs whose interfaces are in its namespace, with their indices.
     pub has: BTreeMap<VfId, u32>,
 }
 
 impl Adopted {
-    /// The same for another thread, with a socket of its own.
-    pub fn another(&self) -> Result<Self> {
+    /// A clone for another thread, with a socket of its own.
+    pub fn try_clone(&self) -> Result<Self> {
         let net = Net::at(&self.netns)?;
         if net.identity() != self.net.identity() {
             return Err(Error::failed(
@@ -92,27 +92,27 @@ impl Adopted {
     }
 }
 
-/// How namespaces are made guests.
-pub struct Manner<'a> {
-    /// Where it is kept what they were.
+/// Settings of adoption.
+pub struct AdoptionSettings<'a> {
+    /// Directory of their records.
     pub records: &'a Path,
-    /// It is only looked whether they could be guests.
+    /// Only check whether they could be guests.
     pub dry_run: bool,
-    /// Their VFs take no address but that which their PF is told.
+    /// Their VFs can only have the address that their PF sets.
     pub enforce_mac: bool,
-    /// The guests that are there, with their addresses.
+    /// The present guests, with their addresses.
     pub guests: &'a [(GuestId, Mac)],
 }
 
-/// Makes a namespace a guest, or sees that it is one.
+/// Makes a namespace a guest, unless it is one already.
 pub fn adopt(
     id: &GuestId,
     spec: &Spec,
-    manner: &Manner<'_>,
+    settings: &AdoptionSettings<'_>,
     home: &mut Net,
     pool: &PoolView,
 ) -> Result<Adopted> {
-    let Manner { records, dry_run, .. } = *manner;
+    let AdoptionSettings { records, dry_run, .. } = *settings;
     if inode(&spec.netns).is_none() {
         return Err(Error::failed(format!("there is no namespace {}", spec.netns), ""));
     }
@@ -133,7 +133,7 @@ pub fn adopt(
             if let Some(other) = other.filter(|_| !dry_run) {
                 forget_address(other.mac, home, pool)?;
             }
-            before(id, spec, &mut net)?
+            record_state(id, spec, &mut net)?
         }
     };
     record.container.clone_from(&spec.container);
@@ -157,12 +157,12 @@ pub fn adopt(
     }
     let addresses = Addresses {
         links: &home.all()?,
-        forwards: &home.forwards()?,
+        forwards: &home.fdb_entries()?,
         gateways: &gateways()?,
-        guests: manner.guests,
+        guests: settings.guests,
         pool,
     };
-    if let Some(whose) = addresses.claimed(id, record.mac, &spec.macs, &port) {
+    if let Some(whose) = addresses.conflict(id, record.mac, &spec.macs, &port) {
         return Err(Error::failed(
             format!("its address {} is not its own: {whose}", record.mac),
             "give it one that nobody else has: bridge and PF are told it for good",
@@ -193,7 +193,7 @@ pub fn adopt(
         port_name: port.name,
         bridge,
         pfs,
-        enforce_mac: manner.enforce_mac,
+        enforce_mac: settings.enforce_mac,
         paths: Arc::default(),
         record,
     };
@@ -203,8 +203,8 @@ pub fn adopt(
     Ok(adopted)
 }
 
-/// What the guest is before it is managed.
-fn before(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
+/// The state of a guest before it is managed.
+fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
     let namespace = net.identity();
     let links = net.all()?;
     let veths = || links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
@@ -273,7 +273,7 @@ fn find_veth<'a>(links: &'a [Link], record: &Record) -> Result<&'a Link> {
         .ok_or_else(|| Error::failed(format!("its veth {} is gone", record.interface), ""))
 }
 
-/// The bond stands, the veth is in it, and it has what the veth had. Returns both indices.
+/// Makes the bond, puts the veth into it, and moves name, addresses and routes. Returns both indices.
 fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     let links = net.all()?;
     let veth = find_veth(&links, record)?.clone();
@@ -307,8 +307,8 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     if record.up && !bond.up {
         net.change(&bond, &Change::Up(true))?;
     }
-    // Once they are all there, what the guest changes is the guest's affair. Until then what a crash
-    // or a refusal left out is added: what is there already is no error.
+    // Until all were added once, those that a crash or a refusal left out are added; later changes are the
+    // guest's own.
     if !record.taken_over {
         for address in &record.addresses {
             net.change(&bond, &Change::AddAddress(address.parse()?))?;
@@ -319,36 +319,35 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
             failpoint::reached(|| "adopt/route".to_owned());
         }
     }
-    // Left on by a kill in the middle of a switch.
+    // A kill during a switch may have left it on.
     net.set_all_ports_active(&bond, false)?;
     Ok((bond.index, veth.index))
 }
 
-/// NICs and bridges no longer know an address.
+/// Removes an address from NICs' filters and bridges.
 pub fn forget_address(mac: Mac, home: &mut Net, pool: &PoolView) -> Result<()> {
     for pf in pool.pfs.values() {
-        home.nic_takes(mac, pf.index, false)?;
-        home.bridge_forgets(mac, pf.index)?;
+        home.set_nic_filter(mac, pf.index, false)?;
+        home.delete_bridge_fdb(mac, pf.index)?;
     }
     Ok(())
 }
 
-/// The NICs take in what is for the guest while it is on its paravirtual path: guests on VFs reach it
-/// by them.
+/// Adds a guest on its paravirtual path to the NICs' filters, by which guests on VFs reach it.
 fn settle(adopted: &Adopted, home: &mut Net, pool: &PoolView) -> Result<()> {
     let mac = adopted.record.mac;
     if pool.vfs.values().any(|vf| vf.mac == mac) {
         return Ok(());
     }
     for (_, pf) in pfs_of(pool, adopted.bridge.as_deref()) {
-        home.nic_takes(mac, pf.index, true)?;
+        home.set_nic_filter(mac, pf.index, true)?;
     }
-    home.bridge_sends(mac, adopted.port, true)
+    home.set_bridge_fdb(mac, adopted.port, true)
 }
 
-/// The guest gets back what it had before it was managed.
-pub fn give_back(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Result<()> {
-    // Interrupted and taken in again, it is to get its addresses once more.
+/// Restores the guest to its state before it was managed.
+pub fn restore(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Result<()> {
+    // If this is interrupted and the guest adopted again, its addresses are added again.
     adopted.record.taken_over = false;
     record::write(records, &adopted.record)?;
     let record = adopted.record.clone();
@@ -381,14 +380,14 @@ pub fn give_back(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Resul
     for route in &record.routes {
         net.add_route(veth.index, route)?;
     }
-    for entry in home.forwards()? {
+    for entry in home.fdb_entries()? {
         if entry.mac == record.mac && entry.own {
-            home.nic_takes(record.mac, entry.index, false)?;
+            home.set_nic_filter(record.mac, entry.index, false)?;
         }
     }
     if adopted.bridge.is_some() {
-        // From here on the bridge learns for itself.
-        home.bridge_forgets(record.mac, adopted.port)?;
+        // From now on the bridge learns by itself.
+        home.delete_bridge_fdb(record.mac, adopted.port)?;
     }
     Ok(())
 }
@@ -413,9 +412,13 @@ mod tests {
             macs: Vec::new(),
             wish: pw_alloc::model::Wish::default(),
         };
-        let manner =
-            Manner { records: records.path(), dry_run: true, enforce_mac: true, guests: &[] };
-        let refused = adopt(&GuestId::from("a"), &spec, &manner, &mut home, &PoolView::default());
+        let settings = AdoptionSettings {
+            records: records.path(),
+            dry_run: true,
+            enforce_mac: true,
+            guests: &[],
+        };
+        let refused = adopt(&GuestId::from("a"), &spec, &settings, &mut home, &PoolView::default());
         assert_eq!(refused.expect_err("it is refused").what, "its network namespace is the host's");
     }
 }

@@ -1,5 +1,5 @@
-//! Docker's containers that are to be managed, by their labels. A thread of its own asks Docker and
-//! waits for its events, so that a Docker that hangs holds nobody up. Starts and stops nothing.
+//! Docker's containers to be managed, by label. A thread of its own lists them at Docker's events, so that
+//! a Docker that hangs blocks nothing. Starts and stops nothing.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,30 +14,30 @@ use bollard::{API_DEFAULT_VERSION, Docker as Client};
 use futures_util::StreamExt;
 use pw_alloc::model::{GuestId, PfId, Stance, Wish};
 
-use crate::daemon::guests::source::{Container, Containing, Seen, Source};
+use crate::daemon::guests::source::{Container, KnownContainers, Source, SourceState};
 
 /// The label that makes a container a guest.
 const LABEL: &str = "planewise.managed=true";
-/// Docker has so long to answer one request.
+/// Time limit of Docker's answer to a request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two tries to reach Docker, and two looks without an event.
+/// Between two attempts to reach Docker, and two listings without an event.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Docker, watched.
 #[derive(Debug)]
 pub struct Docker {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<SourceState>>,
     socket: PathBuf,
 }
 
 impl Docker {
-    /// Watches the Docker that listens at `socket`; none: nobody is to be asked.
+    /// Watches the Docker that listens at `socket`; none where that is empty.
     pub fn watch(socket: &Path) -> Option<Self> {
         if socket.as_os_str().is_empty() {
             return None;
         }
-        let unheard = Containing::Unknown("Docker has not answered yet".to_owned());
-        let seen = Arc::new(Mutex::new(Seen { containers: unheard, trouble: None }));
+        let unanswered = KnownContainers::Unknown("Docker has not answered yet".to_owned());
+        let seen = Arc::new(Mutex::new(SourceState { containers: unanswered, trouble: None }));
         let (weak, path) = (Arc::downgrade(&seen), socket.to_path_buf());
         let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(watch(&weak, &path)),
@@ -51,32 +51,32 @@ impl Docker {
 }
 
 impl Source for Docker {
-    fn seen(&self) -> Seen {
+    fn state(&self) -> SourceState {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn is_there(&self) -> bool {
+    fn is_present(&self) -> bool {
         self.socket.exists()
     }
 }
 
-/// Lists at every event, until nobody wants to know any more.
-async fn watch(seen: &Weak<Mutex<Seen>>, socket: &Path) {
+/// Lists the containers at every event, until the last owner is gone.
+async fn watch(seen: &Weak<Mutex<SourceState>>, socket: &Path) {
     while seen.strong_count() > 0 {
         if let Err(why) = follow(seen, socket).await {
             let Some(seen) = seen.upgrade() else { return };
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            // Its containers may go on without it: what is known of them is not known any more.
+            // Its containers may run without it, but are unknown from now on.
             let why = format!("Docker does not answer at {}: {why}", socket.display());
             seen.trouble = socket.exists().then(|| why.clone());
-            seen.containers = Containing::Unknown(why);
+            seen.containers = KnownContainers::Unknown(why);
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// One connection to Docker, until it breaks.
-async fn follow(seen: &Weak<Mutex<Seen>>, socket: &Path) -> Result<(), String> {
+async fn follow(seen: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), String> {
     let path = socket.to_str().ok_or("its path is no text")?;
     let client = Client::connect_with_unix(path, PATIENCE.as_secs(), API_DEFAULT_VERSION)
         .map_err(|error| error.to_string())?;
@@ -92,7 +92,7 @@ async fn follow(seen: &Weak<Mutex<Seen>>, socket: &Path) -> Result<(), String> {
         {
             let Some(seen) = seen.upgrade() else { return Ok(()) };
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            *seen = Seen { containers: Containing::All(containers), trouble: None };
+            *seen = SourceState { containers: KnownContainers::All(containers), trouble: None };
         }
         match tokio::time::timeout(PAUSE, events.next()).await {
             Ok(None) => return Err("its events end".to_owned()),
@@ -109,7 +109,7 @@ async fn within<T>(ask: impl Future<Output = Result<T, Error>>) -> Result<T, Str
     }
 }
 
-/// All containers that are to be managed and run; or why that cannot be told.
+/// All running containers to be managed, or why they are unknown.
 async fn list(client: &Client) -> Result<Vec<Container>, String> {
     let filters = HashMap::from([("label", vec![LABEL])]);
     let options = ListContainersOptionsBuilder::default().filters(&filters).build();
@@ -119,7 +119,7 @@ async fn list(client: &Client) -> Result<Vec<Container>, String> {
         let asked = tokio::time::timeout(PATIENCE, client.inspect_container(id, None)).await;
         match asked {
             Ok(Ok(inspected)) => found.extend(container(&listed, &inspected)),
-            // It has ended since.
+            // It has ended meanwhile.
             Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {}
             Ok(Err(error)) => return Err(format!("{id}: {error}")),
             Err(_) => return Err(format!("{id}: nothing came within {} s", PATIENCE.as_secs())),
@@ -128,7 +128,7 @@ async fn list(client: &Client) -> Result<Vec<Container>, String> {
     Ok(found)
 }
 
-/// A container that runs; none: it does not.
+/// A running container; none where it does not run.
 fn container(listed: &ContainerSummary, inspected: &ContainerInspectResponse) -> Option<Container> {
     let state = inspected.state.as_ref()?;
     let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
@@ -241,27 +241,30 @@ mod tests {
     }
 
     /// What is seen once it is no longer the first answer.
-    fn seen(directory: &tempfile::TempDir) -> Seen {
+    fn seen(directory: &tempfile::TempDir) -> SourceState {
         let docker = Docker::watch(&directory.path().join("sock")).expect("watched");
-        let first = docker.seen();
-        assert!(matches!(first.containers, Containing::Unknown(_)), "nothing is known at first");
+        let first = docker.state();
+        assert!(
+            matches!(first.containers, KnownContainers::Unknown(_)),
+            "nothing is known at first"
+        );
         let begun = Instant::now();
-        while docker.seen() == first && begun.elapsed() < Duration::from_secs(20) {
+        while docker.state() == first && begun.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        docker.seen()
+        docker.state()
     }
 
     #[test]
     fn a_container_is_gone_only_when_docker_says_404() {
         let there = made_up(|path| answer(path, (200, INSPECTED)));
-        let Containing::All(all) = seen(&there).containers else { panic!("it answers") };
+        let KnownContainers::All(all) = seen(&there).containers else { panic!("it answers") };
         assert_eq!(all.len(), 1);
         let gone = made_up(|path| answer(path, (404, r#"{"message":"no such container"}"#)));
-        assert_eq!(seen(&gone).containers, Containing::All(Vec::new()));
+        assert_eq!(seen(&gone).containers, KnownContainers::All(Vec::new()));
         let broken = made_up(|path| answer(path, (500, r#"{"message":"out of memory"}"#)));
         let seen = seen(&broken);
-        assert!(matches!(seen.containers, Containing::Unknown(_)), "{seen:?}");
+        assert!(matches!(seen.containers, KnownContainers::Unknown(_)), "{seen:?}");
         assert!(seen.trouble.is_some());
     }
 
@@ -269,8 +272,8 @@ mod tests {
     fn a_host_without_docker_has_no_trouble_and_nothing_is_known_of_its_containers() {
         assert!(Docker::watch(Path::new("")).is_none());
         let docker = Docker::watch(Path::new("/nonexistent/docker.sock")).expect("watched");
-        let seen = docker.seen();
-        assert!(matches!(seen.containers, Containing::Unknown(_)) && seen.trouble.is_none());
-        assert!(!docker.is_there());
+        let seen = docker.state();
+        assert!(matches!(seen.containers, KnownContainers::Unknown(_)) && seen.trouble.is_none());
+        assert!(!docker.is_present());
     }
 }

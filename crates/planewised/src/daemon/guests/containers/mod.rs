@@ -1,10 +1,10 @@
 //! Containers, pods and network namespaces as guests: a bond in the guest's namespace joins the veth that it
-//! had with a VF, while it has one. Knows nothing of who deserves a VF.
+//! had with a VF, while it has one. Knows no policy.
 
 mod address;
 mod adopt;
 mod docker;
-mod hands;
+mod executor;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,30 +22,30 @@ use pw_error::Result;
 use pw_linux::netns::Netns;
 
 use crate::daemon::config;
-use crate::daemon::crew::Hands;
-use crate::daemon::guests::source::{Containing, Source};
+use crate::daemon::guests::source::{KnownContainers, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::net::{Identity, Link, Net};
 use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::status::GuestKind;
+use crate::daemon::tasks::Executor;
 
-use adopt::{Adopted, Manner};
+use adopt::{Adopted, AdoptionSettings};
 use docker::Docker;
-use hands::ContainerHands;
+use executor::ContainerExecutor;
 
-/// What a VF's interface is called in a guest.
+/// Name of a VF's interface in a guest.
 pub const VF_NAME: &str = "pw-vf";
-/// How long it waits before it tries again to manage a guest that could not be.
-const AGAIN: Duration = Duration::from_secs(5);
-/// A guest as somebody asked for it.
+/// Pause before another attempt to adopt a guest.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// A guest as configured, or as its source describes it.
 #[derive(Debug, Clone, PartialEq)]
 struct Spec {
     netns: Netns,
     /// Its interface; none: its only veth.
     interface: Option<String>,
-    /// The run of the container or pod that it is of; none: a namespace of the configuration.
+    /// The run of its container or pod; none: a namespace of the configuration.
     container: Option<String>,
-    /// The addresses that it was given; empty: nobody says.
+    /// MAC addresses that it was assigned; empty: unknown.
     macs: Vec<Mac>,
     wish: Wish,
 }
@@ -55,18 +55,18 @@ struct Spec {
 struct Known {
     spec: Spec,
     adopted: Option<Adopted>,
-    /// Nobody asks for it any more.
+    /// It is no longer wanted.
     leaving: bool,
-    again: Option<Instant>,
-    /// Why it could not be taken in.
+    retry_at: Option<Instant>,
+    /// Why it could not be adopted.
     refused: Option<String>,
-    /// What filters its frames on the host, and a VF would bypass.
+    /// The filter on the host that a VF would bypass.
     bypassed: Option<String>,
 }
 
 impl Known {
     const fn new(spec: Spec, leaving: bool) -> Self {
-        Self { spec, adopted: None, leaving, again: None, refused: None, bypassed: None }
+        Self { spec, adopted: None, leaving, retry_at: None, refused: None, bypassed: None }
     }
 }
 
@@ -81,18 +81,18 @@ pub struct Containers {
     bypass_filters: bool,
     home: Net,
     known: BTreeMap<GuestId, Known>,
-    /// What was told last.
-    told: Vec<Managed>,
-    /// It is to be told again, changed or not.
-    untold: bool,
+    /// The guests as last published.
+    published: Vec<Managed>,
+    /// They are to be published again, changed or not.
+    unpublished: bool,
     troubles: Vec<String>,
     /// The host's interfaces, as of the last sample.
     links: BTreeMap<u32, Link>,
 }
 
 impl Containers {
-    /// Docker's containers and the namespaces of this configuration; what is known of them is kept in
-    /// the state directory.
+    /// Docker's containers and the namespaces of this configuration; records are kept in the state
+    /// directory.
     ///
     /// # Errors
     /// The kernel gives no socket.
@@ -102,7 +102,7 @@ impl Containers {
         Self::of(source, GuestKind::Container, "guests", config, dry_run)
     }
 
-    /// The pods that this source tells of.
+    /// The pods of this source.
     ///
     /// # Errors
     /// The kernel gives no socket.
@@ -121,7 +121,7 @@ impl Containers {
     ) -> Result<Self> {
         let records = config.state_directory.join(directory);
         let mut known = BTreeMap::new();
-        // Guests that were managed, and that nobody may ask for any more.
+        // Guests that were managed, and may no longer be wanted.
         for record in record::all(&records)? {
             let spec = Spec {
                 netns: record.netns.parse()?,
@@ -142,14 +142,14 @@ impl Containers {
             bypass_filters: config.pool.bypass_filters,
             home: Net::here()?,
             known,
-            told: Vec::new(),
-            untold: true,
+            published: Vec::new(),
+            unpublished: true,
             troubles: Vec::new(),
             links: BTreeMap::new(),
         })
     }
 
-    /// Who is asked for now. Containers are left out while the source has not told all of them.
+    /// The wanted guests. Containers are left out while they are unknown.
     fn wanted(&mut self) -> BTreeMap<GuestId, Spec> {
         let mut wanted = BTreeMap::new();
         for (name, namespace) in &self.config.namespaces {
@@ -162,11 +162,11 @@ impl Containers {
             wanted.insert(GuestId::from(name.as_str()), spec);
         }
         if let Some(source) = &self.source {
-            let seen = source.seen();
+            let seen = source.state();
             self.troubles.extend(seen.trouble);
             let containers = match seen.containers {
-                Containing::All(containers) => containers,
-                Containing::Unknown(_) => Vec::new(),
+                KnownContainers::All(containers) => containers,
+                KnownContainers::Unknown(_) => Vec::new(),
             };
             for container in containers {
                 let spec = Spec {
@@ -182,13 +182,13 @@ impl Containers {
         wanted
     }
 
-    fn look(&mut self, pool: &PoolView) {
+    fn refresh(&mut self, pool: &PoolView) {
         self.troubles.clear();
         let wanted = self.wanted();
-        let unheard = self.source.as_ref().is_some_and(|source| source.gap().is_some());
+        let unanswered = self.source.as_ref().is_some_and(|source| source.gap().is_some());
         for (id, known) in &mut self.known {
             // Of containers nothing is known while the source does not answer: they stay as they are.
-            let unknown = unheard && known.spec.container.is_some();
+            let unknown = unanswered && known.spec.container.is_some();
             known.leaving = !wanted.contains_key(id) && !unknown;
         }
         for (id, spec) in wanted {
@@ -199,7 +199,7 @@ impl Containers {
                     // old one.
                     if known.spec.netns != spec.netns || known.spec.container != spec.container {
                         known.adopted = None;
-                        known.again = None;
+                        known.retry_at = None;
                     }
                     known.spec = spec;
                 }
@@ -215,7 +215,7 @@ impl Containers {
             if known.adopted.as_ref().is_some_and(|adopted| Some(adopted.inode) != inode) {
                 // Nothing of ours must keep the namespace alive: the kernel sends its VF home.
                 known.adopted = None;
-                known.again = None;
+                known.retry_at = None;
             }
             let recorded = record::path(&self.records, id).exists();
             match fate(known.leaving, known.spec.container.is_some(), inode.is_some(), recorded) {
@@ -226,30 +226,30 @@ impl Containers {
                 Fate::Unknown => continue,
                 Fate::There => {}
             }
-            let due = known.again.is_none_or(|again| again <= Instant::now());
+            let due = known.retry_at.is_none_or(|again| again <= Instant::now());
             if known.adopted.is_some() || !due {
                 continue;
             }
-            let manner = Manner {
+            let settings = AdoptionSettings {
                 records: &self.records,
                 dry_run: self.dry_run,
                 enforce_mac: self.config.enforce_mac,
                 guests: &guests,
             };
-            match adopt::adopt(id, &known.spec, &manner, &mut self.home, pool) {
+            match adopt::adopt(id, &known.spec, &settings, &mut self.home, pool) {
                 Ok(adopted) => {
                     guests.push((id.clone(), adopted.record.mac));
                     known.adopted = Some(adopted);
-                    (known.again, known.refused) = (None, None);
+                    (known.retry_at, known.refused) = (None, None);
                 }
                 Err(error) => {
                     known.refused = Some(error.what);
-                    known.again = Some(Instant::now() + AGAIN);
+                    known.retry_at = Some(Instant::now() + RETRY_AFTER);
                 }
             }
         }
         self.look_at_filters(pool);
-        self.tell_refused();
+        self.set_refused();
         for id in gone {
             if let Err(error) = self.forget(&id, pool) {
                 self.troubles.push(error.what);
@@ -278,7 +278,7 @@ impl Containers {
     }
 
     /// Tells the source, and the status, who cannot be given a VF.
-    fn tell_refused(&mut self) {
+    fn set_refused(&mut self) {
         let mut refused = BTreeMap::new();
         for (id, known) in &self.known {
             if known.leaving {
@@ -295,11 +295,11 @@ impl Containers {
             refused.insert(id.clone(), why);
         }
         if let Some(source) = &self.source {
-            source.tell_refused(refused);
+            source.set_refused(refused);
         }
     }
 
-    /// A guest is gone with its namespace: what NICs and bridges know of it goes, too.
+    /// Removes the entries in NICs and bridges of a guest that is gone with its namespace.
     fn forget(&mut self, id: &GuestId, pool: &PoolView) -> Result<()> {
         if self.dry_run {
             return Ok(());
@@ -335,18 +335,18 @@ impl Containers {
     }
 }
 
-/// What has become of a guest.
+/// Whether a guest is still there.
 #[derive(Debug, PartialEq)]
 enum Fate {
     There,
-    /// Not to be seen, and not known to be gone.
+    /// Neither seen nor known to be gone.
     Unknown,
     Gone,
 }
 
-/// What has become of a guest whose namespace is `there` or is not. Who runs containers names a namespace
-/// by a process: one that ended may have left the namespace to the others of its pod, so that a guest that
-/// is still told of is gone only when another namespace is named, or it is told of no more.
+/// Whether a guest is still there, whose namespace is `there` or not. A source names a namespace by a
+/// process, which may end while others of its pod keep the namespace: a guest that the source still has is
+/// gone only once it names another namespace.
 const fn fate(leaving: bool, container: bool, there: bool, recorded: bool) -> Fate {
     match (leaving, there) {
         (true, true) if !recorded => Fate::Gone,
@@ -357,7 +357,7 @@ const fn fate(leaving: bool, container: bool, there: bool, recorded: bool) -> Fa
     }
 }
 
-/// Which run of a guest it is: that of its container, where it has one, in that very namespace.
+/// Identity of a run of a guest: that of its container, if any, in that namespace.
 fn incarnation(run: Option<&str>, namespace: Identity) -> String {
     let Identity { inode, cookie } = namespace;
     format!("{}/{}", run.unwrap_or_default(), cookie.unwrap_or(inode))
@@ -386,12 +386,12 @@ impl Guests for Containers {
     }
 
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
-        self.look(pool);
+        self.refresh(pool);
         let managed = self.managed();
-        if managed == self.told && !std::mem::take(&mut self.untold) {
+        if managed == self.published && !std::mem::take(&mut self.unpublished) {
             return Ok(Discovery::Unchanged);
         }
-        self.told.clone_from(&managed);
+        self.published.clone_from(&managed);
         Ok(Discovery::Guests(managed))
     }
 
@@ -461,15 +461,15 @@ impl Guests for Containers {
         });
         // A host whose Docker was never there has no containers.
         let containers = || self.known.values().any(|known| known.spec.container.is_some());
-        let source = self.source.as_ref().filter(|source| source.is_there() || containers());
+        let source = self.source.as_ref().filter(|source| source.is_present() || containers());
         source
             .and_then(|source| source.gap())
             .or_else(|| missing.map(|(id, _)| format!("{id} could not be taken in again yet")))
     }
 
-    fn tell_again(&mut self) {
-        self.told.clear();
-        self.untold = true;
+    fn republish(&mut self) {
+        self.published.clear();
+        self.unpublished = true;
     }
 
     fn find(&mut self, pool: &PoolView) -> Finding {
@@ -488,24 +488,24 @@ impl Guests for Containers {
         Finding::Found(found)
     }
 
-    fn hands(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure> {
+    fn executor(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure> {
         let adopted = self.known.get(id).and_then(|known| known.adopted.as_ref());
         let Some(adopted) = adopted else {
             return Err(Failure { why: format!("{id} is gone"), guest_silent: true });
         };
-        let hands = adopted.another().and_then(ContainerHands::new);
-        Ok(Box::new(hands.map_err(|error| Failure { why: error.what, guest_silent: false })?))
+        let executor = adopted.try_clone().and_then(ContainerExecutor::new);
+        Ok(Box::new(executor.map_err(|error| Failure { why: error.what, guest_silent: false })?))
     }
 
     fn release(&mut self, guest: &GuestId) -> Result<()> {
         if let Some(known) = self.known.get_mut(guest)
             && let Some(adopted) = &mut known.adopted
         {
-            adopt::give_back(adopted, &mut self.home, &self.records)?;
+            adopt::restore(adopted, &mut self.home, &self.records)?;
             record::remove(&self.records, guest)?;
         }
         self.known.remove(guest);
-        self.told.retain(|told| told.id != *guest);
+        self.published.retain(|told| told.id != *guest);
         Ok(())
     }
 

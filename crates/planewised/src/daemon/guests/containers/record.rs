@@ -1,4 +1,4 @@
-//! What a guest was before it was managed, on the disk. Knows nothing of how it is given back.
+//! Records, on disk, of guests' state before they were managed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ pub struct Record {
     /// The container that it is of, by Docker's id; none: a namespace of the configuration.
     #[serde(default)]
     pub container: Option<String>,
-    /// The bond has taken over addresses and routes: from here on they are the guest's affair. Records
-    /// of before this was kept are of guests whose bond had.
+    /// The bond has taken over addresses and routes, which are the guest's own from then on. True in
+    /// records of earlier versions.
     #[serde(default = "yes")]
     pub taken_over: bool,
     /// The boot that it was in.
@@ -68,7 +68,7 @@ pub fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Where a guest's record is.
+/// Path of a guest's record.
 pub fn path(directory: &Path, guest: &GuestId) -> PathBuf {
     // A name may hold anything; what is no plain character is written as its bytes.
     let mut name = String::new();
@@ -133,7 +133,7 @@ pub fn all(directory: &Path) -> Result<Vec<Record>> {
     Ok(found)
 }
 
-/// Writes a record; when this returns it is on the disk.
+/// Writes a record durably.
 ///
 /// # Errors
 /// It cannot be written.

@@ -1,6 +1,6 @@
-//! Asks the agents in machines what their guests count (guest-network-get-interfaces of the QEMU guest
-//! agent). Whatever they say is their word. Asks in a thread of its own, one after the other: an agent
-//! that does not answer is asked ever more seldom.
+//! Counters from agents in machines (guest-network-get-interfaces of the QEMU guest agent). They are the
+//! guests' own claims. Asks in a thread of its own, one after the other, and agents
+//! that do not answer at growing intervals.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,23 +12,22 @@ use serde::Deserialize;
 
 use super::api::{Domain, Libvirt, Uuid};
 
-/// An agent has so long to answer.
+/// Time limit of an agent's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two questions to one agent that answers; twice as long after each that does not, up to
-/// [`LONGEST`].
+/// Between two requests to one agent, doubled after each failure up to [`LONGEST`].
 const EVERY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(300);
-/// Between two looks at whom to ask.
+/// Between two rounds.
 const LOOK: Duration = Duration::from_millis(200);
 
 const QUESTION: &str = r#"{"execute":"guest-network-get-interfaces"}"#;
 
-/// What an agent said.
+/// An agent's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
     /// The guest has a NIC beside the paravirtual one (and what joins the two) under its address.
     pub drives: bool,
-    /// What that NIC has counted, if the agent tells.
+    /// That NIC's counters, if the agent has them.
     pub counters: Option<Counters>,
 }
 
@@ -41,7 +40,7 @@ struct Asked {
     word: Option<(Word, Instant)>,
 }
 
-/// The agents that are asked.
+/// The agents.
 pub struct Agents {
     libvirt: Arc<dyn Libvirt>,
     asked: Mutex<BTreeMap<Uuid, Asked>>,
@@ -66,7 +65,7 @@ impl Agents {
                 std::thread::sleep(LOOK);
             }
         };
-        // Without it nobody's word is known, which is no harm.
+        // Without it no claims are known, which does no harm.
         drop(std::thread::Builder::new().name("libvirt-agents".into()).spawn(run));
         agents
     }
@@ -81,7 +80,7 @@ impl Agents {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These are to be asked, and no others.
+    /// Replaces the agents to ask.
     pub fn want(&self, wanted: impl Iterator<Item = (Domain, Mac)>) {
         let mut asked = self.asked();
         let mut before = std::mem::take(&mut *asked);
@@ -99,20 +98,20 @@ impl Agents {
         }
     }
 
-    /// What the NIC beside the paravirtual one has counted, and how long ago.
+    /// Counters of the NIC beside the paravirtual one, and their age.
     pub fn counters(&self, uuid: &Uuid) -> Option<(Counters, Duration)> {
         let (word, at) = self.asked().get(uuid)?.word?;
         Some((word.counters?, at.elapsed()))
     }
 
-    /// Does the guest say that it drives a NIC beside the paravirtual one? Waits for its agent.
+    /// Does the guest claim to drive a NIC beside the paravirtual one? Waits for its agent.
     pub fn drives(&self, domain: &Domain, mac: Mac) -> bool {
         let deadline = Instant::now() + PATIENCE;
         let answer = self.libvirt.agent(domain, QUESTION, deadline);
         answer.ok().and_then(|answer| read(&answer, mac)).is_some_and(|word| word.drives)
     }
 
-    /// Asks everybody whose turn has come.
+    /// Asks all agents that are due.
     pub fn turn(&self) {
         let now = Instant::now();
         let due: Vec<(Domain, Mac)> = self
@@ -129,7 +128,7 @@ impl Agents {
             let now = Instant::now();
             one.pause = if word.is_some() { EVERY } else { (one.pause * 2).min(LONGEST) };
             one.next = now + one.pause;
-            // What it said before goes on ageing.
+            // The former answer stays, and ages.
             if let Some(word) = word {
                 one.word = Some((word, now));
             }
@@ -159,7 +158,7 @@ struct Statistics {
     tx_packets: u64,
 }
 
-/// Understands an agent's answer. With the VF a guest has three interfaces under its address: what
+/// Parses an agent's answer. With the VF a guest has three interfaces under its address: what
 /// joins the pair and its two halves. The joint counts the traffic of both, which is the largest.
 fn read(answer: &str, mac: Mac) -> Option<Word> {
     let answer: Answer = serde_json::from_str(answer).ok()?;

@@ -1,8 +1,8 @@
-//! What is needed of libvirt, as a trait: the real one, or a simulated one. Knows nothing of VFs.
+//! The part of libvirt that is used, as a trait: the real one, or a simulated one. Knows nothing of VFs.
 
 use std::time::{Duration, Instant};
 
-/// A domain's identity, as libvirt keeps it for good.
+/// A domain's permanent identity.
 pub type Uuid = [u8; 16];
 
 /// A domain that runs.
@@ -16,7 +16,7 @@ pub struct Domain {
     pub id: i32,
 }
 
-/// Something happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A domain started, stopped, changed its devices or its metadata.
@@ -28,7 +28,7 @@ pub enum Event {
         /// The device's alias.
         alias: String,
     },
-    /// A guest said that it keeps a device.
+    /// A guest refused to release a device.
     RemovalFailed {
         /// Which domain.
         uuid: Uuid,
@@ -41,7 +41,7 @@ pub enum Event {
     Lost,
 }
 
-/// Why libvirt did not do something.
+/// Kind of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Why {
     /// There is no libvirt, or its connection broke.
@@ -110,20 +110,19 @@ pub trait Libvirt: Send + Sync {
     /// See `domains`.
     fn detach(&self, domain: &Domain, alias: &str, deadline: Instant) -> Answer<()>;
 
-    /// Asks the agent in a guest. Whatever it says is the guest's word.
+    /// Sends a command to the agent in a guest. Its answer is the guest's claim.
     ///
     /// # Errors
     /// See `domains`; there is no agent, or it does not answer.
     fn agent(&self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String>;
 
-    /// Waits until something has happened or the time is over; all that has happened since the last
-    /// call, in order. Only one thread asks.
+    /// Waits for events, at most this long; returns all since the last call, in order. For one thread only.
     fn events(&self, wait: Duration) -> Vec<Event>;
 
-    /// Is this a host of a libvirt, which may be away at the moment?
+    /// Is libvirt installed on this host, whether or not it runs?
     fn installed(&self) -> bool;
 
-    /// Makes the connection if there is none.
+    /// Connects, unless connected.
     ///
     /// # Errors
     /// There is no libvirt.

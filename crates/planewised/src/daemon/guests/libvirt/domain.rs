@@ -31,9 +31,9 @@ pub struct Described {
 /// The element `managed` in a domain's metadata.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Mark {
-    /// What it wishes for the guest.
+    /// Its wishes for the guest.
     pub wish: Wish,
-    /// What is wrong with it: the domain is not managed until it is put right.
+    /// Why it is invalid: the domain is not managed then.
     pub wrong: Option<String>,
 }
 
@@ -46,7 +46,7 @@ pub struct Nic {
     pub tap: String,
     /// Its alias, when it is the persistent half of a pair; none when the guest itself joins its NICs.
     pub teams: Option<String>,
-    /// Nobody has pulled its cable (`<link state='down'/>`).
+    /// Its link is not set down (`<link state='down'/>`).
     pub plugged: bool,
     /// The VLAN that its frames belong to.
     pub vlan: Option<u16>,
@@ -63,7 +63,7 @@ pub struct Function {
     pub alias: Option<String>,
 }
 
-/// Reads a domain's live XML. `Err` in words when it is none.
+/// Reads a domain's live XML; an error is a sentence.
 pub fn read(xml: &str) -> Result<Described, String> {
     let options = ParsingOptions { allow_dtd: false, nodes_limit: 100_000, ..Default::default() };
     let document = Document::parse_with_options(xml, options).map_err(|error| error.to_string())?;
@@ -98,7 +98,7 @@ fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'inp
     node.children().find(|one| one.has_tag_name(name))
 }
 
-/// What the mark says of which NIC, and of who joins it with the VF.
+/// The NIC that the mark names, and how it is joined with the VF.
 struct Chosen<'a> {
     interface: Option<&'a str>,
     joined_by_guest: bool,

@@ -1,4 +1,4 @@
-//! What a libvirt's machines have of the pool, asked for afresh. May take its time.
+//! Surveys libvirt's machines: their VFs of the pool. May block.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::host::Host;
 use super::{FIND, away, has_ours, holds, watch};
 use crate::daemon::pool::PoolView;
 
-/// Looks once.
+/// One survey.
 pub(super) struct Finder {
     pub(super) libvirt: Arc<dyn Libvirt>,
     pub(super) agents: Arc<Agents>,
@@ -64,7 +64,7 @@ impl Finder {
                 || has_ours(&described.functions, pool);
             let nic = match described.nic {
                 Ok(nic) if ours => nic,
-                // What somebody else plugged in, or what we cannot move, is not ours to take.
+                // VFs that others plugged in, or that cannot be moved, are not ours to take.
                 _ => {
                     for vf in held {
                         let place = VfPlace::Foreign(format!("the machine {id} has it"));

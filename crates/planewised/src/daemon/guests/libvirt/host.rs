@@ -27,7 +27,7 @@ pub struct Tap {
     pub works: bool,
     /// The bridge that it is a port of.
     pub bridge: Option<String>,
-    /// What the host has counted.
+    /// The host's counters of it.
     pub counters: Counters,
 }
 
@@ -54,20 +54,20 @@ pub trait Host: Send {
     /// The driver is not there, or the kernel refuses.
     fn prepare(&mut self, vf: PciAddress) -> Result<()>;
 
-    /// The VF, which the guest does not drive any more, takes in nothing from now on.
+    /// Stops reception by the VF, which the guest no longer drives.
     ///
     /// # Errors
     /// The kernel refuses.
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()>;
 
-    /// The VF's frames belong to this VLAN from now on; `Step::Reset` ends it.
+    /// Puts the VF's frames into this VLAN, until `Step::Reset`.
     ///
     /// # Errors
     /// The kernel refuses.
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()>;
 
-    /// Lets frames for `mac`, which has this VF, come to its tap, too: the PF takes them in beside the
-    /// VF, and the bridge floods them.
+    /// Delivers frames for `mac`, which has this VF, to its tap, too: the PF receives them beside the VF,
+    /// and the bridge floods them.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -79,8 +79,7 @@ pub trait Host: Send {
     /// The kernel refuses.
     fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()>;
 
-    /// By which path the bridges send frames for these addresses; those that no entry names are left
-    /// out.
+    /// The path by which the bridges send frames for these addresses; those without an entry are left out.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -177,18 +176,18 @@ impl Host for Linux {
             let here = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
             let beside = pf.bridge.is_some() && pf.bridge == tap.bridge;
             if here {
-                // Both would take the frames in.
-                self.net.nic_takes(mac, pf.index, false)?;
+                // Both would receive the frames.
+                self.net.set_nic_filter(mac, pf.index, false)?;
                 if beside {
-                    self.net.bridge_sends(mac, pf.index, true)?;
+                    self.net.set_bridge_fdb(mac, pf.index, true)?;
                 }
             } else if beside {
-                // What other VFs of this PF send it comes to the bridge.
-                self.net.nic_takes(mac, pf.index, true)?;
+                // Frames from other VFs of this PF arrive by the bridge.
+                self.net.set_nic_filter(mac, pf.index, true)?;
             }
         }
         if *path == Path::Paravirtual && tap.bridge.is_some() {
-            self.net.bridge_sends(mac, tap.index, false)?;
+            self.net.set_bridge_fdb(mac, tap.index, false)?;
         }
         Ok(())
     }
@@ -197,8 +196,8 @@ impl Host for Linux {
         let pf = pool.pfs.get(&vf.pf);
         match pf.filter(|pf| pf.bridge.is_some() && pf.bridge == tap.bridge) {
             Some(pf) => {
-                self.net.nic_takes(mac, pf.index, true)?;
-                self.net.bridge_forgets(mac, pf.index)
+                self.net.set_nic_filter(mac, pf.index, true)?;
+                self.net.delete_bridge_fdb(mac, pf.index)
             }
             None => Ok(()),
         }
@@ -207,7 +206,7 @@ impl Host for Linux {
     fn directed(&mut self, pool: &PoolView) -> Result<BTreeMap<Mac, PfId>> {
         let by_index: BTreeMap<u32, &PfId> =
             pool.pfs.iter().map(|(name, pf)| (pf.index, name)).collect();
-        let entries = self.net.forwards()?;
+        let entries = self.net.fdb_entries()?;
         Ok(entries
             .into_iter()
             .filter(|entry| !entry.own && !entry.permanent)

@@ -5,8 +5,8 @@
 pub mod agent;
 pub mod api;
 pub mod domain;
+mod executor;
 mod find;
-mod hands;
 pub mod host;
 pub mod packet;
 #[cfg(test)]
@@ -33,28 +33,28 @@ use pw_sriov::address::PciAddress;
 use self::agent::Agents;
 use self::api::{Domain, Libvirt, Refusal, Uuid};
 use self::domain::{Function, Nic};
+use self::executor::{DomainExecutor, NoMachine, SETTLES, Settling, failure};
 use self::find::Finder;
-use self::hands::{MachineHands, NoMachine, SETTLES, Settling, failure};
 use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
 use self::watch::{Known, Watch};
-use crate::daemon::crew::Hands;
 use crate::daemon::filters::Filters;
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
+use crate::daemon::tasks::Executor;
 
-/// Libvirt has so long to tell what is.
+/// Time limit of a survey.
 const FIND: Duration = Duration::from_secs(20);
 
-/// What was last known of a guest.
+/// A guest as last known.
 #[derive(Debug, Clone)]
 struct Guest {
     domain: Domain,
     nic: Nic,
     functions: Vec<Function>,
     agent: bool,
-    /// As told to the daemon.
+    /// As published to the core.
     managed: Managed,
 }
 
@@ -65,22 +65,22 @@ pub struct Machines {
     agents: Arc<Agents>,
     host: Box<dyn Host>,
     guests: BTreeMap<GuestId, Guest>,
-    /// What the guests were made from.
+    /// Version of the watcher's knowledge that the guests were made from.
     version: Option<u64>,
     taps: BTreeMap<String, Tap>,
     /// Paths have changed since the guests were made.
     paths_changed: bool,
-    /// The guests have changed since the daemon was told.
-    untold: bool,
+    /// The guests have changed since they were published.
+    unpublished: bool,
     troubles: Vec<String>,
     /// Guests that were managed once and may still hold a VF.
     leaving: BTreeSet<Uuid>,
     /// Guests get VFs although the host filters their frames.
     bypass_filters: bool,
-    /// What the host filtered when the guests were made.
+    /// The host's filters when the guests were made.
     filters: Arc<Filters>,
     settling: Settling,
-    /// How long a machine is given no device, for each request to release one.
+    /// How long a machine gets no device, for each request to release one.
     settles: Duration,
 }
 
@@ -125,7 +125,7 @@ impl Machines {
             version: None,
             taps: BTreeMap::new(),
             paths_changed: false,
-            untold: true,
+            unpublished: true,
             troubles: Vec::new(),
             leaving: BTreeSet::new(),
             bypass_filters: false,
@@ -135,7 +135,7 @@ impl Machines {
         }
     }
 
-    /// Makes the guests from what the watcher knows.
+    /// Makes the guests from the watcher's knowledge.
     fn refresh(&mut self, pool: &PoolView) {
         let (version, known): (u64, Vec<Arc<Known>>) = {
             let board = self.watch.board();
@@ -165,7 +165,7 @@ impl Machines {
                 .filter(|guest| guest.agent && !holds(&guest.functions, pool).is_empty())
                 .map(|guest| (guest.domain.clone(), guest.nic.mac)),
         );
-        self.untold |= self.guests.len() != before.len()
+        self.unpublished |= self.guests.len() != before.len()
             || before
                 .iter()
                 .any(|(id, was)| self.guests.get(id).is_none_or(|is| is.managed != was.managed));
@@ -183,7 +183,7 @@ impl Machines {
             Ok(described) => described.clone(),
             Err(why) => {
                 self.troubles.push(format!("the XML of {name} cannot be read: {why}"));
-                // What is known of it stands until it can be read again.
+                // It stays as known until it can be read again.
                 return before.get(&id).filter(|one| one.domain == known.domain).cloned();
             }
         };
@@ -193,7 +193,7 @@ impl Machines {
             || self.leaving.contains(&known.domain.uuid)
             || has_ours(&described.functions, pool);
         let managed = described.mark.is_some() && wrong.is_none();
-        // What it got from us is taken before it is let go.
+        // Our VFs are taken before it is released.
         let leaving = !managed && !held.is_empty() && was;
         if let Some(wrong) = wrong {
             self.troubles.push(format!("{name} is not managed: {wrong}"));
@@ -213,7 +213,7 @@ impl Machines {
         let mut wish = described.mark.map(|mark| mark.wish).unwrap_or_default();
         let mut barred = false;
         if let Some(bridge) = tap.and_then(|tap| tap.bridge.as_ref()) {
-            // Only by a PF of its bridge does a VF lead to the same network.
+            // Only VFs of its bridge's PFs lead to the same network.
             let beside =
                 |pf: &PfId| pool.pfs.get(pf).is_some_and(|pf| pf.bridge.as_ref() == Some(bridge));
             let asked = !wish.pfs.is_empty();
@@ -279,7 +279,7 @@ fn has_ours(functions: &[Function], pool: &PoolView) -> bool {
     functions.iter().any(ours)
 }
 
-/// One run of a domain: libvirt numbers them anew at every start.
+/// One run of a domain: libvirt assigns a new id at every start.
 fn incarnation(domain: &Domain) -> String {
     let uuid: String = domain.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{uuid}/{}", domain.id)
@@ -310,7 +310,7 @@ impl Guests for Machines {
             }
         }
         self.refresh(pool);
-        if !std::mem::take(&mut self.untold) {
+        if !std::mem::take(&mut self.unpublished) {
             return Ok(Discovery::Unchanged);
         }
         Ok(Discovery::Guests(self.guests.values().map(|guest| guest.managed.clone()).collect()))
@@ -389,9 +389,9 @@ impl Guests for Machines {
         board.empty && board.trouble.is_none()
     }
 
-    fn hands(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure> {
+    fn executor(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure> {
         let Some(guest) = self.guests.get(id).cloned() else { return Ok(Box::new(NoMachine)) };
-        Ok(Box::new(MachineHands {
+        Ok(Box::new(DomainExecutor {
             libvirt: Arc::clone(&self.libvirt),
             watch: Arc::clone(&self.watch),
             agents: Arc::clone(&self.agents),
@@ -402,8 +402,8 @@ impl Guests for Machines {
         }))
     }
 
-    fn tell_again(&mut self) {
-        self.untold = true;
+    fn republish(&mut self) {
+        self.unpublished = true;
     }
 
     fn find(&mut self, pool: &PoolView) -> Finding {
@@ -426,7 +426,7 @@ impl Guests for Machines {
     }
 
     fn release(&mut self, _: &GuestId) -> Result<()> {
-        // Nothing of a machine was changed but what it held.
+        // Nothing else of a machine was changed.
         Ok(())
     }
 

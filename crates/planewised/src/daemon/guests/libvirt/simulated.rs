@@ -17,8 +17,8 @@ use pw_sriov::address::PciAddress;
 use super::api::{Answer, Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::NAMESPACE;
 use super::host::{Host, Tap};
-use crate::daemon::crew::Hands;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
+use crate::daemon::tasks::Executor;
 
 /// What a guest does when it is asked to release a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -497,12 +497,12 @@ impl Pool for Simulated {
         Ok(())
     }
 
-    fn hands(&self) -> Box<dyn Hands> {
+    fn executor(&self) -> Box<dyn Executor> {
         Box::new(self.clone())
     }
 }
 
-impl Hands for Simulated {
+impl Executor for Simulated {
     fn perform(
         &mut self,
         step: &Step,

@@ -1,5 +1,5 @@
-//! The real libvirt, by its socket. Calls are answered in any order and each is bounded by time; what
-//! happens comes in between.
+//! The real libvirt, by its socket. Calls are answered in any order, each within a time limit, with events
+//! in between.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -14,10 +14,10 @@ use super::api::{Answer, Domain, Event, Libvirt, Refusal, Why};
 use super::packet::{self, ACTIVE, Kind, LIVE, QEMU, REMOTE, procedure};
 use super::xdr::{Reader, Writer};
 
-/// Where the sockets of libvirt's daemons are: that of QEMU's alone, that of all.
+/// Sockets of libvirt's daemons: the modular one of QEMU, and the monolithic one.
 pub const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
 
-/// The first words with a daemon that is there take no longer.
+/// Time limit of connecting.
 const HELLO: Duration = Duration::from_secs(10);
 /// Calls that may wait for their answers at a time; libvirt reads no more of one client at a time
 /// (`max_client_requests`), and would not see a detach behind many of them.
@@ -29,7 +29,7 @@ type Reply = Result<Vec<u8>, Refusal>;
 #[derive(Debug)]
 pub struct Socket {
     paths: Vec<PathBuf>,
-    /// It wants to be told what happens.
+    /// It subscribes to events.
     listens: bool,
     connection: Mutex<Option<Arc<Connection>>>,
     happened: Sender<Event>,
@@ -157,12 +157,12 @@ fn nonsense() -> Refusal {
     Refusal::new(Why::Refused, "libvirt answered what cannot be read")
 }
 
-/// A panic in another thread leaves nothing half done here.
+/// Locks, also after a panic of another holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who waits for which answer; none once the connection is lost.
+/// Calls that wait for answers; none once the connection is lost.
 type Waiting = Mutex<Option<BTreeMap<u32, Sender<Reply>>>>;
 
 #[derive(Debug)]

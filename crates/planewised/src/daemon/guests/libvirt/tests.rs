@@ -326,7 +326,7 @@ fn a_guest_that_says_nothing_is_not_asked_again_soon() {
     assert_eq!(daemon.give(0, 0), Ending::Completed);
     simulated.change(0, |machine| machine.manner = Manner::Silent);
     // Longer than it is waited for after a refusal.
-    daemon.patience = super::hands::ASK_AGAIN + Duration::from_secs(1);
+    daemon.patience = super::executor::ASK_AGAIN + Duration::from_secs(1);
     assert!(matches!(daemon.take(0, 0), Ending::Stuck { .. }));
     assert_eq!(simulated.world().asked_again, 0);
 }
@@ -337,7 +337,7 @@ fn a_machine_that_ends_with_a_vf_gives_it_back() {
     let mut daemon = Daemon::on(&simulated);
     drop(daemon.managed());
     assert_eq!(daemon.give(0, 0), Ending::Completed);
-    let mut hands = daemon.hands(&"m0".into()).expect("it runs");
+    let mut executor = daemon.executor(&"m0".into()).expect("it runs");
     simulated.destroy(0);
     let names: Vec<String> = daemon.managed().iter().map(|one| one.id.to_string()).collect();
     assert_eq!(names, ["m1"]);
@@ -345,7 +345,7 @@ fn a_machine_that_ends_with_a_vf_gives_it_back() {
     let pool = daemon.pool();
     let step = Step::Detach { guest: "m0".into(), vf: vf(0) };
     let deadline = Instant::now() + PATIENCE;
-    assert_eq!(hands.perform(&step, &pool, deadline), Ok(()));
+    assert_eq!(executor.perform(&step, &pool, deadline), Ok(()));
     assert_eq!(pool.vfs[&vf(0)].user, User::Nobody);
 }
 
@@ -355,12 +355,12 @@ fn a_libvirtd_that_is_restarted_in_a_move_does_not_end_it() {
         let simulated = Simulated::with(1, 1);
         let mut daemon = Daemon::on(&simulated);
         drop(daemon.managed());
-        let mut hands = daemon.hands(&"m0".into()).expect("it runs");
+        let mut executor = daemon.executor(&"m0".into()).expect("it runs");
         simulated.restart_libvirtd(Some(calls));
         let step = Step::Attach { guest: "m0".into(), vf: vf(0) };
         let pool = daemon.pool();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let done = hands.perform(&step, &pool, deadline);
+        let done = executor.perform(&step, &pool, deadline);
         assert_eq!(done, Ok(()), "{calls}");
         assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
     }

@@ -1,5 +1,5 @@
-//! Keeps what is known of the domains up to date: by libvirt's events, and wholly anew when they may
-//! have been missed. Knows no VFs and decides nothing.
+//! Keeps the known domains up to date by libvirt's events, and reads all of them when events may have been
+//! missed. Knows no VFs and decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 use super::api::{Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::{self, Described};
 
-/// Libvirt has so long for what is asked in the background.
+/// Time limit of background queries.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two attempts to reach a libvirt that is away.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A domain that runs, and what its live XML says.
+/// A running domain and its live XML.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Known {
-    /// Which one.
+    /// The domain.
     pub domain: Domain,
-    /// What its XML says; or why it cannot be understood.
+    /// Its parsed XML, or why that failed.
     pub described: Result<Described, String>,
 }
 
-/// What is known at a moment.
+/// The known state.
 #[derive(Debug, Clone, Default)]
 pub struct Board {
     /// Domains that run.
     pub domains: BTreeMap<Uuid, Arc<Known>>,
     /// Counts up with every change.
     pub version: u64,
-    /// Why libvirt cannot be asked; none when it can.
+    /// Why libvirt does not answer; none when it does.
     pub trouble: Option<Refusal>,
-    /// Devices whose guests said that they keep them, and how often.
+    /// Devices that guests refused to release, and how often.
     pub kept: BTreeMap<(Uuid, String), u32>,
     /// Never read yet.
     pub empty: bool,
@@ -42,7 +42,7 @@ pub struct Watch {
     libvirt: Arc<dyn Libvirt>,
     board: Mutex<Board>,
     changed: Condvar,
-    /// What is to be read; `None`: everything.
+    /// Domains to read; `None`: all.
     stale: Mutex<Option<BTreeSet<Uuid>>>,
     threaded: bool,
 }
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// The content, also after a panic of whoever had it.
+/// Locks, also after a panic of another holder.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -73,7 +73,7 @@ impl Watch {
                 }
             }
         };
-        // Without the thread every look asks libvirt itself: slower, and right.
+        // Without the thread every query asks libvirt itself, which is slower.
         if std::thread::Builder::new().name("libvirt-watch".into()).spawn(run).is_err() {
             return Arc::new(Self::with(Arc::clone(&watch.libvirt), false));
         }
@@ -95,7 +95,7 @@ impl Watch {
         }
     }
 
-    /// What is known now. Without a thread it looks first.
+    /// The known state. Without a thread it is read first.
     pub fn board(&self) -> MutexGuard<'_, Board> {
         if !self.threaded {
             self.turn(Duration::ZERO);
@@ -103,7 +103,7 @@ impl Watch {
         lock(&self.board)
     }
 
-    /// Waits for a change, or for so long.
+    /// Waits for a change, at most this long.
     pub fn pause(&self, wait: Duration) {
         if self.threaded {
             let board = lock(&self.board);
@@ -113,7 +113,7 @@ impl Watch {
         }
     }
 
-    /// One turn: waits for events, reads what they are about.
+    /// One turn: waits for events, and reads their domains.
     fn turn(&self, wait: Duration) {
         if let Err(refusal) = self.libvirt.connect() {
             let mut board = lock(&self.board);
@@ -209,7 +209,7 @@ fn read(
     Ok(known.into_iter().map(|known| (known.domain.uuid, Arc::new(known))).collect())
 }
 
-/// Reads and understands the live XML of domains; those that have gone meanwhile are left out.
+/// Reads and parses the live XML of domains; those that are gone meanwhile are left out.
 pub fn describe(
     libvirt: &dyn Libvirt,
     domains: Vec<Domain>,

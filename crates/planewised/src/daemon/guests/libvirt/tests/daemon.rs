@@ -17,9 +17,9 @@ use super::super::agent::Agents;
 use super::super::simulated::{Simulated, vf};
 use super::super::watch::Watch;
 use super::super::{Guests, Machines};
-use crate::daemon::crew::Hands;
 use crate::daemon::guests::{Discovery, Finding, Managed};
 use crate::daemon::pool::{Pool, PoolView};
+use crate::daemon::tasks::Executor;
 
 /// A step has so long here; a guest that behaves needs none of it.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -74,18 +74,18 @@ impl Daemon {
         let deadline = Instant::now() + self.patience;
         match step.guest() {
             None => self.simulated.perform(step, &pool, deadline),
-            Some(guest) => self.hands(guest)?.perform(step, &pool, deadline),
+            Some(guest) => self.executor(guest)?.perform(step, &pool, deadline),
         }
     }
 
     /// What moves a machine's VF, by what is known now.
-    pub fn hands(&mut self, guest: &GuestId) -> Result<Box<dyn Hands>, Failure> {
+    pub fn executor(&mut self, guest: &GuestId) -> Result<Box<dyn Executor>, Failure> {
         // A daemon looks before each sample; a libvirt that is away leaves what was known.
         let pool = self.pool();
         if let Ok(Discovery::Guests(guests)) = self.machines.discover(&pool) {
             self.managed = guests;
         }
-        self.machines.hands(guest)
+        self.machines.executor(guest)
     }
 
     /// One move; the journal's lines.

@@ -1,4 +1,4 @@
-//! This machine's VFs as a pool. Knows nothing of guests.
+//! This host's VFs as a pool. Knows nothing of guests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,34 +21,34 @@ use pw_sriov::model::{self, LinkState, NetNs, VfConfig, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
 use pw_sriov::state::{Before, Record, State};
 
-use crate::daemon::crew::Hands;
 use crate::daemon::filters::Filters;
 use crate::daemon::forwarding::{Budget, Forwarding};
 use crate::daemon::guests::containers::VF_NAME;
 use crate::daemon::net::Net;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
+use crate::daemon::tasks::Executor;
 
 /// How long a process that has released a VF may take to close it.
 const CLOSING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
-/// After this time it is looked again what the host filters.
+/// Age at which the host's filters are read again.
 const FILTERS_OLD: Duration = Duration::from_secs(5);
 
 /// The VFs of these PFs.
 #[derive(Debug)]
-pub struct Machine {
+pub struct HostPool {
     /// The PFs by interface; none: all that have VFs.
     pfs: Vec<PfId>,
     kernel: Linux,
     state: State,
     forwarding: Forwarding,
     filters: Arc<Filters>,
-    /// What the host filters is read again then.
+    /// When the host's filters are read again.
     filters_due: Instant,
 }
 
-impl Machine {
-    /// The VFs of the PFs named, or of all that have VFs. What is told to PFs is kept in this directory.
+impl HostPool {
+    /// The VFs of the PFs named, or of all that have VFs. The state of forwarding is kept in this directory.
     pub fn new(pfs: Vec<PfId>, state_directory: &Path, budget: Budget) -> Self {
         let kernel = Linux::new(Path::new("/sys"));
         let state = State::new(State::usual_directory());
@@ -57,7 +57,7 @@ impl Machine {
         Self { pfs, kernel, state, forwarding, filters: Arc::default(), filters_due }
     }
 
-    /// What the host filters, at most this old.
+    /// The host's filters, read within `FILTERS_OLD`.
     fn filters(&mut self, net: &mut Net) -> Result<Arc<Filters>> {
         if Instant::now() >= self.filters_due {
             self.filters = Arc::new(Filters::read(&net.all()?));
@@ -66,9 +66,9 @@ impl Machine {
         Ok(Arc::clone(&self.filters))
     }
 
-    /// Who uses a VF, as far as a few files of sysfs tell: they show what is in this namespace, and
-    /// that vfio-pci has enabled the device for whoever opened it.
-    fn glance(&self, vf: PciAddress) -> User {
+    /// A VF's user by a few files of sysfs: they show interfaces of this namespace, and whether vfio-pci has
+    /// enabled the device for a process.
+    fn quick_user(&self, vf: PciAddress) -> User {
         let tree = self.kernel.tree();
         match tree.link(vf, "driver").as_deref() {
             None => User::Nobody,
@@ -85,13 +85,13 @@ impl Machine {
     }
 }
 
-/// What performs steps about this machine's VFs.
-struct MachineHands {
+/// Performs steps on this host's VFs.
+struct PoolExecutor {
     kernel: Linux,
     state: State,
 }
 
-impl MachineHands {
+impl PoolExecutor {
     fn vf(&mut self, id: &VfId, pf: PciAddress) -> Result<(model::Pf, model::Vf)> {
         let pf = discover::settled_pf(&mut self.kernel, pf)?;
         let index = u32::from(id.index);
@@ -101,7 +101,7 @@ impl MachineHands {
         Ok((pf, vf))
     }
 
-    /// The VF, once nobody uses it: a process that has just released it may take a moment to close it.
+    /// Waits until the VF is unused: a process that has just released it may take a moment to close it.
     fn unused_vf(
         &mut self,
         id: &VfId,
@@ -111,7 +111,7 @@ impl MachineHands {
         let deadline = deadline.min(Instant::now() + CLOSING);
         loop {
             let (pf, vf) = self.vf(id, pf)?;
-            let user = Evidence::of(&mut self.kernel, &self.state)?.user(&vf);
+            let user = HostUse::of(&mut self.kernel, &self.state)?.user(&vf);
             match user.unavailable_reason() {
                 None => return Ok((pf, vf)),
                 Some(why) if Instant::now() >= deadline => {
@@ -145,9 +145,8 @@ impl MachineHands {
         }
         let (pf, vf) = self.unused_vf(id, address, deadline)?;
         Ok(match step {
-            // A guest's VF sends by no address but its own, from its first frame on, and takes none that
-            // its PF does not let it have.
-            Step::Reserve { .. } => confined(vf.config.as_ref()).into_iter().map(tell).collect(),
+            // From its first frame on a guest's VF sends by its own address only, and can take no other.
+            Step::Reserve { .. } => confinement(vf.config.as_ref()).into_iter().map(tell).collect(),
             Step::SetMac { mac: wanted, .. } => vec![mac(*wanted)],
             Step::ClearMac { .. } => vec![mac(Mac::ZERO)],
             Step::Reset { .. } => Self::reset(&pf, &vf, &tell)?,
@@ -180,7 +179,7 @@ impl MachineHands {
         if limited(config.min_tx_mbps) || limited(config.max_tx_mbps) {
             plan.push(tell(Setting::Rate { min_tx_mbps: 0, max_tx_mbps: 0 }));
         }
-        plan.extend(confined(Some(&config)).into_iter().map(tell));
+        plan.extend(confinement(Some(&config)).into_iter().map(tell));
         if config.link_state.is_some_and(|state| state != LinkState::Auto) {
             plan.push(tell(Setting::LinkState(LinkState::Auto)));
         }
@@ -193,12 +192,12 @@ impl MachineHands {
     }
 }
 
-impl Pool for Machine {
+impl Pool for HostPool {
     fn read(&mut self) -> Result<PoolView> {
         let machine = discover::machine(&mut self.kernel)?;
         let mut net = Net::here()?;
         let links = net.all()?;
-        let evidence = Evidence::of(&mut self.kernel, &self.state)?;
+        let host_use = HostUse::of(&mut self.kernel, &self.state)?;
         let mut view = PoolView { filters: self.filters(&mut net)?, ..PoolView::default() };
         for pf in machine.pfs {
             let Some(netdev) = &pf.netdev else { continue };
@@ -219,7 +218,7 @@ impl Pool for Machine {
                     address: vf.address,
                     mac: mac_of(vf),
                     driver: vf.driver.clone(),
-                    user: evidence.user(vf),
+                    user: host_use.user(vf),
                     strayed: strayed(vf),
                     counters: reading(&vf.counters),
                 };
@@ -245,7 +244,7 @@ impl Pool for Machine {
         for (name, pf) in &mut view.pfs {
             let link = net.indexed(pf.index)?.filter(|link| link.name == name.as_str());
             if link.is_none() {
-                // Its driver was bound anew, or it was renamed: nothing of the view holds any more.
+                // Its driver was rebound, or it was renamed: the view is out of date.
                 return Err(Error::failed(format!("the PF {name} has changed"), ""));
             }
             pf.link_up = link.is_some_and(|link| link.up && link.carrier);
@@ -265,8 +264,8 @@ impl Pool for Machine {
             }
         }
         for (id, vf) in &mut view.vfs {
-            let seen = self.glance(vf.address);
-            // A glance tells of coming and going; who it is, and the host's own use, `read` tells.
+            let seen = self.quick_user(vf.address);
+            // This shows that a user came or went; who it is, and the host's own use, takes `read`.
             let with_host = matches!(vf.user, User::Nobody | User::Host(_));
             if seen.is_nobody() != with_host {
                 tracing::debug!("{id}: {seen:?} was {:?}", vf.user);
@@ -280,12 +279,12 @@ impl Pool for Machine {
         self.forwarding.settle(view, managed)
     }
 
-    fn hands(&self) -> Box<dyn Hands> {
-        Box::new(MachineHands { kernel: Linux::new(Path::new("/sys")), state: self.state.clone() })
+    fn executor(&self) -> Box<dyn Executor> {
+        Box::new(PoolExecutor { kernel: Linux::new(Path::new("/sys")), state: self.state.clone() })
     }
 }
 
-impl Hands for MachineHands {
+impl Executor for PoolExecutor {
     fn perform(
         &mut self,
         step: &Step,
@@ -304,7 +303,7 @@ impl Hands for MachineHands {
         let unknown = || Failure { why: format!("the VF {vf} is not known"), guest_silent: false };
         let address = view.vfs.get(vf).map(|vf| vf.address).ok_or_else(unknown)?;
         let pf = view.pfs.get(&vf.pf).map(|pf| pf.address).ok_or_else(unknown)?;
-        // The locks of `planewised vf`: the PF is not set up anew meanwhile, nobody else is at the VF.
+        // The locks of `planewised vf`, so that it changes neither PF nor VF meanwhile.
         let wait = || deadline.saturating_duration_since(Instant::now());
         self.state.make().map_err(failed)?;
         let _pf_lock = self.state.lock(pf, true, wait()).map_err(failed)?;
@@ -314,16 +313,16 @@ impl Hands for MachineHands {
     }
 }
 
-/// What tells of the host's own use of VFs.
-struct Evidence {
+/// The host's own use of VFs.
+struct HostUse {
     /// Interfaces that carry the default route or an SSH session, with the reason.
     vital: BTreeMap<String, String>,
-    /// What `planewised vf` keeps.
+    /// Records of `planewised vf`.
     records: Vec<Record>,
 }
 
-impl Evidence {
-    /// At this moment.
+impl HostUse {
+    /// Reads it.
     fn of(kernel: &mut Linux, state: &State) -> Result<Self> {
         Ok(Self { vital: vital_interfaces(kernel)?, records: state.all()? })
     }
@@ -355,7 +354,7 @@ impl Evidence {
         }
     }
 
-    /// A VF that `planewised vf` moved, or changed for an owner, is that owner's until it is restored.
+    /// A VF that `planewised vf` moved, or changed for an owner, is used by the owner until it is restored.
     fn recorded(&self, vf: &model::Vf) -> User {
         let record = self.records.iter().find(|record| record.address() == vf.address);
         match record {
@@ -370,16 +369,15 @@ impl Evidence {
     }
 }
 
-/// What a PF must be told of a VF so that whoever has it sends by no address but its own and takes no
-/// other one.
-fn confined(config: Option<&VfConfig>) -> Vec<Setting> {
+/// Settings by which a VF's user can neither send by another address nor take one.
+fn confinement(config: Option<&VfConfig>) -> Vec<Setting> {
     let unchecked = config.and_then(|config| config.spoof_check) == Some(false);
     let trusted = config.and_then(|config| config.trust) == Some(true);
     let check = unchecked.then_some(Setting::SpoofCheck(true));
     check.into_iter().chain(trusted.then_some(Setting::Trust(false))).collect()
 }
 
-/// Is a VF away as a guest of ours leaves it behind?
+/// May a guest of ours have left this VF behind?
 fn strayed(vf: &model::Vf) -> bool {
     match &vf.netdev {
         Some(netdev) => !netdev.netns.is_host() && netdev.name == VF_NAME,
@@ -387,16 +385,16 @@ fn strayed(vf: &model::Vf) -> bool {
     }
 }
 
-/// What the NIC delivers to the VF: what its PF says, else what its interface has.
+/// The address whose frames the NIC delivers to the VF: the PF's setting, else its interface's.
 fn mac_of(vf: &model::Vf) -> Mac {
-    let told = vf.config.as_ref().and_then(|config| config.mac).map(|mac| Mac(mac.0));
+    let by_pf = vf.config.as_ref().and_then(|config| config.mac).map(|mac| Mac(mac.0));
     let own = vf.netdev.as_ref().and_then(|netdev| netdev.mac).map(|mac| Mac(mac.0));
-    told.filter(|mac| *mac != Mac::ZERO).or(own).unwrap_or(Mac::ZERO)
+    by_pf.filter(|mac| *mac != Mac::ZERO).or(own).unwrap_or(Mac::ZERO)
 }
 
 fn reading(counters: &model::Counters) -> Reading {
     match counters {
-        // The PF's words are the VF's: what it received, the guest received.
+        // The PF counts from the VF's point of view: rx is what the guest received.
         model::Counters::Supported(count) => Reading::Counted(Counters {
             rx_packets: count.rx_packets,
             tx_packets: count.tx_packets,
@@ -444,15 +442,15 @@ mod tests {
         }
     }
 
-    fn user(evidence: &Evidence, change: impl FnOnce(&mut model::Vf)) -> User {
+    fn user(host_use: &HostUse, change: impl FnOnce(&mut model::Vf)) -> User {
         let mut vf = vf();
         change(&mut vf);
-        evidence.user(&vf)
+        host_use.user(&vf)
     }
 
     #[test]
     fn whoever_uses_a_vf_is_told_and_only_one_that_is_seen_to_be_unused_is_nobodys() {
-        let none = Evidence { vital: BTreeMap::new(), records: Vec::new() };
+        let none = HostUse { vital: BTreeMap::new(), records: Vec::new() };
         assert_eq!(user(&none, |_| ()), User::Nobody);
         assert_eq!(
             user(&none, |vf| vf.used_by = Some("it has the address 198.18.0.1/24".into())),
@@ -483,7 +481,7 @@ mod tests {
     #[test]
     fn the_hosts_own_way_out_and_what_planewised_vf_keeps_are_the_hosts() {
         let vital = [("pf0v0".to_owned(), "the default route".to_owned())].into();
-        let vital = Evidence { vital, records: Vec::new() };
+        let vital = HostUse { vital, records: Vec::new() };
         let host = "its interface pf0v0 carries the default route";
         assert_eq!(user(&vital, |_| ()), User::Host(host.into()));
         let before = || Before::Vf {
@@ -493,7 +491,7 @@ mod tests {
         };
         let kept = |owner: Option<&str>| {
             let records = vec![Record::new(before(), owner.map(Into::into), false)];
-            user(&Evidence { vital: BTreeMap::new(), records }, |_| ())
+            user(&HostUse { vital: BTreeMap::new(), records }, |_| ())
         };
         assert_eq!(kept(Some("ci")), User::Host("`planewised vf` keeps it for ci".into()));
         // A setting that somebody changed and nobody keeps is no use of the VF.
@@ -504,7 +502,7 @@ mod tests {
     fn a_pf_whose_index_is_nobodys_or_anothers_by_now_is_not_sampled_as_if_it_were_there() {
         let directory = tempfile::tempdir().expect("a directory");
         let budget = Budget { per_port: 1, per_pf: 1 };
-        let mut machine = Machine::new(Vec::new(), directory.path(), budget);
+        let mut machine = HostPool::new(Vec::new(), directory.path(), budget);
         let loopback = Net::here().and_then(|mut net| net.named("lo")).expect("Linux");
         let loopback = loopback.expect("everywhere").index;
         let mut sampled = |name: &str, index| {
@@ -543,9 +541,9 @@ mod tests {
         for (locked, shared) in [(pf, false), (vf().address, false), (pf, true)] {
             let _theirs = state.lock(locked, shared, Duration::ZERO).expect("free");
             let kernel = Linux::new(Path::new("/nowhere"));
-            let mut hands = MachineHands { kernel, state: state.clone() };
+            let mut executors = PoolExecutor { kernel, state: state.clone() };
             let step = Step::Reset { vf: vf_id.clone() };
-            let failure = hands.perform(&step, &view, Instant::now()).expect_err("no such VF");
+            let failure = executors.perform(&step, &view, Instant::now()).expect_err("no such VF");
             // Who works on another VF of that PF shares its lock.
             let waits = failure.why == format!("another planewised works on {locked}");
             assert_eq!(waits, !shared, "{}", failure.why);
@@ -554,15 +552,15 @@ mod tests {
 
     #[test]
     fn a_vf_that_is_given_is_checked_and_not_trusted_and_nothing_is_said_twice() {
-        let told = |spoof_check, trust| {
-            confined(Some(&VfConfig { spoof_check, trust, ..VfConfig::default() }))
+        let by_pf = |spoof_check, trust| {
+            confinement(Some(&VfConfig { spoof_check, trust, ..VfConfig::default() }))
         };
         assert_eq!(
-            told(Some(false), Some(true)),
+            by_pf(Some(false), Some(true)),
             [Setting::SpoofCheck(true), Setting::Trust(false)]
         );
-        assert_eq!(told(Some(true), Some(false)), []);
-        // A driver that does not say has nothing to be told.
-        assert_eq!(told(None, None), []);
+        assert_eq!(by_pf(Some(true), Some(false)), []);
+        // A driver that does not report a setting needs none reset.
+        assert_eq!(by_pf(None, None), []);
     }
 }

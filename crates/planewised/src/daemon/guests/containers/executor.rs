@@ -1,5 +1,5 @@
-//! Moves a VF into a guest's namespace and out of it, and between the paths of its bond. Knows one
-//! guest.
+//! Moves a VF into a guest's namespace and out of it, and switches between the paths of its bond. Knows
+//! one guest.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,31 +16,30 @@ use pw_sriov::link::{Change, Links, Setting};
 
 use super::adopt::{self, Adopted, Paths};
 use super::{VF_NAME, pfs_of};
-use crate::daemon::crew::Hands;
 use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::PoolView;
+use crate::daemon::tasks::Executor;
 
-/// How long both paths of a guest are heard while it goes from one to the other: longer than a frame
-/// takes through the host.
+/// How long both paths of a guest receive during a switch: longer than a frame takes through the host.
 const OVERLAP: Duration = Duration::from_millis(10);
-/// Between two looks at something that is waited for.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What moves VFs of one guest.
-pub(super) struct ContainerHands {
+/// Performs steps of one guest.
+pub(super) struct ContainerExecutor {
     adopted: Adopted,
     home: Net,
 }
 
-impl ContainerHands {
-    /// Of this guest.
+impl ContainerExecutor {
+    /// An executor of this guest.
     pub(super) fn new(adopted: Adopted) -> Result<Self> {
         Ok(Self { adopted, home: Net::here()? })
     }
 }
 
-impl Hands for ContainerHands {
+impl Executor for ContainerExecutor {
     fn perform(
         &mut self,
         step: &Step,
@@ -68,8 +67,8 @@ fn silent(why: String) -> Failure {
     Failure { why, guest_silent: true }
 }
 
-/// The address of a member that the guest does not send by: nobody else's, and the same each time.
-fn resting(of: &str) -> Mac {
+/// The address of an inactive member: unique, and the same each time.
+fn inactive_mac(of: &str) -> Mac {
     // FNV-1a.
     let hash = of
         .bytes()
@@ -78,8 +77,8 @@ fn resting(of: &str) -> Mac {
     Mac([0x06, 0x70, 0x76, a, b, c])
 }
 
-/// Has the PF let the VF have this address and no other; None: the one that the VF chooses.
-fn tell_pf(pool: &PoolView, vf: &VfId, mac: Option<Mac>) -> Result<()> {
+/// Sets the VF's address by its PF, so that it can have no other; None: the VF may choose.
+fn set_vf_mac(pool: &PoolView, vf: &VfId, mac: Option<Mac>) -> Result<()> {
     let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
     let told = mac.map_or(pw_sriov::mac::Mac::NONE, |mac| pw_sriov::mac::Mac(mac.0));
     let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), Setting::Mac(told))?;
@@ -127,10 +126,9 @@ impl Adopted {
                         format!("planewised vf bind {vf} netdev"),
                     )
                 })?;
-            // From its first frame on the guest has it with one address, and takes no other: nor does the
-            // NIC send it anybody's frames.
-            let rest = self.enforce_mac.then(|| resting(&address));
-            tell_pf(pool, vf, rest)?;
+            // From the first frame on the VF can have no other address, nor receive others' frames.
+            let rest = self.enforce_mac.then(|| inactive_mac(&address));
+            set_vf_mac(pool, vf, rest)?;
             home.change(link, &Change::Up(false))?;
             let netns = self.open()?;
             home.move_to_netns(link, netns.as_fd(), VF_NAME)?;
@@ -181,15 +179,15 @@ impl Adopted {
         }
     }
 
-    fn give_mac(&mut self, link: &Link, mac: Mac) -> Result<()> {
+    fn set_mac(&mut self, link: &Link, mac: Mac) -> Result<()> {
         match self.net.indexed(link.index)? {
             Some(now) if now.mac == Some(mac) => Ok(()),
             _ => self.net.change(link, &Change::Mac(pw_sriov::mac::Mac(mac.0))),
         }
     }
 
-    /// The guest sends by `path` and is reached by it. For a moment both members hear the guest's
-    /// frames and both have its address, so that none falls between them: some come twice.
+    /// Switches the guest to `path`. During the switch both members receive and have its address, so that
+    /// no frame is lost; some arrive twice.
     fn prefer(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
         let bond = self.bond()?;
         let veth = self.veth()?;
@@ -229,27 +227,27 @@ impl Adopted {
             .ok_or_else(|| Error::failed(format!("{vf} is not in the guest"), ""))?;
         if self.enforce_mac && link.mac != Some(mac) {
             // An address that the PF was told could not be replaced by the bond's.
-            tell_pf(pool, vf, None)?;
+            set_vf_mac(pool, vf, None)?;
         }
-        // The NIC sends to the VF from here on, and the VF is heard.
-        if let Err(error) = self.give_mac(&link, mac) {
+        // From here on the NIC delivers to the VF, which receives.
+        if let Err(error) = self.set_mac(&link, mac) {
             if !self.enforce_mac {
                 return Err(error);
             }
-            // Some drivers let a VF take only what its PF was told.
-            tell_pf(pool, vf, Some(mac))?;
-            self.give_mac(&link, mac)?;
+            // Some drivers let a VF have only the address that its PF set.
+            set_vf_mac(pool, vf, Some(mac))?;
+            self.set_mac(&link, mac)?;
         }
         if self.enforce_mac {
-            // Before the guest is seen to send by it: a kill leaves no VF in use that may take another.
-            tell_pf(pool, vf, Some(mac))?;
+            // Before the guest uses it: after a kill no VF in use may take another address.
+            set_vf_mac(pool, vf, Some(mac))?;
         }
         failpoint::reached(|| "inside/prefer-vf".to_owned());
         self.net.set_active(bond, &link)?;
         self.direct(home, pool, &Path::Vf(vf.clone()))?;
-        // What is still on its way by the bridge arrives while the veth has the address, too.
+        // Frames in flight by the bridge arrive while the veth has the address, too.
         std::thread::sleep(OVERLAP);
-        self.give_mac(veth, resting(&mac.to_string()))
+        self.set_mac(veth, inactive_mac(&mac.to_string()))
     }
 
     fn go_to_veth(
@@ -260,28 +258,28 @@ impl Adopted {
         veth: &Link,
     ) -> Result<()> {
         let mac = self.record.mac;
-        self.give_mac(veth, mac)?;
+        self.set_mac(veth, mac)?;
         if bond.active != Some(veth.index) {
             self.net.set_active(bond, veth)?;
         }
         failpoint::reached(|| "inside/prefer-veth".to_owned());
         self.direct(home, pool, &Path::Paravirtual)?;
-        // What the VF has received and not handed on yet has come by the PF, too, by then.
+        // Frames that the VF received and has not delivered yet are delivered meanwhile.
         std::thread::sleep(OVERLAP);
         for link in self.net.all()? {
             if link.master == Some(bond.index)
                 && link.mac == Some(mac)
                 && let Some(device) = &link.device
             {
-                let rest = resting(device);
+                let rest = inactive_mac(device);
                 let vf = pool.vfs.iter().find(|(_, vf)| vf.address.to_string() == *device);
                 match vf.filter(|_| self.enforce_mac) {
                     Some((vf, _)) => {
-                        tell_pf(pool, vf, None)?;
-                        self.give_mac(&link, rest)?;
-                        tell_pf(pool, vf, Some(rest))?;
+                        set_vf_mac(pool, vf, None)?;
+                        self.set_mac(&link, rest)?;
+                        set_vf_mac(pool, vf, Some(rest))?;
                     }
-                    None => self.give_mac(&link, rest)?,
+                    None => self.set_mac(&link, rest)?,
                 }
             }
         }
@@ -294,16 +292,16 @@ impl Adopted {
             Path::Vf(vf) => {
                 let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
                 if pf.bridge == self.bridge && pf.bridge.is_some() {
-                    home.bridge_sends(mac, pf.index, true)?;
+                    home.set_bridge_fdb(mac, pf.index, true)?;
                 }
-                home.nic_takes(mac, pf.index, false)?;
+                home.set_nic_filter(mac, pf.index, false)?;
             }
             Path::Paravirtual => {
                 for (_, pf) in pfs_of(pool, self.bridge.as_deref()) {
-                    home.nic_takes(mac, pf.index, true)?;
+                    home.set_nic_filter(mac, pf.index, true)?;
                 }
                 if self.bridge.is_some() {
-                    home.bridge_sends(mac, self.port, true)?;
+                    home.set_bridge_fdb(mac, self.port, true)?;
                 }
             }
         }
@@ -340,7 +338,7 @@ impl Adopted {
                     .iter()
                     .find(|info| info.index == u32::from(vf.index))
                     .and_then(|info| info.config.mac);
-                // A PF that does not say (zeros) has not said otherwise.
+                // Zeros: the PF has set no address.
                 if told.is_some_and(|told| told.0 != mac.0 && told.0 != Mac::ZERO.0) {
                     return no(format!("the NIC does not send {mac} to {vf}"));
                 }
@@ -367,7 +365,7 @@ impl Adopted {
         Ok(())
     }
 
-    /// What is of it in the world.
+    /// Its part of the world.
     pub(super) fn find(
         &mut self,
         id: &GuestId,
@@ -391,7 +389,7 @@ impl Adopted {
         };
         let mut vfs = BTreeMap::new();
         let mut paths = Paths::default();
-        let forwards = home.forwards()?;
+        let forwards = home.fdb_entries()?;
         for (vf, seen) in &pool.vfs {
             let address = seen.address.to_string();
             let Some(link) = links.iter().find(|link| link.device.as_deref() == Some(&address))

@@ -1,4 +1,4 @@
-//! Simulated hands, journal and chance: what a step takes, what a kill leaves half done, and what no step
+//! Simulated executors, journal and chance: what a step takes, what a kill leaves half done, and what no step
 //! may ever do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -6,9 +6,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use planewised::daemon::crew::{Crew, Outcome, Report, Task, Work};
 use planewised::daemon::journal::Storage;
 use planewised::daemon::simulated::World;
+use planewised::daemon::tasks::{Outcome, Report, Task, TaskRunner, Work};
 use pw_alloc::execute::Failure;
 use pw_alloc::journal::{self, Entry};
 use pw_alloc::model::{GuestId, VfId};
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Waiting {
     }
 }
 
-/// Simulated hands.
+/// Simulated executors.
 #[derive(Debug, Clone)]
 pub struct Made {
     shared: Arc<Mutex<Shared>>,
@@ -130,7 +130,7 @@ impl Made {
         shared.begun_ms.clear();
     }
 
-    /// Does a task, as far as its guest does not lie and hands that look first let it be done.
+    /// Does a task, as far as its guest does not lie and executors that look first let it be done.
     fn perform(&self, task: Task) -> Report {
         let Work::Step { step, .. } = &task.work else { return task.perform() };
         let outcome = match step {
@@ -182,7 +182,7 @@ impl Made {
             ) if !shared.liars.contains(guest) => {
                 shared.violations.push(format!("{step}, which {guest} has"));
             }
-            // A move or a recovery that was under way before meets hands that refuse; one that is begun
+            // A move or a recovery that was under way before meets executors that refuse; one that is begun
             // when it has long been seen should not have been.
             (
                 Step::Reserve { .. }
@@ -203,7 +203,7 @@ impl Made {
     }
 }
 
-impl Crew for Made {
+impl TaskRunner for Made {
     fn begin(&mut self, task: Task) {
         let takes_ms = match &task.work {
             Work::Step { step, .. } => {

@@ -1,5 +1,5 @@
-//! Who performs what may take its time: each step of a move or of a recovery is a task, in a thread of
-//! its own, so that whoever does not answer delays nobody else. Knows neither journal nor policy.
+//! Tasks: each step of a move or a recovery, and each survey, runs in a thread of its own, so that a guest
+//! that does not answer delays no other. Knows neither journal nor policy.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
@@ -12,13 +12,12 @@ use pw_error::Result;
 
 use crate::daemon::pool::view::PoolView;
 
-/// What performs steps of one guest, or of the pool. Made by the core, used by a task.
-pub trait Hands: Send {
-    /// Does one step. It may be done twice, and after it was begun and interrupted at any point.
-    /// Returns by the deadline.
+/// Performs steps of one guest, or of the pool. Made by the core, used by a task.
+pub trait Executor: Send {
+    /// Performs one step, by the deadline. It is idempotent, also after an interruption at any point.
     ///
     /// # Errors
-    /// Why it is not done; `guest_silent` when the guest did not answer in time, or refused.
+    /// Why it failed; `guest_silent` where the guest did not answer in time, or refused.
     fn perform(
         &mut self,
         step: &Step,
@@ -27,53 +26,54 @@ pub trait Hands: Send {
     ) -> std::result::Result<(), Failure>;
 }
 
-/// Looks for what a kind of guests has: its part of the world.
+/// Surveys a kind of guests: its part of the world.
 pub type Search = Box<dyn FnOnce() -> Result<Found> + Send>;
 
-/// What is to be done.
+/// The work of a task.
 pub enum Work {
-    /// A step, by all of these hands in turn.
+    /// A step, by these executors in turn.
     Step {
-        /// Which.
+        /// The step.
         step: Step,
-        /// By whom.
-        hands: Vec<Box<dyn Hands>>,
-        /// The pool as it is known.
+        /// Its executors.
+        executors: Vec<Box<dyn Executor>>,
+        /// The last reading of the pool.
         pool: Arc<PoolView>,
-        /// How long it may take.
+        /// Time limit.
         within: Duration,
     },
-    /// Searches, with the place of each one's kind.
+    /// Surveys, each with the index of its kind.
     Find(Vec<(usize, Search)>),
 }
 
-/// What became of it.
+/// The result of a task.
 #[derive(Debug)]
 pub enum Outcome {
     /// Of a step.
     Step(std::result::Result<(), Failure>),
-    /// Of searches.
+    /// Of surveys.
     Found(Vec<(usize, Result<Found>)>),
 }
 
 /// A task.
 pub struct Task {
-    /// Tells it from the others that are under way.
+    /// Its number, unique among those under way.
     pub number: u64,
-    /// What is to be done.
+    /// Its work.
     pub work: Work,
 }
 
 impl Task {
-    /// Does it.
+    /// Performs it.
     pub fn perform(self) -> Report {
         let begun = Instant::now();
         let number = self.number;
         let outcome = match self.work {
-            Work::Step { step, mut hands, pool, within } => {
+            Work::Step { step, mut executors, pool, within } => {
                 let deadline = begun + within;
-                let done =
-                    hands.iter_mut().try_for_each(|hands| hands.perform(&step, &pool, deadline));
+                let done = executors
+                    .iter_mut()
+                    .try_for_each(|executors| executors.perform(&step, &pool, deadline));
                 Outcome::Step(done)
             }
             Work::Find(searches) => Outcome::Found(
@@ -83,7 +83,7 @@ impl Task {
         Report { number, outcome, took: begun.elapsed() }
     }
 
-    /// The report of a task that came to nothing for this reason.
+    /// The report of a task that failed for this reason.
     fn failed(number: u64, is_step: bool, why: &str) -> Report {
         let failure = Failure { why: why.to_owned(), guest_silent: false };
         let outcome =
@@ -92,31 +92,31 @@ impl Task {
     }
 }
 
-/// How a task went.
+/// The report of an ended task.
 #[derive(Debug)]
 pub struct Report {
-    /// Which task.
+    /// The task's number.
     pub number: u64,
-    /// What became of it.
+    /// Its result.
     pub outcome: Outcome,
     /// How long it took.
     pub took: Duration,
 }
 
-/// Performs tasks. No call waits.
-pub trait Crew: Send {
+/// Runs tasks. No call waits.
+pub trait TaskRunner: Send {
     /// Begins a task.
     fn begin(&mut self, task: Task);
 
-    /// The tasks that have ended since the last call, or by this moment [ms] where time is made up.
+    /// Reports of tasks that ended since the last call, by this time [ms] where time is simulated.
     fn ended(&mut self, now_ms: u64) -> Vec<Report>;
 }
 
-/// Performs each task at once, in the calling thread: for a made-up host.
+/// Runs each task at once, in the calling thread: for simulated hosts.
 #[derive(Debug, Default)]
-pub struct AtOnce(Vec<Report>);
+pub struct InlineRunner(Vec<Report>);
 
-impl Crew for AtOnce {
+impl TaskRunner for InlineRunner {
     fn begin(&mut self, task: Task) {
         self.0.push(task.perform());
     }
@@ -126,14 +126,14 @@ impl Crew for AtOnce {
     }
 }
 
-/// Performs each task in a thread of its own. There are no more tasks at a time than VFs.
-pub struct Threads {
+/// Runs each task in a thread of its own. There are never more than VFs.
+pub struct ThreadRunner {
     reports: mpsc::Receiver<Report>,
     report: mpsc::Sender<Report>,
     wake: Arc<dyn Fn() + Send + Sync>,
 }
 
-impl Threads {
+impl ThreadRunner {
     /// Calls `wake` whenever a task has ended.
     pub fn new(wake: Arc<dyn Fn() + Send + Sync>) -> Self {
         let (report, reports) = mpsc::channel();
@@ -141,7 +141,7 @@ impl Threads {
     }
 }
 
-impl Crew for Threads {
+impl TaskRunner for ThreadRunner {
     fn begin(&mut self, task: Task) {
         let number = task.number;
         let is_step = matches!(task.work, Work::Step { .. });
@@ -151,7 +151,7 @@ impl Crew for Threads {
             let done = done.unwrap_or_else(|_| {
                 Task::failed(number, is_step, "a fault of planewised ended it: please report it")
             });
-            // Nobody listens: the daemon ends.
+            // Without a receiver the daemon is ending.
             let _ = report.send(done);
             wake();
         };
@@ -174,7 +174,7 @@ mod tests {
 
     struct Slow(Duration);
 
-    impl Hands for Slow {
+    impl Executor for Slow {
         fn perform(
             &mut self,
             _: &Step,
@@ -189,22 +189,22 @@ mod tests {
 
     fn task(number: u64, slow: Duration) -> Task {
         let step = Step::Reset { vf: VfId::new("pf0", 0) };
-        let hands: Vec<Box<dyn Hands>> = vec![Box::new(Slow(slow))];
-        let work = Work::Step { step, hands, pool: Arc::default(), within: Duration::ZERO };
+        let executors: Vec<Box<dyn Executor>> = vec![Box::new(Slow(slow))];
+        let work = Work::Step { step, executors, pool: Arc::default(), within: Duration::ZERO };
         Task { number, work }
     }
 
     #[test]
     fn a_task_that_takes_its_time_delays_no_other_and_one_that_panics_is_reported() {
         let (woken, wakes) = mpsc::channel();
-        let mut crew = Threads::new(Arc::new(move || woken.send(()).unwrap_or(())));
-        crew.begin(task(1, Duration::from_secs(20)));
-        crew.begin(task(2, Duration::from_millis(1)));
-        crew.begin(task(3, Duration::ZERO));
+        let mut tasks = ThreadRunner::new(Arc::new(move || woken.send(()).unwrap_or(())));
+        tasks.begin(task(1, Duration::from_secs(20)));
+        tasks.begin(task(2, Duration::from_millis(1)));
+        tasks.begin(task(3, Duration::ZERO));
         let mut reports = Vec::new();
         while reports.len() < 2 {
             wakes.recv_timeout(Duration::from_secs(10)).expect("the quick ones end first");
-            reports.extend(crew.ended(0));
+            reports.extend(tasks.ended(0));
         }
         reports.sort_by_key(|report| report.number);
         assert!(matches!(reports[0], Report { number: 2, outcome: Outcome::Step(Ok(())), .. }));

@@ -1,5 +1,5 @@
-//! Plugs a VF into one of libvirt's machines and out of it again, and waits for its guest. Knows one
-//! machine, as it was when the step began.
+//! Plugs a VF into one of libvirt's machines and out of it, and waits for its guest. Knows one machine, as
+//! it was when the step began.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,34 +16,32 @@ use super::api::{self, Domain, Libvirt, Refusal, Uuid, Why};
 use super::domain::{self, Described};
 use super::host::Host;
 use super::watch::{Watch, lock};
-use crate::daemon::crew::Hands;
 use crate::daemon::pool::PoolView;
+use crate::daemon::tasks::Executor;
 
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(20);
+/// Polling interval.
+const POLL: Duration = Duration::from_millis(20);
 /// Between two attempts to reach a libvirt that is being restarted.
 const RETRY: Duration = Duration::from_millis(200);
-/// A guest that said that it keeps a device is asked again after this. Native PCIe hotplug takes a
-/// second request within five seconds for a withdrawal of the first.
+/// A guest that refused to release a device is asked again after this. Native PCIe hotplug takes a second
+/// request within five seconds as withdrawal of the first.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(7);
-/// A guest that has said nothing is asked again after this, then after twice as long, and so on. With
-/// ACPI hotplug every request is an event that the guest queues: one that it works off when the device
-/// is gone already ejects whatever is in the slot by then.
+/// A silent guest is asked again after this, doubled each time. With ACPI hotplug the guest queues every
+/// request: one processed after the device is gone ejects whatever is in the slot by then.
 const ASK_SILENT: Duration = Duration::from_secs(20);
-/// A guest gets no device so soon after it released one, for each time that it was asked to: requests
-/// that it has not worked off yet, or pciehp's five seconds after the attention button, would be about
-/// the next device in that slot.
+/// Pause before a guest that released a device gets another, for each request: queued requests, or
+/// pciehp's five seconds after the attention button, would affect the next device in that slot.
 pub(super) const SETTLES: Duration = Duration::from_secs(5);
-/// The same at most.
+/// Longest such pause.
 const SETTLES_MOST: Duration = Duration::from_secs(20);
-/// Libvirt has so long for a look after the deadline.
-const LAST_LOOK: Duration = Duration::from_secs(1);
+/// Time limit of the last query after the deadline.
+const LAST_QUERY: Duration = Duration::from_secs(1);
 
-/// By machine: until when it is given no device, since it has just released one.
+/// By machine, the end of the pause after it released a device.
 pub(super) type Settling = Arc<Mutex<BTreeMap<Uuid, Instant>>>;
 
-/// What plugs and unplugs.
-pub(super) struct MachineHands {
+/// Performs steps of one machine.
+pub(super) struct DomainExecutor {
     pub(super) libvirt: Arc<dyn Libvirt>,
     pub(super) watch: Arc<Watch>,
     pub(super) agents: Arc<Agents>,
@@ -51,12 +49,12 @@ pub(super) struct MachineHands {
     /// The machine.
     pub(super) guest: Guest,
     pub(super) settling: Settling,
-    /// How long a machine is given no device, for each request to release one.
+    /// How long a machine gets no device, for each request to release one.
     pub(super) settles: Duration,
 }
 
-impl MachineHands {
-    /// Waits until the slots of a machine that has just released a device are at rest.
+impl DomainExecutor {
+    /// Waits for the pause after a machine has released a device.
     fn settle(&mut self, id: &GuestId, deadline: Instant) -> std::result::Result<(), Failure> {
         let uuid = self.guest.domain.uuid;
         let Some(until) = lock(&self.settling).remove(&uuid) else { return Ok(()) };
@@ -77,7 +75,7 @@ impl MachineHands {
         Ok(())
     }
 
-    /// Its live XML, now. Waits for a libvirt that is being restarted. None: it does not run any more.
+    /// Its live XML. Waits for a libvirt that is restarting. None: it no longer runs.
     fn now(
         &self,
         domain: &Domain,
@@ -93,7 +91,7 @@ impl MachineHands {
         }
     }
 
-    /// Asks until there is a libvirt that answers.
+    /// Asks until libvirt answers.
     fn patiently<T>(
         &self,
         deadline: Instant,
@@ -119,8 +117,8 @@ impl MachineHands {
         let vf = address_of(pool, vf_id)?;
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
         let gone = || failure(format!("{id} does not run any more"));
-        // The VF has its address by now, and is not up for long: until it is, the PF takes its frames
-        // in, too, and the guest takes them from its tap.
+        // The VF has its address, and is not up yet: meanwhile the PF receives its frames, too, and the
+        // guest receives by its tap.
         self.direct(&Path::Paravirtual, pool)?;
         if let Some(vlan) = nic.vlan {
             self.host.tag(vf_id, vlan, pool).map_err(|error| failure(error.what))?;
@@ -133,7 +131,7 @@ impl MachineHands {
             }
             match self.libvirt.attach(&domain, &device, deadline) {
                 Ok(()) => return Ok(()),
-                // It may have been done all the same: the live XML tells.
+                // It may have succeeded all the same: the live XML shows it.
                 Err(Refusal { why: Why::Gone, .. }) if Instant::now() + RETRY < deadline => {
                     std::thread::sleep(RETRY);
                 }
@@ -152,9 +150,9 @@ impl MachineHands {
     ) -> std::result::Result<(), Failure> {
         let vf = address_of(pool, vf_id)?;
         let nic = &self.guest.nic;
-        // net_failover takes nothing in by the tap while it has the VF, and everything from then on:
-        // what comes by both ways meanwhile is neither lost nor taken twice. Where it cannot be arranged,
-        // frames of the time in which the guest releases the VF are lost, and it is released all the same.
+        // net_failover receives by the VF only while it has one, and by the tap afterwards: frames sent both
+        // ways meanwhile are neither lost nor duplicated. Where that fails, frames during the release are
+        // lost.
         if let Ok(taps) = self.host.taps()
             && let Some(tap) = taps.get(&nic.tap)
         {
@@ -167,7 +165,7 @@ impl MachineHands {
         released
     }
 
-    /// Asks the guest to release the VF until it has done so, or in vain.
+    /// Asks the guest to release the VF until it has, or the deadline.
     fn await_release(
         &mut self,
         id: &GuestId,
@@ -182,10 +180,10 @@ impl MachineHands {
         let mut silenced = self.host.in_use(vf) != Some(true);
         let mut why = String::new();
         loop {
-            // What was asked for at the last moment is looked for once more.
+            // A request of the last moment gets one more query.
             let last = asked.is_some() && Instant::now() >= deadline;
-            let look_by = deadline.max(Instant::now() + LAST_LOOK);
-            // A machine that is gone has left everything behind.
+            let look_by = deadline.max(Instant::now() + LAST_QUERY);
+            // A machine that is gone holds nothing.
             let Some(described) = self.now(&domain, look_by)? else { return Ok(()) };
             let Some(function) = described.functions.into_iter().find(|one| one.address == vf)
             else {
@@ -211,7 +209,7 @@ impl MachineHands {
                 requests += 1;
                 match self.libvirt.detach(&domain, &alias, deadline) {
                     Ok(()) => asked = Some(Instant::now()),
-                    // The next look tells.
+                    // The next query shows it.
                     Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => {
                         asked = Some(Instant::now());
                     }
@@ -223,11 +221,11 @@ impl MachineHands {
                     Err(refusal) => return Err(failure(refusal.words)),
                 }
             } else {
-                self.watch.pause(LOOK);
+                self.watch.pause(POLL);
             }
             if !silenced && self.host.in_use(vf) == Some(false) {
-                // Its driver has let go, its device is still there. Until address and forwarding
-                // follow, which are the next steps, whatever is sent to it is lost.
+                // Its driver has released the device, which is still plugged: frames to it would be lost until
+                // the next steps move address and forwarding.
                 silenced = true;
                 let _ = self.host.silence(vf_id, pool);
                 let taps = self.host.taps().unwrap_or_default();
@@ -238,13 +236,13 @@ impl MachineHands {
         }
     }
 
-    /// How often the guest has said that it keeps this device.
+    /// How often the guest has refused to release this device.
     fn refusals(&self, domain: &Domain, alias: &str) -> u32 {
         let board = self.watch.board();
         board.kept.get(&(domain.uuid, alias.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Does the guest drive the VF, as far as can be seen?
+    /// Does the guest drive the VF, by the host's or its agent's view?
     fn drives(&self, vf: PciAddress) -> bool {
         let guest = &self.guest;
         self.host.in_use(vf) == Some(true)
@@ -272,7 +270,7 @@ impl MachineHands {
                 Some(seen) if seen.functions.iter().all(|function| function.address != vf) => {
                     return Err(failure(format!("{id} let it go before it had brought it up")));
                 }
-                Some(_) => self.watch.pause(LOOK),
+                Some(_) => self.watch.pause(POLL),
             }
         }
     }
@@ -318,7 +316,7 @@ impl MachineHands {
     }
 }
 
-impl Hands for MachineHands {
+impl Executor for DomainExecutor {
     fn perform(
         &mut self,
         step: &Step,
@@ -355,7 +353,7 @@ impl Hands for MachineHands {
 /// What there is to do about a machine that does not run, or is not managed and holds nothing.
 pub(super) struct NoMachine;
 
-impl Hands for NoMachine {
+impl Executor for NoMachine {
     fn perform(
         &mut self,
         step: &Step,
