@@ -488,6 +488,12 @@ mod tests {
         let error = bind(&path, gate()).expect_err("somebody listens");
         assert!(error.what.starts_with("another planewised listens at "), "{}", error.what);
         drop(listener);
+        // A process that another test is just starting has a copy until it runs its program.
+        let begun = std::time::Instant::now();
+        while StdUnixStream::connect(&path).is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nobody listens any more");
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let (second, _listener) = bind(&path, gate()).expect("taken over");
         first.remove();
         assert!(path.exists(), "the successor's socket is not ours to remove");

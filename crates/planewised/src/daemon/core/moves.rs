@@ -176,7 +176,11 @@ impl Core {
             let stands = match change.direction {
                 // The take before it may have failed, or the VF may be in doubt by now.
                 Direction::Give => {
-                    !ledger.knows(&change.vf) && self.unavailable_reason(&change.vf).is_none()
+                    !ledger.knows(&change.vf)
+                        && self.unavailable_reason(&change.vf).is_none()
+                        && self.guests.get(&change.guest).is_some_and(|guest| {
+                            self.address_elsewhere(&change.guest, guest.managed.mac).is_none()
+                        })
                 }
                 Direction::Take => ledger.holders.get(&change.vf) == Some(&change.guest),
             };
@@ -431,7 +435,7 @@ impl Core {
         }
     }
 
-    fn held_by(&self, id: &GuestId) -> Option<&VfId> {
+    pub(super) fn held_by(&self, id: &GuestId) -> Option<&VfId> {
         let holders = &self.journal.ledger().holders;
         holders.iter().find(|(_, holder)| *holder == id).map(|(vf, _)| vf)
     }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use pw_alloc::evidence::{Observation, ObservedGuest, ObservedVf, User, doubt};
-use pw_alloc::journal::Entry;
+use pw_alloc::journal::{Entry, Open};
 use pw_alloc::model::{
-    GuestId, GuestView, Health, Holding, Snapshot, Stance, VfId, VfState, VfView, Wish,
+    GuestId, GuestView, Health, Holding, Mac, Snapshot, Stance, VfId, VfState, VfView, Wish,
 };
 use pw_alloc::signal::Tracker;
 use pw_error::Error;
@@ -50,6 +50,7 @@ impl Core {
         }
         self.samples = samples;
         self.observe_doubts(now_ms);
+        self.report_addresses_elsewhere();
         self.report_overdue(now_ms);
         let snapshot = self.snapshot(now_ms);
         self.allocator.observe(&snapshot);
@@ -325,10 +326,41 @@ impl Core {
         if let Some(stance) = self.wishes.stance(id) {
             wish.stance = stance;
         }
-        if managed.leaving || managed.barred || self.status.draining {
+        let elsewhere =
+            self.held_by(id).is_none() && self.address_elsewhere(id, managed.mac).is_some();
+        if managed.leaving || managed.barred || elsewhere || self.status.draining {
             wish.stance = Stance::Excluded;
         }
         wish
+    }
+
+    /// The VF, neither held by this guest nor being given to it, that the NIC delivers its address to. With
+    /// another VF the address would be on two: somebody took the VF before its address was cleared.
+    pub(super) fn address_elsewhere(&self, guest: &GuestId, mac: Mac) -> Option<&VfId> {
+        let ledger = self.journal.ledger();
+        let is_its = |vf: &VfId| {
+            let being_given = |open: &Open| open.change.vf == *vf && open.change.guest == *guest;
+            ledger.holders.get(vf) == Some(guest) || ledger.open.values().any(being_given)
+        };
+        let of_it = self.view.vfs.iter().filter(|(_, vf)| vf.mac == mac);
+        of_it.map(|(id, _)| id).find(|id| !is_its(id))
+    }
+
+    /// Reports guests without a VF whose address somebody else's VF has: no step of ours may touch that one.
+    fn report_addresses_elsewhere(&mut self) {
+        let mut found = Vec::new();
+        for (id, guest) in &self.guests {
+            let mac = guest.managed.mac;
+            if self.held_by(id).is_none()
+                && let Some(vf) = self.address_elsewhere(id, mac)
+                && let Some(why) = self.unavailable_reason(vf)
+            {
+                found.push(format!("{id} gets no VF: its address {mac} is on {vf}, and {why}"));
+            }
+        }
+        for what in found {
+            self.report_once(&Error::failed(what, "end that use: the address is cleared then"));
+        }
     }
 
     /// Why a VF can be neither given nor taken; none where it can.
