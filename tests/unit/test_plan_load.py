@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.counters import Reading, parse
+from planewise.testbed.crew import Count
 from planewise.testbed.host import FinishedProcess
 from planewise.testbed.load import Demand, LoadSpec, Work, achieved, demand
 from planewise.testbed.model import CounterPoint
@@ -82,23 +83,42 @@ def test_by_guest_the_number_of_guests_is_the_load() -> None:
     assert demand(endless, 64, 2) == Demand(2, 1.0, None)
 
 
+def counts(at_s: float, **values: float) -> dict[str, Count]:
+    return {name: Count(value, at_s) for name, value in values.items()}
+
+
 def test_what_a_load_achieved_is_told_by_guest_and_in_total() -> None:
-    guests = {f"b{number}": 3.0 for number in range(8)}
+    guests = {f"b{number}": 3e9 for number in range(8)}
     spec = LoadSpec("cpu", cpu_share=0.5)
-    after = Work(12.0, {name: value + 0.4 for name, value in guests.items()})
-    done = achieved(spec, Work(10.0, guests), after, cpus=4)
+    after = Work(counts(12.0, **{name: value + 4e8 for name, value in guests.items()}))
+    done = achieved(spec, Work(counts(10.0, **guests)), after, cpus=4)
     assert done is not None
     assert (done.unit, done.wanted, done.window_s) == ("cpus", 2.0, 2.0)
     assert done.achieved == pytest.approx(1.6)
     assert done.guests == pytest.approx(dict.fromkeys(guests, 0.2))
     assert done.resolution == pytest.approx(8 * 0.25 * 0.01 / 2)
     network = LoadSpec("network", by_guest=True, rate_pps=None, burst=16)
-    sent = Work(11.0, {"b0": 500.0, "b1": 700.0}, received=1000)
-    done = achieved(network, Work(10.0, {"b0": 0.0, "b1": 0.0}), sent, cpus=4)
+    idle = Work(counts(10.0, b0=0, b1=0), counts(10.0, s0=0, s1=0))
+    sent = Work(counts(11.0, b0=500, b1=700), counts(11.0, s0=500, s1=500))
+    done = achieved(network, idle, sent, cpus=4)
     assert done is not None
     assert (done.wanted, done.achieved, done.received_pps) == (None, 1200.0, 1000.0)
     assert done.resolution == 32.0
-    assert achieved(LoadSpec(), Work(0.0, {}), Work(1.0, {}), 4) is None
+    assert achieved(LoadSpec(), Work({}), Work({}), 4) is None
+
+
+def test_guests_that_are_slow_to_answer_are_each_judged_over_their_own_time() -> None:
+    # 64 busy virtual machines, a second and a half to answer each: at 2 pps all the while they
+    # were once said to reach 86 of 128 pps.
+    spec = LoadSpec("network", by_guest=True, rate_pps=2, burst=1)
+    before = {f"b{n}": Count(0, 10 + 0.5 * n, 0.25) for n in range(64)}
+    after = {f"b{n}": Count(2 * (90 + n), 100 + 1.5 * n, 0.75) for n in range(64)}
+    done = achieved(spec, Work(before), Work(after), cpus=2)
+    assert done is not None
+    assert done.achieved == pytest.approx(128.0)
+    assert done.guests == pytest.approx(dict.fromkeys(before, 2.0))
+    # A packet of each just outside, and half an answer's time at either end of its window.
+    assert done.resolution == pytest.approx(sum((1 + 2 * 1.0) / (90 + n) for n in range(64)))
 
 
 def test_a_failed_probe_becomes_its_own_sentence_and_remedy() -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import stat
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,7 +24,7 @@ from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
-from planewise.testbed.vms import image
+from planewise.testbed.vms import agent, image
 from planewise.testbed.vms.agent import GuestAgent, Why
 from planewise.testbed.vms.arrangement import guest_in, wanted
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
@@ -61,6 +62,12 @@ def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:
     domain = ElementTree.fromstring(domain_xml(DOMAIN))
     assert domain.get("type") == "qemu"
     assert domain.findtext("features/tcg/tb-cache") == "32"
+    timer = domain.find("clock/timer")
+    assert timer is not None
+    assert timer.attrib == {"name": "hpet", "present": "no"}
+    port = domain.find("devices/controller[@type='virtio-serial']")
+    assert port is not None
+    assert port.get("ports") == "2"
     assert domain.findtext("os/cmdline") == "console=ttyS0 a<b"
     assert {domain.findtext(f"on_{event}") for event in ("poweroff", "reboot", "crash")} == {
         "destroy"
@@ -223,12 +230,10 @@ class FakeHypervisor:
             return {"pid": 7}
         if execute == "guest-exec-status":
             return {"exited": True, "signal": 2}
-        if execute == "guest-file-open":
-            if wanted["path"] not in self.files:
-                raise PlanewiseError("cannot be opened")
-            return wanted["path"]
-        if execute == "guest-file-read":
-            content = self.files[str(wanted["handle"])]
+        if execute == "pw-read":
+            content = self.files.get(str(wanted["path"]))
+            if content is None:
+                raise PlanewiseError("cannot be read")
             return {"buf-b64": base64.b64encode(content).decode(), "eof": True}
         return {}
 
@@ -264,6 +269,29 @@ def test_a_process_of_a_guest_is_not_asked_for_its_end_while_it_is_expected_to_r
     assert process.running
     assert not fake.asked
     assert process.stop().exit_code == 130
+
+
+def test_a_guest_that_is_slow_to_answer_gets_longer_to_end_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(FakeHypervisor):
+        looks = 0
+
+        def agent(
+            self, name: str, execute: str, arguments: Mapping[str, object] | None = None
+        ) -> object:
+            time.sleep(0.02)
+            words = (arguments or {}).get("arg")
+            if execute == "guest-exec" and isinstance(words, list) and len(words) == 5:
+                assert words[3] != "KILL", "killed although it was about to end"
+                return {"pid": 8}
+            if execute == "guest-exec-status" and (arguments or {})["pid"] == 7:
+                self.looks += 1
+                return {"exited": self.looks > 2, "exitcode": 0}
+            return super().agent(name, execute, arguments)
+
+    monkeypatch.setattr(agent, "GRACE_S", 0.01)
+    assert agent_of(Slow()).start(["pw-probe", "flood"]).stop().exit_code == 0
 
 
 def test_a_program_comes_into_a_guest_with_its_loader_and_libraries() -> None:

@@ -68,7 +68,7 @@ def trial_command_line(qemu: Path, kernel: Kernel, initrd: Path, accelerator: st
     return [
         str(qemu),
         *("-name", TRIAL_NAME),
-        *("-machine", "q35,kernel-irqchip=split"),
+        *("-machine", "q35,kernel-irqchip=split,hpet=off"),
         *accelerator_options(Accelerator("kvm" if accelerator == "kvm" else "tcg", "")),
         *("-smp", "2", "-m", "256"),
         *("-nodefaults", "-no-user-config", "-no-reboot"),

@@ -48,7 +48,7 @@ def command_line(
         *("-name", process_name(spec.name, host)),
         *("-pidfile", str(own.pidfile)),
         "-daemonize",
-        *("-machine", "q35,kernel-irqchip=split"),
+        *("-machine", "q35,kernel-irqchip=split,hpet=off"),
         *accelerator_options(platform.accelerator),
         # With memory above 4 GiB (from 2816 MiB on) SeaBIOS lays VFs' registers at the top of 40
         # address bits, where the emulated igb's answer to nobody; with 36 they stay below 4 GiB.

@@ -345,11 +345,13 @@ class BackgroundResult(Record):
     unit: Literal["cpus", "pps"]
     """CPUs that guests of the loaded host burnt, or datagrams a second that guests sent to it."""
     window_s: NonNegativeFloat
+    """Of the average guest: each is counted over its own."""
     wanted: NonNegativeFloat | None = None
     """Of all guests together; None: as much as they could."""
     achieved: NonNegativeFloat
     resolution: NonNegativeFloat
-    """Least difference that the window tells: a cycle or burst of each guest lies in it or not."""
+    """Least difference that the windows tell: a cycle or burst of each guest lies in its or not,
+    and it takes its time to answer."""
     guests: dict[str, NonNegativeFloat]
     """By guest."""
     received_pps: NonNegativeFloat | None = None

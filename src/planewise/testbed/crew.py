@@ -8,6 +8,7 @@ guests would take longer to start than to measure.
 from __future__ import annotations
 
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -117,6 +118,17 @@ class CrewProcess:
     argv: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Count:
+    """What had been done in one guest when it was asked, which takes its time where it is busy."""
+
+    value: float
+    at_s: float
+    """Of a clock of its crew's."""
+    within_s: float = 0.0
+    """How far from `at_s` the moment may lie."""
+
+
 CrewKind = Literal["burn", "sink", "blast", "stress"]
 """What pw-probe does in the guests; `stress` is stress-ng."""
 
@@ -139,7 +151,7 @@ class Crew(Protocol):
     def await_receiving(self, timeout_s: float) -> None:
         """Waits until every member's guest has received something; errors as `await_ready`."""
 
-    def done(self) -> Mapping[str, int]:
+    def done(self) -> Mapping[str, Count]:
         """What each member has done so far, by guest: CPU time [ns] (`burn`, `stress`), packets
         that left its guest (`blast`) or arrived there (`sink`).
 
@@ -202,12 +214,9 @@ class ProcessCrew:
         """See `Crew.await_receiving`."""
         self._await([partial(self._reached, n) for n in range(len(self._members))], timeout_s)
 
-    def done(self) -> Mapping[str, int]:
+    def done(self) -> Mapping[str, Count]:
         """See `Crew.done`."""
-        if self._kind in ("burn", "stress"):
-            return _by_guest(self._members, map(self._cpu_time_ns, range(len(self._members))))
-        name = "rx_packets" if self._kind == "sink" else "tx_packets"
-        return _by_guest(self._members, (self._counter(member, name) for member in self._members))
+        return _by_guest(self._members, map(self._count, range(len(self._members))))
 
     def interrupt(self) -> None:
         """See `Crew.interrupt`."""
@@ -225,6 +234,16 @@ class ProcessCrew:
             for process in self._processes:
                 process.wait(_GRACE_S)
         return [process.stop() for process in self._processes]
+
+    def _count(self, number: int) -> Count:
+        begun_s = time.monotonic()
+        if self._kind in ("burn", "stress"):
+            value = self._cpu_time_ns(number)
+        else:
+            name = "rx_packets" if self._kind == "sink" else "tx_packets"
+            value = self._counter(self._members[number], name)
+        half_s = (time.monotonic() - begun_s) / 2
+        return Count(value, begun_s + half_s, half_s)
 
     def _burnt(self, number: int) -> bool:
         return self._cpu_time_ns(number) > 2_000_000
@@ -309,19 +328,20 @@ class ShellCrew:
         """See `Crew.await_receiving`."""
         self._process.wait_ready(_RECEIVING, timeout_s)
 
-    def done(self) -> Mapping[str, int]:
+    def done(self) -> Mapping[str, Count]:
         """See `Crew.done`."""
         look = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
         script = f'{_TREE}pids=$(cat "$1/pids") || exit; for pid in $pids; do {look} || exit; '
-        script += "echo $now; done"
+        script += "read -r at rest </proc/uptime; echo $now $at; done"
         asked = self._host.run(["sh", "-c", script, "sh", self._directory])
         values = asked.stdout.split()
-        if asked.exit_code != 0 or len(values) != len(self._members):
+        if asked.exit_code != 0 or len(values) != 2 * len(self._members):
             raise PlanewiseError(
                 f"a part of the background load on {self._host.place} ended by itself",
                 remedy="see whether something ended its guests",
             )
-        return _by_guest(self._members, map(int, values))
+        counts = zip(map(int, values[::2]), map(float, values[1::2]), strict=True)
+        return _by_guest(self._members, (Count(value, at_s) for value, at_s in counts))
 
     def interrupt(self) -> None:
         """See `Crew.interrupt`."""
@@ -347,12 +367,19 @@ class ShellCrew:
         return ended
 
 
-def _by_guest(members: Sequence[CrewProcess], values: Iterable[int]) -> dict[str, int]:
+def _by_guest(members: Sequence[CrewProcess], counts: Iterable[Count]) -> dict[str, Count]:
     """The sums of what the members in each guest did."""
-    sums: dict[str, int] = {}
-    for member, value in zip(members, values, strict=True):
-        sums[member.guest.name] = sums.get(member.guest.name, 0) + value
-    return sums
+    all_of: dict[str, list[Count]] = {}
+    for member, count in zip(members, counts, strict=True):
+        all_of.setdefault(member.guest.name, []).append(count)
+    return {
+        name: Count(
+            sum(count.value for count in own),
+            statistics.fmean(count.at_s for count in own),
+            max(count.within_s for count in own),
+        )
+        for name, own in all_of.items()
+    }
 
 
 def _script(host: Host, members: Sequence[CrewProcess], kind: str, interface: str) -> str:

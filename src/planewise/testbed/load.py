@@ -6,15 +6,16 @@ Knows the guests of a testbed and pw-probe's `burn`, `blast` and `sink`; no meas
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import BackgroundResult
-from planewise.testbed.crew import Crew, CrewProcess, ProcessCrew, StartCrew
+from planewise.testbed.crew import Count, Crew, CrewProcess, ProcessCrew, StartCrew
 from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.model import Guest, HostRole
 
@@ -25,8 +26,9 @@ STRESSORS: Mapping[str, str] = {"cache": "--cache", "memory": "--vm"}
 
 UNPACED_PPS = 1e9
 """Asked of `pw-probe blast` where a guest shall send as fast as it can."""
-CYCLE_S = 0.01
-"""`pw-probe burn` works and rests in cycles of this length."""
+CYCLE_S, LEAST_WORK_S, LONGEST_CYCLE_S = 0.01, 0.002, 1.0
+"""`pw-probe burn` works and rests in cycles that are so long at least, and longer for a small share,
+so that there is so much work in each."""
 _PORT = 47_000
 _START_S = 120.0
 
@@ -130,47 +132,67 @@ class LoadReport:
 class Work:
     """What a load had done at some moment; two of them tell what it did in between."""
 
-    at_s: float
-    """Of the monotonic clock."""
-    by_guest: Mapping[str, float]
-    """By guest: CPU time [s] (CPU load), or packets that left it (network load)."""
-    received: int = 0
+    done: Mapping[str, Count]
+    """By guest: CPU time [ns] (CPU load), or packets that left it (network load)."""
+    received: Mapping[str, Count] = field(default_factory=dict)
     """Packets that arrived at the guests that are sent to (network load)."""
 
 
 def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> BackgroundResult | None:
     """What a load did between two moments, beside what it was to do; None without load. Pure.
 
-    `cpus` are those of the loaded host. A cycle or burst of each guest may lie just outside, which
-    makes the resolution.
+    `cpus` are those of the loaded host. Guests are asked one after another, and many busy ones
+    take minutes to answer: each rate is over its guest's own window. A cycle or burst of each may
+    lie just outside, and the moments of its counts are known as well as it is quick to answer:
+    that makes the resolution.
     """
-    took_s = after.at_s - before.at_s
-    guests = len(after.by_guest)
-    if spec.type == "none" or took_s <= 0 or not guests:
+    rates = _rates(before.done, after.done)
+    if spec.type == "none" or not rates:
         return None
-    each = demand(spec, guests, cpus)
-    rates = {
-        name: max(0.0, value - before.by_guest.get(name, value)) / took_s
-        for name, value in after.by_guest.items()
-    }
+    each = demand(spec, len(rates), cpus)
     if spec.type != "network":
         endless = spec.type in STRESSORS or (spec.by_guest and spec.cpu_share is None)
         wanted = None if endless else each.share * each.threads
-        step = CYCLE_S * each.share * each.threads
+        cycle_s = min(LONGEST_CYCLE_S, max(CYCLE_S, LEAST_WORK_S / each.share))
+        unit, step = 1e9, cycle_s * each.share * each.threads
     else:
         wanted = each.rate_pps
-        step = float(spec.burst)
+        unit, step = 1.0, float(spec.burst)
+    by_guest = {name: rate.per_s / unit for name, rate in rates.items()}
     return BackgroundResult(
         unit="pps" if spec.type == "network" else "cpus",
-        window_s=took_s,
-        wanted=None if wanted is None else wanted * guests,
-        achieved=math.fsum(rates.values()),
-        resolution=step * guests / took_s,
-        guests=rates,
-        received_pps=max(0, after.received - before.received) / took_s
+        window_s=statistics.fmean(rate.window_s for rate in rates.values()),
+        wanted=None if wanted is None else wanted * len(rates),
+        achieved=math.fsum(by_guest.values()),
+        resolution=math.fsum(
+            (step + by_guest[name] * rate.within_s) / rate.window_s for name, rate in rates.items()
+        ),
+        guests=by_guest,
+        received_pps=math.fsum(
+            rate.per_s for rate in _rates(before.received, after.received).values()
+        )
         if spec.type == "network"
         else None,
     )
+
+
+@dataclass(frozen=True)
+class _Rate:
+    per_s: float
+    window_s: float
+    within_s: float
+    """How far off the window's length may be."""
+
+
+def _rates(before: Mapping[str, Count], after: Mapping[str, Count]) -> dict[str, _Rate]:
+    """How fast each guest was between two counts of it."""
+    rates = {}
+    for name, last in after.items():
+        first = before.get(name)
+        if first is not None and (window_s := last.at_s - first.at_s) > 0:
+            grown = max(0.0, last.value - first.value)
+            rates[name] = _Rate(grown / window_s, window_s, first.within_s + last.within_s)
+    return rates
 
 
 class Loadable(Protocol):
@@ -262,7 +284,7 @@ class BackgroundLoad:
         duration_s = time.monotonic() - self._started
         stressed_s = 0.0
         if kind is None and self.spec.type in STRESSORS:
-            stressed_s = math.fsum(self.work().by_guest.values())
+            stressed_s = math.fsum(count.value for count in self.work().done.values()) / 1e9
         early = len(set(self._workers.gone))
         for crew in self._crews:
             crew.interrupt()
@@ -294,11 +316,7 @@ class BackgroundLoad:
 
     def work(self) -> Work:
         """See `RunningLoad.work`."""
-        done: Mapping[str, float] = {} if self._workers is None else self._workers.done()
-        if self.spec.type != "network":
-            done = {name: ns / 1e9 for name, ns in done.items()}
-        received = 0 if self._sinks is None else sum(self._sinks.done().values())
-        return Work(time.monotonic(), done, received)
+        return Work(*({} if crew is None else crew.done() for crew in (self._workers, self._sinks)))
 
     def achieved(self, since: Work) -> BackgroundResult | None:
         """See `RunningLoad.achieved`."""

@@ -24,9 +24,10 @@ from planewise.testbed.vms.hypervisor import (
     HypervisorGoneError,
 )
 
-_READ_BYTES = 1 << 20
+_WRITE_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 _RESTS, _LONGEST_REST_S = 4.0, 5.0
+_GRACE_ANSWERS = 10.0
 _GONE = 128 + 9
 _ENDED = (GuestGoneError, HypervisorGoneError)
 """A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""
@@ -137,23 +138,17 @@ class GuestAgent:
             self.exit_code(killer)
 
     def read(self, path: str) -> bytes:
-        """A file of the guest.
+        """A file of the guest. Only our own agent can, in one answer.
 
         Raises:
             PlanewiseError: it cannot be read.
         """
-        handle = self._ask("guest-file-open", {"path": path, "mode": "r"})
-        try:
-            parts = []
-            while True:
-                wanted = {"handle": handle, "count": _READ_BYTES}
-                part = self._ask("guest-file-read", wanted)
-                parts.append(base64.b64decode(part["buf-b64"]))
-                if part["eof"] or not parts[-1]:
-                    return b"".join(parts)
-        finally:
-            with suppress(PlanewiseError):
-                self._ask("guest-file-close", {"handle": handle})
+        content = b""
+        while True:
+            part = self._ask("pw-read", {"path": path, "offset": len(content)})
+            content += base64.b64decode(part["buf-b64"])
+            if part["eof"]:
+                return content
 
     def write(self, path: str, content: bytes) -> None:
         """Makes a file of the guest, or replaces it.
@@ -163,8 +158,8 @@ class GuestAgent:
         """
         handle = self._ask("guest-file-open", {"path": path, "mode": "w"})
         try:
-            for start in range(0, len(content), _READ_BYTES):
-                part = base64.b64encode(content[start : start + _READ_BYTES]).decode()
+            for start in range(0, len(content), _WRITE_BYTES):
+                part = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
                 self._ask("guest-file-write", {"handle": handle, "buf-b64": part})
         finally:
             with suppress(PlanewiseError):
@@ -184,6 +179,10 @@ class GuestAgent:
         A guest that is slow to answer would else do nothing but answer.
         """
         time.sleep(max(pause_s, min(_RESTS * self._answer_s, _LONGEST_REST_S)))
+
+    def grace_s(self) -> float:
+        """How long a process may take to end: longer where the guest takes long to answer."""
+        return GRACE_S + _GRACE_ANSWERS * self._answer_s
 
     def _ask(self, execute: str, arguments: dict[str, object] | None = None) -> Any:
         begun = time.monotonic()
@@ -274,7 +273,7 @@ class GuestProcess:
         for name in ("INT", "TERM"):
             self._signal(name)
             with suppress(ProcessTimeoutError):
-                return self.wait(GRACE_S)
+                return self.wait(self._agent.grace_s())
         self.kill()
         return self.wait()
 
