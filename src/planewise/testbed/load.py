@@ -27,8 +27,8 @@ STRESSORS: Mapping[str, str] = {"cache": "--cache", "memory": "--vm"}
 UNPACED_PPS = 1e9
 """Asked of `pw-probe blast` where a guest shall send as fast as it can."""
 CYCLE_S, LEAST_WORK_S, LONGEST_CYCLE_S = 0.01, 0.002, 1.0
-"""`pw-probe burn` works and rests in cycles that are so long at least, and longer for a small share,
-so that there is so much work in each."""
+"""`pw-probe burn` works and rests in cycles that are so long at least, and longer for a small
+share, so that there is so much work in each."""
 _PORT = 47_000
 _START_S = 120.0
 
