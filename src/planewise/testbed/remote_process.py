@@ -18,6 +18,8 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.host import GRACE_S, FinishedProcess, ProcessTimeoutError
 
 _END_TIMEOUT_S = 30.0
+_GRACE_S = 20.0
+"""A process that was asked to end may take so long: a lab's host emulates guests on its one CPU."""
 """How long a process that was killed may take to be gone, on a host that is busy."""
 
 _START_TIMEOUT_S = 60.0
@@ -172,7 +174,7 @@ class SshProcess:
         if self.running:
             self.interrupt()
             with suppress(ProcessTimeoutError):
-                return self.wait(GRACE_S + 2.0)
+                return self.wait(_GRACE_S)
             self.kill()
         return self.wait(_END_TIMEOUT_S)
 

@@ -27,7 +27,7 @@ from planewise.testbed.vms.hypervisor import (
 _WRITE_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 _RESTS, _LONGEST_REST_S = 4.0, 5.0
-_GRACE_ANSWERS = 10.0
+_GRACE_ANSWERS = 30.0
 _GONE = 128 + 9
 _ENDED = (GuestGoneError, HypervisorGoneError)
 """A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""
