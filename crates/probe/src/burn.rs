@@ -104,9 +104,9 @@ fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
     let length_ns = cycle_ns(load);
     let mut forgiven_ns = 0;
     let mut cycle_ns = start_ns;
-    let mut state = 1_u64;
+    let (mut state, mut random) = (1_u64, start_ns.unsigned_abs().max(1));
     while cycle_ns < end_ns && !stop::requested() {
-        let next_ns = (cycle_ns + length_ns).min(end_ns);
+        let next_ns = (cycle_ns + varied_ns(length_ns, &mut random)).min(end_ns);
         let owed_ns = ((next_ns - start_ns) as f64 * load) as i64;
         forgiven_ns = forgiven_ns.max(owed_ns - used_ns() - MOST_DEBT_NS);
         while used_ns() + forgiven_ns < owed_ns
@@ -131,6 +131,18 @@ fn cycle_ns(load: f64) -> i64 {
     CYCLE_NS.max(enough_ns.round() as i64)
 }
 
+/// The length of a cycle [ns], within a quarter of `length_ns`. Pure.
+///
+/// Cycles of one length would stay in step with the clock's tick, by which /proc/stat counts: half
+/// of a CPU was told as 62 %. These wander off after a few, by random numbers (xorshift64).
+fn varied_ns(length_ns: i64, random: &mut u64) -> i64 {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    let share = (*random >> 32) as f64 / f64::from(u32::MAX);
+    length_ns + (length_ns as f64 * 0.5 * (share - 0.5)) as i64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,6 +160,19 @@ mod tests {
         for (load, cycle_ms) in [(0.0, 1000), (0.001, 1000), (0.02, 100), (0.2, 10), (1.0, 10)] {
             assert_eq!(cycle_ns(load), cycle_ms * 1_000_000, "at {load}");
         }
+    }
+
+    #[test]
+    fn cycles_stay_in_step_with_no_tick_and_are_as_long_as_asked_on_average() {
+        let (mut at_ns, mut random, mut seen) = (0, 1, [0; 4]);
+        for _ in 0..1000 {
+            let length_ns = varied_ns(10_000_000, &mut random);
+            assert!((7_500_000..=12_500_000).contains(&length_ns));
+            at_ns += length_ns;
+            seen[(at_ns % 4_000_000 / 1_000_000) as usize] += 1;
+        }
+        assert!((9_800_000_000..=10_200_000_000).contains(&at_ns), "{at_ns}");
+        assert!(seen.iter().all(|count| (200..=300).contains(count)), "{seen:?}");
     }
 
     #[test]
