@@ -184,11 +184,6 @@ def test_cpu_time_by_mode_agrees_with_what_control_groups_were_charged_within_tw
         theirs_s - beside_s - points_s - stolen_s <= mode_s <= theirs_s + points_s
         for theirs_s, mode_s in ((user, ours_s), (system, kernel_s))
     )
-    if not agree and others_s < -points_s * cpus:
-        pytest.skip(
-            f"the groups were charged {-others_s:.1f} s less than two of their own processes ran: "
-            "that account is none to compare with here"
-        )
     if not agree and others_s > 0.1 * took_s * cpus:
         pytest.skip(
             f"other processes had {others_s:.1f} s of CPU time meanwhile: turns in step with the"

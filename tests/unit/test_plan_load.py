@@ -103,7 +103,7 @@ def test_what_a_load_achieved_is_told_by_guest_and_in_total() -> None:
     done = achieved(network, idle, sent, cpus=4)
     assert done is not None
     assert (done.wanted, done.achieved, done.received_pps) == (None, 1200.0, 1000.0)
-    assert done.resolution == pytest.approx(2 * (16 + 1 + 1 / 20))
+    assert done.resolution == 32.0
     assert achieved(LoadSpec(), Work({}), Work({}), 4) is None
 
 
@@ -117,8 +117,8 @@ def test_guests_that_are_slow_to_answer_are_each_judged_over_their_own_time() ->
     assert done is not None
     assert done.achieved == pytest.approx(128.0)
     assert done.guests == pytest.approx(dict.fromkeys(before, 2.0))
-    # A packet of each just outside, half an answer's time at either end of its window, and ARP.
-    assert done.resolution == pytest.approx(sum((2 + 2) / (90 + n) + 1 / 20 for n in range(64)))
+    # A packet of each just outside, and half an answer's time at either end of its window.
+    assert done.resolution == pytest.approx(sum((1 + 2 * 1.0) / (90 + n) for n in range(64)))
 
 
 def test_a_failed_probe_becomes_its_own_sentence_and_remedy() -> None:

@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
     let before_ns = cpu::thread_cpu_ns();
     let used_ns = || cpu::thread_cpu_ns() - before_ns;
-    let length_ns = cycle_ns(load);
+    let length_ns = cycle_length_ns(load);
     let mut forgiven_ns = 0;
     let mut cycle_ns = start_ns;
     let (mut state, mut random) = (1_u64, start_ns.unsigned_abs().max(1));
@@ -125,16 +125,17 @@ fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
     used_ns()
 }
 
-/// A cycle of work and rest at a load [ns]; a second at most. Pure.
-fn cycle_ns(load: f64) -> i64 {
+/// How long a cycle of work and rest is at a load, on average [ns]; a second at most. Pure.
+fn cycle_length_ns(load: f64) -> i64 {
     let enough_ns = LEAST_WORK_NS / load.max(LEAST_WORK_NS / NANOS_PER_SECOND as f64);
     CYCLE_NS.max(enough_ns.round() as i64)
 }
 
-/// The length of a cycle [ns], within a quarter of `length_ns`. Pure.
+/// The length of one cycle [ns], within a quarter of `length_ns`; steps `random`.
 ///
-/// Cycles of one length would stay in step with the clock's tick, by which /proc/stat counts: half
-/// of a CPU was told as 62 %. These wander off after a few, by random numbers (xorshift64).
+/// Cycles of one length would stay in step with the clock's tick, by which /proc/stat counts: of
+/// 10 ms, half of them busy, a tick of 4 ms finds 40 or 60 % busy, and goes on so. These wander off
+/// after a few. The random numbers are Marsaglia's xorshift64 (13, 7, 17).
 fn varied_ns(length_ns: i64, random: &mut u64) -> i64 {
     *random ^= *random << 13;
     *random ^= *random >> 7;
@@ -158,7 +159,7 @@ mod tests {
     #[test]
     fn a_small_share_is_burnt_in_longer_cycles_so_that_waking_is_little_of_it() {
         for (load, cycle_ms) in [(0.0, 1000), (0.001, 1000), (0.02, 100), (0.2, 10), (1.0, 10)] {
-            assert_eq!(cycle_ns(load), cycle_ms * 1_000_000, "at {load}");
+            assert_eq!(cycle_length_ns(load), cycle_ms * 1_000_000, "at {load}");
         }
     }
 

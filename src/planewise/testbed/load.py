@@ -29,8 +29,6 @@ UNPACED_PPS = 1e9
 CYCLE_S, LEAST_WORK_S, LONGEST_CYCLE_S = 0.01, 0.002, 1.0
 """`pw-probe burn` works and rests in cycles that are so long at least, and longer for a small
 share, so that there is so much work in each."""
-NEIGHBOUR_S = 20.0
-"""A neighbour is asked for no sooner again: Linux believes it for 15 s, and waits 5 s (arp(7))."""
 _PORT = 47_000
 _START_S = 120.0
 
@@ -145,8 +143,8 @@ def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> Background
 
     `cpus` are those of the loaded host. Guests are asked one after another, and many busy ones
     take minutes to answer: each rate is over its guest's own window. A cycle or burst of each may
-    lie just outside, what it asks of its neighbour (ARP) is among its packets, and the moments of
-    its counts are known as well as it is quick to answer: that makes the resolution.
+    lie just outside, and the moments of its counts are known as well as it is quick to answer:
+    that makes the resolution.
     """
     rates = _rates(before.done, after.done)
     if spec.type == "none" or not rates:
@@ -156,10 +154,10 @@ def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> Background
         endless = spec.type in STRESSORS or (spec.by_guest and spec.cpu_share is None)
         wanted = None if endless else each.share * each.threads
         cycle_s = min(LONGEST_CYCLE_S, max(CYCLE_S, LEAST_WORK_S / each.share))
-        unit, step, asked_per_s = 1e9, cycle_s * each.share * each.threads, 0.0
+        unit, step = 1e9, cycle_s * each.share * each.threads
     else:
         wanted = each.rate_pps
-        unit, step, asked_per_s = 1.0, spec.burst + 1.0, 1 / NEIGHBOUR_S
+        unit, step = 1.0, float(spec.burst)
     by_guest = {name: rate.per_s / unit for name, rate in rates.items()}
     return BackgroundResult(
         unit="pps" if spec.type == "network" else "cpus",
@@ -167,8 +165,7 @@ def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> Background
         wanted=None if wanted is None else wanted * len(rates),
         achieved=math.fsum(by_guest.values()),
         resolution=math.fsum(
-            (step + by_guest[name] * rate.within_s) / rate.window_s + asked_per_s
-            for name, rate in rates.items()
+            (step + by_guest[name] * rate.within_s) / rate.window_s for name, rate in rates.items()
         ),
         guests=by_guest,
         received_pps=math.fsum(

@@ -17,9 +17,9 @@ import asyncssh
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.host import GRACE_S, FinishedProcess, ProcessTimeoutError
 
-_END_TIMEOUT_S = 30.0
 _GRACE_S = 20.0
 """A process that was asked to end may take so long: a lab's host emulates guests on its one CPU."""
+_END_TIMEOUT_S = 30.0
 """How long a process that was killed may take to be gone, on a host that is busy."""
 
 _START_TIMEOUT_S = 60.0
