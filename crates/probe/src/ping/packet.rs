@@ -20,7 +20,7 @@ use super::rehearsal::Stage;
 use super::ring::AnswerRing;
 use super::socket::SocketTransport;
 use super::transport::Transport;
-use super::watch::Watcher;
+use super::watch::{Look, Watcher};
 use crate::capture::{self, bind_packet_socket};
 use crate::clock;
 use crate::filter::Wanted;
@@ -257,13 +257,9 @@ impl Transport for PacketTransport {
 
     #[inline]
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
-        let mut looked_ns = None;
+        let mut look = Look::default();
         while let Some((kernel_ns, frame)) = self.ring.filled() {
-            // A request of ours and its answer often lie there together: one look at the clock for
-            // both, and no work before it.
-            let both = self.ring.is_filled(1);
-            let now_ns = looked_ns.unwrap_or_else(clock::realtime_ns);
-            looked_ns = both.then_some(now_ns);
+            let now_ns = look.at(|| self.ring.is_filled(1), clock::realtime_ns);
             let user_rx_ns = match &self.watcher {
                 Some(watcher) => watcher.take(self.ring.next, kernel_ns, now_ns),
                 None => now_ns,

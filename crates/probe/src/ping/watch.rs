@@ -133,9 +133,64 @@ fn watch(shared: &Shared, statuses: Statuses) {
     }
 }
 
+/// The owner's looks at the clock while it empties a ring: one for a slot and the next one, where
+/// both were filled before it (a request and its answer often lie there together).
+///
+/// It is never carried further: the thread may have been interrupted since, and a slot that was
+/// filled meanwhile would seem to have been read before it was there.
+#[derive(Debug, Default)]
+pub struct Look {
+    carried_ns: Option<i64>,
+}
+
+impl Look {
+    /// When the next slot was seen filled, by the clock `now_ns`, which is read after asking
+    /// whether the `following` one is filled too, and with no work between.
+    #[inline]
+    pub fn at(&mut self, following: impl FnOnce() -> bool, now_ns: impl FnOnce() -> i64) -> i64 {
+        if let Some(carried_ns) = self.carried_ns.take() {
+            return carried_ns;
+        }
+        let filled = following();
+        let now_ns = now_ns();
+        self.carried_ns = filled.then_some(now_ns);
+        now_ns
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn no_slot_is_read_before_it_was_filled_however_long_the_owner_is_interrupted() {
+        // Slot by slot, when it was filled; the owner is interrupted after each slot.
+        for filled_at in
+            [[0, 0, 10, 10, 40], [0, 5, 15, 35, 35], [0, 0, 0, 0, 0], [0, 0, 9, 19, 20]]
+        {
+            let now = Cell::new(0_i64);
+            let mut look = Look::default();
+            for (slot, &filled) in filled_at.iter().enumerate() {
+                now.set(now.get().max(filled));
+                let following =
+                    || filled_at.get(slot + 1).is_some_and(|&filled| filled <= now.get());
+                let read = look.at(following, || now.get());
+                assert!(filled <= read && read <= now.get(), "slot {slot} of {filled_at:?}");
+                now.set(now.get() + 10);
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_and_its_answer_that_lie_there_together_share_a_look() {
+        let mut look = Look::default();
+        let looks = Cell::new(0);
+        let clock = || looks.replace(looks.get() + 1);
+        let times: Vec<i64> = (0..4).map(|_| look.at(|| true, clock)).collect();
+        assert_eq!(times, [0, 0, 1, 1]);
+    }
 
     #[test]
     fn a_filled_slot_is_seen_by_the_other_thread() {
