@@ -69,20 +69,20 @@ def test_files_of_a_guest_are_its_own(standing: VmArrangement, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ["north-south", "east-west"])
-def test_main_guests_reach_each_other_and_resolve_no_address(
-    up: VmTestbed, path: TrafficPath
-) -> None:
-    with up.arrange(replace(TWO_AND_TWO, background_guests=0, path=path)) as standing:
-        host, sender = standing.hosts["sender"], standing.main("sender")
-        responder = standing.main("responder")
-        argv = [host.probe, "ping", responder.ipv4, "--count", "20", "--rate", "100"]
-        counts = host.run(argv, netns=sender.netns).json()["counts"]
-        assert (counts["sent"], counts["received"]) == (20, 20)
-        arp = host.read_text("/proc/net/arp", netns=sender.netns).splitlines()[1:]
-        known = [line.split()[:4] for line in arp]
-        permanent = "0x6"
-        assert [responder.ipv4, "0x1", permanent, responder.mac] in known
-        assert {entry[2] for entry in known} == {permanent}
+def test_guests_reach_their_peers_and_resolve_no_address(up: VmTestbed, path: TrafficPath) -> None:
+    with up.arrange(replace(TWO_AND_TWO, path=path)) as standing:
+        host = standing.hosts["sender"]
+        mains = standing.main("sender"), standing.main("responder")
+        backgrounds = standing.background("sender")[0], standing.background("responder")[0]
+        for sender, responder in (mains, backgrounds):
+            argv = [host.probe, "ping", responder.ipv4, "--count", "20", "--rate", "100"]
+            counts = host.run(argv, netns=sender.netns).json()["counts"]
+            assert (counts["sent"], counts["received"]) == (20, 20)
+            arp = host.read_text("/proc/net/arp", netns=sender.netns).splitlines()[1:]
+            known = [line.split()[:4] for line in arp]
+            permanent = "0x6"
+            assert [responder.ipv4, "0x1", permanent, responder.mac] in known
+            assert {entry[2] for entry in known} == {permanent}
 
 
 def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(

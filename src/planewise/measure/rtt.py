@@ -48,8 +48,9 @@ from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 from planewise.testbed.scratch import scratch
 
-READY_S = 60.0
-"""How long a probe may take to say that it is ready."""
+READY_S = 240.0
+"""How long a probe may take to say that it is ready: an emulated guest on an emulated host needs a
+minute and more while others send. Only what hangs waits so long."""
 
 FIRST_ANSWER_S = 3.5
 """How long the first answer of all may take on one machine."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import GRACE_S, FinishedProcess, ProcessTimeoutError
+from planewise.testbed.host import FinishedProcess, ProcessTimeoutError
 from planewise.testbed.vms.hypervisor import (
     AgentSilentError,
     GuestGoneError,
@@ -27,7 +27,9 @@ from planewise.testbed.vms.hypervisor import (
 _WRITE_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 _RESTS, _LONGEST_REST_S = 4.0, 5.0
-_GRACE_ANSWERS = 30.0
+GRACE_S, _GRACE_ANSWERS = 30.0, 30.0
+"""Long after it was asked to end, a guest within a guest may still be at its last lines; only what
+hangs waits so long."""
 _GONE = 128 + 9
 _ENDED = (GuestGoneError, HypervisorGoneError)
 """A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""

@@ -265,7 +265,8 @@ class VmTestbed:
             replaced.extend(self._prepare(self._states[role], work[role]))
 
         _together([partial(prepare, role) for role in work])
-        boots = [partial(self._boot_all, setting, self._states[role]) for role in work]
+        peers = {want: peer for _, want, peer in self._peers(setting)}
+        boots = [partial(self._boot_all, self._states[role], peers) for role in work]
         _together(boots, abort=self._end_guests)
         return tuple(replaced)
 
@@ -345,6 +346,8 @@ class VmTestbed:
             steps.append(SetMaster("", machine.bridge_nic, machine.bridge))
         elif state.nic_in_bridge and not in_bridge:
             steps.append(ReleaseMaster("", machine.nic))
+            for placed in state.placed.values():
+                placed.known = ("", "")  # a port takes what the bridge knew of it with it
         if not state.ready:
             for nic in dict.fromkeys((machine.nic, machine.bridge_nic)):
                 if self._mtu_bytes != 1500:
@@ -382,7 +385,7 @@ class VmTestbed:
             steps.append(AwaitUp("", interface))
         state.machine.host.perform(Plan(tuple(steps)))
 
-    def _boot_all(self, setting: Setting, state: _HostState) -> None:
+    def _boot_all(self, state: _HostState, peers: Mapping[GuestRequest, Guest]) -> None:
         """Starts those that were placed and do not run yet, some at a time."""
         missing = [want for want, placed in state.placed.items() if not placed.running]
         if missing:
@@ -390,19 +393,14 @@ class VmTestbed:
                 2 * self.resources(state.role).cpus // self._hosts_a_machine
             )
             workers = min(len(missing), max(1, parallel))
-            _together([partial(self._boot, setting, state, want) for want in missing], workers)
+            _together([partial(self._boot, state, want, peers[want]) for want in missing], workers)
 
-    def _boot(self, setting: Setting, state: _HostState, want: GuestRequest) -> None:
-        peers: dict[str, str] = {}
-        if want.use == "main":
-            other: HostRole = "responder" if want.role == "sender" else "sender"
-            peer = self._states_of(setting)[other].placed[next(wanted(setting, other))].guest
-            peers = {peer.ipv4: peer.mac}
+    def _boot(self, state: _HostState, want: GuestRequest, peer: Guest) -> None:
         placed, guests = state.placed[want], self._guests(state)
         nic = _nic(vm_plane(want.plane), placed, guests)
-        started = guests.start(placed.guest, nic, self._mtu_bytes, peers)
+        started = guests.start(placed.guest, nic, self._mtu_bytes, {peer.ipv4: peer.mac})
         placed.running = True
-        placed.told = next(iter(peers.items()), ("", ""))
+        placed.told = (peer.ipv4, peer.mac)
         self._on_ready(started)
 
     def _remove(self, state: _HostState, want: GuestRequest) -> None:
@@ -466,25 +464,34 @@ class VmTestbed:
 
     # Both.
 
-    def _set_neighbours(self, setting: Setting) -> None:
-        """Main guests know each other's MAC: none is looked up, no frame is flooded."""
-        plane = vm_plane(setting.plane)
+    def _peers(self, setting: Setting) -> Iterator[tuple[_HostState, GuestRequest, Guest]]:
+        """Each guest of a setting, and the one of the other role that it talks to."""
         states = self._states_of(setting)
-        want = {role: next(wanted(setting, role)) for role in HOSTS}
         for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
-            state = states[role]
-            placed = state.placed[want[role]]
-            peer = states[other].placed[want[other]].guest
+            pairs = zip(wanted(setting, role), wanted(setting, other), strict=True)
+            for want, of_peer in pairs:
+                yield states[role], want, states[other].placed[of_peer].guest
+
+    def _set_neighbours(self, setting: Setting) -> None:
+        """Guests know their peer's MAC, and bridges both: none is looked up, no frame is flooded.
+
+        Background guests, too: what they ask would be counted as their load.
+        """
+        steps: dict[HostRole, list[Step]] = {}
+        for state, want, peer in self._peers(setting):
+            placed = state.placed[want]
             name = (peer.ipv4, peer.mac)
             if placed.told != name:
                 arp = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
                 self._guests(state).host.run(arp, netns=placed.guest.netns).check()
                 placed.told = name
             if placed.known != name:
-                site = self._site(state, want[role])
+                plane, site = vm_plane(want.plane), self._site(state, want)
                 known = plane.introduce(site, placed.guest, peer, setting.within_host)
-                state.machine.host.perform(Plan(known))
+                steps.setdefault(state.role, []).extend(known)
                 placed.known = name
+        for role, known_there in steps.items():
+            self._states[role].machine.host.perform(Plan(tuple(known_there)))
 
 
 def _nic(plane: VmPlane, placed: _Placed, guests: HostGuests) -> Nic | Passthrough:
