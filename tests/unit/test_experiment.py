@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,11 +89,14 @@ class MadeUpStage:
             block=place.block,
             replicate=place.block,
             order=place.order,
-            started=datetime.now(UTC),
+            started=next(GUESTS_CLOCK),
             duration_s=1,
             load=OfferedLoad(intended_pps=offered, achieved_pps=self.slow * offered, size_bytes=64),
             counts=Counts(sent=sent, received=received, lost=sent - received),
         )
+
+
+GUESTS_CLOCK = itertools.cycle(datetime(2020, 1, day, tzinfo=UTC) for day in (2, 1, 3))
 
 
 class Silent:
@@ -158,6 +162,15 @@ def test_a_run_measures_every_trial_once_in_the_schedules_order(tmp_path: Path) 
     assert stage.open_cells == 0
     assert progress.worked == sorted(progress.worked)
     assert progress.worked[-1] == pytest.approx(progress.total)
+
+
+def test_trials_began_by_one_clock_whatever_time_a_guest_or_server_has(tmp_path: Path) -> None:
+    begun = datetime.now(UTC)
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        run(make_schedule(), MadeUpStage(), writer, Silent())
+    started = [trial.started for trial in RunReader(tmp_path / "run").trials()]
+    assert started == sorted(started)
+    assert begun <= started[0] <= started[-1] <= datetime.now(UTC)
 
 
 def test_resume_after_ctrl_c_repeats_and_loses_nothing(tmp_path: Path) -> None:

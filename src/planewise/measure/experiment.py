@@ -388,6 +388,8 @@ class _Runner:
 
     def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
         place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
+        # By this machine's clock: a guest that was saved awoke with that of then, and servers' differ.
+        known: dict[str, object] = {"started": datetime.now(UTC)}
         if self.watch is not None:
             self.watch.start()
         try:
@@ -395,10 +397,9 @@ class _Runner:
                 result = trial.measure_on(station, place, self.writer.sample)
         except PlanewiseError as error:
             return error
-        if self.watch is None:
-            return result
-        record = result.record.model_copy(update={"host": self.watch.stop()})
-        return replace(result, record=record)
+        if self.watch is not None:
+            known["host"] = self.watch.stop()
+        return replace(result, record=result.record.model_copy(update=known))
 
     def _keep(self, visit: Visit, trial: Trial, measured: TrialResult | PlanewiseError) -> None:
         if isinstance(measured, PlanewiseError):

@@ -371,6 +371,7 @@ class TrialRecord(Record):
     order: NonNegativeInt
     """Place in the run's real order, from 0."""
     started: datetime
+    """By the clock of the machine that ran the experiment."""
     duration_s: NonNegativeFloat
     status: Literal["done", "failed"] = "done"
     reason: str = ""
