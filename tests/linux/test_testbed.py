@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,18 @@ def test_eight_background_guests_a_side_reach_their_peers(plane: str) -> None:
         for guest, peer in (pairs[0], pairs[7]):
             assert reaches(testbed, guest, peer, 4)
             assert reaches(testbed, guest, peer, 6)
+            # What a background guest asks for would be counted as its load.
+            assert "PERMANENT" in states_of_neighbour(testbed, guest, peer)
+
+
+def states_of_neighbour(testbed: Arrangement, guest: Guest, peer: Guest) -> list[str]:
+    """What a guest's kernel says of its entry for a peer; of one that it reaches by a router, what
+    nobody has to ask for."""
+    said = testbed.hosts[guest.host].run(
+        ["ip", "-j", "neigh", "show", "to", peer.ipv4], netns=guest.netns
+    )
+    entries = json.loads(said.stdout)
+    return list(entries[0]["state"]) if entries else ["PERMANENT"]
 
 
 @pytest.mark.parametrize(

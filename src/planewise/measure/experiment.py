@@ -388,7 +388,7 @@ class _Runner:
 
     def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
         place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
-        # By this machine's clock: a guest that was saved awoke with that of then, and servers' differ.
+        # By this machine's clock: a guest that was saved awoke with the time of then.
         known: dict[str, object] = {"started": datetime.now(UTC)}
         if self.watch is not None:
             self.watch.start()

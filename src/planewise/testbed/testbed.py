@@ -151,7 +151,7 @@ class Testbed:
             workers=2 if waits else 1,
         )
         placed = {role: [hosts[role].placed[one] for one in wanted[role]] for role in HOSTS}
-        self._introduce(setting, hosts, {role: placed[role][0] for role in HOSTS})
+        self._introduce(setting, hosts, placed)
         joined = {
             one.guest.netns: one.container
             for guests in placed.values()
@@ -361,17 +361,27 @@ class Testbed:
         self,
         setting: Setting,
         hosts: Mapping[HostRole, _Host],
-        mains: Mapping[HostRole, PlacedGuest],
+        placed: Mapping[HostRole, Sequence[PlacedGuest]],
     ) -> None:
-        """Main guests know each other's MAC, so that no address is looked up in a measurement."""
+        """Guests know their peer's MAC, so that no address is looked up in a measurement.
+
+        Background guests, too: what they ask would be counted as their load.
+        """
         for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
-            placed, peer = mains[role], mains[other].guest
-            if placed.knows != (peer.ipv4, peer.mac):
-                here = hosts[role]
-                site, within = self._site(here), setting.within_host
-                steps = plane(setting.plane).introduce(site, placed.guest, peer, within)
+            here, site = hosts[role], self._site(hosts[role])
+            pairs = [
+                (one, their.guest)
+                for one, their in zip(placed[role], placed[other], strict=True)
+                if one.knows != (their.guest.ipv4, their.guest.mac)
+            ]
+            steps: list[Step] = []
+            for one, peer in pairs:
+                known = plane(one.guest.plane)
+                steps += known.introduce(site, one.guest, peer, setting.within_host)
+            if steps:
                 here.perform(steps)
-                placed.knows = (peer.ipv4, peer.mac)
+            for one, peer in pairs:
+                one.knows = (peer.ipv4, peer.mac)
 
 
 @contextmanager
