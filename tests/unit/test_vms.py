@@ -53,6 +53,9 @@ DOMAIN = DomainSpec(
 IMAGE = GuestImage(Path("/k"), Path("/i"), "6.12", 80)
 
 
+QEMU = {"qemu": "http://libvirt.org/schemas/domain/qemu/1.0"}
+
+
 def platform(name: str, vhost: bool) -> VmPlatform:
     accelerator = Accelerator("kvm" if name == "kvm" else "tcg", "it was tried")
     return VmPlatform("/usr/bin/qemu", accelerator, vhost, IMAGE)
@@ -68,6 +71,8 @@ def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:
     port = domain.find("devices/controller[@type='virtio-serial']")
     assert port is not None
     assert port.get("ports") == "2"
+    arguments = [one.get("value") for one in domain.findall("qemu:commandline/qemu:arg", QEMU)]
+    assert arguments == ["-global", "virtio-net-device.guest_announce=off"]
     assert domain.findtext("os/cmdline") == "console=ttyS0 a<b"
     assert {domain.findtext(f"on_{event}") for event in ("poweroff", "reboot", "crash")} == {
         "destroy"

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def together(work: Sequence[Callable[[], None]], workers: int = 2) -> None:
-    """Calls all of `work`, `workers` at a time; raises the first error once all have ended."""
+def together(
+    work: Sequence[Callable[[], T]], workers: int = 2, abort: Callable[[], None] = lambda: None
+) -> list[T]:
+    """Calls all of `work`, `workers` at a time, and gives what they return.
+
+    Raises the first error once all have ended. Who stops (Ctrl-C) waits for what is under way
+    alone, and `abort` makes that fail: a boot or a script may take minutes.
+    """
     if len(work) == 1:
-        work[0]()
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        for future in [pool.submit(call) for call in work]:
-            future.result()
+        return [work[0]()]
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        futures = [pool.submit(call) for call in work]
+        try:
+            return [future.result() for future in futures]
+        except Exception:
+            raise
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            abort()
+            raise

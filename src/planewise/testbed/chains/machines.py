@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Self, TypeVar
+from functools import partial
+from typing import Self
 
 from planewise.errors import PlanewiseError
 from planewise.testbed import counters
@@ -21,6 +21,7 @@ from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.machine import MachineState
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
+from planewise.testbed.together import together
 from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
@@ -40,16 +41,6 @@ for process in /proc/[0-9]*; do
     esac
 done
 """
-
-
-T = TypeVar("T")
-
-
-def _each(numbers: Sequence[int], work: Callable[[int], T]) -> dict[int, T]:
-    """Does `work` for each at the same time; raises the first error once all have ended."""
-    with ThreadPoolExecutor(max(1, len(numbers))) as pool:
-        futures = {number: pool.submit(work, number) for number in numbers}
-        return {number: future.result() for number, future in futures.items()}
 
 
 def function_guest(token: str, number: int, plane: str, mac: str) -> Guest:
@@ -215,17 +206,7 @@ class FunctionMachines:
             self._guests[guest.index] = guest
             self._pids[guest.index] = self._pid_of(guest)
 
-        pool = ThreadPoolExecutor(max(1, min(2, len(wanted))))
-        try:
-            for future in [pool.submit(one, *each) for each in wanted]:
-                future.result()
-        except PlanewiseError:
-            raise
-        except BaseException:
-            self.close()  # not to wait for boots of minutes
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        together([partial(one, *each) for each in wanted], abort=self.close)
 
     def wake(self, numbers: Sequence[int]) -> None:
         """Resumes these functions, and pauses all others."""
@@ -239,7 +220,8 @@ class FunctionMachines:
         Raises:
             PlanewiseError: a line failed.
         """
-        return _each(tuple(lines), lambda number: self._run(number, lines[number]))
+        work = [partial(self._run, number, lines[number]) for number in lines]
+        return dict(zip(lines, together(work, len(work), self.close), strict=True))
 
     def _run(self, number: int, lines: Sequence[str]) -> str:
         text = "set -e\n" + "\n".join(lines) + "\n"
@@ -284,7 +266,8 @@ class FunctionMachines:
             PlanewiseError: one does not answer.
         """
         self.check()
-        return _each(self._awake, self._read)
+        work = [partial(self._read, number) for number in self._awake]
+        return dict(zip(self._awake, together(work, len(work)), strict=True))
 
     def _read(self, number: int) -> VnfCounters:
         began_s = now_s()

@@ -13,6 +13,8 @@ from planewise.testbed.vms.image import AGENT_PORT
 NicModel = Literal["e1000", "virtio"]
 
 MAX_VCPUS = 64
+_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+"""Namespace of what libvirt hands to QEMU as it is."""
 TRANSLATED_MIB = 32
 """What QEMU may keep of translated code, a guest, where it emulates the CPU; its default is 1 GiB,
 of which an idle guest fills 60 MiB."""
@@ -150,6 +152,11 @@ def domain_xml(spec: DomainSpec) -> str:
     _add(channel, "target", type="virtio", name=AGENT_PORT)
     _add(devices, "controller", type="usb", model="none")
     _add(devices, "memballoon", model="none")
+    # A saved guest is told to announce itself for a second after it awoke: a kernel that sets its
+    # NIC down meanwhile waits for that for ever, and that for it (virtnet_close, Linux 6.12).
+    arguments = _add(domain, f"{{{_QEMU}}}commandline")
+    for word in ("-global", "virtio-net-device.guest_announce=off"):
+        _add(arguments, f"{{{_QEMU}}}arg", value=word)
     ElementTree.indent(domain)
     return ElementTree.tostring(domain, encoding="unicode")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +36,7 @@ from planewise.testbed.plan import (
 )
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
+from planewise.testbed.together import together
 from planewise.testbed.vfs import ListedVf, VfPool
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.arrangement import GuestRequest, VmArrangement, guest_in, on_nic, wanted
@@ -213,7 +213,7 @@ class VmTestbed:
         """
         states, self._states = self._states, _initial_states(self._pair)
         self._saved.clear()
-        _together([partial(self._clear, state) for state in states.values()])
+        together([partial(self._clear, state) for state in states.values()])
 
     def _clear(self, state: _HostState) -> None:
         with ExitStack() as last:
@@ -264,10 +264,10 @@ class VmTestbed:
         def prepare(role: HostRole) -> None:
             replaced.extend(self._prepare(self._states[role], work[role]))
 
-        _together([partial(prepare, role) for role in work])
+        together([partial(prepare, role) for role in work])
         peers = {want: peer for _, want, peer in self._peers(setting)}
         boots = [partial(self._boot_all, self._states[role], peers) for role in work]
-        _together(boots, abort=self._end_guests)
+        together(boots, abort=self._end_guests)
         return tuple(replaced)
 
     # One machine.
@@ -393,7 +393,7 @@ class VmTestbed:
                 2 * self.resources(state.role).cpus // self._hosts_a_machine
             )
             workers = min(len(missing), max(1, parallel))
-            _together([partial(self._boot, state, want, peers[want]) for want in missing], workers)
+            together([partial(self._boot, state, want, peers[want]) for want in missing], workers)
 
     def _boot(self, state: _HostState, want: GuestRequest, peer: Guest) -> None:
         placed, guests = state.placed[want], self._guests(state)
@@ -515,27 +515,3 @@ def _interface(vf: ListedVf) -> str:
             remedy=f"bind its network driver: `planewised vf bind {vf.address} netdev`",
         )
     return vf.netdev.name
-
-
-def _together(
-    work: Sequence[Callable[[], None]],
-    workers: int = 2,
-    abort: Callable[[], None] = lambda: None,
-) -> None:
-    """Does all of it, some at a time; raises the first error once all have ended.
-
-    `abort` makes what is under way fail: a boot that takes minutes is no reason to let somebody
-    wait who wants to stop.
-    """
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        futures = [pool.submit(job) for job in work]
-        try:
-            for future in futures:
-                future.result()
-        except PlanewiseError:
-            raise
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            abort()
-            raise
