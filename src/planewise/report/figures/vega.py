@@ -27,6 +27,7 @@ Look = dict[str, Any]
 Row = Mapping[str, Any]
 """What one mark shows."""
 
+_TITLE_PX, _HEADING_PX = 15, 13
 PLANE_ROOM = 130
 """Most room for the names of planes beside a plot [px]."""
 
@@ -220,7 +221,7 @@ def beside(charts: Sequence[Spec], spacing: int = 24) -> Spec:
 def heading(text: str, width: float) -> Spec:
     """What a small multiple shows, above its left edge, in lines that fit `width` [px]."""
     return {
-        "text": wrapped(text[:1].upper() + text[1:], width),
+        "text": wrapped(text[:1].upper() + text[1:], width, _HEADING_PX, bold=True),
         "anchor": "start",
         "frame": "bounds",
         "offset": 2,
@@ -232,12 +233,12 @@ def with_title(figure: Spec, title: str, subtitle: str, width: int) -> Spec:
     return {
         **figure,
         "title": {
-            "text": wrapped(title, width - 10),
+            "text": wrapped(title, width - 10, _TITLE_PX, bold=True),
             "subtitle": wrapped(subtitle.replace("`", ""), width - 10) if subtitle else [],
             "anchor": "start",
             "frame": "bounds",
             "offset": 12,
-            "fontSize": 15,
+            "fontSize": _TITLE_PX,
         },
     }
 
@@ -266,7 +267,7 @@ def finish(figure: Spec) -> Spec:
             },
             "title": {
                 **text,
-                "fontSize": 13,
+                "fontSize": _HEADING_PX,
                 "fontWeight": 600,
                 "subtitleFont": theme.FONT,
                 "subtitleFontSize": theme.FONT_SIZE,
@@ -376,6 +377,13 @@ def label_room(labels: Iterable[str], most: int = PLANE_ROOM) -> int:
     return min(most, 12 + round(max((text_width(label) for label in labels), default=0)))
 
 
-def wrapped(text: str, width: float) -> list[str]:
-    """`text` in lines that fit `width` [px]."""
-    return textwrap.wrap(text, max(12, int(width / 6.0))) or [""]
+def wrapped(
+    text: str, width: float, size: float = theme.FONT_SIZE, *, bold: bool = False
+) -> list[str]:
+    """`text` of `size` [px] in lines that fit `width` [px].
+
+    A page may show a figure in another font than it was drawn with: DejaVu Sans, the widest that
+    is common, has letters of 0.57 em on average in English text, bold ones of 0.65.
+    """
+    letter = size * (0.65 if bold else 0.57)
+    return textwrap.wrap(text, max(12, int(width / letter))) or [""]
