@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from planewise.judge.statistics import (
 from planewise.judge.statistics.comparison import turned
 from planewise.judge.statistics.kendall import tau_b
 from planewise.judge.statistics.sentences import sentence
+from planewise.report.figures.comparison import _outcome as figure_words
 from planewise.store.models import Counts, Level, OfferedLoad, TrialRecord
 from tests.unit.test_run_directory import make_info
 
@@ -324,7 +326,12 @@ def test_a_lower_bound_may_be_greater_but_never_less() -> None:
 
     assert outcome(family("fast"), "fast", "slow") == "better"
     assert outcome(family("slow"), "fast", "slow") == "not known"
+    (unknown,) = family("slow").comparisons
+    assert figure_words(unknown) == "not known, at most +100 %"
+    nothing = dataclasses.replace(unknown, bound="unbounded")
+    assert figure_words(nothing) == "not known", "once, though its change is not either"
     (change,) = family("fast").comparisons
+    assert figure_words(change) == "better, at least +100 %"
     assert change.bound == "at least"
     assert turned(change).bound == "at most"
     assert "its highest forwarding rate is at least 100 % higher (8 blocks)" in sentence(

@@ -44,7 +44,7 @@ def of_times(cells: Sequence[RttCell], time: Time, what: str) -> str:
     often = (
         "In the one condition"
         if n == 1
-        else f"In all {n} conditions"
+        else ("In both conditions" if n == 2 else f"In all {n} conditions")
         if wins[best] == n
         else f"In {wins[best]} of {n} conditions"
     )

@@ -193,7 +193,8 @@ _LEFT: Look = {"align": "left", "baseline": "middle"}
 
 
 def _outcome(pair: Comparison) -> str:
-    return f"{pair.outcome}, {inference.bounded_change(pair)}"
+    change = inference.bounded_change(pair)
+    return pair.outcome if change == pair.outcome else f"{pair.outcome}, {change}"
 
 
 def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int) -> Row:
