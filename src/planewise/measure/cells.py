@@ -148,8 +148,9 @@ def expand(design: Design) -> dict[Cell, Traffic]:
 
     Without load, its location has no meaning; without background guests, neither load nor their
     plane has; and a chain of one function has no neighbour, whatever its path. Such combinations
-    are one cell, with the first level of what has no meaning and `load_type` none. A cell is there
-    when one of the combinations that it stands for is allowed.
+    are one cell, with the first level of what has no meaning and `load_type` none. So are the main
+    guests' plane by its name and as `same`. A cell is there when one of the combinations that it
+    stands for is allowed.
     """
     # By cell and kind of trial, the traffic in order and each but once.
     levels_by_kind: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
@@ -221,6 +222,8 @@ def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[st
 def _cell(levels: dict[str, Level], design: Design) -> Cell:
     own = {name: levels[name] for name in (*CELL_FACTORS, "forwarder") if name in levels}
     first = design.factors
+    if own["background_plane"] == own["plane"] and SAME in first.background_plane:
+        own["background_plane"] = SAME
     if own["background_guests"] == 0:
         own |= {"load_type": "none", "background_plane": first.background_plane[0]}
     if own["load_type"] == "none":
