@@ -20,6 +20,7 @@ from planewise import cli, lab
 from planewise.boot import packages
 from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import look
+from planewise.commands.targets import lab_mib
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import diagnose, last_lines, refusal
@@ -28,6 +29,16 @@ from planewise.lab.state import HostRecord, LabRecord
 from planewise.testbed import ledger
 
 HERE = Path("/run/planewise/lab-t")
+
+
+@pytest.mark.parametrize(
+    ("available_mib", "expected_mib"),
+    [(0, 2048), (5000, 2048), (7000, 2800), (10_240, 4096), (200_000, 4096)],
+)
+def test_a_runs_own_lab_takes_more_memory_where_there_is_more(
+    available_mib: int, expected_mib: int
+) -> None:
+    assert lab_mib(available_mib) == expected_mib
 
 
 def a_platform(name: str = "tcg") -> LabPlatform:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planewise import procfs
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from planewise.store.models import Fingerprint
     from planewise.testbed.pair import Targets
 
-LAB_MEMORY_MIB = 2048
+LEAST_LAB_MIB = 2048
+"""Memory of a host of a run's own lab; it takes what it uses of it."""
+MOST_LAB_MIB = 4096
+"""The same where this machine has it to spare: a dozen virtual machines stand beside one another,
+and none is ended to be started anew for the next cell."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ def opened(where: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere |
     }
     with ExitStack() as standing:
         if where.fresh_lab:
-            spec = lab.LabSpec(where.fresh_lab, memory_mib=LAB_MEMORY_MIB)
+            memory = procfs.memory(Path("/proc/meminfo").read_text())
+            available_mib = memory.get("MemAvailable", 0) >> 20
+            spec = lab.LabSpec(where.fresh_lab, memory_mib=lab_mib(available_mib))
             standing.callback(lab.down, where.fresh_lab)
             lab.up(spec, progress)
             testbed["lab"] = where.fresh_lab
@@ -111,6 +118,11 @@ def opened(where: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere |
             testbed,
             targets.emulated(),
         )
+
+
+def lab_mib(available_mib: int) -> int:
+    """Memory of each of a lab's two hosts, of what this machine has to spare. Pure."""
+    return min(MOST_LAB_MIB, max(LEAST_LAB_MIB, available_mib * 4 // 10))
 
 
 def _fresh() -> OtherHosts:
