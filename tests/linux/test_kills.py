@@ -221,7 +221,7 @@ def plain() -> list[str]:
         setpriv, "--reuid=65534", "--regid=65534", "--clear-groups",
         "env", f"PYTHONPATH={':'.join(packages)}", python,
     ]  # fmt: skip
-    script = "import planewise.testbed.namespaces, sys; sys.exit(sys.version_info < (3, 11))"
+    script = "import planewise.testbed.pair, sys; sys.exit(sys.version_info < (3, 11))"
     tried = subprocess.run([*command, "-c", script], capture_output=True, text=True, cwd="/")
     if tried.returncode != 0:
         pytest.skip(f"a plain user cannot run this Python: {tried.stderr.strip()[-200:]}")

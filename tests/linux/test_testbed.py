@@ -20,8 +20,8 @@ from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError,
 from planewise.testbed.ledger import STATE, leftovers, token_of
 from planewise.testbed.load import BackgroundLoad, LoadSpec, LoadType
 from planewise.testbed.model import HOSTS, CounterPoint, Guest
-from planewise.testbed.namespaces import RouterTestbed
 from planewise.testbed.planes import plane as plane_called
+from planewise.testbed.router import RouterTestbed
 from planewise.testbed.setting import Arrangement
 from tests.linux.probe import eventually
 from tests.linux.testbeds import PLANES, here

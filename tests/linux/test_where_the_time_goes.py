@@ -21,9 +21,8 @@ from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import Ownership
 from planewise.testbed.model import CapturePoint, Guest, HostRole, inside
-from planewise.testbed.namespaces import new_namespace
 from planewise.testbed.netns import NamespaceThread
-from planewise.testbed.plan import AddVeth, Plan, SetAddress, SetUp, Step
+from planewise.testbed.plan import AddVeth, Plan, SetAddress, SetUp, Step, new_namespace
 
 SENDER_DELAY_S = 0.004
 RESPONDER_DELAY_S = 0.002

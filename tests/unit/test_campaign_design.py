@@ -14,7 +14,7 @@ from planewise.measure.design_file import load_any, load_design
 from planewise.measure.sut import RouterUnderTest
 from planewise.store.rundir import RunReader, RunWriter
 from planewise.sweeps import SweepPlan, reachable
-from planewise.testbed.namespaces import plan_router
+from planewise.testbed.router import plan_router
 from tests.unit.made_up_run import MadeUp, write
 
 SMALL = {
@@ -61,12 +61,16 @@ def test_a_cell_names_every_factor_and_that_of_a_router_alone_stays_as_it_was() 
 @pytest.mark.parametrize(
     ("factors", "receivers", "said"),
     [
+        ({"nic_ring": 512}, (1,), "interfaces of a router in a namespace are veth pairs"),
         (
-            {"nic_ring": [512, 4096]},
+            {"nic_ring": 512, "platform": ["vm", "container"]},
             (1,),
-            "factors.nic_ring: the router's interfaces here are veth",
+            "router in a container are veth",
         ),
-        ({"platform": ["namespace", "vm"]}, (1,), "factors.platform: a router that is a virtual"),
+        ({"nic_ring": [512, 4096], "platform": "vm"}, (1,), "256, 512, 1024, and none of 4096"),
+        ({"nic_ring": [256, 1024], "platform": "vm"}, (1,), ""),
+        ({"platform": ["namespace", "vm"]}, (1,), ""),
+        ({"platform": "vm", "forwarding": ["kernel", "xdp"]}, (1,), "by its kernel alone"),
         ({"irq_pinning": ["two"]}, (1,), "two takes three CPUs"),
         ({"irq_pinning": ["one", "spread"]}, (1,), "are the same on a machine with two CPUs"),
         ({"irq_pinning": ["one"]}, None, "receive work cannot be moved here"),
@@ -88,6 +92,18 @@ def test_a_router_in_a_container_is_a_configuration_of_its_own_where_there_is_do
     assert {curve.levels["platform"] for curve in curves_of(design)} == {"namespace", "container"}
     reason = unavailable_reason(design, (1,), "there is none on this machine")
     assert reason.startswith("factors.platform: a router that is a container needs Docker")
+
+
+def test_where_there_can_be_no_virtual_machine_a_router_that_is_one_is_refused() -> None:
+    reason = unavailable_reason(campaign(platform="vm"), (1,), no_machines="there is no QEMU")
+    assert reason == "factors.platform: a router that is a virtual machine: there is no QEMU"
+    assert unavailable_reason(campaign(), (1,), no_machines="there is no QEMU") == ""
+
+
+def test_each_ring_of_a_virtual_machines_nic_is_a_configuration_of_its_own() -> None:
+    curves = curves_of(campaign(platform="vm", nic_ring=[256, 1024], ip_version=[4, 6]))
+    cells = {(curve.levels["nic_ring"], curve.levels["ip_version"]) for curve in curves}
+    assert cells == {(256, 4), (256, 6), (1024, 4), (1024, 6)}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +148,20 @@ def test_a_bridge_has_no_addresses_and_an_xdp_router_those_of_the_kernels() -> N
         line for line in xdp if "router.bpf.o" in line
     ]
     assert len(xdp) == len(kernel) + 2
+
+
+def test_a_router_that_is_a_virtual_machine_is_the_third_port_of_a_bridge_that_never_floods() -> (
+    None
+):
+    lines = str(plan_router("0badcafe", platform="vm")).splitlines()
+    assert sum(" master br0" in line for line in lines) == 3
+    entries = [line.split()[5] for line in lines if " fdb replace " in line]
+    assert len(set(entries)) == 3
+    of_ports = {word for line in lines if " veth " in line for word in line.split()[-3:]}
+    assert not of_ports & set(entries[2:]), "a port's own address is the host's"
+    assert not any(" address add " in line or "forwarding" in line for line in lines)
+    tap = next(place for place, line in enumerate(lines) if "tuntap add" in line)
+    assert tap > max(place for place, line in enumerate(lines) if line.startswith("while"))
 
 
 class Silent:

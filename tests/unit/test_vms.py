@@ -9,6 +9,7 @@ import stat
 import struct
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,7 +28,7 @@ from planewise.testbed.setting import Setting
 from planewise.testbed.vms import agent, image
 from planewise.testbed.vms.agent import GuestAgent, Why
 from planewise.testbed.vms.arrangement import guest_in, wanted
-from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
+from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.vms.image import GuestImage
@@ -59,6 +60,16 @@ QEMU = {"qemu": "http://libvirt.org/schemas/domain/qemu/1.0"}
 def platform(name: str, vhost: bool) -> VmPlatform:
     accelerator = Accelerator("kvm" if name == "kvm" else "tcg", "it was tried")
     return VmPlatform("/usr/bin/qemu", accelerator, vhost, IMAGE)
+
+
+def test_a_receive_ring_is_the_devices_own_and_only_where_one_is_asked_for() -> None:
+    def driver(nic: Nic) -> dict[str, str]:
+        found = ElementTree.fromstring(nic_xml(nic)).find("driver")
+        assert found is not None
+        return found.attrib
+
+    assert driver(replace(NIC, ring_packets=1024))["rx_queue_size"] == "1024"
+    assert "rx_queue_size" not in driver(NIC)
 
 
 def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:

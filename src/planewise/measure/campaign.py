@@ -19,10 +19,10 @@ from planewise.measure.design import DesignModel, FrameBytes, Levels, LoadLadder
 from planewise.measure.sut import Pinning, RouterUnderTest
 from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
-from planewise.testbed.namespaces import Forwarding, RouterPlatform
+from planewise.testbed.router import Forwarding, RouterPlatform
+from planewise.testbed.router_machine import RING_PACKETS
 from planewise.units import duration_text
 
-Platform = Literal["namespace", "container", "vm"]
 Seconds = Annotated[float, Field(ge=0.01, le=3600)]
 Runs = Annotated[int, Field(ge=1, le=10_000)]
 RingPackets = Annotated[int, Field(ge=1, le=65_536)]
@@ -39,13 +39,14 @@ class RouterFactors(DesignModel):
     """Of the frames."""
     forwarding: Levels[Forwarding] = ("kernel",)
     """What forwards: the kernel's routing, an XDP program that routes, or the kernel's bridge."""
-    platform: Levels[Platform] = ("namespace",)
-    """What the router is: a container is Docker's, and forwards in its network namespace."""
+    platform: Levels[RouterPlatform] = ("namespace",)
+    """What the router is: a container is Docker's, and forwards in its network namespace; a virtual
+    machine has one virtio NIC, on a bridge with both ports of the generator."""
     irq_pinning: Levels[Pinning] = ("spread",)
     """CPUs of the router's receive work: `none`, where a frame arrives; `one` for both interfaces;
     `two`, one each; `spread`, all but the generator's."""
     nic_ring: Levels[RingPackets] | None = None
-    """Packets of the receive rings of the router's NICs; None: as they are."""
+    """Packets of the receive ring of a virtual machine's NIC; None: as QEMU has it."""
     size_bytes: Levels[FrameBytes] = (84,)
     """Ethernet frame with its 4-byte FCS."""
     duration_s: Levels[Seconds] = (10.0,)
@@ -142,6 +143,7 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
                     forwarding,
                     pinning,
                     platform,
+                    ring,
                     labels=(("duration_s", seconds), ("runs", runs)),
                 ),
                 size_bytes,
@@ -150,11 +152,12 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
                 repetition,
                 shuffler.randrange(2**31),
             )
-            for version, forwarding, pinning, platform, size_bytes, seconds, runs in product(
+            for version, forwarding, pinning, platform, ring, size_bytes, seconds, runs in product(
                 factors.ip_version,
                 factors.forwarding,
                 factors.irq_pinning,
-                _built(factors.platform),
+                factors.platform,
+                factors.nic_ring or (None,),
                 factors.size_bytes,
                 factors.duration_s,
                 factors.runs,
@@ -165,30 +168,36 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
     return tuple(curves)
 
 
-def _built(platforms: Sequence[Platform]) -> list[RouterPlatform]:
-    """Those that a router can be; `unavailable_reason` refuses the rest first."""
-    return [one for one in platforms if one != "vm"]
-
-
 def unavailable_reason(
-    design: CampaignDesign, receivers: Sequence[int] | None, no_docker: str = ""
+    design: CampaignDesign,
+    receivers: Sequence[int] | None,
+    no_docker: str = "",
+    no_machines: str = "",
 ) -> str:
     """Why a campaign cannot be had on this machine; empty where it can.
 
     `receivers` are the CPUs beside the generator's; None where receive work cannot be moved.
-    `no_docker` is why there can be no containers; empty where there can.
+    `no_docker` and `no_machines` are why there can be no containers and no virtual machines; empty
+    where there can.
     """
     factors = design.factors
-    if factors.nic_ring is not None:
+    beside = [platform for platform in factors.platform if platform != "vm"]
+    if factors.nic_ring is not None and beside:
         return (
-            "factors.nic_ring: the router's interfaces here are veth pairs, and these have no ring "
-            "that could be set"
+            f"factors.nic_ring: the interfaces of a router in a {beside[0]} are veth pairs, and "
+            "these have no ring that could be set; `platform: vm` alone has one"
         )
-    if "vm" in factors.platform:
+    for ring in factors.nic_ring or ():
+        if ring not in RING_PACKETS:
+            sizes = ", ".join(map(str, RING_PACKETS))
+            return f"factors.nic_ring: QEMU's virtio NIC has a ring of {sizes}, and none of {ring}"
+    if "vm" in factors.platform and set(factors.forwarding) != {"kernel"}:
         return (
-            "factors.platform: a router that is a virtual machine is a chain of one function, "
-            "which is measured at overload alone (`factors.vnfs: 1` with `chain`)"
+            "factors.forwarding: a router that is a virtual machine forwards by its kernel alone: "
+            "it has one NIC, and no program that loads XDP"
         )
+    if "vm" in factors.platform and no_machines:
+        return f"factors.platform: a router that is a virtual machine: {no_machines}"
     if "container" in factors.platform and no_docker:
         return f"factors.platform: a router that is a container needs Docker: {no_docker}"
     several = [level for level in factors.irq_pinning if level != "none"]

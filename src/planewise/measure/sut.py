@@ -23,9 +23,9 @@ from planewise.measure.stages import Stages
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import IpVersion, TrialPath, mtu_for
-from planewise.testbed.namespaces import Forwarding, RouterPlatform, RouterTestbed
 from planewise.testbed.pair import Pair
 from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.router import Forwarding, RouterPlatform, RouterTestbed
 from planewise.testbed.setting import TrafficPath
 from planewise.testbed.steering import split_cpus, steer
 
@@ -142,6 +142,8 @@ class RouterUnderTest:
     forwarding: Forwarding = "kernel"
     pinning: Pinning = "spread"
     platform: RouterPlatform = "namespace"
+    nic_ring: int | None = None
+    """Packets of a virtual machine's receive ring; None: as QEMU has it."""
     labels: tuple[tuple[str, Level], ...] = ()
     """Further factors of a campaign, whose cells name all of them."""
 
@@ -155,6 +157,8 @@ class RouterUnderTest:
             beyond["irq_pinning"] = self.pinning
         if self.labels or self.platform != "namespace":
             beyond["platform"] = self.platform
+        if self.nic_ring is not None:
+            beyond["nic_ring"] = self.nic_ring
         return {"plane": "router", "ip_version": self.ip_version, **beyond, **dict(self.labels)}
 
     def on(self, pair: Pair) -> Sut:
@@ -169,8 +173,16 @@ class RouterUnderTest:
         target = _PathTarget(built, self.ip_version)
         mtu_bytes = mtu_for([size_bytes])
         router = built.enter_context(
-            RouterTestbed(self.ip_version, mtu_bytes, self.forwarding, self.platform)
+            RouterTestbed(
+                self.ip_version,
+                mtu_bytes,
+                self.forwarding,
+                self.platform,
+                cpus=() if target.cpus is None else target.cpus.receivers,
+                nic_ring=self.nic_ring,
+            )
         )
+        target.facts = StageFacts(emulated=router.emulated)
         if target.cpus is not None and self.pinning != "none":
             for place, entrance in enumerate(router.entrances):
                 receivers = target.cpus.receivers

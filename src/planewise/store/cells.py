@@ -245,6 +245,8 @@ def level_words(name: str, level: Level) -> str:
         return f"{level} runs a load"
     if name == "irq_pinning":
         return f"receive CPUs: {level}"
+    if name == "nic_ring":
+        return f"receive ring of {level} packets"
     if name == "host":
         return f"{level} host"
     if name == "path":

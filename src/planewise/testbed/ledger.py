@@ -110,6 +110,28 @@ class Ownership:
         """A namespace's name under this token."""
         return f"pw-{self.token}-{suffix}"
 
+    def remove(self) -> None:
+        """Ends what runs in the namespaces under the token, removes them, and gives it back.
+
+        Raises:
+            PlanewiseError: one could not be removed; `planewise clean` will find it.
+        """
+        names = [name for name in netns.names() if token_of(name) == self.token]
+        netns.end_processes_in(names)
+        stuck = []
+        for name in names:
+            try:
+                netns.remove(name)
+            except OSError as error:
+                stuck.append(f"{name} ({error.strerror})")
+        if stuck:
+            self.abandon()
+            raise PlanewiseError(
+                f"these namespaces could not be removed: {', '.join(stuck)}",
+                remedy="`planewise clean` as root tries again",
+            )
+        self.release()
+
     def release(self) -> None:
         """Gives the token back; what was made under it must be gone."""
         self._path.unlink(missing_ok=True)

@@ -24,7 +24,6 @@ from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
-from planewise.testbed.namespaces import remove_owned
 from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step, new_namespace
 from planewise.testbed.remote import open_host, parse_lab
 from planewise.testbed.remote_host import RemoteHost
@@ -176,7 +175,7 @@ def local_pair(
             with signals.uninterrupted():
                 for host in hosts.values():
                     host.close()
-                remove_owned(ownership)
+                ownership.remove()
         finally:
             signals.restore(before)
 

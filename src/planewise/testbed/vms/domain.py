@@ -67,6 +67,8 @@ class Nic:
     vhost: bool
     queues: int
     offloads: bool
+    ring_packets: int | None = None
+    """Of a virtio NIC's receive ring; None: QEMU's default."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
         driver = _add(interface, "driver", name="vhost" if nic.vhost else "qemu")
         if nic.queues > 1:
             driver.set("queues", str(nic.queues))
+        if nic.ring_packets is not None:
+            driver.set("rx_queue_size", str(nic.ring_packets))
         if not nic.offloads:
             _turn_offloads_off(driver)
     _add(interface, "rom", enabled="no")

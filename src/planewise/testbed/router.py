@@ -1,28 +1,28 @@
-"""Testbeds made of network namespaces that stand apart from hosts: a router. Knows no measurement.
+"""A router between two ports of a generator, for sweeps and searches. Knows no measurement.
 
-A plan is pure; a testbed applies it and removes it again: on success, on error, on Ctrl-C and on
-SIGTERM. After a kill -9 the names are leftovers that `planewise clean` finds.
+The plan is pure; the testbed performs it and removes all of it again: on success, on error, on
+Ctrl-C and on SIGTERM. After a kill -9 the names are leftovers that `planewise clean` finds.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-from planewise.errors import PlanewiseError
 from planewise.testbed import netns, signals
 from planewise.testbed.apply import apply
 from planewise.testbed.containers import Docker, name_networks
 from planewise.testbed.host import LocalHost
-from planewise.testbed.ledger import Ownership, token_of
+from planewise.testbed.ledger import Ownership
 from planewise.testbed.model import (
     BRIDGE,
+    GUEST_INTERFACE,
     WIRE_INDEX,
     CounterPoint,
+    Guest,
     IpVersion,
     TrialPath,
 )
@@ -31,6 +31,7 @@ from planewise.testbed.plan import (
     AddBridge,
     AddForwarding,
     AddNeighbour,
+    AddTap,
     AddVeth,
     AwaitUp,
     Plan,
@@ -42,92 +43,20 @@ from planewise.testbed.plan import (
     Step,
     new_namespace,
 )
-
-
-class _Testbed(ABC):
-    """Builds a plan under a token of its own and removes it, whatever happens in between."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._ownership: Ownership | None = None
-        self._signals: tuple[int, ...] = ()
-
-    @abstractmethod
-    def _plan(self, token: str) -> Plan:
-        """What is to be made, with names under this token."""
-
-    def _begin(self) -> None:  # noqa: B027 - most need nothing
-        """Starts what the plan takes for given."""
-
-    @abstractmethod
-    def _hosts(self) -> list[LocalHost]:
-        """Hosts that were used, to be closed; it is not built afterwards."""
-
-    def __enter__(self) -> Self:
-        netns.prepare_run()
-        self._signals = signals.raise_on_signals()
-        try:
-            self._ownership = Ownership.take(self._what)
-            plan = self._plan(self._ownership.token)
-            self._begin()
-            thread = NamespaceThread("apply")
-            try:
-                apply(plan, thread)
-            finally:
-                thread.close()
-        except BaseException:
-            self._tear_down()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tear_down()
-
-    def _tear_down(self) -> None:
-        try:
-            with signals.uninterrupted():
-                for host in self._hosts():
-                    host.close()
-                if self._ownership is not None:
-                    remove_owned(self._ownership)
-                    self._ownership = None
-        finally:
-            signals.restore(self._signals)
-            self._signals = ()
-
-
-def remove_owned(ownership: Ownership) -> None:
-    """Ends what runs in the namespaces under a token and removes them, then gives the token back.
-
-    Raises:
-        PlanewiseError: one could not be removed; `planewise clean` will find it.
-    """
-    names = [name for name in netns.names() if token_of(name) == ownership.token]
-    netns.end_processes_in(names)
-    stuck = []
-    for name in names:
-        try:
-            netns.remove(name)
-        except OSError as error:
-            stuck.append(f"{name} ({error.strerror})")
-    if stuck:
-        ownership.abandon()
-        raise PlanewiseError(
-            f"these namespaces could not be removed: {', '.join(stuck)}",
-            remedy="`planewise clean` as root tries again",
-        )
-    ownership.release()
-
+from planewise.testbed.router_machine import RouterMachine
 
 _GENERATOR_MACS = ("02:70:77:40:00:00", "02:70:77:40:00:01")
 _ROUTER_MACS = ("02:70:77:50:00:00", "02:70:77:50:00:01")
 _TX, _RX = "tg0", "tg1"
 _ROUTER = ("rt0", "rt1")
+_MACHINE_MAC = "02:70:77:50:00:02"
+_TAP, _TAP_MAC = "rtvm", "02:70:77:60:00:00"
+_BRIDGE_MAC = "02:70:77:60:00:01"
 
 
 Forwarding = Literal["kernel", "xdp", "bridge"]
 """What forwards in a router under test."""
-RouterPlatform = Literal["namespace", "container"]
+RouterPlatform = Literal["namespace", "container", "vm"]
 """What a router under test is."""
 XDP_ROUTER = Path(__file__).parent / "bpf" / "router.bpf.o"
 
@@ -140,17 +69,19 @@ def plan_router(
 ) -> Plan:
     """A generator with two ports and a host between them that forwards IPv4 and IPv6. Pure.
 
-    A router that is a container has its namespace from Docker, before this plan.
+    A router that is a container has its namespace from Docker, before this plan. One that is a
+    virtual machine comes after it: its one NIC is the tap, on a bridge with both ports.
 
     The generator has no addresses: its kernel neither answers nor forwards what the router sends.
     An XDP program routes by the same addresses and neighbours as the kernel; a bridge has none.
     """
     generator, router = f"pw-{token}-g", f"pw-{token}-f"
     steps: list[Step] = [*new_namespace(generator)]
-    if platform == "namespace":
+    if platform != "container":
         steps += new_namespace(router)
-    if forwarding == "bridge":
-        steps += [AddBridge(router, BRIDGE, _ROUTER_MACS[0], mtu_bytes), SetUp(router, BRIDGE)]
+    bridged = forwarding == "bridge" or platform == "vm"
+    if bridged:
+        steps += [AddBridge(router, BRIDGE, _BRIDGE_MAC, mtu_bytes), SetUp(router, BRIDGE)]
     else:
         steps += [
             SetSysctl(router, "net/ipv4/ip_forward", "1"),
@@ -172,7 +103,7 @@ def plan_router(
             SetUp(generator, port),
             SetUp(router, inside),
         ]
-        if forwarding == "bridge":
+        if bridged:
             steps += [
                 SetMaster(router, inside, BRIDGE),
                 AddForwarding(router, inside, _GENERATOR_MACS[side]),
@@ -188,14 +119,44 @@ def plan_router(
             attach = ("ip", "link", "set", "dev", inside, "xdpdrv")
             steps.append(RunProgram(router, (*attach, "obj", str(XDP_ROUTER), "sec", "xdp")))
     steps += [AwaitUp(generator), AwaitUp(router)]
+    if platform == "vm":
+        steps += [
+            AddTap(router, _TAP, _TAP_MAC, mtu_bytes),
+            SetMaster(router, _TAP, BRIDGE),
+            SetUp(router, _TAP),
+            AddForwarding(router, _TAP, _MACHINE_MAC),
+        ]
     return Plan(tuple(steps))
 
 
-class RouterTestbed(_Testbed):
+def _machine(token: str) -> tuple[Guest, Mapping[str, str]]:
+    """A router that is a virtual machine, and the neighbours that it knows. Pure."""
+    guest = Guest(
+        name="router",
+        host="responder",
+        role="main",
+        index=0,
+        plane="virtio-bridge",
+        netns=f"pw-{token}-m",
+        interface=GUEST_INTERFACE,
+        mac=_MACHINE_MAC,
+        ipv4="198.18.0.1",
+        ipv6="2001:2:0:1::1",
+    )
+    neighbours = {
+        address: mac
+        for side, mac in enumerate(_GENERATOR_MACS)
+        for address in (f"198.{18 + side}.0.2", f"2001:2:0:{1 + side}::2")
+    }
+    return guest, neighbours
+
+
+class RouterTestbed:
     """A generator and a forwarding host (the case of PASTRAMI), as a context manager.
 
     Raises on entry:
-        UnsupportedError: no privilege, or this kernel has not what it needs.
+        UnsupportedError: no privilege, or this machine has not what it needs.
+        PlanewiseError: it could not be built.
     """
 
     def __init__(
@@ -204,21 +165,64 @@ class RouterTestbed(_Testbed):
         mtu_bytes: int = 1500,
         forwarding: Forwarding = "kernel",
         platform: RouterPlatform = "namespace",
+        *,
+        cpus: tuple[int, ...] = (),
+        nic_ring: int | None = None,
     ) -> None:
-        super().__init__(f"IPv{ip_version} router")
+        """`cpus` and `nic_ring` are a virtual machine's: where it may run (empty: anywhere), and
+        the packets of its NIC's receive ring (None: QEMU's default)."""
         self.forwarding: Forwarding = forwarding
         self.platform: RouterPlatform = platform
-        self._docker = ExitStack()
         self.ip_version = ip_version
         self.mtu_bytes = mtu_bytes
-        self._token = ""
+        self.emulated = ""
+        """Why its times are not those of hardware, once it stands; empty where they are."""
+        self._cpus, self._nic_ring = cpus, nic_ring
+        self._guests = ExitStack()
+        self._ownership: Ownership | None = None
+        self._signals: tuple[int, ...] = ()
+
+    def __enter__(self) -> Self:
+        netns.prepare_run()
+        self._signals = signals.raise_on_signals()
+        try:
+            self._ownership = Ownership.take(f"IPv{self.ip_version} router")
+            if self.platform == "container":
+                self._start_container()
+            thread = NamespaceThread("apply")
+            try:
+                apply(self.plan, thread)
+            finally:
+                thread.close()
+            if self.platform == "vm":
+                self._start_machine()
+        except BaseException:
+            self._tear_down()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tear_down()
+
+    def _tear_down(self) -> None:
+        try:
+            with signals.uninterrupted(), ExitStack() as last:
+                if self._ownership is not None:
+                    last.callback(self._ownership.remove)
+                for host in self.__dict__.pop("hosts", {}).values():
+                    last.callback(host.close)
+                last.callback(self._guests.close)
+        finally:
+            self._ownership = None
+            signals.restore(self._signals)
+            self._signals = ()
 
     @property
     def token(self) -> str:
         """Its names start with `pw-<token>-`; only inside the `with` block."""
-        if not self._token:
+        if self._ownership is None:
             raise RuntimeError("the testbed is not built: use it in a with block")
-        return self._token
+        return self._ownership.token
 
     @cached_property
     def hosts(self) -> Mapping[str, LocalHost]:
@@ -239,6 +243,18 @@ class RouterTestbed(_Testbed):
         return _ROUTER
 
     @property
+    def _next_hop_mac(self) -> str:
+        if self.platform == "vm":
+            return _MACHINE_MAC
+        return _GENERATOR_MACS[1] if self.forwarding == "bridge" else _ROUTER_MACS[0]
+
+    @property
+    def _inside(self) -> tuple[str, ...]:
+        """The router's interfaces, in the order in which frames pass them."""
+        machine = (_TAP,) if self.platform == "vm" else ()
+        return (_ROUTER[0], *machine, _ROUTER[1])
+
+    @property
     def plan(self) -> Plan:
         """The steps that made it."""
         return plan_router(self.token, self.mtu_bytes, self.forwarding, self.platform)
@@ -252,7 +268,7 @@ class RouterTestbed(_Testbed):
             rx_netns=generator,
             rx_interface=_RX,
             source_mac=_GENERATOR_MACS[0],
-            next_hop_mac=(_GENERATOR_MACS[1] if self.forwarding == "bridge" else _ROUTER_MACS[0]),
+            next_hop_mac=self._next_hop_mac,
             source_ipv4="198.18.0.2",
             destination_ipv4="198.19.0.2",
             source_ipv6="2001:2:0:1::2",
@@ -265,25 +281,21 @@ class RouterTestbed(_Testbed):
         generator, router = f"pw-{self.token}-g", f"pw-{self.token}-f"
         return (
             CounterPoint("generator", generator, _TX),
-            CounterPoint("router", router, _ROUTER[0]),
-            CounterPoint("router", router, _ROUTER[1]),
+            *(CounterPoint("router", router, name) for name in self._inside),
             CounterPoint("generator", generator, _RX),
         )
 
-    def _plan(self, token: str) -> Plan:
-        self._token = token
-        return self.plan
+    def _start_container(self) -> None:
+        host = LocalHost("docker")
+        self._guests.callback(host.close)
+        docker = self._guests.enter_context(Docker(host, self.token))
+        docker.run(self.router_netns)
+        name_networks(host, docker, [self.router_netns])
 
-    def _begin(self) -> None:
-        if self.platform == "container":
-            host = LocalHost("docker")
-            self._docker.callback(host.close)
-            docker = self._docker.enter_context(Docker(host, self.token))
-            docker.run(self.router_netns)
-            name_networks(host, docker, [self.router_netns])
-
-    def _hosts(self) -> list[LocalHost]:
-        self._docker.close()
-        hosts = list(self.__dict__.pop("hosts", {}).values())
-        self._token = ""
-        return hosts
+    def _start_machine(self) -> None:
+        guest, neighbours = _machine(self.token)
+        machine = RouterMachine(self.hosts["router"], self._cpus)
+        self._guests.enter_context(machine).start(
+            guest, neighbours, _TAP, self.mtu_bytes, self._nic_ring
+        )
+        self.emulated = machine.emulated

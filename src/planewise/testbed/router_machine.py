@@ -1,0 +1,74 @@
+"""A virtual machine that routes between a generator's two ports. Knows no generator, no testbed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Self
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.chains.machines import router_script
+from planewise.testbed.host import LocalHost
+from planewise.testbed.model import Guest
+from planewise.testbed.plan import SetSysctl
+from planewise.testbed.vms import booted
+from planewise.testbed.vms.domain import VmOptions
+from planewise.testbed.vms.guests import HostGuests, nic_of
+from planewise.testbed.vms.platform import platform_of
+
+RING_PACKETS = (256, 512, 1024)
+"""What QEMU takes for the receive ring of a virtio NIC (hw/net/virtio-net.c)."""
+_SCRIPT_S = 600.0
+
+
+class RouterMachine:
+    """Runs one router; leaving its `with` block ends it, and its libvirt.
+
+    Raises:
+        UnsupportedError: no QEMU, libvirt or privilege here, or no kernel for the guest.
+    """
+
+    def __init__(self, host: LocalHost, cpus: tuple[int, ...] = ()) -> None:
+        """`cpus` are those of this machine that its virtual CPU may run on; empty: all."""
+        options = VmOptions(main_cpus=cpus)
+        platform = platform_of(host)
+        self.emulated = platform.emulated
+        """Why its times are not those of hardware; empty where they are."""
+        saved = booted.saved_for(host, platform, options)
+        self._guests = HostGuests(host, platform, options, saved=saved)
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._opened.enter_context(self._guests)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def start(
+        self,
+        guest: Guest,
+        neighbours: Mapping[str, str],
+        port: str,
+        mtu_bytes: int,
+        ring_packets: int | None = None,
+    ) -> None:
+        """Starts `guest` behind the tap `port`, and has it forward IPv4 and IPv6.
+
+        Raises:
+            PlanewiseError: it does not come up, or its kernel refuses.
+        """
+        nic = replace(nic_of("virtio", guest, port, self._guests), ring_packets=ring_packets)
+        self._guests.start(guest, nic, mtu_bytes, neighbours)
+        ipv6 = SetSysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
+        lines = "\n".join(("set -e", *router_script((ipv6,), guest.netns), ""))
+        done = self._guests.host.run(
+            ["sh", "-s"], netns=guest.netns, stdin=lines.encode(), timeout_s=_SCRIPT_S
+        )
+        if done.exit_code:
+            words = done.stderr.strip().splitlines() or ["it printed nothing"]
+            raise PlanewiseError(
+                f"the virtual machine {guest.name} cannot forward: {words[-1]}",
+                remedy="is memory short? the kernel's log (`dmesg`) may say why",
+            )
