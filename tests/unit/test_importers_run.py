@@ -89,6 +89,14 @@ def test_busy_cpus_are_the_curves_only_without_background_load() -> None:
     assert found == [pytest.approx(0.97), pytest.approx(0.97), None]
 
 
+def test_time_of_no_mode_is_neither_busy_nor_idle() -> None:
+    of_no_mode: dict[str, object] = {
+        "cpu": {"shared": {"usr": 0.5, "idle": 0.4, "iowait": 0.03, "unaccounted": 0.07}}
+    }
+    (curve,) = (c for _, c in curves_from_trials([record(0, 1000, 1000, **of_no_mode)]))
+    assert curve.points[0].runs[0].busy == pytest.approx(0.5)
+
+
 def test_failed_trials_are_left_out_and_counted() -> None:
     (found,) = from_records(
         [record(0, 1000, 990), record(1, 2000, 0, status="failed", reason="no route")], Path("run")

@@ -4,6 +4,11 @@
 //! Source: /proc/stat (proc(5)) in ticks, and /proc/net/softnet_stat (one hexadecimal line a CPU).
 //! The kernel counts guest time within `user` and `nice` too; as in mpstat it is taken out there,
 //! so that the shares add up to 1.
+//!
+//! A kernel that stops its tick on idle CPUs times idleness by the clock, and counts ticks of the
+//! rest: what a CPU spends on the way from one to the other, in a virtual machine microseconds each
+//! time, is in neither. mpstat divides by what is told of, and makes all modes larger by that;
+//! here shares are of the time that passed, and what nobody tells of stands beside them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +35,7 @@ struct Ticks {
     idle: u64,
 }
 
-/// Shares of the time by mode, each from 0 to 1, together 1. mpstat's columns.
+/// Shares of the time by mode, each from 0 to 1, together 1: mpstat's columns, and what is in none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Shares {
     /// In user space.
@@ -53,6 +58,8 @@ pub struct Shares {
     pub gnice: f64,
     /// Idle.
     pub idle: f64,
+    /// Of no mode, by the kernel's counters: not known.
+    pub unaccounted: f64,
 }
 
 /// One CPU's shares.
@@ -88,6 +95,8 @@ pub struct CpuUsage {
 /// A reading of the counters; two of them give a [`CpuUsage`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuSample {
+    /// When it was taken [ns of the monotonic clock].
+    at_ns: i64,
     all: Ticks,
     per_cpu: BTreeMap<usize, Ticks>,
     softnet: Option<Softnet>,
@@ -99,10 +108,11 @@ impl CpuSample {
     /// # Errors
     /// /proc is not mounted, or is not Linux's.
     pub fn now() -> Result<Self> {
-        let text = read("/proc/stat")?;
+        let (at_ns, text) = (clock::monotonic_ns(), read("/proc/stat")?);
         let mut sample = parse_stat(&text).ok_or_else(|| {
             Error::failed("/proc/stat has no line 'cpu' with numbers", "is /proc Linux's own?")
         })?;
+        sample.at_ns = at_ns;
         sample.softnet =
             std::fs::read_to_string("/proc/net/softnet_stat").ok().and_then(|s| parse_softnet(&s));
         Ok(sample)
@@ -112,13 +122,15 @@ impl CpuSample {
     ///
     /// iowait may fall on its own (proc(5)); a counter that fell counts as unchanged.
     pub fn since(&self, earlier: &Self) -> CpuUsage {
+        let passed = (self.at_ns - earlier.at_ns).max(0) as f64 / 1e9 * ticks_a_second();
         let per_cpu = self.per_cpu.iter().filter_map(|(&cpu, now)| {
-            let shares = shares(earlier.per_cpu.get(&cpu)?, now);
+            let shares = shares(earlier.per_cpu.get(&cpu)?, now, passed);
             Some(CpuShares { cpu, shares })
         });
+        let per_cpu: Vec<_> = per_cpu.collect();
         CpuUsage {
-            all: shares(&earlier.all, &self.all),
-            per_cpu: per_cpu.collect(),
+            all: shares(&earlier.all, &self.all, passed * per_cpu.len() as f64),
+            per_cpu,
             softnet: self.softnet.zip(earlier.softnet).map(|(now, before)| Softnet {
                 dropped: now.dropped.wrapping_sub(before.dropped),
                 squeezed: now.squeezed.wrapping_sub(before.squeezed),
@@ -182,16 +194,29 @@ fn parse_softnet(text: &str) -> Option<Softnet> {
     Some(sum)
 }
 
-fn shares(before: &Ticks, after: &Ticks) -> Shares {
+/// What a CPU, or all of them together, did while `passed` ticks of its time went by. Pure.
+///
+/// Counters that tell of more than that are taken at their word: they are rounded, each by itself.
+fn shares(before: &Ticks, after: &Ticks, passed: f64) -> Shares {
     let columns = |t: &Ticks| {
         [t.usr, t.nice, t.sys, t.iowait, t.irq, t.soft, t.steal, t.guest, t.gnice, t.idle]
     };
     let (before, after) = (columns(before), columns(after));
     let spent: [f64; 10] = std::array::from_fn(|i| after[i].saturating_sub(before[i]) as f64);
-    let total: f64 = spent.iter().sum();
-    let [usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle] =
-        spent.map(|ticks| if total > 0.0 { ticks / total } else { 0.0 });
-    Shares { usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle }
+    let told: f64 = spent.iter().sum();
+    let total = told.max(passed);
+    let share = |ticks: f64| if total > 0.0 { ticks / total } else { 0.0 };
+    let [usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle] = spent.map(share);
+    let unaccounted = share(total - told);
+    Shares { usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle, unaccounted }
+}
+
+/// USER_HZ, in which /proc/stat counts.
+fn ticks_a_second() -> f64 {
+    match nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK) {
+        Ok(Some(ticks)) if ticks > 0 => ticks as f64,
+        _ => 100.0,
+    }
 }
 
 /// Measures from its making to its end: the field `cpu` of a trial.
@@ -289,6 +314,19 @@ mod tests {
     }
 
     #[test]
+    fn shares_are_of_the_time_that_passed_and_what_no_counter_tells_of_is_of_no_mode() {
+        let before = parse_ticks("0 0 0 0 0 0 0 0").expect("valid");
+        let after = parse_ticks("500 0 20 360 0 0 20 30").expect("valid");
+        let seen = shares(&before, &after, 1000.0);
+        assert_eq!((seen.usr, seen.sys, seen.soft, seen.steal), (0.5, 0.02, 0.02, 0.03));
+        assert_eq!(seen.idle, 0.36);
+        assert!((seen.unaccounted - 0.07).abs() < 1e-12, "{seen:?}");
+        // Counters are rounded up and down, each by itself.
+        let seen = shares(&before, &after, 900.0);
+        assert_eq!((seen.usr, seen.unaccounted), (500.0 / 930.0, 0.0));
+    }
+
+    #[test]
     fn softnet_columns_are_hexadecimal_and_summed_over_cpus() {
         let text = "0000ff00 0000000a 00000001 0\n00000001 00000010 00000000 0\n";
         assert_eq!(parse_softnet(text), Some(Softnet { dropped: 26, squeezed: 1 }));
@@ -318,7 +356,8 @@ mod tests {
             + s.steal
             + s.guest
             + s.gnice
-            + s.idle;
+            + s.idle
+            + s.unaccounted;
         assert!((sum - 1.0).abs() < 1e-9, "{usage:?}");
         assert!(!usage.per_cpu.is_empty());
     }
@@ -336,7 +375,9 @@ mod tests {
             samples.extend(parse_stat(&format!("cpu {text}")));
             for pair in samples.windows(2) {
                 let s = pair[1].since(&pair[0]).all;
-                for share in [s.usr, s.nice, s.sys, s.iowait, s.irq, s.soft, s.steal, s.idle] {
+                for share in
+                    [s.usr, s.nice, s.sys, s.iowait, s.irq, s.soft, s.steal, s.idle, s.unaccounted]
+                {
                     assert!((0.0..=1.0).contains(&share), "{s:?}");
                 }
             }

@@ -377,7 +377,8 @@ class TrialRecord(Record):
     """Metrics that do not exist for this plane, with the reason. Never a zero instead."""
     cpu: dict[str, dict[str, Share]] = {}
     """By host (`sender`, `responder`, or `shared` when both are one machine) and mpstat mode
-    (`usr nice sys iowait irq soft steal guest gnice idle`): share of all CPUs' time."""
+    (`usr nice sys iowait irq soft steal guest gnice idle`): share of all CPUs' time. `unaccounted`
+    is time of which the kernel tells no mode; runs from before it have it in all modes alike."""
     cpu_window_s: NonNegativeFloat | None = None
     """How long `cpu` was counted, where that was not `duration_s`. Clock ticks tell nothing of less
     than a second: such `cpu` counts nowhere."""
@@ -414,7 +415,7 @@ class TrialRecord(Record):
         modes = self.cpu.get("responder") or self.cpu.get("shared")
         if not modes or "idle" not in modes:
             return None
-        return 1 - modes["idle"] - modes.get("iowait", 0.0)
+        return 1 - sum(modes.get(mode, 0.0) for mode in ("idle", "iowait", "unaccounted"))
 
 
 class Throughput(Record):

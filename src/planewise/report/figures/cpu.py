@@ -58,8 +58,8 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
     return Figure(
         name=name,
         title=title,
-        caption=f"{_WHAT}; the number at the right is their sum, the rest is idle. Background "
-        f"load is in it{both_ends if one_machine else ''}.",
+        caption=f"{_WHAT}; the number at the right is their sum, the rest is idle or not told of. "
+        f"Background load is in it{both_ends if one_machine else ''}.",
         alt=(
             "Stacked bars of CPU time by mode. Most busy: "
             f"{most.plane}, {label(most)}, {theme.share(most.busy)}."
@@ -107,8 +107,8 @@ def by_factor(page: FacetPage[CpuCell], planes: Sequence[str], *, name: str, tit
         title=title,
         lead=lead,
         caption=(
-            f"{_WHAT}; the rest is idle. The load of the background guests is in it. A bar has "
-            "its plane's colour; its shades, from the axis up, are "
+            f"{_WHAT}; the rest is idle or not told of. The load of the background guests is in "
+            "it. A bar has its plane's colour; its shades, from the axis up, are "
             f"{', '.join(NAMES[mode] for mode in shown)}."
         ),
         alt=f"Bars of CPU time by mode in {sum(len(row) for row in page.panels)} panels. {lead}",
