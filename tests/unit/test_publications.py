@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from planewise.advise.gain import Gain, GainRow, Interval
 from planewise.cli import app
 from planewise.errors import BadInputError
+from planewise.judge.campaign import Figures
 from planewise.publications import boost, page
 from planewise.publications.answers import Answer, AskedRun, answers, read_run
 from planewise.publications.claims import Claim, publications
@@ -218,6 +219,12 @@ def test_a_router_of_ours_is_on_pastramis_page_with_its_curve_and_its_table(
     assert f'<img src="{curve.name}" alt="' in text
     assert f'srcset="{narrow.name}"' in text
     assert run.info.run not in (out / "flexvf.md").read_text()
+
+
+def test_rates_of_a_table_are_in_one_unit_and_never_wrap() -> None:
+    text = page.rates_cell(Figures(55, 773_000.0, 304_200.0, 1_361_000.0))
+    assert text == "773 kpps<br>(304 to 1360; 55)".replace(" ", "\N{NO-BREAK SPACE}")
+    assert page.rates_cell(None) == "not known"
 
 
 @needs_published_data

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
-from planewise.judge.campaign import Campaign, figures_text
+from planewise.judge.campaign import Campaign, Figures
 from planewise.publications.answers import Answer, AskedRun
 from planewise.publications.boost import boost_figure
 from planewise.publications.claims import Claim, Publication
@@ -18,7 +18,7 @@ from planewise.report.figures.base import NARROW, WIDE
 from planewise.store.cells import ALL_TRIALS
 from planewise.store.files import write_file
 from planewise.store.rundir import RunReader
-from planewise.units import duration_text
+from planewise.units import duration_text, rate_text
 
 MOST_FIGURES = 6
 """Figures of a run that its page shows; the run's report has all."""
@@ -112,21 +112,33 @@ def _aspects(found: Campaign) -> list[str]:
     if not found.rows:
         return [*lines, "No aspect varies."]
     lines += [
-        "| aspect | level | curves | GOOD | BAD | UNDECIDED | GOOD by the paper | PDR | "
-        "throughput at saturation |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+        "| aspect | level | curves | GOOD · BAD · UNDECIDED | GOOD by the paper | PDR | "
+        "at saturation |",
+        "| --- | --- | ---: | --- | ---: | --- | --- |",
     ]
     for row in found.rows:
-        words = " | ".join(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED"))
+        words = " · ".join(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED"))
         lines.append(
             f"| {row.aspect} | {row.level} | {row.curves} | {words} | {row.pastrami_good} | "
-            f"{figures_text(row.pdr)} | {figures_text(row.saturation)} |"
+            f"{rates_cell(row.pdr)} | {rates_cell(row.saturation)} |"
         )
     return [
         *lines,
         "",
-        "PDR and throughput: the median over curves (least to greatest; of how many).",
+        "PDR, and throughput at saturation: the median over curves (least to greatest, in the "
+        "same unit; of how many).",
     ]
+
+
+def rates_cell(figures: Figures | None) -> str:
+    """As `figures_text`, on two lines that do not wrap: seven columns share the page's width."""
+    if figures is None:
+        return "not known"
+    median, unit = rate_text(figures.median_pps).split()
+    scale = {"pps": 1.0, "kpps": 1e3, "Mpps": 1e6, "Gpps": 1e9}[unit]
+    low, high = (f"{float(f'{pps / scale:.3g}'):g}" for pps in (figures.low_pps, figures.high_pps))
+    text = f"{median} {unit}<br>({low} to {high}; {figures.known})"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _runs(runs: Sequence[AskedRun]) -> list[str]:
