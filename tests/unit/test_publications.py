@@ -87,7 +87,7 @@ def test_the_least_and_the_most_of_a_factor_are_those_of_the_run(
     run = renamed(measured, tmp_path, macvlan="virtio_bridge")
     answer = only(CLAIMS["K2"], run)
     assert answer.word == "held"
-    assert "0 is better than 64" in answer.measured
+    assert "Background guests: 0 is better than 64" in answer.measured
 
 
 def test_too_few_blocks_hold_nothing(measured: AskedRun, tmp_path: Path) -> None:

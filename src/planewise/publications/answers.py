@@ -15,7 +15,7 @@ from planewise.judge.statistics.sentences import sentence
 from planewise.judge.verdict import Verdict
 from planewise.publications.claims import Claim, GainOf, Order, Same, Words
 from planewise.store.allocations import by_groups
-from planewise.store.cells import Naming
+from planewise.store.cells import NAMES, Naming
 from planewise.store.models import Level, RunInfo, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.units import percent_text, rate_text
@@ -148,7 +148,11 @@ def _both(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
 
 def _comparison_text(family: Family, one: Comparison) -> str:
     sending = family.metric.sending
-    at = "" if sending is None else f"{sending.words[0].upper()}{sending.words[1:]}: "
+    words = [] if sending is None else [sending.words]
+    if not isinstance(one.a, str):  # a number alone does not say of what
+        words.append(NAMES.get(one.factor, one.factor))
+    text = ", ".join(words)
+    at = f"{text[0].upper()}{text[1:]}: " if text else ""
     return at + sentence(one, family)
 
 
