@@ -21,34 +21,25 @@ from planewise.store.files import write_file
 from planewise.store.models import Fingerprint
 from planewise.store.rundir import CAMPAIGN_FILE, RUN_FILE, RunReader, check_free
 from planewise.sweeps import SweepPlan, sweep
+from planewise.testbed.availability import why_no_vms
 from planewise.testbed.containers import why_no_docker
-from planewise.testbed.host import LocalHost
 from planewise.testbed.steering import split_cpus
-from planewise.testbed.vms import platform
 
 
 def check(design: CampaignDesign) -> None:
     """UnsupportedError when this machine cannot vary what the design varies."""
     cpus = split_cpus()
-    no_machines = _why_no_machines() if "vm" in design.factors.platform else ""
+    lacking = why_no_vms() if "vm" in design.factors.platform else None
     reason = unavailable_reason(
-        design, cpus.receivers if cpus else None, why_no_docker(), no_machines
+        design,
+        cpus.receivers if cpus else None,
+        why_no_docker(),
+        "" if lacking is None else lacking.what,
     )
     if reason:
         raise UnsupportedError(
             reason, remedy="leave the level out; docs/reference/designs.md says what can be had"
         )
-
-
-def _why_no_machines() -> str:
-    host = LocalHost("this machine")
-    try:
-        platform.check(host)
-    except PlanewiseError as error:
-        return error.what
-    finally:
-        host.close()
-    return ""
 
 
 def run_campaign(

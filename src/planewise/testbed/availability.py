@@ -28,7 +28,7 @@ def try_planes(
 
     `lacking` is what `missing` says; `refused` why there is no privilege to try: then nothing is.
     """
-    no_vms = None if "vm" in lacking else _why_no_vms()
+    no_vms = None if "vm" in lacking else why_no_vms()
     root = may_steer(Path("/proc/self/uid_map").read_text())
     tried = []
     for plane in PLANES:
@@ -42,7 +42,7 @@ def try_planes(
     return tuple(tried)
 
 
-def _why_no_vms() -> UnsupportedError | None:
+def why_no_vms() -> UnsupportedError | None:
     """Why virtual machines cannot be started here; None when they can. None is started."""
     host = LocalHost("this machine")
     try:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
-from planewise.errors import PlanewiseError
-from planewise.testbed.chains.machines import router_script
+from planewise.testbed.chains.machines import router_script, run_script
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import Guest
 from planewise.testbed.plan import SetSysctl
@@ -19,7 +17,6 @@ from planewise.testbed.vms.platform import platform_of
 
 RING_PACKETS = (256, 512, 1024)
 """What QEMU takes for the receive ring of a virtio NIC (hw/net/virtio-net.c)."""
-_SCRIPT_S = 600.0
 
 
 class RouterMachine:
@@ -37,14 +34,13 @@ class RouterMachine:
         """Why its times are not those of hardware; empty where they are."""
         saved = booted.saved_for(host, platform, options)
         self._guests = HostGuests(host, platform, options, saved=saved)
-        self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        self._opened.enter_context(self._guests)
+        self._guests.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._guests.close()
 
     def start(
         self,
@@ -62,13 +58,4 @@ class RouterMachine:
         nic = replace(nic_of("virtio", guest, port, self._guests), ring_packets=ring_packets)
         self._guests.start(guest, nic, mtu_bytes, neighbours)
         ipv6 = SetSysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
-        lines = "\n".join(("set -e", *router_script((ipv6,), guest.netns), ""))
-        done = self._guests.host.run(
-            ["sh", "-s"], netns=guest.netns, stdin=lines.encode(), timeout_s=_SCRIPT_S
-        )
-        if done.exit_code:
-            words = done.stderr.strip().splitlines() or ["it printed nothing"]
-            raise PlanewiseError(
-                f"the virtual machine {guest.name} cannot forward: {words[-1]}",
-                remedy="is memory short? the kernel's log (`dmesg`) may say why",
-            )
+        run_script(self._guests, guest, router_script((ipv6,), guest.netns))

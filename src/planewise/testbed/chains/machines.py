@@ -77,6 +77,22 @@ def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def run_script(guests: HostGuests, guest: Guest, lines: Sequence[str]) -> str:
+    """Runs lines of shell in a guest that is to forward; returns their output.
+
+    Raises:
+        PlanewiseError: a line failed.
+    """
+    text = "set -e\n" + "\n".join(lines) + "\n"
+    done = guests.host.run(
+        ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_SCRIPT_S
+    )
+    if done.exit_code:
+        words = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise PlanewiseError(f"{guest.name} cannot forward: {words[-1]}")
+    return done.stdout.strip()
+
+
 class FunctionMachines:
     """The functions of one host and plane; leaving its `with` block ends them.
 
@@ -224,15 +240,7 @@ class FunctionMachines:
         return dict(zip(lines, together(work, len(work), self.close), strict=True))
 
     def _run(self, number: int, lines: Sequence[str]) -> str:
-        text = "set -e\n" + "\n".join(lines) + "\n"
-        guest = self._guests[number]
-        done = self.guests.host.run(
-            ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_SCRIPT_S
-        )
-        if done.exit_code:
-            words = done.stderr.strip().splitlines() or ["it printed nothing"]
-            raise PlanewiseError(f"{guest.name} cannot forward: {words[-1]}")
-        return done.stdout.strip()
+        return run_script(self.guests, self._guests[number], lines)
 
     def pin(self, cpus: Mapping[int, int]) -> None:
         """Pins each function, by number, with all of its QEMU's threads to a CPU of its host.
