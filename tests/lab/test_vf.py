@@ -39,6 +39,10 @@ def vf(host: LabHost, words: str) -> dict[str, Any]:
     return answer
 
 
+def carrier(guest: int) -> str:
+    return f"ip -n guest{guest} link show eth0 | grep -q LOWER_UP"
+
+
 def refused(host: LabHost, words: str) -> tuple[int, str]:
     done = host.run(["/tmp/planewised", "vf", *words.split()], timeout_s=120)
     assert done.exit_code != 0, done.stdout
@@ -112,6 +116,8 @@ def test_vfs_in_two_namespaces_reach_each_other_and_count_only_where_a_driver_do
             "vf"
         ]
         assert moved["netdev"]["netns"]["path"] == f"/run/netns/guest{i}"
+    for i in range(2):  # igbvf looks every two seconds whether its link is up
+        shell(host, f"timeout 20 sh -c 'until {carrier(i)}; do sleep 0.1; done'")
     ping = ["ping", "-n", "-c", "5", "-i", "0.2", "-W", "5", "198.18.0.2"]
     answer = host.run(ping, netns="guest0")
     assert " 0% packet loss" in answer.stdout, answer.stdout
