@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 
+import polars as pl
 import pytest
 
+from planewise.measure.rtt import late_stamps
 from planewise.testbed.stamps import parse, stamps_of
 
 SOFTWARE, HARDWARE = 0b11010, 0b1000101
@@ -34,3 +36,23 @@ def test_a_nics_claim_is_told_in_words(
 
 def test_an_interface_that_cannot_be_asked_is_unknown_and_not_without_stamps() -> None:
     assert stamps_of("pw-not-there") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("kernel_tx_ns", "late"),
+    [([100, 200], 0.0), ([100, 990], 0.5), ([980, 990], 1.0), ([None, 200], 0.0)],
+)
+def test_a_packet_back_before_the_responder_let_go_of_it_was_stamped_late(
+    kernel_tx_ns: list[int | None], late: float
+) -> None:
+    packets = pl.DataFrame(
+        {
+            "kernel_tx_ns": kernel_tx_ns,
+            "kernel_rx_ns": [1000, 1000],
+            # Of the responder's clock, which is another.
+            "responder_nic_request_ns": [70_000, 70_000],
+            "responder_nic_reply_ns": [70_050, 70_050],
+        }
+    )
+    assert late_stamps(packets) == late
+    assert late_stamps(packets.drop("responder_nic_reply_ns")) is None

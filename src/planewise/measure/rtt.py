@@ -62,6 +62,9 @@ EMULATED_PATIENCE_S = 60.0
 
 _PARTS: tuple[Metric, ...] = ("overhead", "response", "sender_stack", "responder_stack")
 
+_LATE_SHARE = 0.01
+"""Of the packets, whose stamp is impossible, so that none of that driver's is believed."""
+
 _GUEST_RING_MIB = 1
 """Of the capture in a virtual machine, which has little memory."""
 
@@ -300,6 +303,25 @@ def parts_ns(packets: pl.DataFrame) -> dict[Metric, np.ndarray]:
     return parts
 
 
+def late_stamps(packets: pl.DataFrame) -> float | None:
+    """The share of packets that came back sooner, by the sender's kernel stamps, than the responder
+    let go of them by its own: they were stamped after they had been sent. None: cannot be told.
+
+    Some drivers stamp a frame when it is already on its way (igbvf in Linux 6.12 does).
+    """
+    shares = [
+        packets.select(
+            pl.col("kernel_rx_ns") - pl.col("kernel_tx_ns") < pl.col(reply) - pl.col(request)
+        )
+        .to_series()
+        .mean()
+        for point in ("responder_nic", "responder_guest", "responder_inside")
+        if {request := f"{point}_request_ns", reply := f"{point}_reply_ns"} <= {*packets.columns}
+    ]
+    known = [float(share) for share in shares if isinstance(share, float)]
+    return max(known, default=None)
+
+
 def summarise(values_ns: np.ndarray) -> Latency:
     """The distribution of a per-packet part, which may be negative (hence no histogram)."""
     p50, p90, p99, p999 = np.quantile(values_ns, [0.5, 0.9, 0.99, 0.999])
@@ -327,7 +349,12 @@ def _record(
     not_measurable: dict[Metric, str] = dict(path.not_measurable)
     if ping.rtt_user is not None:
         latency["rtt_user"] = ping.rtt_user
-    if ping.rtt_kernel is not None:
+    if (late := late_stamps(packets) or 0) > _LATE_SHARE:
+        not_measurable["rtt_kernel"] = (
+            f"the sender's driver stamps frames after they are sent: by its stamps {late:.0%} "
+            "of them came back before the responder let go of them"
+        )
+    elif ping.rtt_kernel is not None:
         latency["rtt_kernel"] = ping.rtt_kernel
     for metric, values in parts_ns(packets).items():
         if metric not in not_measurable:

@@ -152,8 +152,10 @@ def _comparison_text(family: Family, one: Comparison) -> str:
     if not isinstance(one.a, str):  # a number alone does not say of what
         words.append(NAMES.get(one.factor, one.factor))
     text = ", ".join(words)
-    at = f"{text[0].upper()}{text[1:]}: " if text else ""
-    return at + sentence(one, family)
+    said = sentence(one, family)
+    if not text:
+        return said
+    return f"{text[0].upper()}{text[1:]}: {said.replace('Whether', 'whether', 1)}"
 
 
 def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) -> list[Answer]:
