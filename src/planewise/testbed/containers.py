@@ -353,8 +353,10 @@ class Docker:
             self._daemon = self._host.start(["sh", "-c", _OUTSIDE, inside, directory])
             self._daemon.wait_ready(_LISTENS, START_LIMIT_S)
         except ProcessTimeoutError as error:
+            daemon = self._daemon
+            said = "" if daemon is None else f"; it said last: {last_words(daemon.stop())}"
             raise PlanewiseError(
-                f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s",
+                f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s{said}",
                 remedy="is the host overloaded? start it yourself there, then try again",
             ) from error
         except PlanewiseError:
