@@ -45,7 +45,7 @@ from planewise.store.models import (
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.testbed.host_state import HostWatch, LocalWatch, nic_offloads
 from planewise.testbed.pair import Pair
-from planewise.units import duration_text
+from planewise.units import duration_text, time_text
 
 LADDERS_KEY = "ladders"
 """In run.json's design: the offered loads of each cell, as the pilots found them."""
@@ -247,7 +247,8 @@ def check_budget(design: Design, schedule: Schedule) -> str:
     """
     if design.budget_s is None:
         return ""
-    budget = duration_text(design.budget_s)
+    whole_s = design.budget_s >= 1
+    budget = duration_text(design.budget_s) if whole_s else time_text(design.budget_s * 1e9)
     blocks = blocks_within(schedule, design.budget_s)
     if blocks == 0:
         block_s = estimate_s(schedule) / schedule.blocks

@@ -51,6 +51,11 @@ def duration_text(seconds: float) -> str:
     return f"{total_s // 3600} h {total_s % 3600 // 60} min"
 
 
+def count_text(number: int, noun: str) -> str:
+    """So many of something: `1 cell`, `1,200 cells`; for nouns that take an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
     if math.isinf(value):
         return "unbounded"

@@ -195,6 +195,18 @@ def test_a_dry_run_shows_cells_order_time_and_what_cannot_run(
     assert "No cell of this design can be run here." in capsys.readouterr().out
 
 
+def test_a_dry_run_refuses_what_the_run_would_and_lists_twenty_blocks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(BadInputError, match="and the time budget is 1 ms"):
+        print_schedule(budgeted(0.001), plan(budgeted(0.001)), json=False)
+    many = budgeted(1e6).model_copy(update={"blocks": 23})
+    print_schedule(many, plan(many), json=False)
+    said = capsys.readouterr().out
+    assert said.count("  block ") == 20
+    assert "and so on: 3 more blocks" in said
+
+
 def test_what_differs_between_two_looks_at_a_host_is_said() -> None:
     host = make_info().hosts["shared"]
     assert differences(host, host) == ()

@@ -11,7 +11,7 @@ from planewise.advise.model.fit import HeldOut, Measured, fit
 from planewise.advise.model.profile import Profile
 from planewise.advise.throughput import ThroughputRow
 from planewise.errors import BadInputError
-from planewise.units import percent_text
+from planewise.units import count_text, percent_text
 
 _DIFFERENT = 0.10
 """Planes whose throughput differs by less are not asked to be told apart."""
@@ -125,10 +125,10 @@ def predicted_lines(held: Sequence[PredictedChain]) -> list[str]:
             continue
         off, known = [abs(one.off) for one in some], [one for one in some if one.prediction.known]
         inside = sum(one.inside for one in known)
-        chains = f"{len(some)} chain{'' if len(some) == 1 else 's'}"
         lines.append(
-            f"{words}: {chains}, off by {percent_text(statistics.median(off))} in the median, "
-            f"{percent_text(max(off))} at worst; {inside} of {len(known)} lie in their intervals"
+            f"{words}: {count_text(len(some), 'chain')}, off by "
+            f"{percent_text(statistics.median(off))} in the median, {percent_text(max(off))} at "
+            f"worst; {inside} of {len(known)} lie in their intervals"
         )
     return lines
 

@@ -12,6 +12,7 @@ from planewise.commands import console
 from planewise.commands.judge import checked_rule, complain, judge_file
 from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
+from planewise.units import count_text
 
 if TYPE_CHECKING:
     from planewise.judge.campaign import Campaign, CampaignCurve
@@ -123,8 +124,7 @@ def _print(found: Campaign) -> None:
     from planewise.judge.campaign import NOT_SAID, figures_text
 
     out = console.out()
-    many = "s" if len(found.members) != 1 else ""
-    out.print(f"{len(found.members)} curve{many}.", markup=False)
+    out.print(f"{count_text(len(found.members), 'curve')}.", markup=False)
     out.print(found.agreement.sentence, markup=False)
     if not found.rows:
         out.print("No aspect varies.", markup=False)

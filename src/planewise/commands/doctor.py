@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands.console import err, out, print_json
+from planewise.units import count_text
 
 if TYPE_CHECKING:
     from planewise.store.models import Fingerprint
@@ -103,7 +104,9 @@ def _print(host: Fingerprint) -> None:
     console = out()
     ready = [one.plane for one in host.planes if one.available]
     if ready:
-        console.print(f"This host can compare {_count(len(ready), 'data plane')}: {_list(ready)}.")
+        console.print(
+            f"This host can compare {count_text(len(ready), 'data plane')}: {_list(ready)}."
+        )
     else:
         console.print("This host can build no data plane now.")
         first = next((plane for plane in host.planes if plane.remedy), None)
@@ -114,7 +117,7 @@ def _print(host: Fingerprint) -> None:
     ]
     if warnings:
         names = _list([warning.name for warning in warnings])
-        console.print(f"{_count(len(warnings), 'thing')} would disturb a measurement: {names}.")
+        console.print(f"{count_text(len(warnings), 'thing')} would disturb a measurement: {names}.")
     else:
         console.print("Nothing serious would disturb a measurement.")
 
@@ -152,7 +155,7 @@ def _facts(host: Fingerprint) -> list[tuple[str, str]]:
     return [
         ("name", host.hostname),
         ("system", f"{host.distribution}, kernel {host.kernel}".removeprefix(", ")),
-        ("CPU", f"{host.cpu_model}, {_count(host.cpus, 'CPU')} online, SMT {host.smt}"),
+        ("CPU", f"{host.cpu_model}, {count_text(host.cpus, 'CPU')} online, SMT {host.smt}"),
         ("memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
         ("virtualisation", host.virtualisation),
         ("clock", host.clocksource),
@@ -161,10 +164,6 @@ def _facts(host: Fingerprint) -> list[tuple[str, str]]:
         *((f"generator by {nic['name']}", nic.get("generator", "")) for nic in host.nics),
         *((f"time stamps by {nic['name']}", nic.get("stamps", "")) for nic in host.nics),
     ]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _list(names: list[str]) -> str:

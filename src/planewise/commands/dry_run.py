@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from planewise.commands.console import out, print_json
 from planewise.measure.cells import Cell
 from planewise.measure.estimate import blocks_within, estimate_s
-from planewise.units import duration_text
+from planewise.units import count_text, duration_text
 
 if TYPE_CHECKING:
     from planewise.measure.chains.stage import Build
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _FEW_CELLS = 4
 """More cells of one plane that cannot be run for one reason are counted, not listed; --json lists
 them all."""
+_FEW_BLOCKS = 20
+"""So many blocks have their order printed."""
 
 
 def print_schedule(design: Design, schedule: Schedule, json: bool, nic: str = "") -> None:
@@ -83,6 +86,8 @@ def _cells(schedule: Schedule) -> list[Cell]:
 
 
 def _print(design: Design, schedule: Schedule, nic: str) -> None:
+    from planewise.pipeline import check_budget
+
     console = out()
     if design.title:
         console.print(design.title, markup=False, style="bold")
@@ -92,17 +97,12 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
         _print_skipped(schedule.skipped)
         return
     console.print(
-        f"{_count(len(cells), 'cell')} in {_count(schedule.blocks, 'block')}: "
-        f"{_count(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}.",
+        f"{count_text(len(cells), 'cell')} in {count_text(schedule.blocks, 'block')}: "
+        f"{count_text(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}.",
         markup=False,
     )
-    within = _within(design, schedule)
-    if design.budget_s is not None and within < schedule.blocks:
-        console.print(
-            f"The time budget of {duration_text(design.budget_s)} has room for about {within} of "
-            f"the blocks; the other {schedule.blocks - within} are left out.",
-            markup=False,
-        )
+    if said := check_budget(design, schedule):
+        console.print(f"{said[0].upper()}{said[1:]}.", markup=False)
     _print_cells(cells, schedule)
     for plane, build in _builds(design, schedule, nic).items():
         where = "; ".join(f"{', '.join(own)} on CPU {cpu}" for cpu, own in build.tasks.items())
@@ -122,10 +122,6 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
 def _long(plane: str) -> bool:
     """Whether a chain is made by too many commands to print."""
     return plane.partition(",")[0].endswith("bridge")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
@@ -163,9 +159,11 @@ def _print_order(cells: Sequence[Cell], schedule: Schedule) -> None:
     number = {cell: place for place, cell in enumerate(cells, start=1)}
     console.print()
     console.print("Order of the cells:")
-    for block, visits in schedule.by_block():
+    for block, visits in islice(schedule.by_block(), _FEW_BLOCKS):
         order = " ".join(str(number[visit.cell]) for visit in visits)
         console.print(f"  block {block + 1}: {order}", markup=False)
+    if more := max(0, schedule.blocks - _FEW_BLOCKS):
+        console.print(f"  and so on: {count_text(more, 'more block')} (--json lists them)")
 
 
 def _print_skipped(skipped: Sequence[Skipped]) -> None:
@@ -173,7 +171,7 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
         return
     console = out()
     console.print()
-    console.print(f"Cannot be run here: {_count(len(skipped), 'cell')}.", markup=False)
+    console.print(f"Cannot be run here: {count_text(len(skipped), 'cell')}.", markup=False)
     reasons: dict[str, list[Cell]] = {}
     for skip in skipped:
         reasons.setdefault(skip.reason, []).append(skip.cell)
@@ -184,7 +182,7 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
             planes.setdefault(cell.plane, []).append(cell)
         for plane, cells in planes.items():
             if len(cells) > _FEW_CELLS:
-                console.print(f"    {plane}: {_count(len(cells), 'cell')}", markup=False)
+                console.print(f"    {plane}: {count_text(len(cells), 'cell')}", markup=False)
             else:
                 for cell in cells:
                     console.print(f"    {cell.name}", markup=False)

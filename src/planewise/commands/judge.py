@@ -14,7 +14,7 @@ import typer
 
 from planewise.commands import console
 from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
-from planewise.units import percent_text
+from planewise.units import count_text, percent_text
 
 if TYPE_CHECKING:
     from planewise.judge.curve import Curve
@@ -465,7 +465,7 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
         used.add(stem)
         save(load_loss(result.curve, result.verdict), directory / stem)
     if not quiet:
-        figures = "1 figure" if len(used) == 1 else f"{len(used)} figures"
+        figures = count_text(len(used), "figure")
         console.err().print(f"{figures} in {directory}", markup=False, soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from planewise.commands.console import Verbosity, err, out, print_json
 from planewise.commands.options import JsonOption
 from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError
-from planewise.units import duration_text
+from planewise.units import count_text, duration_text
 
 if TYPE_CHECKING:
     from planewise.lab import HostId, HostStatus, LabSpec, LabStatus
@@ -76,7 +76,7 @@ def up(
         return
     out().print(
         f"The lab `{name}` is up ({time.monotonic() - begun:.1f} s): hosts a and b with "
-        f"{_count(pfs)} each, under {status.record.accelerator.upper()}.",
+        f"{count_text(pfs, 'PF')} each, under {status.record.accelerator.upper()}.",
         markup=False,
     )
     verbosity: Verbosity = context.obj
@@ -196,8 +196,8 @@ def _print_lab(lab: LabStatus) -> None:
     record = lab.record
     console = out()
     console.print(
-        f"{record.name}: {lab.state}, {_count(record.pfs)} a host, {record.accelerator.upper()} "
-        f"({record.accelerator_reason}), kernel {record.kernel}",
+        f"{record.name}: {lab.state}, {count_text(record.pfs, 'PF')} a host, "
+        f"{record.accelerator.upper()} ({record.accelerator_reason}), kernel {record.kernel}",
         markup=False,
     )
     for host in lab.hosts:
@@ -257,7 +257,3 @@ def _host_as_json(host: HostStatus) -> dict[str, object]:
 
 def _name_flag(name: str) -> str:
     return "" if name == "default" else f" --name {name}"
-
-
-def _count(pfs: int) -> str:
-    return f"{pfs} PF" if pfs == 1 else f"{pfs} PFs"

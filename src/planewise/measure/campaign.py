@@ -21,7 +21,7 @@ from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
 from planewise.testbed.router import Forwarding, RouterPlatform
 from planewise.testbed.router_machine import RING_PACKETS
-from planewise.units import duration_text
+from planewise.units import count_text, duration_text
 
 Seconds = Annotated[float, Field(ge=0.01, le=3600)]
 Runs = Annotated[int, Field(ge=1, le=10_000)]
@@ -220,6 +220,7 @@ def estimate_text(design: CampaignDesign, around_s: float) -> str:
     seconds = sum(steps * (curve.traffic_s + curve.runs * around_s) for curve in curves)
     configurations = len(curves) // design.repetitions
     return (
-        f"{configurations} configurations, {design.repetitions} times each: {len(curves)} curves, "
+        f"{count_text(configurations, 'configuration')}, "
+        f"{count_text(design.repetitions, 'time')} each: {count_text(len(curves), 'curve')}, "
         f"about {duration_text(seconds)}"
     )

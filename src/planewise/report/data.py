@@ -37,6 +37,7 @@ from planewise.store.models import (
     TrialRecord,
 )
 from planewise.store.rundir import RunReader
+from planewise.units import count_text
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -381,7 +382,7 @@ class RunData:
         ordered = sorted(cells.items(), key=lambda cell: (self.plane_rank(cell[0][0]), cell[0]))
         return [
             TcpCell(
-                label=plane if not vnfs else f"{plane}, {vnfs} function{'' if vnfs == 1 else 's'}",
+                label=plane if not vnfs else f"{plane}, {count_text(vnfs, 'function')}",
                 message_bytes=message,
                 bps=tuple(result.goodput_bps for result in results),
                 retransmits=sum(result.retransmits for result in results),

@@ -11,7 +11,7 @@ from planewise.report.data import ChainCell, TcpCell
 from planewise.report.figures import base, vega
 from planewise.report.figures.base import Figure, PrintedNumber, Table
 from planewise.report.figures.vega import Quantity, Row, Span, Spec
-from planewise.units import bits_text, percent_text, rate_text
+from planewise.units import bits_text, count_text, percent_text, rate_text
 
 _HEIGHT = 150
 _AXIS_ROOM = 72
@@ -88,7 +88,7 @@ def _figure(cells: Sequence[ChainCell], planes: Sequence[str], measure: _Measure
 
     top = max(cells, key=lambda cell: _mean(measure.values(cell)))
     most = (
-        f"{top.plane}, {top.path}, {_functions(top.vnfs)}, {_size(top.size)}: "
+        f"{top.plane}, {top.path}, {count_text(top.vnfs, 'function')}, {_size(top.size)}: "
         f"{measure.show(_mean(measure.values(top)))}"
     )
     return Figure(
@@ -118,7 +118,7 @@ def _panel(
     for cell in cells:
         common = {"label": cell.plane, "x": cell.vnfs}
         for value in measure.values(cell):
-            what = f"{cell.plane}, {cell.path}, {_functions(cell.vnfs)}"
+            what = f"{cell.plane}, {cell.path}, {count_text(cell.vnfs, 'function')}"
             hover = f"{what}: {measure.show(value)}"
             points.append({**common, "value": span.inside(value), "hover": hover})
         # A single function has no neighbour: it begins the lines of both paths.
@@ -209,7 +209,7 @@ def bounds(cells: Sequence[ChainCell]) -> Table:
                 plane,
                 limit,
                 PrintedNumber(f"{len(own)} of {totals[plane]}", len(own)),
-                f"{own[0].path}, {_functions(own[0].vnfs)}, {_size(own[0].size)}",
+                f"{own[0].path}, {count_text(own[0].vnfs, 'function')}, {_size(own[0].size)}",
                 own[0].why,
             )
             for (plane, limit), own in groups.items()
@@ -332,10 +332,6 @@ def _value(values: Sequence[float], show: Callable[[float], str]) -> PrintedNumb
     mean = _mean(values)
     small = theme.interval(show(min(values)), show(max(values))) if len(values) > 1 else ""
     return PrintedNumber(show(mean), mean, small=small)
-
-
-def _functions(count: int) -> str:
-    return f"{count} function{'' if count == 1 else 's'}"
 
 
 def _size(size: int | str) -> str:
