@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.measure.search.goals import Goal
 from planewise.measure.search.run import algorithm_named, run_search
 from planewise.measure.stage import Place
 from planewise.measure.stages import Stages
 from planewise.measure.sut import PlaneUnderTest, SutMeasurer
+from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.rtt import RttTrial
+from planewise.measure.trials.tcp import TcpTrial
 
 
 def cell_of(guest: str, plane: str) -> Cell:

@@ -17,12 +17,12 @@ from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
 from planewise.measure.estimate import TRIAL_OVERHEAD_S
 from planewise.measure.experiment import PILOT_S, Progress
-from planewise.measure.schedule import ladder_around
 from planewise.measure.search.goals import Goal, SearchResult, SearchTrial
 from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.measure.stage import StageFacts
 from planewise.measure.sut import Sut, SutMeasurer
+from planewise.measure.trials.load import ladder_around
 from planewise.pipeline import Elsewhere, begin
 from planewise.report import html
 from planewise.store.cells import ALL_TRIALS, factors_of, words

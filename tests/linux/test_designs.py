@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from planewise.measure.cells import RttTraffic, expand
+from planewise.measure.cells import expand
 from planewise.measure.design_file import load_design
 from planewise.store.models import Level, TrialRecord
 from planewise.store.rundir import RunReader
@@ -63,10 +63,10 @@ def is_at_its_level(trial: TrialRecord) -> bool:
     return abs(load.achieved - load.wanted) <= 0.01 * load.wanted + load.resolution
 
 
-def levels_of(traffic: RttTraffic) -> dict[str, Level]:
+def levels_of(traffic: dict[str, Level]) -> dict[str, Level]:
     """As trials name it where a design varies neither patterns nor interrupt coalescing."""
     unnamed = ("pattern", "rx_usecs")
-    return {name: level for name, level in vars(traffic).items() if name not in unnamed}
+    return {name: level for name, level in traffic.items() if name not in unnamed}
 
 
 @pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
@@ -77,7 +77,7 @@ def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> N
     wanted = {
         tuple(sorted({**cell.levels(), **levels_of(traffic)}.items())): BLOCKS
         for cell, all_traffic in expand(load_design(path)).items()
-        for traffic in all_traffic.rtt
+        for traffic in all_traffic["rtt"]
     }
     trials = RunReader(out).trials()
     assert Counter(tuple(sorted(trial.cell.items())) for trial in trials) == wanted

@@ -18,8 +18,8 @@ import pytest
 from planewise.errors import PlanewiseError
 from planewise.measure.applications import REDIS
 from planewise.measure.load import HostGenerator, LoadPath, measure_load
-from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
+from planewise.measure.trials.load import LoadTrial
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 from planewise.testbed.host import LocalHost

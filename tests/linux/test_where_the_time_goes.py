@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 
 from planewise.measure.rtt import RttPath, measure_rtt, parts_ns
-from planewise.measure.schedule import RttTrial
 from planewise.measure.stage import Place
+from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed import netns
 from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost

@@ -9,8 +9,8 @@ import polars as pl
 from planewise.measure.allocation import DaemonMetrics, DaemonObservation, record_of
 from planewise.measure.design import AllocPart, Policy
 from planewise.measure.requests import RequestStream, SentRequests
-from planewise.measure.schedule import AllocTrial
 from planewise.measure.stage import Place
+from planewise.measure.trials.alloc import AllocTrial
 from planewise.store.models import TrialRecord
 from planewise.testbed.alloc_client import MoveStatus, Status
 

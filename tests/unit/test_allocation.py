@@ -28,7 +28,8 @@ from planewise.measure.cells import cells_of
 from planewise.measure.design import AllocPart, Design
 from planewise.measure.design_file import load_design
 from planewise.measure.requests import SentRequests, parse_sent, script_of, streams_of
-from planewise.measure.schedule import AllocTrial, make_schedule
+from planewise.measure.schedule import make_schedule
+from planewise.measure.trials.alloc import AllocTrial
 from planewise.publications.answers import answers, read_run
 from planewise.publications.claims import publications
 from planewise.report import html

@@ -9,9 +9,9 @@ import pytest
 
 from planewise.measure.cells import Cell, expand
 from planewise.measure.design import Design
-from planewise.measure.schedule import RttTrial
 from planewise.measure.sense import find_problem
 from planewise.measure.stages import Stages
+from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed import pair
 from planewise.testbed.coalescing import read_rx_usecs, set_rx_usecs
 from planewise.testbed.forwarding import ForwardingHost
@@ -81,7 +81,7 @@ def design(levels: object, **more: object) -> Design:
 
 def test_each_level_is_a_trial_of_its_own_and_no_level_stays_as_runs_from_before_have_it() -> None:
     (traffic,) = expand(design([0, 100])).values()
-    assert [one.rx_usecs for one in traffic.rtt] == [0, 100]
+    assert [one["rx_usecs"] for one in traffic["rtt"]] == [0, 100]
     assert RttTrial("t", 1000, 64, 10, rx_usecs=100).traffic()["rx_usecs"] == 100
     assert "rx_usecs" not in RttTrial("t", 1000, 64, 10).traffic()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
-from planewise.measure.cells import Cell, RttTraffic, cells_of, expand
+from planewise.measure.cells import Cell, cells_of, expand
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.measure.sense import find_problem
@@ -64,11 +64,9 @@ def test_without_background_guests_there_is_one_cell_a_plane(tmp_path: Path) -> 
 def test_a_cells_traffic_is_every_frequency_size_and_protocol(tmp_path: Path) -> None:
     text = "factors: {plane: veth, size_bytes: [128, 512], protocol: [icmp, stamp]}\n"
     (traffic,) = expand(read(tmp_path, text)).values()
-    assert traffic.rtt == tuple(
-        RttTraffic(1000.0, size, protocol)  # type: ignore[arg-type]
-        for size, protocol in product((128, 512), ("icmp", "stamp"))
-    )
-    assert traffic.load_sizes_bytes == ()
+    seen = [(one["frequency_pps"], one["size_bytes"], one["protocol"]) for one in traffic["rtt"]]
+    assert seen == [*product((1000.0,), (128, 512), ("icmp", "stamp"))]
+    assert set(traffic) == {"rtt"}
 
 
 def test_constraints_leave_out_what_they_say_and_no_more(tmp_path: Path) -> None:
@@ -103,9 +101,10 @@ rtt: {}
 sweep: {}
 """
     veth, bridge = expand(read(tmp_path, text)).values()
-    assert veth.rtt == (RttTraffic(10, 64, "icmp"),)
-    assert len(bridge.rtt) == 3
-    assert veth.load_sizes_bytes == bridge.load_sizes_bytes == (64, 512)
+    (one,) = veth["rtt"]
+    assert (one["frequency_pps"], one["size_bytes"], one["protocol"]) == (10, 64, "icmp")
+    assert len(bridge["rtt"]) == 3
+    assert veth["sweep"] == bridge["sweep"] == ({"size_bytes": 64}, {"size_bytes": 512})
 
 
 LEVELS = {
@@ -152,15 +151,11 @@ def test_what_is_measured_keeps_every_constraint_and_what_is_refused_names_its_p
         if name in ("plane", "background_guests"):
             assert {getattr(cell, name) for cell in expanded} == set(levels)
     for cell, traffic in expanded.items():
-        assert traffic.rtt
+        assert traffic["rtt"]
         # A cell with guests and load stands for itself alone: every constraint holds in it.
         if cell.load_type != "none":
-            for one in traffic.rtt:
-                levels_of = cell.levels() | {
-                    "frequency_pps": one.frequency_pps,
-                    "size_bytes": one.size_bytes,
-                    "protocol": one.protocol,
-                }
+            for one in traffic["rtt"]:
+                levels_of = cell.levels() | one
                 assert all(constraint.allows(levels_of) for constraint in design.constraints)
 
 

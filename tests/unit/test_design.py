@@ -13,7 +13,8 @@ from planewise.errors import BadInputError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
-from planewise.measure.schedule import LoadTrial, ladder_around, make_schedule
+from planewise.measure.schedule import make_schedule
+from planewise.measure.trials.load import LoadTrial, ladder_around
 
 GOOD = """\
 title: which plane is fastest here?

@@ -17,8 +17,10 @@ from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.experiment import cell_of, find_ranges, run, schedule_for
-from planewise.measure.schedule import LoadTrial, RttTrial, Schedule
+from planewise.measure.schedule import Schedule
 from planewise.measure.stage import Place, TrialResult
+from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.rtt import RttTrial
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_run_directory import START, make_info

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planewise.measure.load import HostGenerator, LoadPath, command
 from planewise.measure.load_apart import combine
 from planewise.measure.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
-from planewise.measure.schedule import LoadTrial
+from planewise.measure.trials.load import LoadTrial
 from planewise.testbed.model import CounterPoint, TrialPath
 
 NAMES = ("sender-main", "responder-main")

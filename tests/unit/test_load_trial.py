@@ -9,8 +9,8 @@ import pytest
 
 from planewise.measure.load import HostGenerator, LoadPath, limits_of, measure_load
 from planewise.measure.probe import TrialOutput
-from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
+from planewise.measure.trials.load import LoadTrial
 from planewise.store.models import TrialRecord
 from planewise.testbed.host import FinishedProcess, LocalHost
 from planewise.testbed.model import TrialPath

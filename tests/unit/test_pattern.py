@@ -14,7 +14,8 @@ from planewise.judge.statistics.metrics import by_sending
 from planewise.measure.design_file import load_design
 from planewise.measure.pattern import Bursts, bursts_of
 from planewise.measure.probe import BurstOutput
-from planewise.measure.schedule import RttTrial, make_schedule
+from planewise.measure.schedule import make_schedule
+from planewise.measure.trials.rtt import RttTrial
 from planewise.report.data import RunData
 from planewise.store.cells import Sending
 from planewise.store.levels import missed_levels

@@ -15,8 +15,8 @@ from pathlib import Path
 from planewise.measure.cells import Cell
 from planewise.measure.experiment import run
 from planewise.measure.pause import Pauses
-from planewise.measure.schedule import RttTrial
 from planewise.measure.stage import Place, TrialResult
+from planewise.measure.trials.rtt import RttTrial
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent, names
 from tests.unit.test_resume import check_whole, small_schedule

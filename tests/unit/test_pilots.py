@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planewise.judge.curve import Curve, LoadPoint, Run
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.pilots import MOST_PILOTS, PilotTrial, find_pdr
-from planewise.measure.schedule import ladder_around, ladder_at_pdr, loads_of_block
+from planewise.measure.trials.load import ladder_around, ladder_at_pdr, loads_of_block
 
 Measure = Callable[[float], PilotTrial]
 CAPACITIES = st.floats(min_value=3e3, max_value=3e7)

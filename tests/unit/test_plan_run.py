@@ -16,7 +16,9 @@ from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.measure.estimate import blocks_within, estimate_s, visit_costs_s
 from planewise.measure.experiment import run, schedule_for
-from planewise.measure.schedule import LoadTrial, RttTrial, Schedule, make_schedule
+from planewise.measure.schedule import Schedule, make_schedule
+from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.rtt import RttTrial
 from planewise.pipeline import QUICK_BLOCKS, Quick, check_budget, differences
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent

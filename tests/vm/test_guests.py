@@ -17,8 +17,8 @@ from planewise.boot.process import processes
 from planewise.errors import PlanewiseError
 from planewise.measure.load import HostGenerator
 from planewise.measure.load_apart import measure_load_apart
-from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
+from planewise.measure.trials.load import LoadTrial
 from planewise.measure.vms import SECOND_WIRE, load_path_of
 from planewise.testbed import ledger, netns
 from planewise.testbed.host import Host

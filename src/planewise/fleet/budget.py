@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from planewise.errors import BadInputError
 from planewise.fleet.plan import Budget
 from planewise.measure.design import Design
+from planewise.measure.trials import kinds_of
 from planewise.testbed.load import STRESSORS
 from planewise.units import rate_text
 
@@ -34,23 +33,10 @@ def within(design: Design, budget: Budget) -> Design:
 
 def _check_rates(design: Design, most: float) -> None:
     rates: list[tuple[str, float]] = []
-    if design.rtt is not None:
-        rates += [("factors.frequency_pps", rate) for rate in design.factors.frequency_pps]
-    sweep = design.sweep
-    if sweep is not None and sweep.offered_pps == "auto":
-        raise _too_much("sweep.offered_pps: auto", "begins with a short trial in overload", most)
-    if sweep is not None and sweep.offered_pps != "auto":
-        rates += [("sweep.offered_pps", rate) for rate in sweep.offered_pps]
-    if design.chain is not None:
-        if design.chain.offered_pps is None:
-            raise _too_much("chain", "is offered as much as its generator can", most)
-        rates.append(("chain.offered_pps", design.chain.offered_pps))
-    if design.alloc is not None:
-        groups = design.alloc.group_pps
-        guests = max(design.factors.background_guests)
-        rates.append(("alloc.group_pps", math.ceil(guests / len(groups)) * sum(groups)))
-    if design.tcp is not None:
-        raise _too_much("tcp", "sends as much as it can", most)
+    for name, rate in (offer for kind in kinds_of(design) for offer in kind.offered(design)):
+        if isinstance(rate, str):
+            raise _too_much(name, rate, most)
+        rates.append((name, rate))
     if "network" in design.factors.load_type:
         each = design.background.per_guest
         if each is None:

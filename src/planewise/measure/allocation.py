@@ -34,8 +34,8 @@ from planewise.measure.requests import (
     script_of,
     streams_of,
 )
-from planewise.measure.schedule import AllocTrial
 from planewise.measure.stage import Place, TrialResult
+from planewise.measure.trials.alloc import AllocTrial
 from planewise.store.models import (
     AllocResult,
     DaemonUse,

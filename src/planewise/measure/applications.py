@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planewise.errors import PlanewiseError
-from planewise.measure.design import Design
 from planewise.testbed.host import Host, HostProcess
-from planewise.testbed.load import STRESS_NG, STRESSORS
 
 IPERF = "iperf3"
 REDIS = "redis-server"
@@ -22,18 +20,6 @@ _LISTEN = "0A"
 _START_S = 120.0
 """Starting a program takes an emulated guest as long as a trial."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
-
-
-def programs_of(design: Design) -> tuple[str, ...]:
-    """The programs that a design's trials and background load start in guests. Pure."""
-    factors = design.factors
-    needs = {
-        IPERF: design.tcp is not None,
-        REDIS: "redis" in factors.protocol and (design.rtt or design.alloc) is not None,
-        STRESS_NG: any(factors.background_guests)
-        and not STRESSORS.keys().isdisjoint(factors.load_type),
-    }
-    return tuple(program for program, wanted in needs.items() if wanted)
 
 
 def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:

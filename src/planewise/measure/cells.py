@@ -12,18 +12,13 @@ from itertools import product
 from typing import Literal, cast
 
 from planewise.measure.design import (
-    AS_IS,
     SAME,
     TRAFFIC_FACTORS,
     Design,
-    Imix,
     LoadLocation,
     LoadType,
-    Policy,
-    Protocol,
     TrafficPath,
 )
-from planewise.measure.pattern import STEADY
 from planewise.store.models import Level
 from planewise.testbed.planes import FUNCTIONS_OF
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
@@ -107,44 +102,9 @@ class Cell:
         return ",".join(str(level) for level in self.levels().values())
 
 
-@dataclass(frozen=True, order=True)
-class RttTraffic:
-    """What an RTT trial sends."""
-
-    frequency_pps: float
-    size_bytes: int
-    protocol: Protocol
-    pattern: str = STEADY
-    rx_usecs: int | Literal["as-is"] = AS_IS
-
-
-@dataclass(frozen=True, order=True)
-class AllocTraffic:
-    """What a trial of the allocator has by itself."""
-
-    policy: Policy
-    size_bytes: int
-    protocol: Protocol
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What is sent in one cell."""
-
-    rtt: tuple[RttTraffic, ...] = ()
-    """One RTT trial each."""
-    load_sizes_bytes: tuple[int, ...] = ()
-    """One ladder of load trials each."""
-    chain_sizes_bytes: tuple[int | Imix, ...] = ()
-    """One trial of a chain each."""
-    tcp_messages_bytes: tuple[int, ...] = ()
-    """One TCP trial each."""
-    alloc: tuple[AllocTraffic, ...] = ()
-    """One trial of the allocator each."""
-
-
-def expand(design: Design) -> dict[Cell, Traffic]:
-    """All cells in the order of the design, each with its traffic.
+def expand(design: Design) -> dict[Cell, dict[str, tuple[dict[str, Level], ...]]]:
+    """All cells in the order of the design, each with its traffic: by the part of the design that
+    asks for it, the levels of `TRAFFIC_FACTORS`.
 
     Without load, its location has no meaning; without background guests, neither load nor their
     plane has; and a chain of one function has no neighbour, whatever its path. Such combinations
@@ -158,13 +118,10 @@ def expand(design: Design) -> dict[Cell, Traffic]:
         own = levels_by_kind.setdefault(_cell(levels, design), {}).setdefault(kind, {})
         own[tuple(levels[name] for name in TRAFFIC_FACTORS[kind])] = None
     return {
-        cell: Traffic(
-            tuple(RttTraffic(*one) for one in own.get("rtt", ())),  # type: ignore[arg-type]
-            tuple(int(one[0]) for one in own.get("sweep", ())),
-            tuple("imix" if one[0] == "imix" else int(one[0]) for one in own.get("chain", ())),
-            tuple(int(one[0]) for one in own.get("tcp", ())),
-            tuple(AllocTraffic(*one) for one in own.get("alloc", ())),  # type: ignore[arg-type]
-        )
+        cell: {
+            kind: tuple(dict(zip(TRAFFIC_FACTORS[kind], one, strict=True)) for one in rows)
+            for kind, rows in own.items()
+        }
         for cell, own in levels_by_kind.items()
     }
 

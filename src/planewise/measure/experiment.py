@@ -28,15 +28,9 @@ from planewise.measure.estimate import (
 from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.pilots import MOST_PILOTS, PilotTrial, find_pdr
-from planewise.measure.schedule import (
-    LoadTrial,
-    Schedule,
-    Visit,
-    ladder_around,
-    ladder_at_pdr,
-    make_schedule,
-)
+from planewise.measure.schedule import Schedule, Visit, make_schedule
 from planewise.measure.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
+from planewise.measure.trials.load import LoadTrial, ladder_around, ladder_at_pdr
 from planewise.store.levels import marked, missed_levels
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter

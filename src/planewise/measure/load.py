@@ -11,8 +11,8 @@ from types import MappingProxyType
 from planewise.errors import PlanewiseError
 from planewise.measure.probe import CalibrationOutput, TrialOutput, parse
 from planewise.measure.rtt import known_limits
-from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place, TrialResult
+from planewise.measure.trials.load import LoadTrial
 from planewise.store.models import Counts, Limit, LossPart, OfferedLoad, TrialRecord
 from planewise.testbed.host import Host
 from planewise.testbed.model import CounterPoint, IpVersion, TrialPath

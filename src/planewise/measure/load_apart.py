@@ -21,8 +21,8 @@ from planewise.measure.probe import (
     TrialOutput,
     parse,
 )
-from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place, TrialResult
+from planewise.measure.trials.load import LoadTrial
 from planewise.testbed import counters
 from planewise.testbed.counters import DROPS, Reading
 from planewise.testbed.host import Host

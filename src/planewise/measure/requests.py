@@ -17,7 +17,7 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.errors import PlanewiseError
 from planewise.measure.rtt import summarise
-from planewise.measure.schedule import AllocTrial
+from planewise.measure.trials.alloc import AllocTrial
 from planewise.store.models import Counts, Latency
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest

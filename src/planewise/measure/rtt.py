@@ -31,8 +31,8 @@ from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_c
 from planewise.measure.design import Protocol
 from planewise.measure.pattern import bursts_of
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
-from planewise.measure.schedule import RttTrial
 from planewise.measure.stage import Place, TrialResult
+from planewise.measure.trials.rtt import RttTrial
 from planewise.store.levels import is_kept, keeps_levels
 from planewise.store.models import (
     BurstLoad,

@@ -23,12 +23,12 @@ from planewise.measure.design import (
     Design,
     has_level,
 )
-from planewise.measure.pattern import bursts_of
+from planewise.measure.problem import Problem
+from planewise.measure.trials import kinds_of
 from planewise.store.models import Level
 from planewise.testbed.load import STRESSORS
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
-from planewise.units import rate_text, time_text
 
 LEAST_BYTES: Mapping[str, tuple[int, str]] = {
     "stamp": (90, "a STAMP packet"),
@@ -36,22 +36,6 @@ LEAST_BYTES: Mapping[str, tuple[int, str]] = {
 }
 """The smallest frame, with FCS, of a protocol over IPv4 (STAMP: RFC 8762, section 4.2), and what it
 carries."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that is wrong with a design."""
-
-    place: tuple[str | int, ...]
-    """Where in the file."""
-    what: str
-    remedy: str
-
-    @property
-    def sentence(self) -> str:
-        """What is wrong, and with which key."""
-        name = ".".join(str(part) for part in self.place)
-        return f"{name}: {self.what}" if name else self.what
 
 
 def find_problem(design: Design) -> Problem | None:
@@ -62,10 +46,10 @@ def find_problem(design: Design) -> Problem | None:
         or _unknown_level(design)
         or _contradiction(design)
         or _conflict(design)
+        or _impossible_trial(design)
         or _impossible_function(design)
         or _impossible_cell(design)
         or _coalescing_elsewhere(design)
-        or _impossible_burst(design)
         or _impossible_load(design)
     )
 
@@ -288,8 +272,6 @@ def _conflict(design: Design) -> Problem | None:
             "they are those of a chain, and `factors.vnfs` is 0",
             "give `factors.vnfs` numbers from 1 to 8, and `chain: {}`",
         )
-    if design.alloc is not None and (problem := _impossible_allocation(design)):
-        return problem
     if functions and max(factors.background_guests):
         return Problem(
             ("factors", "background_guests"),
@@ -299,53 +281,10 @@ def _conflict(design: Design) -> Problem | None:
     return None
 
 
-ALLOC_PLANE = "bridge"
-"""What guests of an allocator have beside a VF: planewised joins a VF and a veth on a bridge."""
-
-
-def _impossible_allocation(design: Design) -> Problem | None:
-    """Guests that no allocator can give VFs to, or nothing for it to choose from."""
-    factors, part = design.factors, design.alloc
-    assert part is not None
-    for place, own in (("plane", factors.plane), ("background_plane", factors.background_plane)):
-        for index, name in enumerate(own):
-            if name not in (ALLOC_PLANE, SAME):
-                return Problem(
-                    ("factors", place, index),
-                    f"the allocator gives VFs to guests on {ALLOC_PLANE}, not on {name}",
-                    f"set `factors.{place}` to {ALLOC_PLANE}, and make a design of its own for "
-                    "other planes",
-                )
-    if "east-west" in factors.path:
-        return Problem(
-            ("factors", "path"),
-            "the allocator's guests answer requests from another host",
-            "leave `path` out",
-        )
-    if "switch" in factors.policy and part.change_s:
-        return Problem(
-            ("alloc", "change_s"),
-            "the load does not change in a trial of a switch",
-            "make a design of its own for the policy `switch`",
-        )
-    fewest = min(factors.background_guests)
-    if fewest <= part.vfs:
-        return Problem(
-            ("factors", "background_guests"),
-            f"{fewest} guests for {part.vfs} VFs leave nothing to choose: each could have one",
-            "give more guests than `alloc.vfs`",
-        )
-    if fewest < len(part.group_pps):
-        return Problem(
-            ("alloc", "group_pps"),
-            f"{len(part.group_pps)} groups of {fewest} guests: some would have none",
-            "give more guests in `factors.background_guests`",
-        )
-    if len(set(part.group_pps)) != len(part.group_pps):
-        return Problem(
-            ("alloc", "group_pps"), "a rate is named twice", "a group is known by its rate"
-        )
-    return None
+def _impossible_trial(design: Design) -> Problem | None:
+    """What a kind of trial has to say of the design."""
+    problems = (kind.problem(design) for kind in kinds_of(design))
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _coalescing_elsewhere(design: Design) -> Problem | None:
@@ -434,33 +373,6 @@ def _too_small_for_its_protocol(design: Design, levels: Mapping[str, Level]) -> 
             f"no request to Redis makes a frame of exactly {size} bytes",
             f"give {size + 1}",
         )
-    return None
-
-
-def _impossible_burst(design: Design) -> Problem | None:
-    """A burst that takes longer than until the next one, or that no trial holds whole."""
-    if design.rtt is None:
-        return None
-    for levels in combinations(design):
-        bursts = bursts_of(str(levels.get("pattern", "")))
-        if bursts is None:
-            continue
-        rate, pattern = float(levels["frequency_pps"]), str(levels["pattern"])
-        place = ("factors", "pattern", design.factors.pattern.index(pattern))
-        if bursts.packets > rate * bursts.every_s:
-            return Problem(
-                place,
-                f"{bursts.packets} packets at {rate_text(rate)} take "
-                f"{time_text(1e9 * bursts.packets / rate)}, longer than until the next burst",
-                "give `factors.frequency_pps` more, or leave such cells out: `constraints: "
-                f"[{{when: {{pattern: {pattern}}}, exclude: {{frequency_pps: {rate:g}}}}}]`",
-            )
-        if design.rtt.packets % bursts.packets:
-            return Problem(
-                place,
-                f"a trial of {design.rtt.packets} packets holds no whole number of {pattern}",
-                f"set `rtt.packets` to a multiple of {bursts.packets}",
-            )
     return None
 
 

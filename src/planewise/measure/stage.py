@@ -41,7 +41,7 @@ class Place:
 
 class Station(Protocol):
     """One cell, set up and loaded. What can be measured on it is told by further protocols, each
-    beside the trial that asks for it (`schedule.RttStation`, …)."""
+    beside the trial that asks for it (`trials.rtt.RttStation`, …)."""
 
 
 class Trial(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Self
 
 from planewise.measure.allocation import AllocPath, measure_allocation
-from planewise.measure.applications import lacking, programs_of
+from planewise.measure.applications import lacking
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import AllocPart, Design
@@ -21,9 +21,13 @@ from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.schedule import AllocTrial, LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.tcp import ends_of, measure_tcp, sent_through
+from planewise.measure.trials import programs_of
+from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.rtt import RttTrial
+from planewise.measure.trials.tcp import TcpTrial
 from planewise.testbed.allocator import Allocator, bonding_shortage
 from planewise.testbed.allocator import shortage as allocator_shortage
 from planewise.testbed.crew import ProcessCrew, ShellCrew

@@ -17,9 +17,9 @@ from planewise.judge.curve import Run
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.load import HostGenerator, LoadPath, measure_load
-from planewise.measure.schedule import LoadStation, LoadTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.stages import Stages
+from planewise.measure.trials.load import LoadStation, LoadTrial
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import IpVersion, TrialPath, mtu_for

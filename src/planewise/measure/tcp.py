@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.applications import IPERF, Listening
-from planewise.measure.schedule import TcpTrial
 from planewise.measure.stage import OnSample, Place, TrialResult
+from planewise.measure.trials.tcp import TcpTrial
 from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, TrialRecord
 from planewise.testbed import counters
 from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import programs_of
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
@@ -21,9 +20,12 @@ from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, m
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.tcp import ends_of, measure_tcp, sent_through
+from planewise.measure.trials import programs_of
+from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.rtt import RttTrial
+from planewise.measure.trials.tcp import TcpTrial
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad

@@ -20,9 +20,10 @@ from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import ReadingDelta
 from planewise.measure.design import Design
-from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.tcp import End, InterfaceCounts, measure_tcp
+from planewise.measure.trials.chain import ChainTrial
+from planewise.measure.trials.tcp import TcpTrial
 from planewise.measure.vms import options_of
 from planewise.store.models import (
     ChainLimit,

@@ -1,0 +1,36 @@
+"""The kinds of trials: each file of this package that defines `KIND` is found by itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from planewise.measure.design import Design
+from planewise.measure.trials.kind import Kind
+from planewise.testbed.load import STRESS_NG, STRESSORS
+
+
+def _find() -> tuple[Kind, ...]:
+    modules = (
+        importlib.import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__)
+    )
+    kinds = (module.KIND for module in modules if hasattr(module, "KIND"))
+    return tuple(sorted(kinds, key=lambda kind: kind.rank))
+
+
+KINDS: tuple[Kind, ...] = _find()
+"""All kinds of trials, in the order in which a visit measures them."""
+
+
+def kinds_of(design: Design) -> tuple[Kind, ...]:
+    """The kinds that a design asks for. Pure."""
+    return tuple(kind for kind in KINDS if getattr(design, kind.part) is not None)
+
+
+def programs_of(design: Design) -> tuple[str, ...]:
+    """The programs that a design's trials and background load start in guests. Pure."""
+    factors = design.factors
+    programs = [program for kind in kinds_of(design) for program in kind.programs(design)]
+    if any(factors.background_guests) and not STRESSORS.keys().isdisjoint(factors.load_type):
+        programs.append(STRESS_NG)
+    return tuple(dict.fromkeys(programs))

@@ -1,0 +1,148 @@
+"""Trials of the allocator: latency under one policy, as `measure.allocation` measures it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, cast, runtime_checkable
+
+from planewise.measure.applications import REDIS
+from planewise.measure.design import SAME, AllocPart, Design, Policy
+from planewise.measure.design import Protocol as RttProtocol
+from planewise.measure.problem import Problem
+from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.kind import Asked, Kind, Levels, unsupported
+from planewise.store.models import Level, TrialKind
+
+ALLOC_PLANE = "bridge"
+"""What guests of an allocator have beside a VF: planewised joins a VF and a veth on a bridge."""
+
+
+@runtime_checkable
+class AllocStation(Protocol):
+    """A station whose guests an allocator can manage."""
+
+    def alloc(self, trial: AllocTrial, place: Place) -> TrialResult:
+        """Runs one trial of the allocator."""
+
+
+@dataclass(frozen=True)
+class AllocTrial:
+    """One trial of the allocator."""
+
+    name: str
+    policy: Policy
+    size_bytes: int
+    protocol: RttProtocol
+    part: AllocPart
+    draw: int
+    """Seed of what is drawn at random."""
+    kind: ClassVar[TrialKind] = "alloc"
+    samples: ClassVar[bool] = False
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.part.warmup_s + self.part.duration_s + self.part.change_s
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {
+            "policy": self.policy,
+            "size_bytes": self.size_bytes,
+            "protocol": self.protocol,
+        }
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, AllocStation):
+            raise unsupported(self.name)
+        return station.alloc(self, place)
+
+
+class Alloc(Kind):
+    """See `kind.Kind`."""
+
+    rank = 5
+    part = "alloc"
+
+    def trials(self, asked: Asked) -> list[Trial]:
+        """One for each policy, size and protocol."""
+        return [_trial(asked, levels) for levels in asked.traffic]
+
+    def programs(self, design: Design) -> Sequence[str]:
+        """A Redis server, where that is what answers."""
+        return (REDIS,) if "redis" in design.factors.protocol else ()
+
+    def problem(self, design: Design) -> Problem | None:
+        """Guests that no allocator can give VFs to, or nothing for it to choose from."""
+        factors, part = design.factors, design.alloc
+        assert part is not None
+        for place, own in (
+            ("plane", factors.plane),
+            ("background_plane", factors.background_plane),
+        ):
+            for index, name in enumerate(own):
+                if name not in (ALLOC_PLANE, SAME):
+                    return Problem(
+                        ("factors", place, index),
+                        f"the allocator gives VFs to guests on {ALLOC_PLANE}, not on {name}",
+                        f"set `factors.{place}` to {ALLOC_PLANE}, and make a design of its own for "
+                        "other planes",
+                    )
+        if "east-west" in factors.path:
+            return Problem(
+                ("factors", "path"),
+                "the allocator's guests answer requests from another host",
+                "leave `path` out",
+            )
+        if "switch" in factors.policy and part.change_s:
+            return Problem(
+                ("alloc", "change_s"),
+                "the load does not change in a trial of a switch",
+                "make a design of its own for the policy `switch`",
+            )
+        fewest = min(factors.background_guests)
+        if fewest <= part.vfs:
+            return Problem(
+                ("factors", "background_guests"),
+                f"{fewest} guests for {part.vfs} VFs leave nothing to choose: each could have one",
+                "give more guests than `alloc.vfs`",
+            )
+        if fewest < len(part.group_pps):
+            return Problem(
+                ("alloc", "group_pps"),
+                f"{len(part.group_pps)} groups of {fewest} guests: some would have none",
+                "give more guests in `factors.background_guests`",
+            )
+        if len(set(part.group_pps)) != len(part.group_pps):
+            return Problem(
+                ("alloc", "group_pps"), "a rate is named twice", "a group is known by its rate"
+            )
+        return None
+
+    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+        """What all guests are sent together."""
+        assert design.alloc is not None
+        groups = design.alloc.group_pps
+        guests = max(design.factors.background_guests)
+        yield "alloc.group_pps", math.ceil(guests / len(groups)) * sum(groups)
+
+
+def _trial(asked: Asked, levels: Levels) -> AllocTrial:
+    design = asked.design
+    assert design.alloc is not None
+    policy, size_bytes = cast("Policy", levels["policy"]), int(levels["size_bytes"])
+    protocol = cast("RttProtocol", levels["protocol"])
+    return AllocTrial(
+        name=f"alloc:{asked.cell.name},{policy},{size_bytes}B,{protocol}#r{asked.block}",
+        policy=policy,
+        size_bytes=size_bytes,
+        protocol=protocol,
+        part=design.alloc,
+        draw=design.seed + asked.block,
+    )
+
+
+KIND = Alloc()
