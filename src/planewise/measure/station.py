@@ -7,7 +7,7 @@ of has a pair of its own, and going from cell to cell builds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Self
@@ -17,17 +17,16 @@ from planewise.measure.applications import lacking
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import AllocPart, Design
+from planewise.measure.ends import Counters, End, ends_of, sent_through
 from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
-from planewise.measure.tcp import ends_of, measure_tcp, sent_through
+from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.trials import programs_of
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
-from planewise.measure.trials.tcp import TcpTrial
 from planewise.testbed.allocator import Allocator, bonding_shortage
 from planewise.testbed.allocator import shortage as allocator_shortage
 from planewise.testbed.crew import ProcessCrew, ShellCrew
@@ -282,17 +281,20 @@ class GuestStation:
         path = LoadPath(standing.trial_path(), standing.counter_points, self._ip_version)
         return beside(self._background, lambda: measure_load(path, trial, place, generator))
 
-    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
-        """Runs one TCP trial between the main guests."""
-        self._steer(False)
+    def ends(self) -> Mapping[HostRole, End]:
+        """See `ends.PairStation`."""
+        return ends_of(self._arrangement.hosts, self._arrangement.mains)
+
+    def sent(self) -> Counters:
+        """See `ends.PairStation`: the guest's own interface counts it."""
         standing = self._arrangement
-        ends = ends_of(standing.hosts, standing.mains)
-        client, server = (ends[role] for role in HOSTS)
-        sent = sent_through(client.host, self._gauge("sender", standing.main("sender")))
-        return beside(
-            self._background,
-            lambda: measure_tcp(client, server, trial, place, on_sample, sent),
-        )
+        gauge = self._gauge("sender", standing.main("sender"))
+        return sent_through(standing.hosts["sender"], gauge)
+
+    def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
+        """See `ends.PairStation`; each frame is received by the CPU where it arrives."""
+        self._steer(False)
+        return beside(self._background, measure)
 
     def alloc(self, trial: AllocTrial, place: Place) -> TrialResult:
         """Runs one trial of the allocator, on the background guests."""

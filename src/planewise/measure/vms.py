@@ -15,17 +15,16 @@ from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
+from planewise.measure.ends import Counters, End, ends_of, sent_through
 from planewise.measure.load import HostGenerator
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
-from planewise.measure.tcp import ends_of, measure_tcp, sent_through
+from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.trials import programs_of
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
-from planewise.measure.trials.tcp import TcpTrial
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad
@@ -222,25 +221,24 @@ class VmStation:
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial, its ends in the main guests. Starting these takes the guests as
         long as the trial: there are no CPU figures."""
-        with lost_guest_first(self._check):
-            result = beside(
-                self._background,
-                lambda: measure_load_apart(self._load_path, trial, place, self._generator),
-            )
-        return self._with_notes(result)
+        return self.beside_load(
+            lambda: measure_load_apart(self._load_path, trial, place, self._generator)
+        )
 
-    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
-        """Runs one TCP trial between the main guests. Its CPU figures are the sender's host's."""
-        standing = self._arrangement
-        ends = ends_of(standing.hosts, standing.mains)
-        client, server = (ends[role] for role in HOSTS)
-        seen = gauges_of(self._pair.machines["sender"].netns, [standing.main("sender")])
-        sent = sent_through(client.host, seen[0]) if seen else None
+    def ends(self) -> Mapping[HostRole, End]:
+        """See `ends.PairStation`."""
+        return ends_of(self._arrangement.hosts, self._arrangement.mains)
+
+    def sent(self) -> Counters | None:
+        """See `ends.PairStation`: the host's port of the guest counts it."""
+        sender = self._arrangement.main("sender")
+        seen = gauges_of(self._pair.machines["sender"].netns, [sender])
+        return sent_through(self._arrangement.hosts["sender"], seen[0]) if seen else None
+
+    def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
+        """See `ends.PairStation`."""
         with lost_guest_first(self._check):
-            result = beside(
-                self._background,
-                lambda: measure_tcp(client, server, trial, place, on_sample, sent),
-            )
+            result = beside(self._background, measure)
         return self._with_notes(result)
 
     def _with_notes(self, result: TrialResult, **update: object) -> TrialResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,10 +20,9 @@ from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import ReadingDelta
 from planewise.measure.design import Design
+from planewise.measure.ends import Counters, End, InterfaceCounts
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
-from planewise.measure.tcp import End, InterfaceCounts, measure_tcp
 from planewise.measure.trials.chain import ChainTrial
-from planewise.measure.trials.tcp import TcpTrial
 from planewise.measure.vms import options_of
 from planewise.store.models import (
     ChainLimit,
@@ -450,18 +449,23 @@ class ChainStation:
                 )
             time.sleep(_POLL_S)
 
-    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
-        """Runs one TCP trial through the chain."""
-        testbed = self.testbed
+    def ends(self) -> Mapping[HostRole, End]:
+        """See `ends.PairStation`: what lies before and behind the chain."""
+        client, server = (End(*end) for end in self.testbed.endpoints)
+        return {"sender": client, "responder": server}
 
-        def sent() -> Mapping[str, InterfaceCounts]:
-            return {
-                name: InterfaceCounts(one.packets, one.bytes)
-                for name, one in testbed.read().vnfs.items()
-            }
+    def sent(self) -> Counters:
+        """See `ends.PairStation`: what every function transmits."""
 
-        client, server = (End(*end) for end in testbed.endpoints)
-        return measure_tcp(client, server, trial, place, on_sample, sent)
+        def read() -> Mapping[str, InterfaceCounts]:
+            vnfs = self.testbed.read().vnfs
+            return {name: InterfaceCounts(one.packets, one.bytes) for name, one in vnfs.items()}
+
+        return read
+
+    def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
+        """See `ends.PairStation`; a chain has no load beside its own."""
+        return measure()
 
 
 _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
