@@ -22,7 +22,7 @@ from planewise.measure.stage import Place
 from planewise.measure.trials.load import LoadTrial
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
-from planewise.testbed.host import LocalHost
+from planewise.testbed.host import LocalHost, find_probe
 from tests.linux.testbeds import here
 
 DESIGN = """\
@@ -103,6 +103,41 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
     compared = run("compare", out)
     assert "at 1 kpps, answered by Redis" in compared.stdout
     assert nothing_is_left()
+
+
+def test_connections_are_timed_beside_load_and_compared(tmp_path: Path) -> None:
+    path, out = tmp_path / "connections.yaml", tmp_path / "run"
+    path.write_text(
+        "factors: {plane: [veth, bridge], load_type: [none, network], background_guests: 2}\n"
+        "connect: {count: 50, per_s: 500}\nblocks: 2\n"
+    )
+    finished = run("run", path, "--out", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    trials = RunReader(out).trials()
+    assert [trial.kind for trial in trials] == ["other"] * 8
+    for trial in trials:
+        figures = {name: figure.value for name, figure in trial.figures.items()}
+        assert 0 < figures["connect"] <= figures["connect_p99"]
+        assert figures["connect_failed"] == 0
+        assert (trial.background is None) == (trial.cell["load_type"] == "none")
+    assert "What else was measured" in (out / "report.html").read_text()
+    compared = run("compare", out, "--metric", "connect", "--json")
+    (family,) = json.loads(compared.stdout)["families"]
+    assert family["metric"] == "connect"
+    assert nothing_is_left()
+
+
+def test_connections_that_nobody_takes_are_counted_and_said() -> None:
+    argv = [find_probe(), "connect", "127.0.0.1:9", "--count", "3", "--rate", "1000"]
+    said = json.loads(subprocess.run(argv, capture_output=True, check=True, timeout=20).stdout)
+    assert (said["made"], said["failed"], said["time"]) == (0, 3, None)
+    assert "refused" in said["why"]
+    taken = subprocess.run(
+        [find_probe(), "accept", "--listen", "198.18.255.1:7000"], capture_output=True, text=True,
+        timeout=20, check=False,
+    )  # fmt: skip
+    assert taken.returncode != 0
+    assert "none of this machine's" in taken.stderr
 
 
 def test_stamp_round_trips_are_taken_apart_at_frames_of_any_size(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
-use crate::{agent, blast, burn, cpu, network, ping, reflect, sink, tap, trial};
+use crate::{agent, blast, burn, connect, cpu, network, ping, reflect, sink, tap, trial};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -28,6 +28,8 @@ pub enum Command {
     Receive(trial::receive::Args),
     Blast(blast::Args),
     Sink(sink::Args),
+    Connect(connect::Args),
+    Accept(connect::AcceptArgs),
     Burn(burn::Args),
     Cpu(cpu::Args),
     Agent(agent::Args),
@@ -51,6 +53,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Receive(args) => trial::receive::run(args),
         Command::Blast(args) => blast::run(args),
         Command::Sink(args) => sink::run(args),
+        Command::Connect(args) => connect::run(args),
+        Command::Accept(args) => connect::accept(args),
         Command::Burn(args) => burn::run(args),
         Command::Cpu(args) => cpu::run(args),
         Command::Agent(args) => agent::run(args),

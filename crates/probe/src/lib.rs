@@ -8,6 +8,7 @@ pub mod burn;
 pub mod capture;
 pub mod cli;
 pub mod clock;
+pub mod connect;
 pub mod cpu;
 pub mod filter;
 pub mod frame;

@@ -13,7 +13,6 @@ from typing import Literal, cast
 
 from planewise.measure.design import (
     SAME,
-    TRAFFIC_FACTORS,
     Design,
     LoadLocation,
     LoadType,
@@ -104,7 +103,7 @@ class Cell:
 
 def expand(design: Design) -> dict[Cell, dict[str, tuple[dict[str, Level], ...]]]:
     """All cells in the order of the design, each with its traffic: by the part of the design that
-    asks for it, the levels of `TRAFFIC_FACTORS`.
+    asks for it, the levels of its own factors.
 
     Without load, its location has no meaning; without background guests, neither load nor their
     plane has; and a chain of one function has no neighbour, whatever its path. Such combinations
@@ -112,14 +111,15 @@ def expand(design: Design) -> dict[Cell, dict[str, tuple[dict[str, Level], ...]]
     guests' plane by its name and as `same`. A cell is there when one of the combinations that it
     stands for is allowed.
     """
+    kinds = design.kinds()
     # By cell and kind of trial, the traffic in order and each but once.
     levels_by_kind: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
     for kind, levels in _combinations(design):
         own = levels_by_kind.setdefault(_cell(levels, design), {}).setdefault(kind, {})
-        own[tuple(levels[name] for name in TRAFFIC_FACTORS[kind])] = None
+        own[tuple(levels[name] for name in kinds[kind])] = None
     return {
         cell: {
-            kind: tuple(dict(zip(TRAFFIC_FACTORS[kind], one, strict=True)) for one in rows)
+            kind: tuple(dict(zip(kinds[kind], one, strict=True)) for one in rows)
             for kind, rows in own.items()
         }
         for cell, own in levels_by_kind.items()
@@ -142,15 +142,12 @@ def combinations(design: Design) -> Iterator[dict[str, Level]]:
 
 def factors_in_use(design: Design) -> frozenset[str]:
     """The factors that some trial of the design has."""
-    kinds = (own for kind, own in TRAFFIC_FACTORS.items() if getattr(design, kind) is not None)
-    return frozenset(CELL_FACTORS).union(*kinds)
+    return frozenset(CELL_FACTORS).union(*design.kinds().values())
 
 
 def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
     factors = design.factors
-    kinds = [
-        (kind, own) for kind, own in TRAFFIC_FACTORS.items() if getattr(design, kind) is not None
-    ]
+    kinds = design.kinds().items()
     for outer in product(*(getattr(factors, name) for name in CELL_FACTORS)):
         of_cell = dict(zip(CELL_FACTORS, outer, strict=True))
         for kind, traffic in kinds:

@@ -449,6 +449,9 @@ class Design(DesignModel):
     chain: ChainPart | None = None
     tcp: TcpPart | None = None
     alloc: AllocPart | None = None
+    others: dict[str, dict[str, Any]] = {}
+    """Parts of the kinds of trials that bring their own (`planewise.measure.trials`), by name; in a
+    file they stand beside the others. `design_file` checks them."""
     background: BackgroundPart = BackgroundPart()
     vm: VmPart = VmPart()
     blocks: Annotated[int, Field(ge=1, le=100_000)] = 3
@@ -465,7 +468,7 @@ class Design(DesignModel):
     @classmethod
     def _measures_times_by_default(cls, raw: object) -> object:
         """A design that names no part measures round-trip times."""
-        if isinstance(raw, dict) and not any(part in raw for part in MEASURES):
+        if isinstance(raw, dict) and not any(part in raw for part in (*MEASURES, "others")):
             return {**raw, "rtt": {}}
         return raw
 
@@ -491,10 +494,15 @@ class Design(DesignModel):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if all(getattr(self, part) is None for part in MEASURES):
+        if not self.kinds():
             *most, last = (f"`{part}`" for part in MEASURES)
             raise ValueError(f"measures nothing: give it {', '.join(most)} or {last}")
         return self
+
+    def kinds(self) -> Mapping[str, tuple[str, ...]]:
+        """The kinds of trials that it asks for, each with the factors of its trials alone."""
+        own = {part: of for part, of in TRAFFIC_FACTORS.items() if getattr(self, part) is not None}
+        return {**own, **dict.fromkeys(self.others, ())}
 
     def frame_sizes(self) -> tuple[int, ...]:
         """Every frame size [bytes, with FCS] that RTT and load trials send."""
@@ -508,11 +516,10 @@ class Design(DesignModel):
         """How many trials the design has at most, without listing them."""
         factors = self.factors
         trials = 0
-        for part, of_trial in TRAFFIC_FACTORS.items():
-            if getattr(self, part) is not None:
-                trials += math.prod(len(getattr(factors, name)) for name in of_trial) * (
-                    self._loads() if part == "sweep" else 1
-                )
+        for part, of_trial in self.kinds().items():
+            trials += math.prod(len(getattr(factors, name)) for name in of_trial) * (
+                self._loads() if part == "sweep" else 1
+            )
         of_trials = {name for names in TRAFFIC_FACTORS.values() for name in names}
         cells = math.prod(len(levels) for name, levels in factors if name not in of_trials)
         return cells * trials * self.blocks

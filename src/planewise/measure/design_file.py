@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from planewise.errors import BadInputError
 from planewise.measure.campaign import CampaignDesign
 from planewise.measure.design import MEASURES, Design, Factors
+from planewise.measure.file_model import FILE_MODEL, design_of
 from planewise.measure.sense import find_problem
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -52,7 +53,7 @@ def _checked(model: type[ModelT], raw: Mapping[str, object], path: Path) -> Mode
 
 
 def _design(raw: Mapping[str, object], path: Path) -> Design:
-    design = _checked(Design, raw, path)
+    design = design_of(_checked(FILE_MODEL, raw, path))
     problem = find_problem(design)
     if problem is not None:
         raise BadInputError(
@@ -162,7 +163,7 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
     remedy = "docs/reference/designs.md lists every key"
     if error["type"] == "extra_forbidden":
         campaign = isinstance(raw, dict) and "sut" in raw
-        known = _known_keys(CampaignDesign if campaign else Design, place[:-1])
+        known = _known_keys(CampaignDesign if campaign else FILE_MODEL, place[:-1])
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         message = f"unknown key `{place[-1]}`"
         remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"

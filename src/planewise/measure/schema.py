@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from planewise.measure.campaign import CampaignDesign
-from planewise.measure.design import Design
+from planewise.measure.file_model import FILE_MODEL
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def design_schema() -> dict[str, Any]:
     """As `docs/reference/design.schema.json` has it."""
-    planes, campaign = Design.model_json_schema(), CampaignDesign.model_json_schema()
+    planes, campaign = FILE_MODEL.model_json_schema(), CampaignDesign.model_json_schema()
     parts = {**campaign.pop("$defs"), **planes.pop("$defs")}
     # Functions of chains may name the planes in its place.
     parts["Factors"].pop("required", None)
+    planes["properties"].pop("others")
     planes["anyOf"] = [
         {"required": ["functions"]},
         {"properties": {"factors": {"required": ["plane"]}}},

@@ -17,7 +17,6 @@ from planewise.measure.design import (
     LARGEST_CHAIN_BYTES,
     MAX_COMBINATIONS,
     MAX_TRIALS,
-    MEASURES,
     SAME,
     Constraint,
     Design,
@@ -227,8 +226,8 @@ def _conflict(design: Design) -> Problem | None:
     factors = design.factors
     functions = max(factors.vnfs)
     if design.chain is not None:
-        for part in MEASURES:
-            if part != "chain" and getattr(design, part) is not None:
+        for part in design.kinds():
+            if part != "chain":
                 return Problem(
                     (part,),
                     "not in one design with `chain`",
@@ -260,10 +259,10 @@ def _conflict(design: Design) -> Problem | None:
                 "chains are measured by `chain` or `tcp`, and the design has neither",
                 "add `chain: {}`, or leave `vnfs` out",
             )
-        if functions and (design.rtt is not None or design.sweep is not None):
+        if functions and design.kinds().keys() - {"tcp"}:
             return Problem(
                 ("factors", "vnfs"),
-                "round-trip times and load are not measured through chains",
+                "chains are measured by `chain` or `tcp` alone",
                 "make a design of its own for `tcp`",
             )
     if design.functions and not functions:
@@ -291,8 +290,8 @@ def _coalescing_elsewhere(design: Design) -> Problem | None:
     """Trials that would run at whatever the last RTT trial set, or RTT trials without a NIC."""
     if design.factors.rx_usecs == (AS_IS,):
         return None
-    for part in MEASURES:
-        if part != "rtt" and getattr(design, part) is not None:
+    for part in design.kinds():
+        if part != "rtt":
             return Problem(
                 ("factors", "rx_usecs"),
                 f"interrupt coalescing is varied in round-trip trials, not in those of `{part}`",

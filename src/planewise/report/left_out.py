@@ -47,6 +47,7 @@ KINDS = {
     "chain": "Trials of chains",
     "tcp": "TCP trials",
     "alloc": "Trials of the allocator",
+    "other": "Other trials",
 }
 
 CUT = LeftOut(

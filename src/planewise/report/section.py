@@ -38,6 +38,7 @@ ORDER = (
     "guests",
     "chains",
     "tcp",
+    "others",
     "compared",
     "tail",
     "overhead",

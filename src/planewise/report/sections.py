@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from planewise.report import facets, inference, policies, sentences, theme
+from planewise.report import facets, inference, others, policies, sentences, theme
 from planewise.report.data import CpuCell, RunData
 from planewise.report.facets import FacetPage, Item
 from planewise.report.figures import (
@@ -63,6 +63,7 @@ def _sections(data: RunData) -> Iterator[Section]:
         packets = pool.submit(lambda: data.rtt)
         yield from _compared(data)
         yield from policies.sections(data)
+        yield from others.sections(data)
         if any(visit.kind != "alloc" for visit in data.visits):
             yield Section(
                 "schedule",

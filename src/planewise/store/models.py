@@ -16,7 +16,8 @@ FORMAT = 1
 Level = str | int | float
 """A factor's level in a cell."""
 
-TrialKind = Literal["rtt", "load", "chain", "tcp", "alloc"]
+TrialKind = Literal["rtt", "load", "chain", "tcp", "alloc", "other"]
+"""`other`: of a kind whose results are `figures`."""
 
 Limit = Literal["sut", "generator", "sink", "clock"]
 """What limited a trial. Only `sut` is a statement about the system under test."""
@@ -351,6 +352,18 @@ class BackgroundResult(Record):
     """What arrived at the guests that were sent to, of everything."""
 
 
+class Figure(Record):
+    """One number that a trial measured, with all that it takes to compare and show it."""
+
+    title: str
+    """As `median round-trip time`."""
+    unit: Literal["ns", "pps", "bps", "share"]
+    lower_is_better: bool
+    value: NonNegativeFloat
+    resolution: NonNegativeFloat
+    """Least difference that the instrument tells."""
+
+
 class TrialRecord(Record):
     """One finished trial: one line of trials.jsonl."""
 
@@ -394,6 +407,8 @@ class TrialRecord(Record):
     """Of a trial of kind `tcp`."""
     alloc: AllocResult | None = None
     """Of a trial of kind `alloc`."""
+    figures: dict[str, Figure] = {}
+    """By the name of the metric, of a trial of kind `other`."""
     generator: str | None = None
     """Of a load trial, which backend of pw-probe sent; None in runs from when there was one."""
     generator_max_pps: float | None = None

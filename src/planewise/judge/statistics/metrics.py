@@ -19,7 +19,7 @@ from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded
 from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
-from planewise.store.models import Latency, Level, RunInfo, TrialRecord
+from planewise.store.models import Figure, Latency, Level, RunInfo, TrialRecord
 
 Unit = Literal["ns", "pps", "bps", "share"]
 
@@ -148,6 +148,7 @@ def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
         names += ["transmitted", "transmitted_bits"]
     if "tcp" in kinds:
         names.append("goodput")
+    names += sorted(_figures(samples))
     return (*names, *cpu_metrics(samples))
 
 
@@ -201,6 +202,9 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
     if name in _OF_TRIAL:
         return _of_trial(samples, _OTHERS[name], _OF_TRIAL[name])
+    if (figure := _figures(samples).get(name)) is not None:
+        metric = Metric(name, figure.title, figure.unit, figure.lower_is_better)
+        return _of_trial(samples, metric, lambda trial: _figure(trial, name))
     if name == "cpu_per_packet":
         return _of_load(samples, _OTHERS[name], _kernel_ns_per_packet)
     if name == "cpu" or name.startswith("cpu:"):
@@ -410,6 +414,23 @@ _OF_TRIAL: Mapping[str, Callable[[TrialRecord], MeasuredValue | None]] = {
     "goodput": _goodput,
 }
 """Metrics that a chain's or a TCP trial has, one value each."""
+
+
+def _figures(samples: Sequence[RunSample]) -> dict[str, Figure]:
+    """The numbers that trials bring with them, by name; of each, that of some trial."""
+    return {
+        name: figure
+        for sample in samples
+        for trial in _done(sample)
+        for name, figure in trial.figures.items()
+    }
+
+
+def _figure(trial: TrialRecord, name: str) -> MeasuredValue | None:
+    figure = trial.figures.get(name)
+    if figure is None:
+        return None
+    return MeasuredValue(figure.value, figure.resolution, at_least=is_limited(trial))
 
 
 def _of_trial(

@@ -24,7 +24,8 @@ KINDS: tuple[Kind, ...] = _find()
 
 def kinds_of(design: Design) -> tuple[Kind, ...]:
     """The kinds that a design asks for. Pure."""
-    return tuple(kind for kind in KINDS if getattr(design, kind.part) is not None)
+    asked = design.kinds()
+    return tuple(kind for kind in KINDS if kind.part in asked)
 
 
 def programs_of(design: Design) -> tuple[str, ...]:

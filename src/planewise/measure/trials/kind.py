@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from planewise.errors import UnsupportedError
 from planewise.measure.cells import Cell
-from planewise.measure.design import Design
+from planewise.measure.design import Design, DesignModel
 from planewise.measure.problem import Problem
 from planewise.measure.stage import Trial
 from planewise.store.models import Level
 
 Levels = Mapping[str, Level]
-"""Of the factors that a kind's trials alone have (`design.TRAFFIC_FACTORS`), one each."""
+"""Of the factors that a kind's trials alone have (`Design.kinds`), one each."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Kind(ABC):
     """In which order the kinds are measured in a visit; no two have the same."""
     part: ClassVar[str]
     """The part of a design that asks for its trials."""
+    own_part: ClassVar[type[DesignModel] | None] = None
+    """What that part may hold, where `Design` has no field for it: it is in `Design.others`."""
 
     @abstractmethod
     def trials(self, asked: Asked) -> list[Trial]:

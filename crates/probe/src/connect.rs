@@ -1,0 +1,162 @@
+//! How long TCP connections take to be made, and the other end that accepts them. Sends no data.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde::Serialize;
+
+use crate::clock::{self, Schedule};
+use crate::error::{Error, Result};
+use crate::histogram::{LatencyRecorder, LatencySummary};
+use crate::output::Output;
+use crate::stop::{self, Lifetime};
+use crate::units;
+
+/// Makes TCP connections one after another, and times each until the kernel has it.
+///
+/// A connection that is due while the one before is still being made counts from when it was due. Each
+/// is reset at once, so that no port waits. Needs a listener: `pw-probe accept`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pw-probe accept --listen 198.18.0.2:7000                       on the other host\n  \
+    pw-probe connect 198.18.0.2:7000 --rate 100 --count 500")]
+pub struct Args {
+    /// Where to
+    #[arg(value_name = "ADDR:PORT")]
+    pub to: SocketAddr,
+    /// Connections to make
+    #[arg(long, value_name = "N", default_value_t = 100,
+          value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub count: u32,
+    /// So many a second are due
+    #[arg(long, value_name = "N", default_value = "100", value_parser = units::pps)]
+    pub rate: f64,
+    /// Give a connection up after this time [s]
+    #[arg(long, value_name = "S", default_value = "5", value_parser = units::seconds)]
+    pub timeout: Duration,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+/// Accepts TCP connections on a port, and closes them.
+///
+/// Prints `ready` on stderr once it listens, and how many there were when it ends.
+#[derive(Debug, clap::Args)]
+pub struct AcceptArgs {
+    /// Where to listen
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: SocketAddr,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    to: SocketAddr,
+    started_ns: i64,
+    duration_s: f64,
+    made: u64,
+    /// Refused, unreachable, or not made in time.
+    failed: u64,
+    /// Of the first that failed.
+    why: Option<String>,
+    /// Of those that were made; none where none was.
+    time: Option<LatencySummary>,
+    interrupted: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Accepted {
+    listen: SocketAddr,
+    accepted: u64,
+}
+
+/// Runs `pw-probe connect`.
+pub fn run(args: &Args) -> Result<()> {
+    args.lifetime.begin()?;
+    clock::tighten_timers();
+    let schedule = Schedule::steady(args.rate);
+    let mut times = LatencyRecorder::new();
+    let (mut failed, mut why) = (0, None);
+    let started_ns = clock::realtime_ns();
+    let start_ns = clock::monotonic_ns();
+    let mut free_ns = start_ns;
+    for index in 0..u64::from(args.count) {
+        if stop::requested() {
+            break;
+        }
+        let due_ns = start_ns + schedule.due_ns(index);
+        let now_ns = clock::wait_until(due_ns);
+        // What waited for the one before has waited since it was due; a late wake-up is the timer's.
+        let begun_ns = if free_ns > due_ns { due_ns } else { now_ns };
+        let answer = TcpStream::connect_timeout(&args.to, args.timeout);
+        free_ns = clock::monotonic_ns();
+        match answer.and_then(|stream| reset(&stream)) {
+            Ok(()) => times.record(free_ns - begun_ns),
+            Err(error) => {
+                failed += 1;
+                why.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+    let report = Report {
+        to: args.to,
+        started_ns,
+        duration_s: (clock::monotonic_ns() - start_ns) as f64 / 1e9,
+        made: times.count(),
+        failed,
+        why,
+        time: times.summary(),
+        interrupted: stop::requested(),
+    };
+    Output::new("connect", report).print()
+}
+
+/// Lets the connection end by a reset when it is dropped: its port is free at once.
+fn reset(stream: &TcpStream) -> io::Result<()> {
+    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+    Ok(setsockopt(stream, sockopt::Linger, &at_once)?)
+}
+
+/// Runs `pw-probe accept`.
+pub fn accept(args: &AcceptArgs) -> Result<()> {
+    args.lifetime.begin()?;
+    let failed = |error: io::Error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AddrInUse => "another program listens there: choose another port",
+            io::ErrorKind::AddrNotAvailable => {
+                "the address is none of this machine's: see `ip address`"
+            }
+            io::ErrorKind::PermissionDenied => "ports below 1024 need root: choose another",
+            _ => "",
+        };
+        Error::failed(format!("cannot listen on {}", args.listen), remedy).caused_by(error)
+    };
+    let listener = TcpListener::bind(args.listen).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    eprintln!("ready");
+    let mut accepted = 0;
+    while !stop::requested() {
+        match listener.accept() {
+            Ok(_) => accepted += 1,
+            // Reset by the other end before it was taken: it was made all the same.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => accepted += 1,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for(&listener),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Output::new("accept", Accepted { listen: args.listen, accepted }).print()
+}
+
+/// Waits for a connection, or a moment: a signal ends the wait.
+fn wait_for(listener: &TcpListener) {
+    let mut asked = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut asked, PollTimeout::from(50_u8));
+}

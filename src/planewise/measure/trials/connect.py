@@ -1,0 +1,167 @@
+"""Trials of connections: how long a guest takes to make a TCP connection to another, by `pw-probe`.
+
+The kind of trial that has all of its own: its part of a design, and figures in place of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, ClassVar
+
+from hdrh.histogram import HdrHistogram
+from pydantic import Field, NonNegativeInt
+
+from planewise.errors import PlanewiseError
+from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
+from planewise.measure.design import Design, DesignModel
+from planewise.measure.ends import End, PairStation
+from planewise.measure.probe import ProbeOutput, parse
+from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.kind import Asked, Kind, unsupported
+from planewise.store.models import Figure, Latency, Level, TrialKind, TrialRecord
+
+_PORT = 7000
+_READY_S = 240.0
+"""Starting a program takes an emulated guest as long as a trial."""
+_QUANTILES = (
+    ("connect", "median time to connect", 0.5),
+    ("connect_p99", "99th percentile of the time to connect", 0.99),
+)
+
+
+class ConnectPart(DesignModel):
+    """Trials of connections: one a cell and block. TCP connections are made one after another."""
+
+    count: Annotated[int, Field(ge=10, le=1_000_000)] = 200
+    """Connections of a trial."""
+    per_s: Annotated[float, Field(gt=0, le=1e6)] = 100.0
+    """So many are due a second; one that waits for the one before counts from when it was due."""
+
+
+@dataclass(frozen=True)
+class ConnectTrial:
+    """One trial of connections."""
+
+    name: str
+    count: int
+    per_s: float
+    kind: ClassVar[TrialKind] = "other"
+    samples: ClassVar[bool] = False
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.count / self.per_s
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {}
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, PairStation):
+            raise unsupported(self.name)
+        ends = station.ends()
+        return station.beside_load(lambda: _measure(ends["sender"], ends["responder"], self, place))
+
+
+class ConnectOutput(ProbeOutput):
+    """`pw-probe connect`."""
+
+    started_ns: int
+    duration_s: float
+    made: NonNegativeInt
+    failed: NonNegativeInt
+    why: str | None = None
+    time: Latency | None = None
+
+
+class Connect(Kind):
+    """See `kind.Kind`."""
+
+    rank = 6
+    part = "connect"
+    own_part = ConnectPart
+
+    def trials(self, asked: Asked) -> list[Trial]:
+        """One."""
+        part = _part(asked.design)
+        name = f"connect:{asked.cell.name}#r{asked.block}"
+        return [ConnectTrial(name, part.count, part.per_s)]
+
+    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+        """A connection that is reset at once takes four packets."""
+        yield "connect.per_s", 4 * _part(design).per_s
+
+
+def _part(design: Design) -> ConnectPart:
+    return ConnectPart.model_validate(design.others["connect"])
+
+
+def _measure(client: End, server: End, trial: ConnectTrial, place: Place) -> TrialResult:
+    to = f"{server.address}:{_PORT}"
+    accept = [server.host.probe, "accept", "--listen", to]
+    connect = [client.host.probe, "connect", to, "--count", str(trial.count)]
+    with server.host.start(accept, netns=server.netns) as accepting:
+        accepting.wait_ready("ready", _READY_S)
+        finished = client.host.run(
+            [*connect, "--rate", f"{trial.per_s:g}"],
+            netns=client.netns,
+            timeout_s=_READY_S + 2 * trial.expected_s,
+            expected_s=trial.expected_s,
+        )
+    output = parse(finished, ConnectOutput)
+    if output.interrupted:
+        raise KeyboardInterrupt
+    if output.time is None:
+        raise PlanewiseError(
+            f"none of {output.failed} connections was made: {output.why}",
+            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+        )
+    failed = f"{output.failed} connections were not made, the first: {output.why}"
+    return TrialResult(
+        TrialRecord(
+            trial=place.trial,
+            kind="other",
+            cell=place.cell,
+            block=place.block,
+            replicate=place.block,
+            order=place.order,
+            started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
+            duration_s=output.duration_s,
+            figures=figures(output.time, output.made, output.failed),
+            limits=("sut",),
+            warnings=(failed,) if output.failed else (),
+        )
+    )
+
+
+def figures(time: Latency, made: int, failed: int) -> dict[str, Figure]:
+    """Quantiles of all connections, failed ones as infinitely late; and these ones' share. Pure."""
+    asked = made + failed
+    times = HdrHistogram.decode(time.hdr)
+    found = {}
+    for name, title, quantile in _QUANTILES:
+        of_made = quantile * asked / made
+        if of_made <= 1:
+            value = float(times.get_value_at_percentile(100 * of_made))
+            found[name] = Figure(
+                title=title,
+                unit="ns",
+                lower_is_better=True,
+                value=value,
+                resolution=HISTOGRAM_SHARE * value,
+            )
+    found["connect_failed"] = Figure(
+        title="connections that were not made",
+        unit="share",
+        lower_is_better=True,
+        value=failed / asked,
+        resolution=1 / asked,
+    )
+    return found
+
+
+KIND = Connect()

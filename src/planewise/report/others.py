@@ -1,0 +1,49 @@
+"""What trials measured that bring figures of their own: a table of them all. Draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planewise.judge.statistics.sentences import value_text
+from planewise.report import theme
+from planewise.report.data import RunData
+from planewise.report.figures.base import Entry, Missing, PrintedNumber, Table
+from planewise.report.section import Section
+from planewise.store.cells import Factors, common_factors, words
+from planewise.store.models import Figure
+
+
+def sections(data: RunData) -> Iterator[Section]:
+    """A section, where some trial has figures."""
+    cells: dict[tuple[str, Factors], dict[str, list[Figure]]] = {}
+    for trial in data.counted:
+        if trial.figures:
+            key = (data.naming.series(trial.cell), data.naming.factors(trial.cell))
+            of_cell = cells.setdefault(key, {})
+            for name, figure in trial.figures.items():
+                of_cell.setdefault(name, []).append(figure)
+    if not cells:
+        return
+    titles = {name: own[0].title for figures in cells.values() for name, own in figures.items()}
+    shared = common_factors(factors for _, factors in cells)
+    rows = tuple(
+        (plane, words(factors, shared), *(_entry(cells[plane, factors].get(n, [])) for n in titles))
+        for plane, factors in sorted(cells, key=lambda key: (data.plane_rank(key[0]), key[1]))
+    )
+    columns = ("Plane", "Condition", *(f"{one[0].upper()}{one[1:]}" for one in titles.values()))
+    yield Section(
+        "others",
+        "What else was measured",
+        "Each number is the mean of its replicates, with the smallest and the largest of them.",
+        tables=(("Figures by plane", Table(columns, rows)),),
+    )
+
+
+def _entry(figures: list[Figure]) -> Entry:
+    if not figures:
+        return Missing("no trial has it")
+    values, unit = [figure.value for figure in figures], figures[0].unit
+    mean = sum(values) / len(values)
+    low, high = value_text(min(values), unit), value_text(max(values), unit)
+    small = theme.interval(low, high) if low != high else ""
+    return PrintedNumber(value_text(mean, unit), mean, small=small)

@@ -1,0 +1,157 @@
+"""A kind of trial that brings its part of a design and figures of its own: connections."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hdrh.histogram import HdrHistogram
+
+from planewise import cli
+from planewise.advise.recommend import recommend
+from planewise.errors import BadInputError
+from planewise.fleet.budget import within
+from planewise.fleet.plan import Budget
+from planewise.judge.statistics import RunSample, metrics_in, observe
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_design
+from planewise.measure.schedule import make_schedule
+from planewise.measure.trials.connect import ConnectTrial, figures
+from planewise.report import html
+from planewise.store.models import Figure, Latency, TrialRecord
+from planewise.store.rundir import RunReader
+from tests.unit.made_up_chains import write
+
+
+def read(tmp_path: Path, text: str) -> Design:
+    path = tmp_path / "design.yaml"
+    path.write_text(text)
+    return load_design(path)
+
+
+def test_a_kinds_own_part_stands_beside_the_others_and_is_kept_with_the_run(tmp_path: Path) -> None:
+    text = "factors: {plane: [veth, bridge]}\nrtt: {packets: 10}\nconnect: {per_s: 50}\nblocks: 2\n"
+    design = read(tmp_path, text)
+    assert design.others == {"connect": {"count": 200, "per_s": 50.0}}
+    assert Design.model_validate(design.model_dump(mode="json")) == design
+    schedule = make_schedule(design, {}, {})
+    trials = [trial for visit in schedule.visits for trial in visit.trials]
+    assert [trial.kind for trial in trials] == ["rtt", "other"] * 4
+    assert isinstance(trials[1], ConnectTrial)
+    assert (trials[1].count, trials[1].expected_s) == (200, 4.0)
+    alone = read(tmp_path, "factors: {plane: veth}\nconnect: {}\n")
+    assert alone.rtt is None
+    assert alone.trials_upper_bound() == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("connect: {cuont: 3}", ":2: connect: unknown key `cuont`"),
+        ("connect: {count: 3}", ":2: connect.count: "),
+        ("connect: {count: many}", "the text `many` is not a whole number"),
+        ("connect:", "measures nothing"),
+        ("others: {connect: {}}", "unknown key `others`"),
+        ("conect: {}", "did you mean `connect`?"),
+    ],
+)
+def test_what_is_wrong_in_a_kinds_own_part_is_said_as_in_any(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(BadInputError) as error:
+        read(tmp_path, f"factors: {{plane: veth}}\n{text}\n")
+    assert said in f"{error.value} {error.value.remedy}"
+
+
+def test_it_goes_through_no_chain_and_keeps_to_a_fleets_budget(tmp_path: Path) -> None:
+    for other, said in (("chain: {}", "not in one design with `chain`"), ("", "alone|neither")):
+        with pytest.raises(BadInputError, match=said):
+            read(
+                tmp_path,
+                "factors: {plane: bridge, guest: process, vnfs: 2}\nconnect: {}\n" + other,
+            )
+    design = read(tmp_path, "factors: {plane: veth}\nconnect: {per_s: 50}\n")
+    assert within(design, Budget(pps=200)) == design
+    with pytest.raises(BadInputError, match=r"connect\.per_s offers 200 pps"):
+        within(design, Budget(pps=199))
+
+
+def test_connections_that_fail_are_infinitely_late() -> None:
+    times = HdrHistogram(1, 3_600_000_000_000, 3)
+    for microseconds in range(1, 101):
+        times.record_value(1000 * microseconds)
+    latency = Latency(
+        count=100,
+        min_ns=1000,
+        mean_ns=50_500.0,
+        p50_ns=50_000.0,
+        p90_ns=90_000.0,
+        p99_ns=99_000.0,
+        p999_ns=100_000.0,
+        max_ns=100_000,
+        hdr=times.encode().decode(),
+    )
+    whole = figures(latency, made=100, failed=0)
+    assert whole["connect"].value == pytest.approx(50_000, rel=2e-3)
+    assert whole["connect_p99"].value == pytest.approx(99_000, rel=2e-3)
+    assert whole["connect_failed"].value == 0
+    # Half of all is 75 of those that were made; of the last hundredth none was.
+    half = figures(latency, made=100, failed=50)
+    assert half["connect"].value == pytest.approx(75_000, rel=2e-3)
+    assert "connect_p99" not in half
+    assert half["connect_failed"].value == pytest.approx(1 / 3)
+
+
+def trial(plane: str, block: int, value: float) -> TrialRecord:
+    figure = Figure(
+        title="median time to connect",
+        unit="ns",
+        lower_is_better=True,
+        value=value,
+        resolution=1.0,
+    )
+    return TrialRecord(
+        trial=f"connect:{plane}#r{block}",
+        kind="other",
+        cell={"plane": plane, "load_type": "none"},
+        block=block,
+        replicate=block,
+        order=block,
+        started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
+        duration_s=2.0,
+        figures={"connect": figure},
+    )
+
+
+def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [
+        trial(plane, block, value * (1 + block / 100))
+        for block in range(8)
+        for plane, value in (("veth", 50_000.0), ("bridge", 80_000.0))
+    ]
+    write(tmp_path / "run", trials)
+    run = RunReader(tmp_path / "run")
+    samples = [RunSample("run", run.info, run.trials())]
+    assert metrics_in(samples) == ("connect",)
+    metric = observe(samples, "connect").metric
+    assert (metric.title, metric.unit, metric.lower_is_better) == (
+        "median time to connect",
+        "ns",
+        True,
+    )
+    page = html.render(run)
+    assert "What else was measured" in page
+    assert "Median time to connect" in page
+    advice = recommend(run.trials(), run.info)
+    assert advice.plane is None
+    assert "There is no recommendation" in advice.headline
+    monkeypatch.setattr(sys, "argv", ["planewise", "compare", str(tmp_path / "run")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().out
+    assert "veth is better than bridge" in said
+    assert "median time to connect" in said
