@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -170,6 +171,14 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
         if place[0] in MEASURES and place[-1] in Factors.model_fields:
             remedy = f"it is a factor: move it to `factors.{place[-1]}`"
         name = ".".join(str(part) for part in place[:-1])
+    elif error["type"] == "literal_error":
+        known = [one.strip("'") for one in re.split(", | or ", error["ctx"]["expected"])]
+        close = difflib.get_close_matches(str(error["input"]), known, n=1)
+        named = ", ".join(f"`{one}`" for one in known)
+        # A single word stands where a number may stand, too.
+        either = f"neither {named} nor a number" if len(known) == 1 else f"none of {named}"
+        message = f"`{error['input']}` is {either}"
+        remedy = f"did you mean `{close[0]}`?" if close else remedy
     elif error["type"] == "missing":
         message = f"`{place[-1]}` is missing"
         name = ".".join(str(part) for part in place[:-1])
@@ -185,6 +194,10 @@ def _message(error: ErrorDetails) -> str:
         kind = "the text " if isinstance(given, str) else ""
         shown = "nothing" if given is None else f"{kind}`{text}`"
         return f"{shown} is not {wanted}"
+    bound = _BOUNDS.get(error["type"])
+    if bound is not None:
+        key, words = bound
+        return f"`{given}` must be {words} {error['ctx'][key]:g}"
     if error["type"] == "too_short" and not given:
         return "it has no level; it needs at least 1"
     return str(error["msg"]).removeprefix("Value error, ")
@@ -206,9 +219,20 @@ _WANTED = {
 """What pydantic expected where it says so in words of a programmer."""
 
 
+_BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+"""The key of pydantic's context that has a bound, and the word for it."""
+
+
 def _is_union_tag(part: object) -> bool:
     return isinstance(part, str) and (
-        "[" in part or "literal" in part or part in ("tuple", "function-before")
+        "[" in part
+        or "literal" in part
+        or part in ("tuple", "function-before", "constrained-int", "constrained-float")
     )
 
 
