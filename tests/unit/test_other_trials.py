@@ -65,6 +65,12 @@ def test_what_is_wrong_in_a_kinds_own_part_is_said_as_in_any(
     assert said in f"{error.value} {error.value.remedy}"
 
 
+def test_a_run_with_a_kind_of_another_version_is_refused() -> None:
+    design = Design.model_validate({"factors": {"plane": "veth"}, "others": {"teleport": {}}})
+    with pytest.raises(BadInputError, match="no trials called teleport"):
+        make_schedule(design, {}, {})
+
+
 def test_it_goes_through_no_chain_and_keeps_to_a_fleets_budget(tmp_path: Path) -> None:
     for other, said in (("chain: {}", "not in one design with `chain`"), ("", "alone|neither")):
         with pytest.raises(BadInputError, match=said):

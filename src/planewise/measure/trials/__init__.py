@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from planewise.errors import BadInputError
 from planewise.measure.design import Design
 from planewise.measure.trials.kind import Kind
 from planewise.testbed.load import STRESS_NG, STRESSORS
@@ -23,8 +24,17 @@ KINDS: tuple[Kind, ...] = _find()
 
 
 def kinds_of(design: Design) -> tuple[Kind, ...]:
-    """The kinds that a design asks for. Pure."""
+    """The kinds that a design asks for. Pure.
+
+    Raises:
+        BadInputError: a run of another planewise has a kind that this one does not.
+    """
     asked = design.kinds()
+    if unknown := asked.keys() - {kind.part for kind in KINDS}:
+        raise BadInputError(
+            f"this planewise has no trials called {', '.join(sorted(unknown))}",
+            remedy="go on with the version that began the run",
+        )
     return tuple(kind for kind in KINDS if kind.part in asked)
 
 
