@@ -9,6 +9,7 @@ from planewise.measure.search.run import algorithm_named, run_search
 from planewise.measure.stage import Place
 from planewise.measure.stages import Stages
 from planewise.measure.sut import PlaneUnderTest, SutMeasurer
+from planewise.measure.trials.connect import ConnectTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.measure.trials.tcp import TcpTrial
@@ -41,6 +42,7 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 RttTrial("rtt", 500, 64, 20),
                 LoadTrial("load", 1000, 64, 0.1),
                 TcpTrial("tcp", 1000, 1.0, 0, 1),
+                ConnectTrial("connect", 20, 200),
             ):
                 samples: list[object] = []
                 place = Place(trial.name, cell.levels(), 0, 0)
@@ -48,6 +50,9 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 if record.tcp is not None:
                     assert record.tcp.goodput_bps > 0
                     assert samples
+                elif record.figures:
+                    assert record.figures["connect"].value > 0
+                    assert record.figures["connect_failed"].value == 0
                 else:
                     assert record.counts is not None
                     assert record.counts.received > 0.9 * record.counts.sent > 0

@@ -21,7 +21,7 @@ PLACES: tuple[HostPair, ...] = ("here", "two hosts")
 GUESTS: tuple[GuestKind, ...] = ("namespace", "container", "vm")
 """What can be a main guest; processes are functions of chains alone."""
 
-MEASUREMENTS = ("rtt", "load", "tcp", "sweep", "search")
+MEASUREMENTS = ("rtt", "load", "tcp", "connect", "sweep", "search")
 """Every station of guests offers what each of them needs."""
 
 
