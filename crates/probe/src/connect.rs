@@ -92,9 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
             break;
         }
         let due_ns = start_ns + schedule.due_ns(index);
-        let now_ns = clock::wait_until(due_ns);
-        // What waited for the one before has waited since it was due; a late wake-up is the timer's.
-        let begun_ns = if free_ns > due_ns { due_ns } else { now_ns };
+        let begun_ns = begun_ns(free_ns, due_ns, clock::wait_until(due_ns));
         let answer = TcpStream::connect_timeout(&args.to, args.timeout);
         free_ns = clock::monotonic_ns();
         match answer.and_then(|stream| reset(&stream)) {
@@ -116,6 +114,12 @@ pub fn run(args: &Args) -> Result<()> {
         interrupted: stop::requested(),
     };
     Output::new("connect", report).print()
+}
+
+/// When a connection counts from: what waited for the one before has waited since it was due; a wake-up
+/// that comes late is the timer's fault.
+const fn begun_ns(free_ns: i64, due_ns: i64, woken_ns: i64) -> i64 {
+    if free_ns > due_ns { due_ns } else { woken_ns }
 }
 
 /// Lets the connection end by a reset when it is dropped: its port is free at once.
@@ -159,4 +163,30 @@ pub fn accept(args: &AcceptArgs) -> Result<()> {
 fn wait_for(listener: &TcpListener) {
     let mut asked = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let _ = poll(&mut asked, PollTimeout::from(50_u8));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn what_waits_for_the_one_before_counts_from_when_it_was_due() {
+        assert_eq!(begun_ns(50, 100, 103), 103);
+        assert_eq!(begun_ns(100, 100, 103), 103);
+        assert_eq!(begun_ns(140, 100, 141), 100);
+    }
+
+    #[test]
+    fn a_connection_ends_by_a_reset() -> io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let stream = TcpStream::connect(listener.local_addr()?)?;
+        let (mut taken, _) = listener.accept()?;
+        reset(&stream)?;
+        drop(stream);
+        let read = taken.read(&mut [0; 1]);
+        assert!(read.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset));
+        Ok(())
+    }
 }
