@@ -498,7 +498,7 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
         (
             "factors:\n  plane: vhost-user\n  guest: process\n  vnfs: 9\nchain: {}",
             4,
-            "or equal to 8",
+            "`9` must be at most 8",
         ),
         (
             "factors:\n  plane: bridge\n  vnfs: 2\nchain: {}",
