@@ -35,13 +35,8 @@ from planewise.measure.schedule import Schedule, make_schedule
 from planewise.measure.stage import Stage, StageFacts
 from planewise.measure.stages import Stages
 from planewise.report import html
-from planewise.store.models import (
-    Fingerprint,
-    Recommendation,
-    RunInfo,
-    Session,
-    SkippedCell,
-)
+from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
+from planewise.store.recommendation import Recommendation
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.testbed.host_state import HostWatch, LocalWatch, nic_offloads
 from planewise.testbed.pair import Pair

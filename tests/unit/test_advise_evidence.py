@@ -15,7 +15,7 @@ from planewise.advise.evidence import Evidence, gather
 from planewise.advise.model import ChainWorkload, load_profile, predict, shipped
 from planewise.advise.workload import Workload, advise, why_not
 from planewise.errors import BadInputError
-from planewise.store.models import RankedPlane
+from planewise.store.recommendation import RankedPlane
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_chains, made_up_run
 from tests.unit.made_up_chains import trial

@@ -25,7 +25,8 @@ from planewise.judge.statistics.sentences import level_text, sentence
 from planewise.report.data import RunData
 from planewise.report.figures.base import PrintedNumber
 from planewise.report.html import rankings
-from planewise.store.models import Recommendation, TrialRecord
+from planewise.store.models import TrialRecord
+from planewise.store.recommendation import Recommendation
 from tests.unit.test_recommend import info_with_host, load, rtt
 
 PLANES = ("veth", "bridge")

@@ -10,7 +10,8 @@ import typer
 from planewise.commands.result import _value, print_result
 from planewise.measure.experiment import Outcome
 from planewise.pipeline import FinishedRun
-from planewise.store.models import RankedPlane, Recommendation, RunStatus
+from planewise.store.models import RunStatus
+from planewise.store.recommendation import RankedPlane, Recommendation
 from planewise.store.rundir import RunReader
 from tests.unit.made_up_run import MadeUp, write
 

@@ -15,7 +15,7 @@ from planewise.advise.evidence import chains_of, one_kind
 from planewise.advise.model.capacity import Plane
 from planewise.advise.throughput import ThroughputRow
 from planewise.errors import BadInputError
-from planewise.judge.statistics.metrics import NOT_THE_PLANES
+from planewise.judge.statistics.values import NOT_THE_PLANES
 from planewise.store.models import RunInfo, TrialRecord
 
 

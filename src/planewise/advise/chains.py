@@ -13,7 +13,8 @@ from planewise.judge.statistics import Family, RunSample, compare_levels, observ
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
-from planewise.store.models import ChainLimit, Recommendation, RunInfo, TrialRecord
+from planewise.store.models import ChainLimit, RunInfo, TrialRecord
+from planewise.store.recommendation import Recommendation
 from planewise.units import bits_text, percent_text, rate_text
 
 _WORDS: dict[ChainLimit, str] = {

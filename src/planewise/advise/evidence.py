@@ -15,10 +15,11 @@ from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.recommend import ALL_LOADS, at_each_sending, rankings_of
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
-from planewise.judge.statistics.metrics import is_limited, limited_by_plane
 from planewise.judge.statistics.paired import median_interval
+from planewise.judge.statistics.values import is_limited, limited_by_plane
 from planewise.store.levels import keeps_levels
-from planewise.store.models import RankedPlane, RunInfo, TrialRecord
+from planewise.store.models import RunInfo, TrialRecord
+from planewise.store.recommendation import RankedPlane
 
 LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
 

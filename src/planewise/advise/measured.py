@@ -17,7 +17,7 @@ from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.ranked import MODELLED, EvidenceBase, PlaneForecast, hold_to_rate
 from planewise.advise.recommend import value_of
 from planewise.judge.statistics.sentences import bound_text
-from planewise.store.models import RankedPlane
+from planewise.store.recommendation import RankedPlane
 from planewise.units import bits_text, percent_text, rate_text, time_text
 
 

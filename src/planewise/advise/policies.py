@@ -14,7 +14,8 @@ from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import sentence
 from planewise.store.allocations import by_groups
 from planewise.store.levels import keeps_levels
-from planewise.store.models import Recommendation, RunInfo, TrialRecord
+from planewise.store.models import RunInfo, TrialRecord
+from planewise.store.recommendation import Recommendation
 
 
 def recommend_policies(

@@ -29,7 +29,8 @@ from planewise.judge.verdict import judge
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import keeps_levels, missed_levels
-from planewise.store.models import RankedPlane, Recommendation, RunInfo, TrialRecord
+from planewise.store.models import RunInfo, TrialRecord
+from planewise.store.recommendation import RankedPlane, Recommendation
 from planewise.units import percent_text, rate_text, time_text
 
 ALL_LOADS = "all"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planewise.pipeline import FinishedRun
-    from planewise.store.models import RankedPlane, Recommendation
+    from planewise.store.recommendation import RankedPlane, Recommendation
 
 _METRIC_TITLES = {
     "rtt_p50": "median RTT",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planewise.judge.statistics.metrics import PLR
+from planewise.judge.statistics.values import PLR
 
 MOST_PILOTS = 5
 """Trials of a search."""

@@ -31,11 +31,11 @@ from planewise.store.models import (
     FrameAccount,
     HostState,
     Level,
-    Recommendation,
     RunInfo,
     TcpResult,
     TrialRecord,
 )
+from planewise.store.recommendation import Recommendation
 from planewise.store.rundir import RunReader
 from planewise.units import count_text
 

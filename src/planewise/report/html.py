@@ -27,7 +27,7 @@ from planewise.report.section import ORDER, Section
 from planewise.report.sections import choose
 from planewise.store.cells import Sending, common_factors, words
 from planewise.store.files import write_file
-from planewise.store.models import RankedPlane
+from planewise.store.recommendation import RankedPlane
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
 

@@ -26,14 +26,8 @@ import polars as pl
 from pydantic import ValidationError
 
 from planewise.errors import BadInputError, PlanewiseError, StorageError, first_fault
-from planewise.store.models import (
-    FORMAT,
-    KpiSample,
-    Recommendation,
-    Record,
-    RunInfo,
-    TrialRecord,
-)
+from planewise.store.models import FORMAT, KpiSample, Record, RunInfo, TrialRecord
+from planewise.store.recommendation import Recommendation
 
 RUN_FILE = "run.json"
 CAMPAIGN_FILE = "campaign.json"

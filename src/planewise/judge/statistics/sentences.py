@@ -8,7 +8,7 @@ from planewise.judge.bounded import Bound
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
-from planewise.store.models import RankedPlane
+from planewise.store.recommendation import RankedPlane
 from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
