@@ -57,6 +57,19 @@ def test_one_design_holds_functions_of_several_forwarders_guests_and_planes(tmp_
     ]
     # What forwards by itself is not a level: such cells are those of designs without `functions`.
     assert not any("forwarder" in cell.levels() for cell in cells_of(design))
+    # Where one function does not, all say what they forward by: like is compared with like.
+    brief = loaded(
+        tmp_path,
+        "functions:\n"
+        "  - {forwarder: testpmd, plane: [vf, vhost-user]}\n"
+        "  - {forwarder: kernel, guest: vm, plane: virtio-bridge}\n"
+        "factors: {path: east-west, vnfs: 2}\nchain: {uplink: af_packet}\n",
+    )
+    assert [cell.levels()["forwarder"] for cell in cells_of(brief)] == [
+        "testpmd",
+        "testpmd",
+        "kernel",
+    ]
 
 
 def test_functions_are_crossed_with_planes_and_what_cannot_be_says_why(tmp_path: Path) -> None:

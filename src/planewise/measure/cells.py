@@ -161,16 +161,26 @@ def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
 def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[str, Level]]:
     """The factor `forwarder`, once for each of the design's functions that a combination is of.
 
-    What forwards on a plane where nothing is said is not a level: such cells are those of designs
-    without `functions`.
+    It is not a level where all functions forward by what their planes have anyway: such cells are
+    those of designs without `functions`. Where one does not, all have it: only cells that have the
+    same factors are compared.
     """
     if not design.functions:
         yield {}
     own, guest = str(levels["plane"]), cast("GuestKind", levels["guest"])
+    varied = any(
+        function.forwarder != _usual_forwarder(plane, function.guest)
+        for function in design.functions
+        for plane in function.plane or design.factors.plane
+    )
     for function in design.functions:
-        able = FUNCTIONS_OF.get(own, {}).get(guest, ())
         if function.guest == guest and (function.plane is None or own in function.plane):
-            yield {} if able[:1] == (function.forwarder,) else {"forwarder": function.forwarder}
+            yield {"forwarder": function.forwarder} if varied else {}
+
+
+def _usual_forwarder(plane: str, guest: GuestKind) -> Forwarder | None:
+    """What sends frames on in such functions where nothing is said."""
+    return next(iter(FUNCTIONS_OF.get(plane, {}).get(guest, ())), None)
 
 
 def _cell(levels: dict[str, Level], design: Design) -> Cell:

@@ -96,8 +96,8 @@ def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
         claim.factor, (claim.metric,), where={**where, **_both(claim.factor, better, than)}
     )
     answer = _evaluated(run, question, (better, than), "better")
-    if answer is None or not replaced:
-        return [answer] if answer else []
+    if not replaced:
+        return [answer]
     return [
         _with_replacements(answer, [(a, b) for a, b in zip(wanted, instead, strict=True) if a != b])
     ]
@@ -114,21 +114,22 @@ def _of_same(claim: Same, run: AskedRun) -> list[Answer]:
         margin=claim.margin,
         where={**claim.where, **_both(claim.factor, first, second)},
     )
-    answer = _evaluated(run, question, (first, second), "practically the same")
-    return [answer] if answer else []
+    return [_evaluated(run, question, (first, second), "practically the same")]
 
 
 def _evaluated(
     run: AskedRun, question: Question, levels: tuple[Level, Level], wanted: Outcome
-) -> Answer | None:
-    """What the comparison of two levels says; None where the run has no pair of them."""
+) -> Answer:
+    """What the comparison of two levels says."""
     try:
         families = analyse([run.path], question).families
     except BadInputError as error:
         return Answer("cannot be told here", error.what, run.info.run)
     pairs = [(family, one) for family in families if (one := family.find(*levels)) is not None]
     if not pairs:
-        return None
+        a, b = levels
+        apart = f"{a} and {b} were measured in no two cells that are otherwise alike"
+        return Answer("cannot be told here", apart, run.info.run)
     outcomes = {one.outcome for _, one in pairs}
     if outcomes == {wanted}:
         word: Word = "held"
