@@ -160,14 +160,17 @@ def test_cpu_time_by_mode_agrees_with_what_control_groups_were_charged_within_tw
     netns_pair: Network, load: float, rate: str
 ) -> None:
     cpus, b = os.cpu_count() or 1, netns_pair.b
-    burn = ("burn", "--load", str(load), "--threads", str(cpus), "--duration", "8")
-    ping = ("ping", b.ipv4, "--rate", rate, "--duration", "8")
+    # A busy tick is one of a hundred a second: in 4 s on two CPUs half a load is told to 2 points
+    # or so, now and then not.
+    window_s = 10.0
+    burn = ("burn", "--load", str(load), "--threads", str(cpus), "--duration", "15")
+    ping = ("ping", b.ipv4, "--rate", rate, "--duration", "15")
     with (
         Running(*burn, netns=netns_pair.a.netns) as burning,
         Running(*ping, netns=netns_pair.a.netns) as pinging,
     ):
         began, before, mine = time.monotonic(), scheduled_s(), ran_s((burning, pinging))
-        with Running("cpu", "--duration", "4", netns=netns_pair.a.netns) as own:
+        with Running("cpu", "--duration", f"{window_s:g}", netns=netns_pair.a.netns) as own:
             ours = own.finish().output["cpu"]["all"]
         took_s, after = time.monotonic() - began, scheduled_s()
         others_s = sum(after) - sum(before) - (ran_s((burning, pinging)) - mine)
@@ -175,7 +178,7 @@ def test_cpu_time_by_mode_agrees_with_what_control_groups_were_charged_within_tw
     user, system = ((later - earlier) / cpus for earlier, later in zip(before, after, strict=True))
     # The groups were charged a little longer than the probe looked: while it started and ended,
     # the CPUs may have done anything.
-    window_s, told = 4.0, f"{ours}, {user}, {system}, {took_s}, {others_s}"
+    told = f"{ours}, {user}, {system}, {took_s}, {others_s}"
     beside_s, points_s = took_s - window_s, 0.02 * window_s
     ours_s = window_s * (ours["usr"] + ours["nice"])
     kernel_s = window_s * sum(ours[mode] for mode in ("sys", "irq", "soft"))
