@@ -79,6 +79,9 @@ def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
         "What the publication claims, in our words, and what runs of this tool say of it. *Held* "
         "needs an interval that says so; a claim that no run here can test is not held.",
         "",
+        # The site lays a claim out as a card where the page is as narrow as a phone.
+        '<div class="claims" markdown>',
+        "",
         "| | claim | in the text | here | what was measured |",
         "| --- | --- | --- | --- | --- |",
     ]
@@ -89,6 +92,7 @@ def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
                 f"| {claim.id} | {claim.text} | {claim.section} | {answer.word} | "
                 f"{_escaped(answer.measured)}{of} |"
             )
+    lines += ["", "</div>"]
     for title, campaign in answered.campaigns:
         lines += ["", f"## {title}", "", *_aspects(campaign)]
     lines += ["", "## The runs", "", *_runs(answered.runs), ""]
