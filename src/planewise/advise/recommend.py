@@ -31,7 +31,7 @@ from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane, Recommendation
-from planewise.units import percent_text, rate_text, time_text
+from planewise.units import count_text, percent_text, rate_text, time_text
 
 ALL_LOADS = "all"
 """The ranking over every load."""
@@ -59,9 +59,10 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     )
     if not missed:
         return advice
+    whose, verb = ("its", "counts") if missed == 1 else ("their", "count")
     reservation = (
-        f"{missed} trial{'s' if missed != 1 else ''} missed their level by more than 1 % and "
-        "count for nothing here"
+        f"{count_text(missed, 'trial')} missed {whose} level by more than 1 % and {verb} for "
+        "nothing here"
     )
     return advice.model_copy(update={"reservations": (*advice.reservations, reservation)})
 
