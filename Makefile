@@ -91,7 +91,7 @@ bench-judge: test-setup
 	python benches/judge_replay.py --seeds $(SEEDS) --synthetic $(SYSTEMS)
 
 # The pages of docs/results from runs of their designs; a design whose run is there is not measured again.
-# Wants an otherwise idle machine for about seventy-five minutes, thirty of them for PASTRAMI's campaign.
+# Wants an otherwise idle machine for about eighty minutes, thirty of them for PASTRAMI's campaign.
 # K's four experiments in the lab, on K's page, are experiments/kvm-rtt-lab.yaml (--lab): over an hour more.
 PAPERS := runs/publications
 publications:
