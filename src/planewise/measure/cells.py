@@ -147,18 +147,20 @@ def factors_in_use(design: Design) -> frozenset[str]:
 
 def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
     factors = design.factors
-    kinds = design.kinds().items()
+    kinds, told = design.kinds().items(), _tells_forwarders(design)
     for outer in product(*(getattr(factors, name) for name in CELL_FACTORS)):
         of_cell = dict(zip(CELL_FACTORS, outer, strict=True))
         for kind, traffic in kinds:
             for inner in product(*(getattr(factors, name) for name in traffic)):
                 levels = of_cell | dict(zip(traffic, inner, strict=True))
                 if all(constraint.allows(levels) for constraint in design.constraints):
-                    for forwarder in _forwarders(of_cell, design):
+                    for forwarder in _forwarders(of_cell, design, told):
                         yield kind, levels | forwarder
 
 
-def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[str, Level]]:
+def _forwarders(
+    levels: Mapping[str, Level], design: Design, told: bool
+) -> Iterator[dict[str, Level]]:
     """The factor `forwarder`, once for each of the design's functions that a combination is of.
 
     It is not a level where all functions forward by what their planes have anyway: such cells are
@@ -168,14 +170,18 @@ def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[st
     if not design.functions:
         yield {}
     own, guest = str(levels["plane"]), cast("GuestKind", levels["guest"])
-    varied = any(
+    for function in design.functions:
+        if function.guest == guest and (function.plane is None or own in function.plane):
+            yield {"forwarder": function.forwarder} if told else {}
+
+
+def _tells_forwarders(design: Design) -> bool:
+    """Whether some function forwards by something else than what its plane has anyway."""
+    return any(
         function.forwarder != _usual_forwarder(plane, function.guest)
         for function in design.functions
         for plane in function.plane or design.factors.plane
     )
-    for function in design.functions:
-        if function.guest == guest and (function.plane is None or own in function.plane):
-            yield {"forwarder": function.forwarder} if varied else {}
 
 
 def _usual_forwarder(plane: str, guest: GuestKind) -> Forwarder | None:
