@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -12,25 +11,15 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of
 from planewise.advise.gain_profile import profile_of
-from planewise.advise.latency import mixed_quantile, predict_groups
 from planewise.advise.toml_text import toml_text
 from planewise.cli import app
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.statistics import RunSample
-from planewise.store.models import (
-    AllocResult,
-    Counts,
-    DaemonUse,
-    ManagedGuest,
-    OfferedLoad,
-    TrialRecord,
-)
+from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.made_up_run import STARTED, MadeUp, latency_of, write
 
@@ -351,86 +340,3 @@ def test_a_gain_that_falls_or_is_not_there_is_said_by_advise(gain_toml: Path) ->
     (told,) = notes("--gain", gain_toml.parent / "none.toml")
     assert "cannot be read" in told["text"]
     assert "planewise boost" in told["text"]
-
-
-def allocated(policy: str, block: int, held_s: float, rtt_us: float) -> TrialRecord:
-    """An allocator's trial whose two guests of 100 requests a second hold a VF so long of 10 s."""
-    rtt = latency_of(np.full(100, int(rtt_us * 1e3)))
-    guest = ManagedGuest(
-        request_pps=100,
-        sent_pps=100,
-        counts=Counts(sent=1000, received=1000, lost=0),
-        rtt=rtt,
-        held_s=held_s,
-    )
-    return TrialRecord(
-        trial=f"alloc:{policy}#r{block}",
-        kind="alloc",
-        cell={"plane": "bridge", "policy": policy},
-        block=block,
-        replicate=block,
-        order=block,
-        started=STARTED,
-        duration_s=10,
-        alloc=AllocResult(
-            vfs=1,
-            window_s=10,
-            guests={"a": guest, "b": guest},
-            groups={"100": rtt},
-            daemon=DaemonUse(cpu=0, memory_bytes=0),
-        ),
-    )
-
-
-def test_latency_under_a_policy_is_predicted_from_both_planes_and_held_against_the_measured() -> (
-    None
-):
-    planes = [trial("bridge", 100, 64, 0, 200.0), trial("vf", 100, 64, 0, 100.0)]
-    runs = [
-        allocated(policy, block, held_s, rtt_us)
-        for policy, held_s, rtt_us in (("activity", 9.0, 110.0), ("none", 0.0, 200.0))
-        for block in range(8)
-    ]
-    activity, none = predict_groups(planes, "bridge", "vf", runs)
-    assert (activity.policy, activity.held, activity.blocks) == ("activity", 0.9, 8)
-    assert activity.predicted_ns == pytest.approx(100e3, rel=2e-3)
-    assert activity.error.value == pytest.approx(100 / 110 - 1, abs=3e-3)
-    assert none.predicted_ns == pytest.approx(200e3, rel=2e-3)
-    assert none.error.low == pytest.approx(0, abs=3e-3)
-    (few,) = predict_groups(planes, "bridge", "vf", runs[:3])
-    assert few.error.high == math.inf, "three blocks have no interval"
-    with pytest.raises(BadInputError, match="both bridge and macvlan"):
-        predict_groups(planes, "bridge", "macvlan", runs)
-    with pytest.raises(BadInputError, match="no trial of an allocator"):
-        predict_groups(planes, "bridge", "vf", planes)
-
-
-def test_a_boost_run_says_how_far_its_prediction_is_off(
-    tmp_path: Path, gained: Path, info_of: RunReader
-) -> None:
-    with RunWriter.create(tmp_path / "allocated", info_of.info) as writer:
-        for block in range(8):
-            writer.append(allocated("activity", block, 9.0, 360.0))
-    told = boost(gained, "--predict", tmp_path / "allocated")
-    # The VF's round trips take 180 µs.
-    assert re.search(r"activity +100 pps +90 % +8 +1[78]\d µs +360 µs +-(49|50|51) %", told)
-    assert re.search(r"Off by (49|50|51)(\.\d)? % in the median", told)
-    told = boost(gained, "--predict", tmp_path / "allocated", "--json")
-    (group,) = json.loads(told)["predicted"]
-    assert (group["policy"], group["request_pps"], group["held"]) == ("activity", 100, 0.9)
-
-
-@given(
-    held=st.floats(0, 1),
-    slow=st.lists(st.integers(1, 1000), min_size=1, max_size=50),
-    fast=st.lists(st.integers(1, 1000), min_size=1, max_size=50),
-)
-def test_a_mixture_lies_between_its_parts_and_is_one_of_them_at_its_ends(
-    held: float, slow: list[int], fast: list[int]
-) -> None:
-    parts = [sorted((float(time), 1) for time in times) for times in (slow, fast)]
-    mixed = mixed_quantile(parts[0], parts[1], held, 0.5)
-    alone = [np.quantile(times, 0.5, method="inverted_cdf") for times in (slow, fast)]
-    assert min(alone) <= mixed <= max(alone)
-    assert mixed_quantile(parts[0], parts[1], 0, 0.5) == alone[0]
-    assert mixed_quantile(parts[0], parts[1], 1, 0.5) == alone[1]

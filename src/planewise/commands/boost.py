@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +15,6 @@ from planewise.errors import BadInputError, first_fault
 if TYPE_CHECKING:
     from planewise.advise.gain import Gain, Interval
     from planewise.advise.gain_profile import SwitchPrice
-    from planewise.advise.latency import PredictedGroup
 
 
 def boost(
@@ -41,15 +37,6 @@ def boost(
             metavar="FILE",
         ),
     ] = None,
-    predict: Annotated[
-        Path | None,
-        typer.Option(
-            "--predict",
-            help="A run of the allocator: its guests' latency as this run predicts it, and how far "
-            "off that is.",
-            metavar="RUN",
-        ),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
     ] = None,
@@ -62,7 +49,6 @@ def boost(
     """
     from planewise.advise.gain import gain_of
     from planewise.advise.gain_profile import profile_of
-    from planewise.advise.latency import predict_groups
     from planewise.advise.toml_text import toml_text
     from planewise.judge.statistics import RunSample
     from planewise.store.files import write_file
@@ -73,16 +59,10 @@ def boost(
     gain = gain_of(RunSample(str(measured), reader.info, reader.trials()), slow, fast)
     switch = None if moves is None else _switch(moves)
     profile = profile_of(gain, reader.info, switch)
-    predicted = (
-        ()
-        if predict is None
-        else predict_groups(reader.trials(), slow, fast, RunReader(predict).trials())
-    )
     if out is not None:
         write_file(out, toml_text(profile).encode())
     if json_:
-        told = [asdict(group) for group in predicted]
-        console.print_json({**profile.model_dump(), "notes": gain.notes, "predicted": told})
+        console.print_json({**profile.model_dump(), "notes": gain.notes})
         return
     _print(gain, reader.info.emulated)
     if switch is not None:
@@ -90,8 +70,6 @@ def boost(
             f"A switch: {time_text(switch.plug_s * 1e9)} to plug (mean of {switch.gives}), "
             f"{time_text(switch.unplug_s * 1e9)} to unplug (of {switch.takes})."
         )
-    if predicted:
-        _print_predicted(predicted)
     if out is not None:
         print(out)
 
@@ -176,31 +154,6 @@ def _print(gain: Gain, emulated: str) -> None:
         print(f"{note[:1].upper()}{note[1:]}.")
     if emulated:
         print(f"Emulated: {emulated}. Such a profile ranks guests; its times are not a server's.")
-
-
-def _print_predicted(groups: Sequence[PredictedGroup]) -> None:
-    from rich.table import Table
-
-    from planewise.units import percent_text, rate_text, time_text
-
-    table = Table(title="median latency of an allocator's guests", box=None, pad_edge=False)
-    for heading in ("policy", "requests", "on a VF", "blocks", "predicted", "measured", "off"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
-    for group in groups:
-        table.add_row(
-            group.policy,
-            rate_text(group.request_pps),
-            percent_text(group.held),
-            str(group.blocks),
-            time_text(group.predicted_ns),
-            time_text(group.measured_ns),
-            _share(group.error),
-        )
-    print()
-    console.out().print(table)
-    off = [abs(group.error.value) for group in groups]
-    middle, worst = percent_text(median(off)), percent_text(max(off))
-    print(f"Off by {middle} in the median, {worst} at worst.")
 
 
 def _share(interval: Interval) -> str:
