@@ -118,6 +118,13 @@ def trial(plane: str, block: int, value: float) -> TrialRecord:
         value=value,
         resolution=1.0,
     )
+    failed = Figure(
+        title="connections that were not made",
+        unit="share",
+        lower_is_better=True,
+        value=0.0 if plane == "veth" else 0.25,
+        resolution=0.01,
+    )
     return TrialRecord(
         trial=f"connect:{plane}#r{block}",
         kind="other",
@@ -127,7 +134,7 @@ def trial(plane: str, block: int, value: float) -> TrialRecord:
         order=block,
         started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
         duration_s=2.0,
-        figures={"connect": figure},
+        figures={"connect": figure, "connect_failed": failed},
     )
 
 
@@ -142,7 +149,7 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
     write(tmp_path / "run", trials)
     run = RunReader(tmp_path / "run")
     samples = [RunSample("run", run.info, run.trials())]
-    assert metrics_in(samples) == ("connect",)
+    assert metrics_in(samples) == ("connect", "connect_failed")
     metric = observe(samples, "connect").metric
     assert (metric.title, metric.unit, metric.lower_is_better) == (
         "median time to connect",
@@ -152,6 +159,9 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
     page = html.render(run)
     assert "What else was measured" in page
     assert "Median time to connect" in page
+    assert "What can be told apart" in page
+    assert "veth is better than bridge" in page
+    assert "veth is better than bridge (−25 points)" in page, "a share, and no time"
     advice = recommend(run.trials(), run.info)
     assert advice.plane is None
     assert "There is no recommendation" in advice.headline

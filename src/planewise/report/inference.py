@@ -15,8 +15,10 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
+from planewise.judge.statistics.metrics import Unit, figures_in
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.sentences import bound_text
+from planewise.judge.statistics.sentences import value_text as judge_text
 from planewise.report import theme
 from planewise.report.data import RunData
 from planewise.store.cells import by_series
@@ -44,7 +46,8 @@ def compare(data: RunData) -> list[Compared]:
     sample = RunSample(data.info.run, data.info, by_series(data.trials, data.naming))
     hosts = sorted({host for trial in data.done for host in trial.cpu})
     result = []
-    for name in (*_METRICS, *(f"cpu:{host}" for host in hosts)):
+    figures = sorted(figures_in([sample]))
+    for name in (*_METRICS, *figures, *(f"cpu:{host}" for host in hosts)):
         for observed in by_sending(observe([sample], name), FACTOR):
             if len(_levels(observed)) < 2:
                 continue
@@ -72,7 +75,7 @@ def _levels(observed: Observed) -> set[str]:
     }
 
 
-def change_text(one: Comparison, value: float) -> str:
+def change_text(one: Comparison, value: float, unit: Unit) -> str:
     """A change of a comparison as people read it: `−21 %`, of shares in percentage points."""
     if value in (float("inf"), float("-inf")):
         return "∞" if value > 0 else "−∞"
@@ -82,9 +85,9 @@ def change_text(one: Comparison, value: float) -> str:
         if value > 1.5:
             return f"{1 + value:.3g} times"
         return f"{sign}{theme.share(_rounded(size))}"
-    if one.metric in ("loss",) or one.metric.startswith("cpu"):
+    if unit == "share":
         return f"{sign}{theme.share(_rounded(size)).removesuffix(' %')} points"
-    return f"{sign}{time_text(size)}"
+    return f"{sign}{judge_text(size, unit)}"
 
 
 def _rounded(share: float) -> float:
@@ -105,14 +108,14 @@ def value_text(family: Family, value: float) -> str:
     )
 
 
-def bounded_change(one: Comparison) -> str:
-    """The change; a bound says so."""
-    return bound_text(one.bound, change_text(one, one.change))
+def bounded_change(one: Comparison, unit: Unit) -> str:
+    """The change of a metric of this unit; a bound says so."""
+    return bound_text(one.bound, change_text(one, one.change, unit))
 
 
-def interval_text(one: Comparison) -> str:
+def interval_text(one: Comparison, unit: Unit) -> str:
     """The change's 95 % interval."""
-    return theme.interval(change_text(one, one.low), change_text(one, one.high))
+    return theme.interval(change_text(one, one.low, unit), change_text(one, one.high, unit))
 
 
 def sentence(compared: Compared) -> str:
@@ -124,7 +127,9 @@ def sentence(compared: Compared) -> str:
         if one.outcome in ("better", "worse"):
             first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
             turned = family.find(first, second) or one
-            better_than.setdefault(str(first), []).append(f"{second} ({bounded_change(turned)})")
+            better_than.setdefault(str(first), []).append(
+                f"{second} ({bounded_change(turned, family.metric.unit)})"
+            )
     same = [
         f"{comparison.a} and {comparison.b}"
         for comparison in overall

@@ -156,7 +156,7 @@ def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
         names += ["transmitted", "transmitted_bits"]
     if "tcp" in kinds:
         names.append("goodput")
-    names += sorted(_figures(samples))
+    names += sorted(figures_in(samples))
     return (*names, *cpu_metrics(samples))
 
 
@@ -210,7 +210,7 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
     if name in _OF_TRIAL:
         return _of_trial(samples, _OTHERS[name], _OF_TRIAL[name])
-    if (figure := _figures(samples).get(name)) is not None:
+    if (figure := figures_in(samples).get(name)) is not None:
         metric = Metric(name, figure.title, figure.unit, figure.lower_is_better)
         return _of_trial(samples, metric, lambda trial: figure_of(trial, name))
     if name == "cpu_per_packet":
@@ -388,7 +388,7 @@ _OF_TRIAL: Mapping[str, Callable[[TrialRecord], MeasuredValue | None]] = {
 """Metrics that a chain's or a TCP trial has, one value each."""
 
 
-def _figures(samples: Sequence[RunSample]) -> dict[str, Figure]:
+def figures_in(samples: Sequence[RunSample]) -> dict[str, Figure]:
     """The numbers that trials bring with them, by name; of each, that of some trial."""
     return {
         name: figure

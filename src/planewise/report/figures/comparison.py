@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from planewise.judge import policies
 from planewise.judge.statistics import Comparison, Family, Outcome
+from planewise.judge.statistics.metrics import Unit
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
@@ -124,12 +125,13 @@ def _panel(
 ) -> Spec:
     ratio = family.scale == "ratio"
     span = Span(*_ends(family), log=ratio)
-    texts = [(f"{pair.a} against {pair.b}", _outcome(pair)) for pair in pairs]
+    unit = family.metric.unit
+    texts = [(f"{pair.a} against {pair.b}", _outcome(pair, unit)) for pair in pairs]
     two_lines = any(vega.text_width(pair + outcome) > width - 24 for pair, outcome in texts)
     lines = 2 if two_lines else 1
     height = _LINE * (lines + 1) * len(pairs) + 8
     margin = pairs[0].margin
-    rows = [_row(pair, number, stratum, span, lines) for number, pair in enumerate(pairs)]
+    rows = [_row(pair, number, stratum, span, lines, unit) for number, pair in enumerate(pairs)]
     axis = _axis(span, last=last)
     band = {
         "low": span.inside(1 / (1 + margin) if ratio else -margin),
@@ -192,19 +194,19 @@ def _panel(
 _LEFT: Look = {"align": "left", "baseline": "middle"}
 
 
-def _outcome(pair: Comparison) -> str:
-    change = inference.bounded_change(pair)
+def _outcome(pair: Comparison, unit: Unit) -> str:
+    change = inference.bounded_change(pair, unit)
     return pair.outcome if change == pair.outcome else f"{pair.outcome}, {change}"
 
 
-def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int) -> Row:
+def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int, unit: Unit) -> Row:
     """What is drawn of the pair: one or two `lines` of text, and below them the interval."""
 
     def place(change: float) -> float:
         return span.inside(1 + change if span.log else change)
 
     names = f"{pair.a} against {pair.b}"
-    outcome = _outcome(pair)
+    outcome, interval = _outcome(pair, unit), inference.interval_text(pair, unit)
     top = number * _LINE * (lines + 1) + 9
     return {
         "change": place(pair.change),
@@ -216,7 +218,7 @@ def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int) ->
         "pair": names,
         "outcome": outcome,
         "colour": OUTCOMES[pair.outcome].light,
-        "hover": f"{names}, {stratum_words(stratum)}: {outcome} ({inference.interval_text(pair)})",
+        "hover": f"{names}, {stratum_words(stratum)}: {outcome} ({interval})",
     }
 
 
@@ -287,10 +289,12 @@ def table(all_compared: Sequence[Compared]) -> Table:
                     stratum_words(comparison.stratum),
                     f"{comparison.a} against {comparison.b}",
                     comparison.outcome,
-                    PrintedNumber(inference.bounded_change(comparison), comparison.change)
+                    PrintedNumber(
+                        inference.bounded_change(comparison, family.metric.unit), comparison.change
+                    )
                     if math.isfinite(comparison.change)
                     else Missing("unbounded"),
-                    inference.interval_text(comparison)
+                    inference.interval_text(comparison, family.metric.unit)
                     if math.isfinite(comparison.low) and math.isfinite(comparison.high)
                     else "too few blocks, or a bound",
                     PrintedNumber(
