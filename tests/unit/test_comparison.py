@@ -327,11 +327,11 @@ def test_a_lower_bound_may_be_greater_but_never_less() -> None:
     assert outcome(family("fast"), "fast", "slow") == "better"
     assert outcome(family("slow"), "fast", "slow") == "not known"
     (unknown,) = family("slow").comparisons
-    assert figure_words(unknown) == "not known, at most +100 %"
+    assert figure_words(unknown, RATE.unit) == "not known, at most +100 %"
     nothing = dataclasses.replace(unknown, bound="unbounded")
-    assert figure_words(nothing) == "not known", "once, though its change is not either"
+    assert figure_words(nothing, RATE.unit) == "not known", "once, though its change is not either"
     (change,) = family("fast").comparisons
-    assert figure_words(change) == "better, at least +100 %"
+    assert figure_words(change, RATE.unit) == "better, at least +100 %"
     assert change.bound == "at least"
     assert turned(change).bound == "at most"
     assert "its highest forwarding rate is at least 100 % higher (8 blocks)" in sentence(
