@@ -55,6 +55,8 @@ struct Report {
     sent: u64,
     /// The socket had no room, or the other side had refused an earlier one.
     refused: u64,
+    /// Due by the end, but never tried: this process was not given the CPU in time.
+    skipped: u64,
     interrupted: bool,
 }
 
@@ -111,7 +113,10 @@ pub fn run(args: &Args) -> Result<()> {
             bursts += behind as u64;
         }
     }
-    let duration_s = (clock::monotonic_ns() - start_ns).max(1) as f64 / 1e9;
+    let elapsed_ns = (clock::monotonic_ns() - start_ns).max(1);
+    let duration_s = elapsed_ns as f64 / 1e9;
+    let due_bursts = bursts_due(elapsed_ns.min(end_ns - start_ns), period_ns);
+    let due = due_bursts.saturating_mul(u64::from(args.burst));
     let report = Report {
         to: args.to.clone(),
         payload_bytes: args.size,
@@ -122,9 +127,15 @@ pub fn run(args: &Args) -> Result<()> {
         achieved_pps: sent as f64 / duration_s,
         sent,
         refused,
+        skipped: due.saturating_sub(sent + refused),
         interrupted: args.duration.is_some() && stop::requested(),
     };
     Output::new("blast", report).print()
+}
+
+/// Bursts that are due before `elapsed_ns` (above 0) is over, the first at 0 [ns].
+fn bursts_due(elapsed_ns: i64, period_ns: f64) -> u64 {
+    ((elapsed_ns - 1) as f64 / period_ns) as u64 + 1
 }
 
 fn cannot_send(to: SocketAddr, error: std::io::Error) -> Error {
@@ -136,4 +147,18 @@ fn cannot_send(to: SocketAddr, error: std::io::Error) -> Error {
         _ => "",
     };
     Error::failed(format!("cannot send to {to}"), remedy).caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bursts_due;
+
+    #[test]
+    fn a_burst_is_due_once_its_time_came_and_the_end_is_nobodys_time() {
+        assert_eq!(bursts_due(1, 5e6), 1);
+        assert_eq!(bursts_due(5_000_000, 5e6), 1);
+        assert_eq!(bursts_due(5_000_001, 5e6), 2);
+        assert_eq!(bursts_due(500_000_000, 5e6), 100);
+        assert_eq!(bursts_due(500_000_000, 1e10 / 3000.0), 150);
+    }
 }
