@@ -35,6 +35,15 @@ chain: {duration_s: 10, warmup_s: 0, offered_pps: 50}
 blocks: 1
 """
 
+POLLING = """
+title: a function that polls its VF in a virtual machine
+functions:
+  - {forwarder: testpmd, guest: vm, plane: vf-passthrough}
+factors: {path: north-south, vnfs: 1}
+chain: {duration_s: 10, warmup_s: 0, offered_pps: 50, uplink: af_packet}
+blocks: 1
+"""
+
 
 def test_functions_that_hold_vfs_pass_on_what_comes_over_the_cable_through_a_kill_and_leave_nothing(
     hosts: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
@@ -68,3 +77,26 @@ def test_functions_that_hold_vfs_pass_on_what_comes_over_the_cable_through_a_kil
         assert trial.counts.received > 0
     assert "vf-passthrough" in (out / "report.html").read_text()
     come_back(hosts, before)
+
+
+def test_a_program_that_polls_in_a_virtual_machine_has_its_vf_for_itself_and_leaves_nothing(
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
+) -> None:
+    begun = time.monotonic()
+    before = states(hosts)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(POLLING)
+    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    (trial,) = RunReader(out).trials()
+    assert trial.status == "done", trial.reason
+    assert (trial.cell["forwarder"], trial.cell["plane"]) == ("testpmd", "vf-passthrough")
+    assert trial.chain is not None
+    frames = trial.chain.frames
+    assert frames is not None
+    said.append(f"polled in {time.monotonic() - begun:.0f} s: {frames}")
+    assert frames.received > 0
+    assert frames.sent == frames.received + sum(frames.lost.values())
+    assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
+    come_back(hosts, before)
+    assert not guests_on(hosts["b"])

@@ -75,6 +75,8 @@ class MachineState:
     """What switches, by name, found out when they were made and their planes want to know."""
     directory: str = ""
     """See `Site.directory`; a switch that is a program sets it when it is made."""
+    switch_pid: int | None = None
+    """Process of a switch that is a program."""
     nic_up: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     """Closes what was opened here."""

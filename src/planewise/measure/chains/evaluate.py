@@ -376,4 +376,5 @@ def _kept_waiting(delta: ReadingDelta, placement: Placement) -> str | None:
 
 
 def _names(names: list[str]) -> str:
+    names = ["the switch" if name == SWITCH else name for name in names]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

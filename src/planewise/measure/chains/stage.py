@@ -53,6 +53,7 @@ from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.machine import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.planes import plane
 from planewise.testbed.steering import may_steer
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
@@ -158,7 +159,7 @@ class ChainStage:
         for name, cell in longest(cells).items():
             chain = chain_of(cell)
             placement = assign_in_turn(chain.names, [0]) if nic else self._place(chain)
-            if nic and chain.plane == "vhost-user":
+            if nic and plane(chain.plane).switch_is_program:
                 placement = Placement({0: (SWITCH,), 1: chain.names})
             steps = describe.steps(chain, placement, nic, self._driver(chain))
             builds[name] = Build({} if nic else placement.tasks, steps)
@@ -236,8 +237,8 @@ class ChainStage:
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is not a task: its work is done where a frame comes from.
-        first = [SWITCH] if chain.plane == "vhost-user" else []
-        if self._pair is None and (not first or self._uplink):
+        first = [SWITCH] if plane(chain.plane).switch_is_program else []
+        if self._pair is None and (chain.plane != "vhost-user" or self._uplink):
             first.append(GENERATOR)
         if not first:
             return assign_in_turn(chain.names, self._cpus, self._wanted.get("vnf", ()))
@@ -327,10 +328,13 @@ _TWO_HOSTS = (
 
 def _missing(chain: Chain, host: Host) -> str:
     """A clause that names the programs a host lacks for a chain; empty: none."""
-    wanted = {"Open vSwitch with DPDK": OVS} if chain.plane == "vhost-user" else {}
+    needs = plane(chain.plane).needs
+    wanted = {"Open vSwitch with DPDK": OVS} if "dpdk" in needs else {}
+    if "ovs" in needs:
+        wanted["Open vSwitch"] = "ovs-vswitchd"
     if chain.forwards == "testpmd" and chain.kind != "vm":
         wanted["dpdk-testpmd"] = TESTPMD
-    look = 'command -v "$1"'
+    look = 'PATH=$PATH:/usr/sbin:/sbin command -v "$1"'
     missing = [
         name
         for name, program in wanted.items()

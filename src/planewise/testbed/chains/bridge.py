@@ -1,49 +1,55 @@
-"""The kernel's bridge of the functions' host, with the chain's functions as ports. Pure."""
+"""The switch of the functions' host, with the chain's functions as ports. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planewise.testbed.chains.ends import MTU_BYTES, Ends, mac_of, netns, port_mac
 from planewise.testbed.chains.model import Chain
-from planewise.testbed.model import GUEST_INTERFACE
-from planewise.testbed.plan import (
-    AcceptAddress,
-    AddBridge,
-    AddForwarding,
-    AddTap,
-    AddVeth,
-    AwaitUp,
-    SetMaster,
-    SetUp,
-    Step,
-)
+from planewise.testbed.model import GUEST_INTERFACE, Site
+from planewise.testbed.plan import AcceptAddress, AddTap, AddVeth, AwaitUp, SetUp, Step
+from planewise.testbed.planes import plane
+from planewise.testbed.planes.plane import Switch
 
 _INDEX = 24_000
-_MAC = mac_of(0xFF)
 
 
 def port_of(token: str, number: int) -> str:
-    """The bridge's port of the `number`th function."""
+    """The switch's port of the `number`th function."""
     return f"pw{token}f{number}"
 
 
-def bridge(token: str, chain: Chain, name: str, ends: Ends, queues: int = 1) -> tuple[Step, ...]:
-    """The bridge `name` with the NICs and all functions as ports; no frame is ever flooded.
+def switch_of(chain: Chain) -> Switch:
+    """The switch that the kernels of the functions' host and of its guests send to."""
+    switch = plane(chain.plane).switch
+    assert switch is not None, f"no switch on {chain.plane}"
+    return switch
+
+
+def site_of(bridge: str, ends: Ends, directory: str = "") -> Site:
+    """The functions' host; `directory` is that of a switch that is a program."""
+    return Site("responder", "", bridge, MTU_BYTES, ends.nics[0], bridge, directory=directory)
+
+
+def ports(token: str, chain: Chain, site: Site, ends: Ends, queues: int = 1) -> tuple[Step, ...]:
+    """The NICs and all functions as ports of the chain's switch; no frame is ever flooded.
 
     Namespaces must exist; virtual machines open the taps that this makes, with `queues` each.
     """
-    steps: list[Step] = [AddBridge("", name, _MAC, MTU_BYTES), SetUp("", name)]
-    steps += [SetMaster("", nic, name) for nic in dict.fromkeys(ends.nics)]
-    steps += [AddForwarding("", nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)]
+    switch = switch_of(chain)
+    steps: list[Step] = []
+    for nic in dict.fromkeys(ends.nics):
+        steps += switch.add_nic(replace(site, nic=nic))
+    steps += [switch.know(site, nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)]
     shared = ends.nics[0] == ends.nics[1]
     for number in range(1, chain.vnfs + 1):
         port, mac = port_of(token, number), mac_of(number)
         steps += [
             *_interface(token, chain, number, queues),
-            SetMaster("", port, name),
+            switch.join(site, port),
             SetUp("", port),
-            AddForwarding("", port, mac),
+            switch.know(site, port, mac),
             # A NIC with VFs passes the host frames only for addresses that were added.
             *([AcceptAddress("", ends.nics[0], mac)] if shared else []),
         ]

@@ -85,7 +85,11 @@ def _create_switch(
         return []
     if chain.plane != "vhost-user":
         name = netns(_TOKEN, "b") if nic else BRIDGE
-        return list(bridge.bridge(_TOKEN, chain, name, there))
+        site = bridge.site_of(name, there, "<directory>")
+        return [
+            *bridge.switch_of(chain).described(site),
+            *bridge.ports(_TOKEN, chain, site, there),
+        ]
     cpus = placement.cpus(SWITCH)
     turns = cycle(cpus)
     ports = ", ".join(f"{name} (polled by CPU {next(turns)})" for name in chain.names)

@@ -37,7 +37,7 @@ from planewise.testbed.host import Host
 from planewise.testbed.machine import MachineState, remove_traces
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
-from planewise.testbed.plan import AwaitUp, ReleaseMaster, new_namespace
+from planewise.testbed.plan import AwaitUp, new_namespace
 from planewise.testbed.steering import bind_interrupts, steer
 from planewise.testbed.together import together
 from planewise.testbed.vms.cleanup import remove_guests
@@ -144,6 +144,8 @@ class ChainTestbed:
         self._macs: dict[int, str] = {}
         self._ends = CABLES
         self._ksoftirqd: dict[int, int] = {}
+        self._switch_pid: int | None = None
+        """Of a switch that kernels send to, where it is a program."""
         self._before: account.FramePath = ()
         self._ends_reader = ThreadPoolExecutor(1)
 
@@ -182,7 +184,7 @@ class ChainTestbed:
         if self._switch is not None:
             self._switch.build(self._ends)
         elif not chain.on_vfs:
-            self._build_bridge()
+            self._build_kernel_switch()
         self._functions.connect(self._macs, self._ends)
         if self._switch is not None:
             self._switch.await_functions()
@@ -212,15 +214,30 @@ class ChainTestbed:
         here = self._here.machine.nic
         self._ends = Ends((macs[0], macs[1]), (here, here))
 
-    def _build_bridge(self) -> None:
-        here, nics = self._here, dict.fromkeys(self._ends.nics)
-        name = here.machine.bridge
+    def _build_kernel_switch(self) -> None:
+        """The switch that kernels send to, with its ports; it ends with the chain."""
+        here, chain, switch = self._here, self.chain, bridge.switch_of(self.chain)
+        standing = MachineState(here.machine, here.role, here.token)
+        self._parts.opened.callback(standing.close)
+        site = bridge.site_of(here.machine.bridge, self._ends)
+        created = switch.create(standing, site)
+        site = replace(site, directory=standing.directory)
         if self._pair.separate:
-            release = partial(here.perform, [ReleaseMaster("", nic) for nic in nics])
-            self._parts.opened.callback(_ignore_errors, release)
+            nics = dict.fromkeys(self._ends.nics)
+            release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
+            self._parts.opened.callback(_ignore_errors, partial(here.perform, release))
         queues = 1 if self._machines is None else self._machines.guests.options.queues
-        steps = bridge.bridge(here.token, self.chain, name, self._ends, queues)
-        here.perform(steps)
+        here.perform([*created, *bridge.ports(here.token, chain, site, self._ends, queues)])
+        for name in self._functions.namespaces:
+            here.perform(switch.complete(standing, name, GUEST_INTERFACE))
+        if self._addressed:
+            for place in PLACES:
+                steps = switch.complete(standing, self._end(place), GUEST_INTERFACE)
+                self._there.perform(steps)
+        if (pid := standing.switch_pid) is not None:
+            self._switch_pid = pid
+            cpu = self.placement.cpu(SWITCH)
+            here.host.run(["taskset", "-acp", str(cpu), str(pid)]).check()
         cpus = [self.placement.cpu(function) for function in self.chain.names]
         entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
         if self._pair.separate:
@@ -304,6 +321,8 @@ class ChainTestbed:
         tasks = {**dict.fromkeys([*self._ksoftirqd.values(), *pids.values()], "")}
         if self._switch is not None:
             tasks[self._switch.running.pid] = "pmd"
+        if self._switch_pid is not None:
+            tasks[self._switch_pid] = ""
         seen = read_host(self._here.host, tasks, self._functions.namespaces)
         if self._switch is not None:
             sent = self._switch.sent(counted)
@@ -352,6 +371,8 @@ class ChainTestbed:
         }
         for name, spent in spent_s.items():
             busy[self.placement.cpu(name)] += spent
+        if self._switch_pid is not None:
+            busy[self.placement.cpu(SWITCH)] += seen.tasks_s[self._switch_pid]
         return busy
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import (
@@ -15,6 +15,9 @@ from planewise.testbed.plan import (
 )
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link, veth_pair
+
+if TYPE_CHECKING:
+    from planewise.testbed.machine import MachineState
 
 
 class LinuxBridge(Switch):
@@ -34,6 +37,15 @@ class LinuxBridge(Switch):
     def release_nic(self, site: Site) -> tuple[Step, ...]:
         return (ReleaseMaster(site.netns, site.nic),)
 
+    def join(self, site: Site, port: str) -> Step:
+        return SetMaster(site.netns, port, self.interface(site))
+
+    def leave(self, here: MachineState, port: str) -> None:
+        """A port that goes leaves it."""
+
+    def know(self, site: Site, port: str, mac: str) -> Step:
+        return AddForwarding(site.netns, port, mac)
+
 
 class BridgePlane(Plane):
     """The Linux bridge switches by MAC address: what Docker and libvirt do by default."""
@@ -43,33 +55,31 @@ class BridgePlane(Plane):
     guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
     functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
     rank = 20
-    switch: ClassVar[Switch | None] = LinuxBridge()
+    switch: ClassVar[Switch] = LinuxBridge()
+    learns_on_servers: ClassVar[bool] = True
+    """Whether a server's switch learns addresses, instead of being told."""
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The pair, its host end a port, and the guest's addresses on the shared segment."""
         port = self.host_interface(guest)
         return (
             veth_pair(site, guest, port),
-            self.join(site, port),
+            self.switch.join(site, port),
             SetUp(site.netns, port),
             *on_link(guest),
         )
 
-    def join(self, site: Site, port: str) -> Step:
-        """Makes an interface of the host a port of the switch."""
-        return SetMaster(site.netns, port, site.uplink)
-
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Static neighbours and, in a namespace, static forwarding entries against flooding.
+        """Static neighbours and static entries of the switch against flooding.
 
         A server's bridge learns instead: a NIC that joins a bridge with static entries stops to
         receive for their addresses (`br_fdb_unsync_static`), also where it was told to (VFs).
         """
         known = neighbours(guest, peer, peer.mac)
-        if not site.netns:
+        if self.learns_on_servers and not site.netns:
             return known
-        away = () if within else (AddForwarding(site.netns, site.nic, peer.mac),)
-        return (*known, AddForwarding(site.netns, self.host_interface(guest), guest.mac), *away)
+        away = () if within else (self.switch.know(site, site.nic, peer.mac),)
+        return (*known, self.switch.know(site, self.host_interface(guest), guest.mac), *away)
 
     def host_interface(self, guest: Guest) -> str:
         """The bridge port."""

@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.testbed.host import Host
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.model import Site
 from planewise.testbed.openvswitch import OpenVswitch, appctl, vsctl
 from planewise.testbed.plan import RunProgram, SetUp, Step
 from planewise.testbed.planes.bridge import BridgePlane
-from planewise.testbed.planes.plane import Switch, neighbours
+from planewise.testbed.planes.plane import Switch
 
 if TYPE_CHECKING:
     from planewise.testbed.machine import MachineState, PlacedGuest, Resources
 
 Datapath = Literal["system", "netdev"]
 """As Open vSwitch calls them: the kernel's, and its own in user space."""
+
+OVS_REMEDY = "install openvswitch-switch"
 
 _AGEING_S = 3600
 """As long as Open vSwitch allows: a guest that only receives is not to be forgotten."""
@@ -48,16 +50,25 @@ class OpenVswitchBridge(Switch):
         here.directory = f"{here.host.directory}/ovs"
         here.host.run(["mkdir", "-p", here.directory]).check()
         switch = here.opened.enter_context(OpenVswitch(here.host, here.directory))
-        here.notes[self.name] = datapath_of(here.host, alone=bool(site.netns))
+        here.switch_pid = switch.pid
+        # A namespace of ours, where a host is one, has no other switch.
+        here.notes[self.name] = datapath_of(here.host, alone=bool(here.machine.netns))
+        switch.configure(*self._bridge(site, here.notes[self.name]))
+        return (SetUp(site.netns, self.interface(site)),)
+
+    def described(self, site: Site) -> tuple[object, ...]:
+        words = self._bridge(site, "<system or netdev>")
+        return ("start ovs-vswitchd", RunProgram("", vsctl(site.directory, *words)))
+
+    def _bridge(self, site: Site, datapath: str) -> tuple[str, ...]:
         bridge = self.interface(site)
-        switch.configure(
+        return (
             "add-br", bridge,
-            "--", "set", "bridge", bridge, f"datapath_type={here.notes[self.name]}",
+            "--", "set", "bridge", bridge, f"datapath_type={datapath}",
             f'other_config:hwaddr="{site.bridge_mac}"', "other_config:disable-in-band=true",
             f"other_config:mac-aging-time={_AGEING_S}",
             "--", "set", "interface", bridge, f"mtu_request={site.mtu_bytes}",
         )  # fmt: skip
-        return (SetUp(site.netns, bridge),)
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
         return (_configure(site, "add-port", self.interface(site), site.nic),)
@@ -65,67 +76,70 @@ class OpenVswitchBridge(Switch):
     def release_nic(self, site: Site) -> tuple[Step, ...]:
         return (_configure(site, "del-port", self.interface(site), site.nic),)
 
+    def join(self, site: Site, port: str) -> Step:
+        return _configure(site, "add-port", self.interface(site), port)
+
+    def leave(self, here: MachineState, port: str) -> None:
+        here.host.run(vsctl(here.directory, "--if-exists", "del-port", port))
+
+    def know(self, site: Site, port: str, mac: str) -> Step:
+        entry = (self.interface(site), port, "0", mac)
+        return RunProgram("", appctl(site.directory, "fdb/add", *entry))
+
+    def complete(self, here: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
+        """Where frames are forwarded in user space, they must be complete."""
+        if here.notes[self.name] == "system":
+            return ()
+        return (RunProgram(netns, ("ethtool", "-K", interface, "tx", "off")),)
+
+    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        """How it forwards; see `Plane.remarks`."""
+        if datapath_of(host, alone=here) == "system":
+            return ("Open vSwitch forwards in the kernel (datapath system)",)
+        why = "this kernel has none for it" if here else "the kernel's is not ours on a server"
+        return (f"Open vSwitch forwards in user space (datapath netdev), as {why}",)
+
 
 class OvsPlane(BridgePlane):
     """What OpenStack and OVN-Kubernetes give a guest, without their flows."""
 
     name = "ovs"
     description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
-    guests = ("namespace", "container")
-    functions: ClassVar = {}
+    guests = ("namespace", "container", "process")
+    functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
     rank = 25
     switch = OpenVswitchBridge()
+    learns_on_servers = False
+    switch_is_program = True
     needs = ("ovs",)
-    remedy = "install openvswitch-switch"
+    remedy = OVS_REMEDY
 
     def lacking(self, found: Resources) -> str:
-        return "" if found.ovs else f"there is no Open vSwitch on {found.place}"
+        return lacking(found)
 
     def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        told = self.switch.remarks(host, here=here)
         if datapath_of(host, alone=here) == "system":
-            return ("Open vSwitch forwards in the kernel (datapath system)",)
-        why = "this kernel has none for it" if here else "the kernel's is not ours on a server"
-        return (
-            f"Open vSwitch forwards in user space (datapath netdev), as {why}",
-            "the guests' checksum and segmentation offloads are off: nothing would do that work",
-        )
-
-    def join(self, site: Site, port: str) -> Step:
-        return _configure(site, "add-port", site.uplink, port)
+            return told
+        why = "nothing would do that work"
+        return (*told, f"the guests' checksum and segmentation offloads are off: {why}")
 
     def plug(
         self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
     ) -> tuple[Step, ...]:
-        """As `attach` says; where frames are forwarded in user space, they must be complete."""
-        steps = super().plug(here, site, placed)
-        if here.notes.get(self.name) == "system":
-            return steps
-        complete = (
-            RunProgram(
-                placed_guest.guest.netns,
-                ("ethtool", "-K", placed_guest.guest.interface, "tx", "off"),
-            )
-            for placed_guest in placed
-        )
-        return (*steps, *complete)
+        """As `attach` says, with complete frames."""
+        guests = [one.guest for one in placed]
+        whole = [self.switch.complete(here, guest.netns, guest.interface) for guest in guests]
+        return (*super().plug(here, site, placed), *(step for steps in whole for step in steps))
 
     def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
         """The switch forgets the port."""
-        port = self.host_interface(placed.guest)
-        here.host.run(vsctl(here.directory, "--if-exists", "del-port", port))
+        self.switch.leave(here, self.host_interface(placed.guest))
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Static neighbours, and static entries of the switch against flooding."""
 
-        def known(port: str, mac: str) -> RunProgram:
-            entry = (site.uplink, port, "0", mac)
-            return RunProgram("", appctl(site.directory, "fdb/add", *entry))
-
-        return (
-            *neighbours(guest, peer, peer.mac),
-            known(self.host_interface(guest), guest.mac),
-            *(() if within else (known(site.nic, peer.mac),)),
-        )
+def lacking(found: Resources) -> str:
+    """See `Plane.lacking`."""
+    return "" if found.ovs else f"there is no Open vSwitch on {found.place}"
 
 
 def _configure(site: Site, *arguments: str) -> RunProgram:

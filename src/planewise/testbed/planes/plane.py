@@ -40,6 +40,10 @@ class Switch(ABC):
         """Makes the switch, without the NIC; the steps returned are still to be done."""
         return self.steps(site)
 
+    def described(self, site: Site) -> tuple[object, ...]:
+        """What makes the switch, for people."""
+        return self.steps(site)
+
     @abstractmethod
     def add_nic(self, site: Site) -> tuple[Step, ...]:
         """Makes the NIC a port of it."""
@@ -47,6 +51,22 @@ class Switch(ABC):
     @abstractmethod
     def release_nic(self, site: Site) -> tuple[Step, ...]:
         """Takes the NIC out of it."""
+
+    @abstractmethod
+    def join(self, site: Site, port: str) -> Step:
+        """Makes an interface of the host a port of it."""
+
+    @abstractmethod
+    def leave(self, here: MachineState, port: str) -> None:
+        """Takes a port that is about to go out of it, where that does not go by itself."""
+
+    @abstractmethod
+    def know(self, site: Site, port: str, mac: str) -> Step:
+        """A static entry: `mac` is behind this port, so that no frame for it is flooded."""
+
+    def complete(self, here: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
+        """Steps after which what a guest of this kernel sends needs no work of a NIC."""
+        return ()
 
 
 _NO_FORWARDER: Mapping[Forwarder, str] = {
@@ -72,6 +92,8 @@ class Plane:
     the first does where nothing is said."""
     rank: ClassVar[int] = 100
     """Its place where planes are listed."""
+    switch_is_program: ClassVar[bool] = False
+    """Whether a program switches, which has a CPU of its own in a chain."""
     switch: ClassVar[Switch | None] = None
     """What the NIC must be a port of; None: it works on the NIC, and beside any switch."""
     on_uplink: ClassVar[bool] = False

@@ -22,6 +22,7 @@ class VhostUserPlane(Plane):
         "vm": ("kernel", "testpmd"),
     }
     rank = 75
+    switch_is_program = True
     chains_only = "its switch polls on cores of its own, as functions of a chain have them"
     needs = ("dpdk",)
     remedy = "install openvswitch-switch-dpdk and dpdk-dev; planewise takes huge pages by itself"

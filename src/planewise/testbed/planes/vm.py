@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddForwarding, AddTap, SetMaster, SetUp, Step
+from planewise.testbed.plan import AddTap, SetUp, Step
 from planewise.testbed.planes.bridge import LinuxBridge
 from planewise.testbed.planes.kinds import GuestKind
-from planewise.testbed.planes.plane import Need, Plane
+from planewise.testbed.planes.plane import Need, Plane, Switch
 
 VM_REMEDY = "compare it on hosts with virtual machines"
 VIRTUAL_WIRE = "its virtual function belongs to a real NIC, and the wire here is virtual"
@@ -68,23 +68,23 @@ class VmPlane(Plane):
 
 
 class TapPlane(VmPlane):
-    """A tap that is a port of the host's bridge."""
+    """A tap that is a port of the host's switch."""
 
-    switch = LinuxBridge()
+    switch: ClassVar[Switch] = LinuxBridge()
     device = "tap"
 
     def attach(
         self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
     ) -> tuple[Step, ...]:
-        """The tap, a port of the bridge."""
+        """The tap, a port of the switch."""
         port = self.host_interface(guest)
         return (
             AddTap(site.netns, port, site.port_mac(guest), site.mtu_bytes, queues),
-            SetMaster(site.netns, port, site.uplink),
+            self.switch.join(site, port),
             SetUp(site.netns, port),
         )
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Both guests' addresses are known to the bridge."""
-        away = () if within else (AddForwarding(site.netns, site.nic, peer.mac),)
-        return (AddForwarding(site.netns, self.host_interface(guest), guest.mac), *away)
+        """Both guests' addresses are known to the switch."""
+        away = () if within else (self.switch.know(site, site.nic, peer.mac),)
+        return (self.switch.know(site, self.host_interface(guest), guest.mac), *away)
