@@ -125,7 +125,9 @@ def test_what_has_a_vf_by_vfio_wants_an_iommu_before_anything_is_built(
     pair = SimpleNamespace(machines=dict.fromkeys(HOSTS, there), separate=True)
     stage = ChainStage(design, cast("Pair", pair))
     stage._resources = {role: resources(7) for role in HOSTS}
-    stage.__dict__["_memory"] = VmResources("lab:b", "pf0", "igb", 2, 4000, 7, iommu=iommu)
+    stage.__dict__["_memory"] = VmResources(
+        "lab:b", "pf0", "igb", 7, 4000, False, cpus=2, iommu=iommu
+    )
     (cell,) = cells_of(design)
     why = stage.unavailable([cell]).get(cell, "")
     assert said in why

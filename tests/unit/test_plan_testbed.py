@@ -161,7 +161,7 @@ def test_a_plane_that_namespaces_cannot_have_says_why(name: str) -> None:
 def test_every_plane_of_the_designs_list_is_known() -> None:
     expected = (
         "veth routed bridge ovs macvlan ipvlan docker-bridge vf e1000-bridge virtio-bridge "
-        "macvtap-bridge macvtap-vf vf-passthrough vhost-user"
+        "virtio-ovs virtio-routed macvtap-bridge macvtap-vf vf-passthrough vhost-user"
     )
     assert set(known()) == set(expected.split())
 

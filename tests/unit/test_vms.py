@@ -22,12 +22,13 @@ from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.vms import load_path_of
 from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion
+from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, Site
+from planewise.testbed.plan import AddTap
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms import agent, image
 from planewise.testbed.vms.agent import GuestAgent, Why
-from planewise.testbed.vms.arrangement import guest_in, wanted
+from planewise.testbed.vms.arrangement import VmArrangement, guest_in, wanted
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
@@ -164,16 +165,43 @@ def test_testbeds_whose_tokens_differ_early_share_no_index(one: int, other: int)
 
 
 @pytest.mark.parametrize("role", HOSTS)
-def test_planes_beside_a_bridge_sit_on_it(role: HostRole) -> None:
-    mixed = Setting("vm", "macvtap-bridge", "virtio-bridge", 1, "north-south")
-    assert [want.on_bridge for want in wanted(mixed, role)] == [True, True]
+def test_planes_beside_a_switch_sit_on_it(role: HostRole) -> None:
+    for switched, switch in (("virtio-bridge", "bridge"), ("virtio-ovs", "ovs")):
+        mixed = Setting("vm", "macvtap-bridge", switched, 1, "north-south")
+        assert [want.switch for want in wanted(mixed, role)] == [switch, switch]
     alone = Setting("vm", "macvtap-bridge", "macvtap-bridge", 1, "north-south")
-    assert [want.on_bridge for want in wanted(alone, role)] == [False, False]
+    assert [want.switch for want in wanted(alone, role)] == ["", ""]
+
+
+def test_two_switches_that_want_the_nic_at_a_time_are_refused() -> None:
+    both = Setting("vm", "virtio-bridge", "virtio-ovs", 1, "north-south")
+    assert both.conflict == "bridge and ovs cannot both have the NIC"
+
+
+def test_a_host_without_open_vswitch_is_said_where_a_plane_wants_it() -> None:
+    here = VmResources("this machine", "wire0", "", 0, 8000, False, cpus=2, hosts=2)
+    for plane, others in (("virtio-ovs", "virtio-ovs"), ("macvtap-bridge", "virtio-ovs")):
+        setting = Setting("vm", plane, others, 1, "north-south")
+        assert shortage(setting, here, False) == "there is no Open vSwitch on this machine"
+        assert not shortage(setting, replace(here, ovs=True), False)
+
+
+def test_guests_of_a_host_that_routes_send_to_its_tap_and_others_to_each_other() -> None:
+    mains = {role: guest_in("0123abcd", 0, role, "main", 0, "p", role) for role in HOSTS}
+    hops = {}
+    for plane in ("virtio-routed", "virtio-bridge"):
+        setting = Setting("vm", plane, plane, 0, "north-south")
+        sites = {role: Site(role, "", "wire0", 1500) for role in HOSTS}
+        hops[plane] = VmArrangement(setting, {}, mains, {}, sites, {}).next_hop_mac("sender")
+    assert hops["virtio-bridge"] == mains["responder"].mac
+    tap = vm_plane("virtio-routed").attach(sites["sender"], mains["sender"])[0]
+    assert isinstance(tap, AddTap)
+    assert hops["virtio-routed"] == tap.mac != mains["sender"].mac
 
 
 def test_a_plane_that_virtual_machines_cannot_have_here_is_said() -> None:
     setting = Setting("vm", "vf-passthrough", "vf-passthrough", 0, "north-south")
-    here = VmResources("this machine", "wire0", "", cpus=2, free_mib=8000, hosts=2)
+    here = VmResources("this machine", "wire0", "", 0, 8000, False, cpus=2, hosts=2)
     assert "vf-passthrough needs a NIC with SR-IOV, and the wire here is virtual" in shortage(
         setting, here, False
     )
@@ -335,7 +363,10 @@ def test_load_between_virtual_machines_has_the_ip_version_that_is_asked_for(
         role: guest_in("0a1b2c3d", 0, role, "main", 0, "virtio-bridge", role) for role in HOSTS
     }
     hosts: dict[HostRole, Host] = {role: LocalHost(role) for role in HOSTS}
-    path = load_path_of(hosts, mains, (), ip_version)
+    setting = Setting("vm", "virtio-bridge", "virtio-bridge", 0, "north-south")
+    sites = {role: Site(role, "", "br0", 1500) for role in HOSTS}
+    standing = VmArrangement(setting, hosts, mains, {}, sites, dict.fromkeys(HOSTS, ""))
+    path = load_path_of(standing, ip_version)
     assert path.source == source
     assert path.destination == mains["responder"].address(ip_version)
 

@@ -27,7 +27,7 @@ from planewise.testbed.vms.saved import read, saved_header
 
 VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 
-HOST = VmResources("ssh://a", "eth4", "ixgbe", cpus=8, free_mib=32_000, vfs=63)
+HOST = VmResources("ssh://a", "eth4", "ixgbe", 63, 32_000, False, ovs=True, cpus=8)
 SITE = Site("sender", "", "eth4", 1500, "eth4", "pw-0-b")
 
 
@@ -82,7 +82,9 @@ def test_a_guest_that_drives_its_vf_itself_is_seen_nowhere_on_the_host() -> None
     def arranged(plane: str) -> VmArrangement:
         mains = {"sender": guest(plane), "responder": guest(plane)}
         nics = {"sender": "eth4v0", "responder": "eth4v1"}
-        return VmArrangement(setting(plane), {}, mains, {}, nics)  # type: ignore[arg-type]
+        sites = {role: replace(SITE, nic=nic) for role, nic in nics.items()}
+        ports = {role: vm_plane(plane).host_interface(main) for role, main in mains.items()}
+        return VmArrangement(setting(plane), {}, mains, {}, sites, ports)  # type: ignore[arg-type]
 
     through = arranged("vf-passthrough")
     assert [point.name for point in through.capture_points] == ["sender_inside", "responder_inside"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS
 from planewise.testbed.pair import local_pair
-from planewise.testbed.setting import TrafficPath
+from planewise.testbed.setting import Setting, TrafficPath
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.hypervisor import GuestGoneError, HypervisorGoneError
 from planewise.testbed.vms.platform import VmPlatform
@@ -33,6 +34,7 @@ from planewise.testbed.vms.testbed import VmTestbed
 
 from .conftest import TWO_AND_TWO
 
+SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 WAIT_S = 120.0
 """For conditions that are waited for: an overloaded machine is no failure."""
 
@@ -85,11 +87,27 @@ def test_guests_reach_their_peers_and_resolve_no_address(up: VmTestbed, path: Tr
             assert {entry[2] for entry in known} == {permanent}
 
 
+def test_guests_keep_reaching_each_other_as_the_nic_goes_from_one_switch_to_another(
+    up: VmTestbed,
+) -> None:
+    if not shutil.which("ovs-vswitchd", path=SBIN):
+        pytest.skip("there is no Open vSwitch here (scripts/setup lab installs it)")
+    for plane in ("virtio-bridge", "virtio-ovs", "virtio-routed", "virtio-bridge", "virtio-ovs"):
+        for path in ("north-south", "east-west"):
+            with up.arrange(Setting("vm", plane, plane, 0, path)) as standing:
+                host = standing.hosts["sender"]
+                sender, responder = standing.main("sender"), standing.main("responder")
+                for address in (responder.ipv4, responder.ipv6):
+                    argv = [host.probe, "ping", address, "--count", "10", "--rate", "100"]
+                    counts = host.run(argv, netns=sender.netns).json()["counts"]
+                    assert counts["received"] == 10, (plane, path, address, counts)
+
+
 def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(
     standing: VmArrangement,
 ) -> None:
     mains = {role: standing.main(role) for role in HOSTS}
-    path = load_path_of(standing.hosts, mains, standing.counter_points)
+    path = load_path_of(standing)
     generator = HostGenerator(standing.hosts["sender"], netns=mains["sender"].netns)
     # More than an emulated guest can send or take.
     trial = LoadTrial("load", offered_pps=50_000, size_bytes=64, duration_s=0.5)

@@ -26,12 +26,12 @@ from planewise.measure.trials import programs_of
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.gauges import Gauge
-from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad
-from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
+from planewise.testbed.machine import Machine
+from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Setting
+from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import VmOptions
@@ -95,7 +95,10 @@ class VmStage:
         return StageFacts(
             "; ".join(dict.fromkeys(ours.emulated for ours in lent if ours.emulated)),
             {
-                plane: vms.differences(plane, lent[0], self._options)
+                plane: (
+                    *vms.differences(plane, lent[0], self._options),
+                    *vm_plane(plane).remarks(self._sender.host, here=bool(self._sender.netns)),
+                )
                 for plane in sorted(self._planes)
             },
         )
@@ -122,6 +125,11 @@ class VmStage:
         self._generators.clear()
         if self._testbed is not None:
             self._testbed.close()
+
+    @property
+    def _sender(self) -> Machine:
+        assert self._pair is not None
+        return self._pair.machines["sender"]
 
     def _testbed_now(self) -> VmTestbed:
         if self._testbed is None:
@@ -188,9 +196,7 @@ class VmStation:
         self._check = check
         self._background = background
         self._generator = generator
-        self._load_path = load_path_of(
-            arrangement.hosts, arrangement.mains, arrangement.counter_points, ip_version
-        )
+        self._load_path = load_path_of(arrangement, ip_version)
         self._notes = tuple(
             f"the virtual machine {guest.name} had ended and was started anew before this trial"
             for guest in arrangement.replaced
@@ -259,13 +265,9 @@ class VmStation:
         return Visible(gauges, None if here else {str(r): standing.hosts[r] for r in HOSTS})
 
 
-def load_path_of(
-    hosts: Mapping[HostRole, Host],
-    mains: Mapping[HostRole, Guest],
-    points: Sequence[CounterPoint],
-    ip_version: IpVersion = 4,
-) -> ApartPath:
+def load_path_of(standing: Arrangement, ip_version: IpVersion = 4) -> ApartPath:
     """The way of a load trial between two main guests that are virtual machines. Pure."""
+    hosts, mains = standing.hosts, standing.mains
     sender, responder = mains["sender"], mains["responder"]
     ends = {
         role: LoadEnd(hosts[role], guest.name, guest.interface, guest.netns, GUEST_RING_MIB)
@@ -276,8 +278,10 @@ def load_path_of(
         ends["responder"],
         source=sender.address(ip_version),
         destination=responder.address(ip_version),
-        next_hop_mac=responder.mac,
-        counters=counters_between(hosts, points, (guest.netns for guest in mains.values())),
+        next_hop_mac=standing.next_hop_mac("sender"),
+        counters=counters_between(
+            hosts, standing.counter_points, (guest.netns for guest in mains.values())
+        ),
         # An emulated NIC has no room when what lies behind it, which is measured, is slow. A VF
         # is a real NIC, which has none at line rate.
         refused="again" if vm_plane(sender.plane).passed_through else "lost",

@@ -34,7 +34,11 @@ def try_planes(
     for plane in PLANES:
         if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
             tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
-        elif isinstance(plane, VmPlane) and plane.needs == ("vm",) and "vm" not in lacking:
+        elif (
+            isinstance(plane, VmPlane)
+            and not plane.not_here
+            and not any(need in lacking for need in plane.needs)
+        ):
             built = PlaneAvailability(plane=plane.name, available=True)
             tried.append(_refusal(plane.name, no_vms) if no_vms else built)
         else:

@@ -16,6 +16,13 @@ GuestRole = Literal["main", "background"]
 IpVersion = Literal[4, 6]
 
 HOSTS: tuple[HostRole, HostRole] = ("sender", "responder")
+
+
+def other_host(role: HostRole) -> HostRole:
+    """The other one of two hosts."""
+    return "responder" if role == "sender" else "sender"
+
+
 WIRE = "wire0"
 BRIDGE = "br0"
 DOCKER_BRIDGE = "docker0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from planewise.store.models import Metric
 from planewise.testbed.host import Host
@@ -18,6 +18,7 @@ from planewise.testbed.model import (
     Site,
     TrialPath,
     inside,
+    other_host,
 )
 from planewise.testbed.planes import plane
 from planewise.testbed.planes.kinds import GuestKind
@@ -49,6 +50,12 @@ class Setting:
         """The switches that the NIC must be a port of; more than one cannot be."""
         wanted = (plane(name).switch for name in sorted(self.planes))
         return tuple(sorted({switch.name for switch in wanted if switch is not None}))
+
+    @property
+    def conflict(self) -> str:
+        """Why no NIC can have its planes at a time, as a sentence; empty where one can."""
+        several = len(self.switches) > 1
+        return f"{' and '.join(self.switches)} cannot both have the NIC" if several else ""
 
     @property
     def within_host(self) -> bool:
@@ -117,6 +124,9 @@ class Arrangement:
         """The background guests of a role."""
         return self.backgrounds[host]
 
+    own_kernels: ClassVar[bool] = False
+    """Whether the guests have kernels of their own, which count what passes their interfaces."""
+
     @property
     def _plane(self) -> Plane:
         return plane(self.setting.plane)
@@ -136,10 +146,10 @@ class Arrangement:
         points: list[CapturePoint] = []
         for role in HOSTS:
             guest, site = self.mains[role], self.sites[role]
-            here = [inside(guest, role)]
+            here = [inside(guest, role, own_kernel=self.own_kernels)]
             if self.ports[role]:
                 here.append(CapturePoint(f"{role}_guest", role, site.netns, self.ports[role]))
-            if self._at_nic:
+            if self._at_nic and not self._plane.passed_through:
                 here.append(CapturePoint(f"{role}_nic", role, *self._plane.nic_point(site, guest)))
             points += here if role == "sender" else reversed(here)
         return tuple(points)
@@ -181,17 +191,21 @@ class Arrangement:
         why = "between guests of one host no frame reaches the NIC"
         return {**self._plane.not_measurable, "overhead": why, "response": why}
 
+    def next_hop_mac(self, sender: HostRole) -> str:
+        """Destination MAC of the frames of one main guest to the other."""
+        guest, peer = self.mains[sender], self.mains[other_host(sender)]
+        return self._plane.next_hop_mac(self.sites[sender], guest, peer)
+
     def trial_path(self, sender: HostRole = "sender") -> TrialPath:
         """From the main guest of `sender` to the other role's."""
-        receiver: HostRole = "responder" if sender == "sender" else "sender"
-        guest, peer = self.mains[sender], self.mains[receiver]
+        guest, peer = self.mains[sender], self.mains[other_host(sender)]
         return TrialPath(
             tx_netns=guest.netns,
             tx_interface=guest.interface,
             rx_netns=peer.netns,
             rx_interface=peer.interface,
             source_mac=guest.mac,
-            next_hop_mac=self._plane.next_hop_mac(self.sites[sender], guest, peer),
+            next_hop_mac=self.next_hop_mac(sender),
             source_ipv4=guest.ipv4,
             destination_ipv4=peer.ipv4,
             source_ipv6=guest.ipv6,

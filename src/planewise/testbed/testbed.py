@@ -24,7 +24,7 @@ from planewise.testbed.machine import (
     remove_traces,
     survey,
 )
-from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole, Site
+from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole, Site, other_host
 from planewise.testbed.pair import Pair, local_pair, plan_pair
 from planewise.testbed.plan import (
     AcceptAddress,
@@ -36,9 +36,9 @@ from planewise.testbed.plan import (
     Step,
     new_namespace,
 )
-from planewise.testbed.planes import known, plane, refusal
+from planewise.testbed.planes import plane, refusal, switch_named
 from planewise.testbed.planes.kinds import GUEST_WORDS
-from planewise.testbed.planes.plane import Plane, Switch
+from planewise.testbed.planes.plane import Plane
 from planewise.testbed.setting import Arrangement, Setting, WantedGuest
 from planewise.testbed.together import together
 
@@ -264,7 +264,7 @@ class Testbed:
             if plane(placed.guest.plane).on_uplink and placed.attached:
                 steps.append(DeleteLink(placed.guest.netns, GUEST_INTERFACE))
                 placed.attached = False
-        before = _switch_of(here.switch)
+        before = switch_named(here.switch)
         return steps if before is None else [*steps, *before.release_nic(site)]
 
     def _make_guests(self, here: _Host, wanted: Sequence[WantedGuest], steps: list[Step]) -> None:
@@ -317,7 +317,6 @@ class Testbed:
 
     def _site(self, here: _Host) -> Site:
         machine = here.machine
-        peer: HostRole = "responder" if here.role == "sender" else "sender"
         site = Site(
             here.role,
             machine.netns,
@@ -327,10 +326,10 @@ class Testbed:
             machine.bridge,
             machine.docker_bridge,
             self.resources(here.role).mac,
-            self.resources(peer).mac,
+            self.resources(other_host(here.role)).mac,
             here.directory,
         )
-        switch = _switch_of(here.switch)
+        switch = switch_named(here.switch)
         return site if switch is None else site.on(switch.interface(site))
 
     def _guest(self, here: _Host, wanted: WantedGuest) -> Guest:
@@ -413,9 +412,7 @@ def impossible(setting: Setting, *, here: bool = False) -> str:
             return reason
     if setting.kind not in MAKERS:
         return f"guests that are {GUEST_WORDS[setting.kind][1]} cannot be started on this testbed"
-    if len(setting.switches) > 1:
-        return f"{' and '.join(setting.switches)} cannot both have the NIC"
-    return ""
+    return setting.conflict
 
 
 def shortage(setting: Setting, found: Resources, with_vfs: bool) -> str:
@@ -467,17 +464,6 @@ def smallest_plan(wanted: Plane, role: HostRole, token: str, mtu_bytes: int) -> 
     guest = wanted.adopt(site, guest)
     steps += [*wanted.prepare(site), *new_namespace(netns), *wanted.attach(site, guest)]
     return Plan(tuple(steps))
-
-
-def _switch_of(name: str) -> Switch | None:
-    return next(
-        (
-            one.switch
-            for one in map(plane, known())
-            if one.switch is not None and one.switch.name == name
-        ),
-        None,
-    )
 
 
 def _forget_dead(here: _Host) -> None:

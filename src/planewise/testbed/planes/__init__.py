@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
-from planewise.testbed.planes.plane import Plane
+from planewise.testbed.planes.plane import Plane, Switch
 from planewise.testbed.planes.vm import VmPlane
 
 
@@ -99,6 +99,12 @@ def plane(name: str) -> Plane:
     return _BY_NAME[name] if name in _BY_NAME else plane_for(name, "namespace")
 
 
+def switch_named(name: str) -> Switch | None:
+    """The switch called `name`; None where there is none."""
+    switches = (plane.switch for plane in PLANES)
+    return next((one for one in switches if one is not None and one.name == name), None)
+
+
 def vm_plane(name: str) -> VmPlane:
     """The plane called `name`, for guests that are virtual machines.
 
@@ -125,5 +131,6 @@ __all__ = [
     "plane_for",
     "planes_of",
     "refusal",
+    "switch_named",
     "vm_plane",
 ]

@@ -100,6 +100,8 @@ class Plane:
     """Whether its interfaces sit on the uplink, and end when the NIC changes its switch."""
     vfs: ClassVar[int] = 0
     """VFs of the NIC that each guest holds."""
+    passed_through: ClassVar[bool] = False
+    """Whether the guest drives a VF itself, past the host."""
     nic_within_host: ClassVar[bool] = False
     """Whether frames between guests of one host pass the NIC."""
     container_network: ClassVar[bool] = False

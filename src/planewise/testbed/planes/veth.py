@@ -34,7 +34,7 @@ class VethPlane(Plane):
         """Forwarding on, and routes to the guests of the other host over the uplink."""
         other, link = site.other, (site.netns, site.uplink)
         return (
-            *_forwarding(site, site.uplink),
+            *forwarding(site, site.uplink),
             SetAddress(*link, f"{site.gateway_ipv4}/32"),
             SetAddress(*link, f"{site.gateway_ipv6}/128"),
             SetAddress(*link, f"{site.link_local}/64"),
@@ -60,7 +60,7 @@ class VethPlane(Plane):
         port = self.host_interface(guest)
         return (
             veth_pair(site, guest, port),
-            *(() if site.netns else _forwarding(site, port)),
+            *(() if site.netns else forwarding(site, port)),
             SetUp(site.netns, port),
             SetUp(guest.netns, guest.interface),
             SetAddress(site.netns, port, f"{_GATEWAY_IPV6}/64"),
@@ -97,7 +97,7 @@ class VethPlane(Plane):
         return site.port_mac(guest)
 
 
-def _forwarding(site: Site, interface: str) -> tuple[Step, ...]:
+def forwarding(site: Site, interface: str) -> tuple[Step, ...]:
     """Has the host forward what comes in by an interface.
 
     In a namespace of ours for all interfaces. A server's other interfaces are none of ours: there

@@ -24,6 +24,7 @@ class VfPassthroughPlane(VmPlane):
     remedy = f"{VF_REMEDY} and an IOMMU"
     not_measurable = {"overhead": UNSEEN, "response": UNSEEN}  # noqa: RUF012 - a ClassVar's value
     model = None
+    passed_through = True
     device = ""
     differences = (
         "the guest's own driver drives the virtual function, with the queues, interrupts and "

@@ -33,11 +33,6 @@ class VmPlane(Plane):
     differences: ClassVar[tuple[str, ...]] = ()
     """What differs from the other planes of virtual machines and cannot be made alike."""
 
-    @property
-    def passed_through(self) -> bool:
-        """Whether the guest drives a VF itself, past the host."""
-        return self.model is None
-
     def refusal(self, kind: GuestKind) -> str:
         return "" if kind in self.guests else "it attaches a virtual machine"
 

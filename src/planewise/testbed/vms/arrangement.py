@@ -2,69 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from planewise.store.models import Metric
-from planewise.testbed.host import Host
 from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
-    CapturePoint,
     CounterPoint,
     Guest,
     GuestRole,
     HostRole,
-    inside,
 )
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Setting
+from planewise.testbed.setting import Arrangement, Setting
 
 
 @dataclass(frozen=True)
-class VmArrangement:
-    """A setting that stands: what measurements and loads need to know of it."""
+class VmArrangement(Arrangement):
+    """A setting of virtual machines that stands.
 
-    setting: Setting
-    hosts: Mapping[HostRole, Host]
-    mains: Mapping[HostRole, Guest]
-    backgrounds: Mapping[HostRole, tuple[Guest, ...]]
-    nics: Mapping[HostRole, str]
-    """What leaves each host on the main guests' way: its NIC, or the VF's interface."""
+    The NIC of a site is what leaves the host on the main guest's way: its own, or the VF's
+    interface.
+    """
+
     replaced: tuple[Guest, ...] = ()
     """Guests that had ended and were started anew."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether both main guests live on one host."""
-        return self.setting.path == "east-west"
-
-    def main(self, host: HostRole) -> Guest:
-        """The measured guest of a role."""
-        return self.mains[host]
-
-    def background(self, host: HostRole) -> tuple[Guest, ...]:
-        """The background guests of a role."""
-        return self.backgrounds[host]
-
-    @property
-    def capture_points(self) -> tuple[CapturePoint, ...]:
-        """Where probe packets can be seen, along their way from the sender.
-
-        Those on the hosts are missing where the guests drive their VFs themselves. Within one
-        host, frames of planes without a VF reach no NIC.
-        """
-        points: list[CapturePoint] = []
-        plane = vm_plane(self.setting.plane)
-        for role in HOSTS:
-            guest = self.mains[role]
-            here = [inside(guest, role, own_kernel=True)]
-            if not plane.passed_through:
-                here.append(CapturePoint(f"{role}_guest", role, "", plane.host_interface(guest)))
-            if not plane.passed_through and (plane.nic_within_host or not self.shared):
-                here.append(CapturePoint(f"{role}_nic", role, "", self.nics[role]))
-            points += here if role == "sender" else reversed(here)
-        return tuple(points)
+    own_kernels: ClassVar[bool] = True
 
     @property
     def counter_points(self) -> tuple[CounterPoint, ...]:
@@ -75,15 +39,6 @@ class VmArrangement:
             if not point.own_kernel
         )
 
-    @property
-    def not_measurable(self) -> Mapping[Metric, str]:
-        """Metrics that do not exist for the main guests' plane, with the reason."""
-        plane = vm_plane(self.setting.plane)
-        if self.shared and not plane.nic_within_host:
-            why = "between guests of one host no frame reaches the NIC"
-            return {"overhead": why, "response": why}
-        return plane.not_measurable
-
 
 @dataclass(frozen=True)
 class GuestRequest:
@@ -93,8 +48,8 @@ class GuestRequest:
     use: GuestRole
     index: int
     plane: str
-    on_bridge: bool
-    """Whether its port is, or sits on, a port of our bridge."""
+    switch: str
+    """The switch that its port is, or sits on, a port of; empty: it sits on the NIC."""
 
 
 def guest_in(
@@ -132,19 +87,18 @@ def guest_in(
 
 
 def on_nic(want: GuestRequest) -> bool:
-    """Whether a guest's port sits on the NIC itself."""
-    plane = vm_plane(want.plane)
-    return plane.on_uplink and not want.on_bridge
+    """Whether a guest needs the NIC outside of any switch."""
+    return not want.switch and not vm_plane(want.plane).vfs
 
 
 def wanted(setting: Setting, role: HostRole) -> Iterator[GuestRequest]:
     """The guests of a role that a setting asks for, the main one first. Pure."""
-    bridge = any(vm_plane(name).switch is not None for name in setting.planes)
+    switch = next(iter(setting.switches), "")
 
-    def on_bridge(name: str) -> bool:
-        return bridge and not vm_plane(name).vfs
+    def on(name: str) -> str:
+        return "" if vm_plane(name).vfs else switch
 
-    yield GuestRequest(role, "main", 0, setting.plane, on_bridge(setting.plane))
+    yield GuestRequest(role, "main", 0, setting.plane, on(setting.plane))
     for index in range(setting.background_guests):
         plane = setting.background_plane
-        yield GuestRequest(role, "background", index, plane, on_bridge(plane))
+        yield GuestRequest(role, "background", index, plane, on(plane))

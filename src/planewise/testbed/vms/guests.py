@@ -176,6 +176,15 @@ class HostGuests:
                 )
             agent.rest(_LOOK_S)
 
+    def set_neighbours(self, guest: Guest, neighbours: Mapping[str, str]) -> None:
+        """Tells a guest of addresses, with their MACs, that it never needs to ask for.
+
+        Raises:
+            PlanewiseError: it cannot be told.
+        """
+        words = [f"neighbour={address},{mac}" for address, mac in neighbours.items()]
+        self._agents[guest.netns].set_network(guest.interface, words)
+
     def _agent_of(self, guest: Guest) -> GuestAgent:
         self._asleep.discard(guest.netns)
         made = GuestAgent(

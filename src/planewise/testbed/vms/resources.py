@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planewise import procfs
 from planewise.testbed.host import Host
-from planewise.testbed.machine import MAC_FILTERS, Machine, survey
+from planewise.testbed.machine import MAC_FILTERS, Machine, Resources, survey
 from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import look_at_vfs
@@ -17,18 +17,11 @@ SPARE_MIB = 416
 a lab's host holds in memory."""
 
 
-@dataclass(frozen=True)
-class VmResources:
-    """What a machine has for virtual machines."""
+@dataclass(frozen=True, kw_only=True)
+class VmResources(Resources):
+    """What a machine has for virtual machines; `vfs` counts those that nobody uses."""
 
-    place: str
-    nic: str
-    driver: str
-    """Of the NIC; empty for a virtual one."""
     cpus: int
-    free_mib: int
-    vfs: int = 0
-    """VFs that nobody uses, or that its NIC could have; 0 without SR-IOV."""
     used: tuple[str, ...] = ()
     """What is known of the VFs that somebody uses."""
     iommu: bool = True
@@ -45,8 +38,8 @@ def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> VmResources:
     """
     seen = survey(machine)
     cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
-    place = machine_name(machine.host)
-    plain = VmResources(place, seen.nic, seen.driver, cpus, seen.free_mib, hosts=hosts)
+    own = replace(seen, place=machine_name(machine.host), vfs=0)
+    plain = VmResources(**vars(own), cpus=cpus, hosts=hosts)
     if not with_vfs or not seen.vfs:
         return plain
     pf = look_at_vfs(machine.host, machine.nic)
@@ -70,6 +63,9 @@ def shortage(setting: Setting, there: VmResources, with_vfs: bool, guest_mib: in
     """
     main, others = vm_plane(setting.plane), vm_plane(setting.background_plane)
     count = setting.background_guests
+    for one in (main, others) if count else (main,):
+        if lacking := one.lacking(there):
+            return lacking
     needed = setting.vfs_a_host()
     if needed and there.hosts == 2:
         name = next(plane.name for plane in (main, others) if plane.vfs)

@@ -14,30 +14,14 @@ from functools import partial
 from typing import Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed.machine import Machine, remove_traces
-from planewise.testbed.model import (
-    GUEST_INTERFACE,
-    HOSTS,
-    Guest,
-    HostRole,
-    Site,
-)
+from planewise.testbed.machine import Machine, MachineState, remove_traces
+from planewise.testbed.model import HOSTS, Guest, HostRole, Site, other_host
 from planewise.testbed.pair import Pair
-from planewise.testbed.plan import (
-    AcceptAddress,
-    AddBridge,
-    AwaitUp,
-    Plan,
-    ReleaseMaster,
-    SetMaster,
-    SetMtu,
-    SetUp,
-    Step,
-)
-from planewise.testbed.planes import PLANES, VmPlane, vm_plane
+from planewise.testbed.plan import AcceptAddress, AwaitUp, SetMtu, SetUp, Step
+from planewise.testbed.planes import PLANES, VmPlane, switch_named, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.together import together
-from planewise.testbed.vfs import ListedVf, VfPool
+from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.arrangement import GuestRequest, VmArrangement, guest_in, on_nic, wanted
 from planewise.testbed.vms.cleanup import remove_guests
@@ -57,36 +41,28 @@ class _Placed:
     vf: ListedVf | None = None
     running: bool = False
     """Whether it has come up."""
-    told: tuple[str, str] = ("", "")
-    """Address and MAC of the peer that it was told of."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of its peer, with the MACs, that it was told of."""
     known: tuple[str, str] = ("", "")
-    """The same, as its host was told."""
+    """Address and MAC of its peer that its host was told of."""
 
 
-@dataclass
-class _HostState:
-    """What stands on one machine."""
+class _HostState(MachineState):
+    """What stands on one machine, with its virtual machines."""
 
-    machine: Machine
-    nic_in_bridge: bool = False
-    bridge_made: bool = False
-    ready: bool = False
-    """Whether the NICs were set up."""
-    placed: dict[GuestRequest, _Placed] = field(default_factory=dict)
-    """The most recently used are the last."""
-    guests: HostGuests | None = None
-    vfs: VfPool | None = None
-    slots: dict[HostRole, int] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def role(self) -> HostRole:
-        """Whose guests live on it when traffic goes north-south."""
-        return "sender" if self.machine.letter == "s" else "responder"
+    def __init__(self, machine: Machine, role: HostRole, token: str) -> None:
+        super().__init__(machine, role, token)
+        self.placed: dict[GuestRequest, _Placed] = {}
+        """The most recently used are the last."""
+        self.guests: HostGuests | None = None
+        self.slots: dict[HostRole, int] = {}
+        self.prepared: dict[str, tuple[VmPlane, Site]] = {}
+        """By what they prepare, planes that are prepared, and where."""
+        self.lock = threading.Lock()
 
 
 def _initial_states(pair: Pair) -> dict[HostRole, _HostState]:
-    return {role: _HostState(machine) for role, machine in pair.machines.items()}
+    return {role: _HostState(machine, role, pair.token) for role, machine in pair.machines.items()}
 
 
 class VmTestbed:
@@ -179,7 +155,11 @@ class VmTestbed:
                     for role in HOSTS
                 },
                 {
-                    role: _way_out(states[role].machine, wants[role][0], placed)
+                    role: self._way_out(states[role], wants[role][0], placed)
+                    for role, placed in mains.items()
+                },
+                {
+                    role: vm_plane(setting.plane).host_interface(placed.guest)
                     for role, placed in mains.items()
                 },
                 replaced,
@@ -217,14 +197,13 @@ class VmTestbed:
 
     def _clear(self, state: _HostState) -> None:
         with ExitStack() as last:
-            # Backwards: guests, their ports, then VFs return, and bridges go.
+            # Backwards: guests, their ports, then VFs return and switches end, and bridges go.
             lasting = not state.machine.netns  # ports and bridges go with a namespace
             if lasting:
-                last.callback(remove_traces, state.machine.host, state.machine.nic, self._token)
-            if state.vfs is not None:
-                last.callback(state.vfs.close)
+                last.callback(remove_traces, state.host, state.machine.nic, self._token)
+            last.callback(state.close)
             if lasting:
-                last.callback(remove_guests, state.machine.host, self._token)
+                last.callback(remove_guests, state.host, self._token)
             if state.guests is not None:
                 last.callback(state.guests.close)
 
@@ -238,6 +217,8 @@ class VmTestbed:
         try:
             for name in sorted(setting.planes):
                 vm_plane(name)
+            if setting.conflict:
+                return setting.conflict
             for role in dict.fromkeys(state.role for state in self._states_of(setting).values()):
                 guest_mib = vm_mib(self.options)
                 reason = shortage(setting, self.resources(role), self._with_vfs, guest_mib)
@@ -278,7 +259,7 @@ class VmTestbed:
         guests = self._guests(state)
         replaced = self._forget_ended(state)
         if self._with_vfs:
-            self._vfs(state)
+            _ = state.vfs  # the NIC has them all the time
         self._attach_nic(state, wants)
         missing = [want for want in wants if want not in state.placed]
         self._make_room(state, wants, missing)
@@ -307,7 +288,7 @@ class VmTestbed:
 
         def lacks_vfs() -> bool:
             needed = sum(vm_plane(want.plane).vfs for want in missing)
-            return needed > 0 and self._vfs(state).free < needed
+            return needed > 0 and state.vfs.free < needed
 
         def lacks_memory() -> bool:
             free_mib = self.resources(state.role).free_mib - SPARE_MIB
@@ -324,40 +305,61 @@ class VmTestbed:
             self._remove(state, idle.pop(0))
 
     def _attach_nic(self, state: _HostState, wants: Sequence[GuestRequest]) -> None:
-        """Sets the NICs up, and puts one into our bridge where guests need that."""
+        """Sets the NICs up, makes one a port of the switch that guests want, and prepares their
+        planes on it."""
         machine = state.machine
+        switch = next((want.switch for want in wants if want.switch), "")
+        apart = machine.bridge_nic != machine.nic
+        if not switch and (apart or not any(map(on_nic, wants))):
+            switch = state.switch  # what nobody asks for stays as it is
         steps: list[Step] = []
-        in_bridge = state.nic_in_bridge
-        if any(want.on_bridge for want in wants):
-            in_bridge = True
-        elif machine.bridge_nic == machine.nic and any(map(on_nic, wants)):
-            in_bridge = False
-        if in_bridge != state.nic_in_bridge and machine.bridge_nic == machine.nic:
-            # A macvtap and a bridge cannot share a NIC, nor does one follow the other.
-            for want in [want for want in state.placed if on_nic(want)]:
-                self._remove(state, want)
-        if in_bridge and not state.bridge_made:
-            mac = f"02:70:77:3{HOSTS.index(state.role)}:00:00"
-            steps += [
-                AddBridge("", machine.bridge, mac, self._mtu_bytes),
-                SetUp("", machine.bridge),
-            ]
-        if in_bridge and not state.nic_in_bridge:
-            steps.append(SetMaster("", machine.bridge_nic, machine.bridge))
-        elif state.nic_in_bridge and not in_bridge:
-            steps.append(ReleaseMaster("", machine.nic))
-            for placed in state.placed.values():
-                placed.known = ("", "")  # a port takes what the bridge knew of it with it
-        if not state.ready:
+        if switch != state.switch:
+            steps += self._change_switch(state, switch)
+        if not state.nic_up:
             for nic in dict.fromkeys((machine.nic, machine.bridge_nic)):
                 if self._mtu_bytes != 1500:
-                    steps.append(SetMtu("", nic, self._mtu_bytes))
-                steps.append(SetUp("", nic))
+                    steps.append(SetMtu(machine.netns, nic, self._mtu_bytes))
+                steps.append(SetUp(machine.netns, nic))
+        for want in wants:
+            steps += self._prepare_plane(state, vm_plane(want.plane), self._site(state, want))
         if steps:
-            state.bridge_made = state.bridge_made or in_bridge
-            awaited = machine.bridge_nic if in_bridge else machine.nic
-            machine.host.perform(Plan((*steps, AwaitUp("", awaited))))
-        state.nic_in_bridge, state.ready = in_bridge, True
+            awaited = machine.bridge_nic if switch else machine.nic
+            state.perform([*steps, AwaitUp(machine.netns, awaited)])
+        state.switch, state.nic_up = switch, True
+
+    def _change_switch(self, state: _HostState, name: str) -> list[Step]:
+        """Steps that make the NIC a port of another switch, or of none; makes the switch."""
+        machine = state.machine
+        if machine.bridge_nic == machine.nic:
+            # A macvtap and a switch cannot share a NIC, nor does one follow the other.
+            for want in [want for want in state.placed if on_nic(want)]:
+                if vm_plane(want.plane).on_uplink:
+                    self._remove(state, want)
+        steps: list[Step] = []
+        for plane, where in state.prepared.values():
+            steps += plane.withdraw(where)
+        state.prepared.clear()
+        before, after = switch_named(state.switch), switch_named(name)
+        if before is not None:
+            steps += before.release_nic(self._switch_site(state))
+        for placed in state.placed.values():
+            placed.known = ("", "")  # a port takes what the switch knew of it with it
+        if after is not None:
+            if after.name not in state.switches:
+                state.perform(steps)
+                steps = list(after.create(state, self._switch_site(state)))
+                state.switches.add(after.name)
+            steps += after.add_nic(self._switch_site(state))
+        return steps
+
+    def _prepare_plane(self, state: _HostState, plane: VmPlane, site: Site) -> tuple[Step, ...]:
+        """Steps that a plane wants on its uplink; what it prepared on another is withdrawn."""
+        before = state.prepared.get(plane.preparation)
+        if before is not None and before[1].uplink == site.uplink:
+            return ()
+        state.prepared[plane.preparation] = (plane, site)
+        gone = () if before is None else before[0].withdraw(before[1])
+        return (*gone, *plane.prepare(site))
 
     def _place(self, state: _HostState, want: GuestRequest) -> None:
         """Makes what a guest will be plugged into."""
@@ -366,7 +368,7 @@ class VmTestbed:
         site = self._site(state, want)
         vf = None
         if plane.vfs:
-            vf = self._vfs(state).take()
+            vf = state.vfs.take()
             # The VF's own address: its driver in a guest takes no other.
             guest = replace(guest, mac=vf.config.mac)
         state.placed[want] = _Placed(guest, vf)
@@ -375,15 +377,15 @@ class VmTestbed:
             steps += plane.attach(site, guest, self.options.queues)
             if self._with_vfs and plane.switch is not None:
                 # With VFs, a NIC's promiscuous mode may not do.
-                steps.append(AcceptAddress("", state.machine.bridge_nic, guest.mac))
+                steps.append(AcceptAddress(site.netns, site.nic, guest.mac))
         elif plane.passed_through:
-            self._vfs(state).hand_over(vf)
+            state.vfs.hand_over(vf)
         else:
-            self._vfs(state).bring_up(vf, self._mtu_bytes)
+            state.vfs.bring_up(vf, self._mtu_bytes)
             interface = _interface(vf)
             steps += plane.attach(site, guest, self.options.queues, interface)
-            steps.append(AwaitUp("", interface))
-        state.machine.host.perform(Plan(tuple(steps)))
+            steps.append(AwaitUp(site.netns, interface))
+        state.perform(steps)
 
     def _boot_all(self, state: _HostState, peers: Mapping[GuestRequest, Guest]) -> None:
         """Starts those that were placed and do not run yet, some at a time."""
@@ -398,10 +400,18 @@ class VmTestbed:
     def _boot(self, state: _HostState, want: GuestRequest, peer: Guest) -> None:
         placed, guests = state.placed[want], self._guests(state)
         nic = _nic(vm_plane(want.plane), placed, guests)
-        started = guests.start(placed.guest, nic, self._mtu_bytes, {peer.ipv4: peer.mac})
-        placed.running = True
-        placed.told = (peer.ipv4, peer.mac)
+        known = self._neighbours(state, want, peer)
+        started = guests.start(placed.guest, nic, self._mtu_bytes, known)
+        placed.running, placed.told = True, known
         self._on_ready(started)
+
+    def _neighbours(self, state: _HostState, want: GuestRequest, peer: Guest) -> Mapping[str, str]:
+        """Addresses that a guest need not ask for, with the MACs that its frames there have."""
+        guest = state.placed[want].guest
+        mac = vm_plane(want.plane).next_hop_mac(self._site(state, want), guest, peer)
+        # Background guests send by IPv4 alone.
+        addresses = (peer.ipv4, peer.ipv6) if want.use == "main" else (peer.ipv4,)
+        return dict.fromkeys(addresses, mac)
 
     def _remove(self, state: _HostState, want: GuestRequest) -> None:
         """Ends a guest, and takes away what it was plugged into."""
@@ -409,10 +419,11 @@ class VmTestbed:
         plane = vm_plane(want.plane)
         self._guests(state).end(placed.guest)
         if port := plane.host_interface(placed.guest):
-            host = state.machine.host
-            host.run(["ip", "link", "delete", port])  # it may never have been made
+            if plane.switch is not None:
+                plane.switch.leave(state, port)
+            state.host.run(["ip", "link", "delete", port])  # it may never have been made
         if placed.vf is not None:
-            self._vfs(state).give_back(placed.vf)
+            state.vfs.give_back(placed.vf)
         del state.placed[want]
 
     def _end_guests(self) -> None:
@@ -431,7 +442,7 @@ class VmTestbed:
     def _guests(self, state: _HostState) -> HostGuests:
         with state.lock:
             if state.guests is None:
-                host, ours = state.machine.host, self.platform(state.role)
+                host, ours = state.host, self.platform(state.role)
                 guests = HostGuests(host, ours, self.options, saved=self._saved_on(state.role))
                 state.guests = guests.__enter__()
             return state.guests
@@ -442,20 +453,35 @@ class VmTestbed:
             self._saved[role] = booted.saved_for(host, self.platform(role), self.options)
         return self._saved[role]
 
-    def _vfs(self, state: _HostState) -> VfPool:
-        with state.lock:
-            if state.vfs is None:
-                pool = VfPool(state.machine.host, state.machine.nic, self._token)
-                state.vfs = pool.__enter__()
-            return state.vfs
-
     def _site(self, state: _HostState, want: GuestRequest) -> Site:
-        machine = state.machine
-        if want.on_bridge:
-            nic, uplink = machine.bridge_nic, machine.bridge
-        else:
-            nic = uplink = machine.nic
-        return Site(want.role, "", uplink, self._mtu_bytes, nic, machine.bridge)
+        """A host as the plane of a guest sees it."""
+        site = self._switch_site(state)
+        switch = switch_named(want.switch)
+        if switch is not None:
+            return site.on(switch.interface(site))
+        return replace(site, nic=state.machine.nic, uplink=state.machine.nic)
+
+    def _switch_site(self, state: _HostState) -> Site:
+        """A host as a switch sees it."""
+        machine, peer = state.machine, other_host(state.role)
+        return Site(
+            state.role,
+            machine.netns,
+            machine.bridge_nic,
+            self._mtu_bytes,
+            machine.bridge_nic,
+            machine.bridge,
+            nic_mac=self.resources(state.role).mac,
+            peer_nic_mac=self.resources(peer).mac,
+            directory=state.directory,
+        )
+
+    def _way_out(self, state: _HostState, want: GuestRequest, placed: _Placed) -> Site:
+        """The host as a main guest's frames leave it: by its NIC, or by the VF's interface."""
+        site = self._site(state, want)
+        if placed.vf is None:
+            return site
+        return replace(site, nic=placed.vf.netdev.name if placed.vf.netdev else "")
 
     def _guest(self, state: _HostState, want: GuestRequest) -> Guest:
         slot = state.slots.get(want.role, 0)
@@ -479,19 +505,18 @@ class VmTestbed:
         """
         steps: dict[HostRole, list[Step]] = {}
         for state, want, peer in self._peers(setting):
-            placed = state.placed[want]
-            name = (peer.ipv4, peer.mac)
-            if placed.told != name:
-                arp = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
-                self._guests(state).host.run(arp, netns=placed.guest.netns).check()
-                placed.told = name
+            placed, name = state.placed[want], (peer.ipv4, peer.mac)
+            inside = self._neighbours(state, want, peer)
+            if placed.told != inside:
+                self._guests(state).set_neighbours(placed.guest, inside)
+                placed.told = inside
             if placed.known != name:
                 plane, site = vm_plane(want.plane), self._site(state, want)
                 known = plane.introduce(site, placed.guest, peer, setting.within_host)
                 steps.setdefault(state.role, []).extend(known)
                 placed.known = name
         for role, known_there in steps.items():
-            self._states[role].machine.host.perform(Plan(tuple(known_there)))
+            self._states[role].perform(known_there)
 
 
 def _nic(plane: VmPlane, placed: _Placed, guests: HostGuests) -> Nic | Passthrough:
@@ -500,12 +525,6 @@ def _nic(plane: VmPlane, placed: _Placed, guests: HostGuests) -> Nic | Passthrou
         return nic_of(plane.model, placed.guest, plane.host_interface(placed.guest), guests)
     assert placed.vf is not None
     return Passthrough(placed.vf.address)
-
-
-def _way_out(machine: Machine, want: GuestRequest, placed: _Placed) -> str:
-    if placed.vf is None:
-        return machine.bridge_nic if want.on_bridge else machine.nic
-    return "" if placed.vf.netdev is None else placed.vf.netdev.name
 
 
 def _interface(vf: ListedVf) -> str:

@@ -1,0 +1,35 @@
+"""Plane `virtio-ovs`: a paravirtual NIC (virtio) of a virtual machine, on an Open vSwitch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from planewise.testbed.planes.ovs import OpenVswitchBridge, lacking
+from planewise.testbed.planes.vm import VM_REMEDY, TapPlane
+
+if TYPE_CHECKING:
+    from planewise.testbed.host import Host
+    from planewise.testbed.machine import Resources
+
+
+class VirtioOvsPlane(TapPlane):
+    """What OpenStack gives a virtual machine, without its flows."""
+
+    name = "virtio-ovs"
+    description = "a paravirtual NIC (virtio) of a virtual machine, on an Open vSwitch without DPDK"
+    functions: ClassVar = {"vm": ("kernel", "testpmd")}
+    rank = 71
+    model = "virtio"
+    switch = OpenVswitchBridge()
+    switch_is_program = True
+    needs = ("vm", "ovs")
+    remedy = f"{VM_REMEDY} and Open vSwitch"
+
+    def lacking(self, found: Resources) -> str:
+        return lacking(found)
+
+    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        return self.switch.remarks(host, here=here)
+
+
+PLANE = VirtioOvsPlane()

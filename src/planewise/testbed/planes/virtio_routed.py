@@ -1,0 +1,53 @@
+"""Plane `virtio-routed`: a paravirtual NIC (virtio) of a virtual machine, on a host that routes."""
+
+from __future__ import annotations
+
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import AddNeighbour, AddRoute, AddTap, SetUp, Step
+from planewise.testbed.planes.veth import VethPlane, forwarding
+from planewise.testbed.planes.vm import VmPlane
+
+_ROUTING = VethPlane()
+
+
+class VirtioRoutedPlane(VmPlane):
+    """What Calico gives a virtual machine: no bridge, the host has a route to each guest."""
+
+    name = "virtio-routed"
+    description = "a paravirtual NIC (virtio) of a virtual machine, on a tap; the host routes by IP"
+    rank = 71
+    model = "virtio"
+    device = "tap"
+    differences = ("the host routes between tap and NIC, past any bridge",)
+
+    @property
+    def preparation(self) -> str:
+        return _ROUTING.preparation
+
+    def prepare(self, site: Site) -> tuple[Step, ...]:
+        return _ROUTING.prepare(site)
+
+    def withdraw(self, site: Site) -> tuple[Step, ...]:
+        return _ROUTING.withdraw(site)
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """The tap, and the host's routes to the guest."""
+        port = site.netns, self.host_interface(guest)
+        return (
+            AddTap(*port, site.port_mac(guest), site.mtu_bytes, queues),
+            *(() if site.netns else forwarding(site, port[1])),
+            SetUp(*port),
+            AddRoute(site.netns, f"{guest.ipv4}/32", port[1]),
+            AddRoute(site.netns, f"{guest.ipv6}/128", port[1]),
+            AddNeighbour(*port, guest.ipv4, guest.mac),
+            AddNeighbour(*port, guest.ipv6, guest.mac),
+        )
+
+    def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
+        """The tap: the guest takes all others for neighbours, and the host routes to them."""
+        return site.port_mac(guest)
+
+
+PLANE = VirtioRoutedPlane()
