@@ -52,6 +52,9 @@ class HostNote:
     """Whether somebody had the NIC receive every frame; None where that was not noted."""
     rx_usecs: int | None = None
     """Its interrupt coalescing (`ethtool -c`); None where it has none, or that was not noted."""
+    datapath: bool | None = None
+    """Whether Open vSwitch's interface of a datapath in user space was there; None where that was
+    not noted."""
 
 
 class Ownership:

@@ -234,7 +234,8 @@ MAC_FILTERS = {"igb": 24, "igbvf": 24}
 """MAC addresses that a NIC with VFs can receive for, by driver, where promiscuous mode does not do
 (rar_entry_count of Linux' igb for the 82576); one is its own, each VF takes one."""
 
-# Everything that carries the token, of which nothing else takes care: namespaces, bridges, groups.
+# Everything that carries the token, of which nothing else takes care: switches that are programs,
+# namespaces, bridges and the taps that a switch made in their place, groups.
 # And what planes gave the NIC: addresses, routes, neighbours; filters for guests, and the one that
 # planewised adds for a bridge's own address.
 _REMOVE = (
@@ -250,11 +251,18 @@ if [ -n "$2" ]; then
         ip neighbour flush to "$range" dev "$2" nud permanent 2>/dev/null
     done
 fi
+for file in $(grep -ls "/pw-$1" /proc/[0-9]*/cmdline); do
+    grep -qsE 'ovs-vswitchd|ovsdb-server' "$file" || continue
+    process=${file%/cmdline}
+    kill -s KILL "${process#/proc/}" 2>/dev/null
+    n=0
+    while [ -e "$process" ] && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.05; done
+done
 for name in $(ls /run/netns 2>/dev/null | grep "^pw-$1-"); do
     for pid in $(ip netns pids "$name" 2>/dev/null); do kill -s KILL "$pid" 2>/dev/null; done
     ip netns delete "$name"
 done
-for link in $(ip -o link show type bridge | sed -n "s/^[0-9]*: \\(pw-$1-[a-z]*\\):.*/\\1/p"); do
+for link in $(ip -o link | sed -n "s/^[0-9]*: \\(pw-$1-[a-z]*\\):.*/\\1/p"); do
     ip link delete "$link"
 done
 set -- "pw-$1"

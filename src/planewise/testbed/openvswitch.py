@@ -21,8 +21,28 @@ _START_S = 120.0
 COMMAND_S = 60.0
 _POLL_S = 0.02
 _DATAPATH = "ovs-netdev"
-"""The interface of a datapath in user space."""
+"""The interface of a datapath in user space. All Open vSwitches of a network namespace share it,
+and it outlives one that is killed."""
+
+_REMOVE_DATAPATH = f"""
+pgrep '^ovs-vswitchd' >/dev/null
+[ $? -ne 1 ] || ! [ -e /sys/class/net/{_DATAPATH} ] || ip link delete {_DATAPATH}
+"""
 _FOLDERS = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY")
+
+
+def has_datapath(host: Host) -> bool:
+    """Whether there is the interface of a datapath in user space."""
+    return not host.run(["test", "-e", f"/sys/class/net/{_DATAPATH}"]).exit_code
+
+
+def remove_datapath(host: Host) -> None:
+    """Removes the interface of a datapath in user space, unless an Open vSwitch runs.
+
+    Raises:
+        PlanewiseError: that failed.
+    """
+    host.run(["sh", "-c", _REMOVE_DATAPATH]).check()
 
 
 def vsctl(directory: str, *arguments: str) -> tuple[str, ...]:
@@ -56,7 +76,7 @@ class OpenVswitch:
         self._directory = directory
         self._processes: list[HostProcess] = []
         # Another switch's, where it is there already.
-        self._had_datapath = not self._run("ip", "link", "show", _DATAPATH).exit_code
+        self._had_datapath = has_datapath(host)
         try:
             self._start(program, settings or {})
         except BaseException:

@@ -24,6 +24,7 @@ from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
+from planewise.testbed.openvswitch import has_datapath, remove_datapath
 from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step, new_namespace
 from planewise.testbed.remote import open_host, parse_lab
 from planewise.testbed.remote_host import RemoteHost
@@ -323,6 +324,7 @@ def _note(host: Host, nic: str) -> HostNote:
         labs,
         "PROMISC" in flags,
         read_rx_usecs(host, nic),
+        has_datapath(host),
     )
 
 
@@ -339,6 +341,8 @@ def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
             # Open vSwitch sets it, and a killed one leaves it so.
             argv += ["promisc", "on" if note.promiscuous else "off"]
         host.run(argv).check()
+        if note.datapath is False:
+            remove_datapath(host)
         if note.rx_usecs is not None:
             set_rx_usecs(host, note.nic, note.rx_usecs)
         if note.forwarding:

@@ -104,7 +104,10 @@ class DpdkSwitch:
         """Starts Open vSwitch, with the ports of all functions."""
         parts = self._parts
         cpus = parts.placement.cpus(SWITCH)
-        self._running = RunningDpdkSwitch(parts.here.host, parts.directory, SWITCH_BYTES, cpus)
+        bridge = parts.here.machine.bridge
+        self._running = RunningDpdkSwitch(
+            parts.here.host, parts.directory, bridge, SWITCH_BYTES, cpus
+        )
         parts.opened.callback(self._running.close)
         self._running.reserve_buffers()
         turns = cycle(cpus)

@@ -40,7 +40,9 @@ class ChainParts:
     def directory(self) -> str:
         """A scratch directory on the host, removed with the chain."""
         host = self.here.host
-        made = host.run(["mktemp", "-d", "-p", host.directory]).check().stdout.strip()
+        # By this name `remove_traces` knows what runs in it.
+        template = f"{host.directory}/pw-{self.here.token}.XXXXXX"
+        made = host.run(["mktemp", "-d", template]).check().stdout.strip()
         self.opened.callback(host.run, ["rm", "-rf", made])
         return made
 

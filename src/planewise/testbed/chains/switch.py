@@ -18,7 +18,6 @@ PROGRAM = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
 """Distributions' path of the variant with DPDK."""
 SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
 
-BRIDGE = "chain"
 _HOLDER, _HOLDER_NUMBER = "buffers", 300
 _SILENT = "net_null_buffers,no-rx=1"
 """A device that never has a frame."""
@@ -69,7 +68,11 @@ class RunningDpdkSwitch(OpenVswitch):
 
     remedy = SETUP_REMEDY
 
-    def __init__(self, host: Host, directory: str, memory_bytes: int, cpus: Sequence[int]) -> None:
+    def __init__(
+        self, host: Host, directory: str, bridge: str, memory_bytes: int, cpus: Sequence[int]
+    ) -> None:
+        """`bridge` is what its bridge is called, for which the kernel gets an interface."""
+        self._bridge = bridge
         self._numbers: dict[str, int] = {}
         memory_mib = str(memory_bytes >> 20)
         settings = {
@@ -90,8 +93,8 @@ class RunningDpdkSwitch(OpenVswitch):
     def _start(self, program: str, settings: Mapping[str, str]) -> None:
         super()._start(program, settings)
         self.configure(
-            "add-br", BRIDGE,
-            "--", "set", "bridge", BRIDGE, "datapath_type=netdev", "fail-mode=secure",
+            "add-br", self._bridge,
+            "--", "set", "bridge", self._bridge, "datapath_type=netdev", "fail-mode=secure",
         )  # fmt: skip
         answer = self.configure("get", "Open_vSwitch", ".", "dpdk_initialized").stdout
         if answer.strip() != "true":
@@ -116,11 +119,11 @@ class RunningDpdkSwitch(OpenVswitch):
         """Removes and adds ports, at once."""
         arguments: list[str] = []
         for name in remove:
-            arguments += ["--", "--if-exists", "del-port", BRIDGE, name]
+            arguments += ["--", "--if-exists", "del-port", self._bridge, name]
             self._numbers.pop(name, None)
         for port in add:
             arguments += [
-                *("--", "add-port", BRIDGE, port.name),
+                *("--", "add-port", self._bridge, port.name),
                 *("--", "set", "interface", port.name, f"type={port.kind}"),
                 f"ofport_request={port.number}",
                 *(f'options:{key}="{value}"' for key, value in port.options.items()),
@@ -140,7 +143,7 @@ class RunningDpdkSwitch(OpenVswitch):
             for flow in flows
         ]
         self._run(
-            *("ovs-ofctl", "replace-flows", f"unix:{self._directory}/{BRIDGE}.mgmt", "-"),
+            *("ovs-ofctl", "replace-flows", f"unix:{self._directory}/{self._bridge}.mgmt", "-"),
             stdin="".join(lines).encode(),
         ).check()
 

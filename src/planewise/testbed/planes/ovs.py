@@ -47,7 +47,7 @@ class OpenVswitchBridge(Switch):
         return f"{site.bridge}v"
 
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        here.directory = f"{here.host.directory}/ovs"
+        here.directory = f"{here.host.directory}/pw-{here.token}-ovs"
         here.host.run(["mkdir", "-p", here.directory]).check()
         switch = here.opened.enter_context(OpenVswitch(here.host, here.directory))
         here.switch_pid = switch.pid
