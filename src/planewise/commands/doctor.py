@@ -83,18 +83,31 @@ def _print_matrix(json: bool) -> None:
     from rich.table import Table
 
     from planewise.measure import matrix
+    from planewise.testbed import planes
 
     cells = list(matrix.matrix())
     if json:
         print_json([asdict(cell) for cell in cells])
         return
-    table = Table("guest", "plane", "where", "works", "cannot", "needs", box=None)
-    for guest, plane, place, works, cannot, needs in matrix.rows(cells):
-        table.add_row(guest, plane, place, works, escape(cannot), needs)
+    table = Table("plane", *matrix.GUESTS, "needs", box=None)
+    for plane in dict.fromkeys(cell.plane for cell in cells):
+        here = [cell for cell in cells if cell.plane == plane]
+        words = (
+            matrix.places(cell for cell in here if cell.guest == guest) for guest in matrix.GUESTS
+        )
+        table.add_row(plane, *words, " ".join(planes.plane(plane).needs))
     console = out()
     working = sum(not cell.reason for cell in cells)
-    console.print(f"{working} of {len(cells)} cells can be measured on hosts that have the needs.")
+    measured = _list(list(matrix.MEASUREMENTS))
+    console.print(
+        f"{working} of {len(cells)} cells can be measured on hosts that have what they need. "
+        f"yes: {measured}, within this machine and between two hosts. Containers need Docker, "
+        "virtual machines QEMU and libvirt."
+    )
     console.print(table)
+    console.print("Why not:")
+    for reason in matrix.reasons(cells):
+        console.print(f"- {escape(reason)}")
 
 
 def _print(host: Fingerprint) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from types import MappingProxyType
 from typing import Literal
 
@@ -63,12 +62,19 @@ GUEST_NEEDS: Mapping[GuestKind, tuple[str, ...]] = MappingProxyType(
 """What a host must have for guests of a kind."""
 
 
-def rows(cells: Iterable[MatrixCell]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """The table with a row for each guest, plane and place: what works, what cannot and why, what
-    a host must have. Pure."""
-    for key, group in groupby(cells, key=lambda cell: (cell.guest, cell.plane, cell.place)):
-        together = list(group)
-        works = [cell.measurement for cell in together if not cell.reason]
-        reasons = dict.fromkeys(cell.reason for cell in together if cell.reason)
-        needs = dict.fromkeys(need for cell in together for need in cell.needs)
-        yield (*key, " ".join(works), "; ".join(reasons), " ".join(needs))
+def places(cells: Iterable[MatrixCell]) -> str:
+    """Where guests of a kind can be measured on a plane, in words, from those cells. Pure."""
+    can: dict[str, set[str]] = {place: set() for place in PLACES}
+    for cell in cells:
+        can[cell.place] |= set() if cell.reason else {cell.measurement}
+    where = {place: found for place, found in can.items() if found}
+    if not where:
+        return "no"
+    whole = all(found == set(MEASUREMENTS) for found in where.values())
+    named = "yes" if len(where) == len(PLACES) else " and ".join(where)
+    return named if whole else f"{named}: {', '.join(sorted(set.union(*where.values())))}"
+
+
+def reasons(cells: Iterable[MatrixCell]) -> dict[str, None]:
+    """Why what cannot be measured cannot, each sentence once. Pure."""
+    return dict.fromkeys(cell.reason for cell in cells if cell.reason)

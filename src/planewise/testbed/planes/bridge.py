@@ -53,6 +53,7 @@ class BridgePlane(Plane):
     name = "bridge"
     description = "a veth pair into a Linux bridge that has the NIC as a port"
     guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
+    for_vms = "virtio-bridge is the same path for virtual machines"
     functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
     rank = 20
     switch: ClassVar[Switch] = LinuxBridge()

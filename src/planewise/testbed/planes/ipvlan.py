@@ -17,6 +17,7 @@ class IpvlanPlane(Plane):
         "an ipvlan interface (L2 mode) on the NIC, moved into the guest; it shares its MAC"
     )
     guests = ("namespace", "container")
+    for_vms = "libvirt opens no ipvtap for a virtual machine"
     rank = 40
     on_uplink = True
 

@@ -13,6 +13,7 @@ class MacvlanPlane(Plane):
     name = "macvlan"
     description = "a macvlan interface (bridge mode) on the NIC, moved into the guest"
     guests = ("namespace", "container")
+    for_vms = "macvtap-bridge is the same path for virtual machines"
     rank = 30
     on_uplink = True
 

@@ -106,6 +106,7 @@ class OvsPlane(BridgePlane):
     name = "ovs"
     description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
     guests = ("namespace", "container", "process")
+    for_vms = "virtio-ovs is the same path for virtual machines"
     functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
     rank = 25
     switch = OpenVswitchBridge()

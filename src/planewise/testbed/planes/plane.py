@@ -113,6 +113,8 @@ class Plane:
     chains_only: ClassVar[str] = ""
     """Why it is measured in chains of functions alone; empty where it is not."""
     needs: ClassVar[tuple[Need, ...]] = ()
+    for_vms: ClassVar[str] = "virtual machines have none like it"
+    """Their plane of the same path, where it attaches no virtual machine itself."""
     remedy: ClassVar[str] = ""
     """The way out where the host has not what it needs."""
     not_measurable: ClassVar[Mapping[Metric, str]] = {}
@@ -125,7 +127,9 @@ class Plane:
 
     def refusal(self, kind: GuestKind) -> str:
         """Why guests of this kind cannot have it, as the rest of a sentence. Pure."""
-        return "" if kind in self.guests else f"it exists for {' and '.join(self.guests)} guests"
+        if kind in self.guests:
+            return ""
+        return f"its interface is in a network namespace; {self.for_vms}"
 
     def function_refusal(self, kind: GuestKind, forwarder: Forwarder | Literal[""]) -> str:
         """Why no function of a chain can be so on this plane, as a sentence. Pure."""

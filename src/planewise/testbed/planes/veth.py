@@ -24,6 +24,7 @@ class VethPlane(Plane):
     name = "veth"
     description = "a veth pair into the host, which routes by IP; neighbours are static"
     guests = ("namespace", "container")
+    for_vms = "virtio-routed is the same path for virtual machines"
     rank = 10
 
     @property

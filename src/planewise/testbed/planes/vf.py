@@ -20,6 +20,7 @@ class VfPlane(Plane):
     name = "vf"
     description = "the network device of an SR-IOV virtual function, moved into the guest"
     guests = ("namespace", "container", "process")
+    for_vms = "virtual machines have vf-passthrough and macvtap-vf"
     functions: ClassVar = {"process": ("kernel", "testpmd"), "container": ("kernel",)}
     rank = 60
     vfs = 1
