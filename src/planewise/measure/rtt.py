@@ -68,7 +68,8 @@ _LATE_SHARE = 0.01
 _GUEST_RING_MIB = 1
 """Of the capture in a virtual machine, which has little memory."""
 
-_STAMPS = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
+_TEXTS = ("proto", "id", "flags")
+"""Columns of the probe's files that are no numbers; all others are, also where no row has a value."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
                 if point.error is not None:
                     raise PlanewiseError(point.error.what, remedy=point.error.remedy)
             file = path.hosts[tap.role].take(tap.file, directory, netns=tap.guest)
-            packets = _join(packets, _read_tap(file))
+            packets = join_stamps(packets, read_packets(file))
             captures += [
                 Capture(point=p.name, host=tap.role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
@@ -213,9 +214,7 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
     output = parse(finished, PingOutput)
     if output.interrupted:
         raise KeyboardInterrupt
-    schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
-    taken = host.take(file, directory, netns=path.sender.netns)
-    return output, pl.read_csv(taken, schema_overrides=schema)
+    return output, read_packets(host.take(file, directory, netns=path.sender.netns))
 
 
 def _steady(path: RttPath, trial: RttTrial) -> PingOutput:
@@ -264,13 +263,14 @@ def _command(path: RttPath, trial: RttTrial, packets: int) -> list[str]:
     ]
 
 
-def _read_tap(file: Path) -> pl.DataFrame:
+def read_packets(file: Path) -> pl.DataFrame:
+    """What `ping` or `tap` wrote of packets: a row each, stamps [ns]; maybe no row."""
     names = pl.read_csv(file, n_rows=0).columns
-    stamps = {name: pl.Int64 for name in names if name not in ("proto", "id")}
-    return pl.read_csv(file, schema_overrides=stamps)
+    numbers = {name: pl.Int64 for name in names if name not in _TEXTS}
+    return pl.read_csv(file, schema_overrides=numbers)
 
 
-def _join(packets: pl.DataFrame, captured: pl.DataFrame) -> pl.DataFrame:
+def join_stamps(packets: pl.DataFrame, captured: pl.DataFrame) -> pl.DataFrame:
     """Adds a tap's columns to the packets that were sent, by sequence number."""
     stamps = [name for name in captured.columns if name.endswith(("_request_ns", "_reply_ns"))]
     once = captured.unique(subset="seq", keep="first").select("seq", *stamps)
