@@ -115,8 +115,8 @@ def test_stamp_tells_the_time_in_the_reflector(netns_pair: Network, path: str, m
             reflected = Latency.model_validate(done.output["reflector"])
             assert reflected.count == 200
             assert reflected.min_ns > 0
-            # The answer cannot stay longer in the reflector than it is away; the histograms' bins may
-            # be one.
+            # The answer cannot stay longer in the reflector than it is away; both may lie in one
+            # bin of their histograms.
             assert reflected.p50_ns <= done.output["rtt_kernel"]["p50_ns"]
         stopped = running.stop()
     assert stopped.code == 0, stopped.stderr

@@ -69,7 +69,7 @@ _GUEST_RING_MIB = 1
 """Of the capture in a virtual machine, which has little memory."""
 
 _TEXTS = ("proto", "id", "flags")
-"""Columns of the probe's files that are no numbers; all others are, also where no row has a value."""
+"""Columns of the probe's files that are texts; all others are numbers, also without a row."""
 
 
 @dataclass(frozen=True)
