@@ -20,17 +20,20 @@ class Verbosity:
 
 
 def out() -> Console:
-    """A console on stdout for tables and sentences (rich keeps to NO_COLOR by itself)."""
+    """A console on stdout for tables and sentences (rich keeps to NO_COLOR by itself).
+
+    Brackets in them are no markup: names of guests, interfaces and files may have some.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 
 
 def err() -> Console:
     """A console on stderr for progress and logs."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def print_json(value: object) -> None:

@@ -466,7 +466,7 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
         save(load_loss(result.curve, result.verdict), directory / stem)
     if not quiet:
         figures = count_text(len(used), "figure")
-        console.err().print(f"{figures} in {directory}", markup=False, soft_wrap=True)
+        console.err().print(f"{figures} in {directory}", soft_wrap=True)
 
 
 def _file_stem(title: str) -> str:
