@@ -380,8 +380,11 @@ class _Runner:
         for trial in visit.warmup:
             trial.measure_on(station, place, _discard)
 
+    def _place(self, visit: Visit, trial: Trial) -> Place:
+        return Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
+
     def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
-        place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
+        place = self._place(visit, trial)
         # By this machine's clock: a guest that was saved awoke with the time of then.
         known: dict[str, object] = {"started": datetime.now(UTC)}
         if self.watch is not None:
@@ -426,12 +429,8 @@ class _Runner:
 
     def _failed(self, visit: Visit, trial: Trial, why: str, *, say: bool = True) -> None:
         record = TrialRecord(
-            trial=trial.name,
+            **self._place(visit, trial).fields,
             kind=trial.kind,
-            cell=cell_of(visit.cell, trial),
-            block=visit.block,
-            replicate=visit.block,
-            order=self.order,
             started=datetime.now(UTC),
             duration_s=0,
             status="failed",
