@@ -93,16 +93,13 @@ class WantedGuest:
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class Standing:
     """A setting that stands: what measurements and loads need to know of it."""
 
     setting: Setting
     hosts: Mapping[HostRole, Host]
     mains: Mapping[HostRole, Guest]
     backgrounds: Mapping[HostRole, tuple[Guest, ...]]
-    sites: Mapping[HostRole, Site]
-    ports: Mapping[HostRole, str]
-    """The host side of the main guests; empty where there is none."""
 
     @property
     def shared(self) -> bool:
@@ -116,6 +113,15 @@ class Arrangement:
     def background(self, host: HostRole) -> tuple[Guest, ...]:
         """The background guests of a role."""
         return self.backgrounds[host]
+
+
+@dataclass(frozen=True)
+class Arrangement(Standing):
+    """A setting that stands, of guests that share the hosts' kernels."""
+
+    sites: Mapping[HostRole, Site]
+    ports: Mapping[HostRole, str]
+    """The host side of the main guests; empty where there is none."""
 
     @property
     def _plane(self) -> Plane:
@@ -181,17 +187,16 @@ class Arrangement:
         why = "between guests of one host no frame reaches the NIC"
         return {**self._plane.not_measurable, "overhead": why, "response": why}
 
-    def trial_path(self, sender: HostRole = "sender") -> TrialPath:
-        """From the main guest of `sender` to the other role's."""
-        receiver: HostRole = "responder" if sender == "sender" else "sender"
-        guest, peer = self.mains[sender], self.mains[receiver]
+    def trial_path(self) -> TrialPath:
+        """From the sender's main guest to the responder's."""
+        guest, peer = self.mains["sender"], self.mains["responder"]
         return TrialPath(
             tx_netns=guest.netns,
             tx_interface=guest.interface,
             rx_netns=peer.netns,
             rx_interface=peer.interface,
             source_mac=guest.mac,
-            next_hop_mac=self._plane.next_hop_mac(self.sites[sender], guest, peer),
+            next_hop_mac=self._plane.next_hop_mac(self.sites["sender"], guest, peer),
             source_ipv4=guest.ipv4,
             destination_ipv4=peer.ipv4,
             source_ipv6=guest.ipv6,

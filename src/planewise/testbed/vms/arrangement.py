@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planewise.store.models import Metric
-from planewise.testbed.host import Host
 from planewise.testbed.model import (
-    GUEST_INTERFACE,
     HOSTS,
     CapturePoint,
     CounterPoint,
@@ -16,36 +14,20 @@ from planewise.testbed.model import (
     GuestRole,
     HostRole,
     inside,
+    make_guest,
 )
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Setting
+from planewise.testbed.setting import Setting, Standing
 
 
 @dataclass(frozen=True)
-class VmArrangement:
-    """A setting that stands: what measurements and loads need to know of it."""
+class VmArrangement(Standing):
+    """A setting of virtual machines that stands."""
 
-    setting: Setting
-    hosts: Mapping[HostRole, Host]
-    mains: Mapping[HostRole, Guest]
-    backgrounds: Mapping[HostRole, tuple[Guest, ...]]
     nics: Mapping[HostRole, str]
     """What leaves each host on the main guests' way: its NIC, or the VF's interface."""
     replaced: tuple[Guest, ...] = ()
     """Guests that had ended and were started anew."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether both main guests live on one host."""
-        return self.setting.path == "east-west"
-
-    def main(self, host: HostRole) -> Guest:
-        """The measured guest of a role."""
-        return self.mains[host]
-
-    def background(self, host: HostRole) -> tuple[Guest, ...]:
-        """The background guests of a role."""
-        return self.backgrounds[host]
 
     @property
     def capture_points(self) -> tuple[CapturePoint, ...]:
@@ -113,19 +95,9 @@ def guest_in(
     """
     away = lives_on != role
     number = HOSTS.index(role) + 2 * away
-    high, low = divmod(slot, 250)
     first = (8 + int(token[:4], 16)) << 13
-    return Guest(
-        name=f"{role}-{use}{'' if use == 'main' else index}",
-        host=role,
-        role=use,
-        index=index,
-        plane=plane,
-        netns=f"pw-{token}-{role[0]}{use[0]}{slot}{'e' * away}",
-        interface=GUEST_INTERFACE,
-        mac=f"02:70:77:0{number}:{slot >> 8:02x}:{slot & 255:02x}",
-        ipv4=f"198.{18 + number % 2}.{high + 100 * away}.{1 + low}",
-        ipv6=f"2001:2:0:{1 + number}::{1 + slot:x}",
+    return replace(
+        make_guest(token, role, use, index, plane, slot, away=away),
         port=f"pw{token}{1024 * number + slot:03x}",
         port_index=first + 2048 * number + slot,
     )
