@@ -34,7 +34,7 @@ from planewise.measure.trials.load import LoadTrial, ladder_around, ladder_at_pd
 from planewise.store.levels import marked, missed_levels
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
-from planewise.testbed.host_state import HostWatch
+from planewise.testbed.host_state import LocalWatch
 
 FAILURES_IN_A_ROW = 3
 """After so many failed trials in a row a cell is given up; after so many cells in a row of which
@@ -220,7 +220,7 @@ def run(
     writer: RunWriter,
     progress: Progress,
     *,
-    watch: HostWatch | None = None,
+    watch: LocalWatch | None = None,
     pauses: Pauses | None = None,
     budget_s: float | None = None,
     meter: Meter | None = None,
@@ -270,7 +270,7 @@ class _Runner:
         stage: Stage,
         writer: RunWriter,
         progress: Progress,
-        watch: HostWatch | None,
+        watch: LocalWatch | None,
         pauses: Pauses,
         meter: Meter | None,
     ) -> None:
@@ -488,7 +488,7 @@ def _discard(_: KpiSample) -> None:
     """For trials that are thrown away."""
 
 
-def default_directory(now: datetime | None = None) -> Path:
+def default_directory() -> Path:
     """Where a run goes when no one says: `runs/<time>` below the current directory."""
-    stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H%M%S")  # noqa: DTZ005 - a person's clock
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")  # noqa: DTZ005 - a person's clock
     return Path("runs") / stamp
