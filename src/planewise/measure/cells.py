@@ -21,6 +21,7 @@ from planewise.measure.design import (
 from planewise.store.models import Level
 from planewise.testbed.planes import FUNCTIONS_OF
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
+from planewise.testbed.setting import Setting
 
 CELL_FACTORS = (
     "plane",
@@ -201,3 +202,8 @@ def _cell(levels: dict[str, Level], design: Design) -> Cell:
     if own["vnfs"] == 1:
         own["path"] = first.path[0]
     return Cell(**own)  # type: ignore[arg-type]
+
+
+def setting_of(cell: Cell) -> Setting:
+    """What a cell asks of a testbed. Pure."""
+    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

@@ -15,7 +15,7 @@ from typing import Self
 from planewise.measure.allocation import AllocPath, measure_allocation
 from planewise.measure.applications import lacking
 from planewise.measure.beside import beside, load_of
-from planewise.measure.cells import Cell
+from planewise.measure.cells import Cell, setting_of
 from planewise.measure.design import AllocPart, Design
 from planewise.measure.ends import Counters, End, ends_of, sent_through
 from planewise.measure.load import HostGenerator, LoadPath, measure_load
@@ -374,8 +374,3 @@ class GuestStation:
         self._steer(False)
         self._allocator = None
         self._opened.close()
-
-
-def setting_of(cell: Cell) -> Setting:
-    """What a cell asks of a testbed. Pure."""
-    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
-from planewise.measure.cells import Cell
+from planewise.measure.cells import Cell, setting_of
 from planewise.measure.design import Design
 from planewise.measure.ends import Counters, End, ends_of, sent_through
 from planewise.measure.load import HostGenerator
@@ -31,7 +31,6 @@ from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Setting
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import VmOptions
@@ -70,20 +69,20 @@ class VmStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
         try:
-            lacking = self._testbed_now().expect(_setting(cell) for cell in cells)
+            lacking = self._testbed_now().expect(setting_of(cell) for cell in cells)
         except PlanewiseError as error:
             return dict.fromkeys(cells, error.what)
         reasons = {}
         for cell in cells:
-            if reason := lacking.get(_setting(cell)):
+            if reason := lacking.get(setting_of(cell)):
                 reasons[cell] = reason
             else:
-                self._planes |= dict.fromkeys(_setting(cell).planes)
+                self._planes |= dict.fromkeys(setting_of(cell).planes)
         return reasons
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The maximum of the generator in the sender's main guest [packet/s]."""
-        alone = replace(_setting(cell), background_guests=0)
+        alone = replace(setting_of(cell), background_guests=0)
         with self._testbed_now().arrange(alone) as arrangement:
             return self._generator(arrangement).max_pps(size_bytes, self._ip_version)
 
@@ -103,7 +102,7 @@ class VmStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[VmStation]:
         """The cell's guests, awake, with their background load running."""
-        testbed, setting = self._testbed_now(), _setting(cell)
+        testbed, setting = self._testbed_now(), setting_of(cell)
         check = partial(testbed.check, setting)
         with (
             testbed.arrange(setting) as arrangement,
@@ -297,7 +296,3 @@ def gauges_of(netns: str, guests: Iterable[Guest], host: HostRole | None = None)
         if port := plane.host_interface(guest):
             gauges.append(Gauge(guest.name, host or guest.host, netns, port, counts))
     return gauges
-
-
-def _setting(cell: Cell) -> Setting:
-    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)
