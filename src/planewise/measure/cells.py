@@ -39,16 +39,11 @@ CHAIN_FACTORS = ("plane", "guest", "forwarder", "path", "vnfs")
 
 
 @dataclass(frozen=True)
-class CellTestbed:
+class CellTestbed(Setting):
     """Guests and planes that a cell needs; between cells of one testbed nothing is built."""
 
     __test__ = False  # not a test class, whatever its name says to pytest
 
-    guest: GuestKind
-    plane: str
-    background_plane: str
-    background_guests: int
-    path: TrafficPath
     vnfs: int = 0
     forwarder: Forwarder | Literal[""] = ""
 
@@ -202,8 +197,3 @@ def _cell(levels: dict[str, Level], design: Design) -> Cell:
     if own["vnfs"] == 1:
         own["path"] = first.path[0]
     return Cell(**own)  # type: ignore[arg-type]
-
-
-def setting_of(cell: Cell) -> Setting:
-    """What a cell asks of a testbed. Pure."""
-    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
-from planewise.measure.cells import Cell, setting_of
+from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.ends import Counters, End, ends_of, sent_through
 from planewise.measure.load import HostGenerator
@@ -69,20 +69,20 @@ class VmStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
         try:
-            lacking = self._testbed_now().expect(setting_of(cell) for cell in cells)
+            lacking = self._testbed_now().expect(cell.testbed for cell in cells)
         except PlanewiseError as error:
             return dict.fromkeys(cells, error.what)
         reasons = {}
         for cell in cells:
-            if reason := lacking.get(setting_of(cell)):
+            if reason := lacking.get(cell.testbed):
                 reasons[cell] = reason
             else:
-                self._planes |= dict.fromkeys(setting_of(cell).planes)
+                self._planes |= dict.fromkeys(cell.testbed.planes)
         return reasons
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The maximum of the generator in the sender's main guest [packet/s]."""
-        alone = replace(setting_of(cell), background_guests=0)
+        alone = replace(cell.testbed, background_guests=0)
         with self._testbed_now().arrange(alone) as arrangement:
             return self._generator(arrangement).max_pps(size_bytes, self._ip_version)
 
@@ -102,7 +102,7 @@ class VmStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[VmStation]:
         """The cell's guests, awake, with their background load running."""
-        testbed, setting = self._testbed_now(), setting_of(cell)
+        testbed, setting = self._testbed_now(), cell.testbed
         check = partial(testbed.check, setting)
         with (
             testbed.arrange(setting) as arrangement,

@@ -17,7 +17,7 @@ from planewise.testbed.model import (
     make_guest,
 )
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Setting, Standing
+from planewise.testbed.setting import Setting, Standing, WantedGuest
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,9 @@ class VmArrangement(Standing):
 
 
 @dataclass(frozen=True)
-class GuestRequest:
-    """A guest as a setting asks for it: the same wish finds the same guest again."""
+class GuestRequest(WantedGuest):
+    """A virtual machine as a setting asks for it."""
 
-    role: HostRole
-    use: GuestRole
-    index: int
-    plane: str
     on_bridge: bool
     """Whether its port is, or sits on, a port of our bridge."""
 
@@ -112,11 +108,5 @@ def on_nic(want: GuestRequest) -> bool:
 def wanted(setting: Setting, role: HostRole) -> Iterator[GuestRequest]:
     """The guests of a role that a setting asks for, the main one first. Pure."""
     bridge = any(vm_plane(name).switch is not None for name in setting.planes)
-
-    def on_bridge(name: str) -> bool:
-        return bridge and not vm_plane(name).vfs
-
-    yield GuestRequest(role, "main", 0, setting.plane, on_bridge(setting.plane))
-    for index in range(setting.background_guests):
-        plane = setting.background_plane
-        yield GuestRequest(role, "background", index, plane, on_bridge(plane))
+    for one in setting.wanted(role):
+        yield GuestRequest(**vars(one), on_bridge=bridge and not vm_plane(one.plane).vfs)
