@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-import planewise
 from planewise.report import html, renderer, svg, theme
 from planewise.report.figures import base, vega
 from planewise.report.figures.vega import Look, Row, Span, Spec
@@ -79,17 +78,7 @@ def render(page: AdvicePage) -> str:
             name: Markup(svg.inline(renderer.svg(base.text(chart(page, width))), name))
             for name, width in (("wide", base.WIDE), ("narrow", base.NARROW))
         }
-    return (
-        html.environment()
-        .get_template("advice.html.j2")
-        .render(
-            page=page,
-            drawings=drawings,
-            alt=description(page),
-            style=html.style(),
-            version=planewise.__version__,
-        )
-    )
+    return html.filled("advice.html.j2", page=page, drawings=drawings, alt=description(page))
 
 
 def description(page: AdvicePage) -> str:
