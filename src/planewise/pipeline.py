@@ -38,7 +38,7 @@ from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation
 from planewise.store.rundir import RunReader, RunWriter, check_free
-from planewise.testbed.host_state import HostWatch, LocalWatch, nic_offloads
+from planewise.testbed.host_state import LocalWatch, nic_offloads
 from planewise.testbed.pair import Pair
 from planewise.units import duration_text, time_text
 
@@ -181,7 +181,7 @@ def _stages(design: Design, elsewhere: Elsewhere | None) -> Stages:
     return Stages(design, None if elsewhere is None else elsewhere.pair)
 
 
-def _watch(elsewhere: Elsewhere | None) -> HostWatch | None:
+def _watch(elsewhere: Elsewhere | None) -> LocalWatch | None:
     """What looks at the hosts around trials: only this machine is looked at, no other host."""
     return LocalWatch(offloads=nic_offloads) if elsewhere is None else None
 
@@ -360,7 +360,7 @@ def _measure(
     stage: Stage,
     writer: RunWriter,
     progress: Progress,
-    watch: HostWatch | None,
+    watch: LocalWatch | None,
     watched: bool,
     budget_s: float | None,
     *,

@@ -375,7 +375,7 @@ def test_stamps_that_no_packet_of_a_trial_has_do_not_spoil_the_others(tmp_path: 
         "responder_nic_reply_ns"
     ).write_parquet(first)
     cells = RunData(RunReader(run.path)).rtt
-    assert [cell.packets for cell in cells] == [120, 120]
+    assert [cell.rtt.packets for cell in cells] == [120, 120]
     assert all(cell.parts is not None for cell in cells)
 
 

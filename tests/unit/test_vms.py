@@ -192,7 +192,7 @@ def test_guests_of_a_host_that_routes_send_to_its_tap_and_others_to_each_other()
     for plane in ("virtio-routed", "virtio-bridge"):
         setting = Setting("vm", plane, plane, 0, "north-south")
         sites = {role: Site(role, "", "wire0", 1500) for role in HOSTS}
-        hops[plane] = VmArrangement(setting, {}, mains, {}, sites, {}).next_hop_mac("sender")
+        hops[plane] = VmArrangement(setting, {}, mains, {}, sites, {}).next_hop_mac()
     assert hops["virtio-bridge"] == mains["responder"].mac
     tap = vm_plane("virtio-routed").attach(sites["sender"], mains["sender"])[0]
     assert isinstance(tap, AddTap)

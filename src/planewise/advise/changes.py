@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, Literal
 
@@ -34,29 +35,16 @@ _ASKED_MORE: dict[str, dict[str, Any]] = {
 
 def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Iterator[Statement]:
     """Where the answer is another, found by asking the model again."""
+    flips = partial(_flips, known, workload, best)
     chain = workload.chain
     if workload.application == "polling":
-        yield from _flips(
-            known,
-            workload,
-            best,
-            [
-                (n, _with_functions(workload, n))
-                for n in range(chain.vnfs + 1, min(LONGEST, 16) + 1)
-            ],
-            "from {} functions on",
+        more = range(chain.vnfs + 1, min(LONGEST, 16) + 1)
+        yield from flips([(n, _with_functions(workload, n)) for n in more], "from {} functions on")
+        fewer = range(chain.vnfs - 1, 0, -1)
+        yield from flips(
+            [(n, _with_functions(workload, n)) for n in fewer], "with {} functions or fewer"
         )
-        yield from _flips(
-            known,
-            workload,
-            best,
-            [(n, _with_functions(workload, n)) for n in range(chain.vnfs - 1, 0, -1)],
-            "with {} functions or fewer",
-        )
-        yield from _flips(
-            known,
-            workload,
-            best,
+        yield from flips(
             [
                 (size, replace(workload, chain=replace(chain, frame_bytes=size)))
                 for size in _SIZES
@@ -68,7 +56,7 @@ def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Ite
             "north-south" if chain.pattern == "east-west" else "east-west"
         )
         turned = replace(workload, chain=replace(chain, pattern=other))
-        yield from _flips(known, workload, best, [(other, turned)], "if traffic were {}")
+        yield from flips([(other, turned)], "if traffic were {}")
     given_up = [
         (words, change)
         for words, change in _GIVEN_UP.items()
@@ -79,7 +67,7 @@ def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Ite
         for some in combinations(given_up, count):
             together = replace(workload, **{k: v for _, one in some for k, v in one.items()})
             words = " and ".join(name for name, _ in some)
-            for statement in _flips(known, workload, best, [(words, together)], "without {}"):
+            for statement in flips([(words, together)], "without {}"):
                 changed = True
                 yield statement
         if changed:
@@ -87,7 +75,7 @@ def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Ite
     for words, change in _ASKED_MORE.items():
         changed_workload = replace(workload, **change)
         if changed_workload != workload:
-            yield from _flips(known, workload, best, [(words, changed_workload)], "{}")
+            yield from flips([(words, changed_workload)], "{}")
 
 
 def _with_functions(workload: Workload, vnfs: int) -> Workload:

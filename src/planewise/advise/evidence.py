@@ -77,14 +77,10 @@ class Evidence:
 
     def chain(self, wanted: ChainWorkload) -> ChainSeen | None:
         """What was measured of this very chain."""
-        for one in self.chains:
-            if (one.pattern, one.vnfs, one.frame_bytes) == (
-                wanted.pattern,
-                wanted.vnfs,
-                wanted.frame_bytes,
-            ):
-                return one
-        return None
+        key = (wanted.pattern, wanted.vnfs, wanted.frame_bytes)
+        return next(
+            (one for one in self.chains if (one.pattern, one.vnfs, one.frame_bytes) == key), None
+        )
 
     @property
     def tails(self) -> list[RankedPlane]:

@@ -27,7 +27,8 @@ def with_evidence(
     """The plane with what runs tell of it; a measurement of the very chain replaces the model."""
     statements = list(one.statements)
     for seen in evidence:
-        statements += _seen(seen)
+        source = f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run
+        statements += [Statement(text, "measurement", source) for text in _seen(seen)]
     one = replace(one, statements=tuple(statements))
     streams = [seen.tcp_place for seen in evidence if seen.tcp_place]
     times = [seen.rtt_place for seen in evidence if seen.rtt_place and len(seen.rivals) > 1]
@@ -107,22 +108,14 @@ def _with_chain(one: PlaneForecast, run: str, seen: ChainSeen, workload: Workloa
     return hold_to_rate(one, workload, "measurement", run)
 
 
-def _seen(seen: Evidence) -> Iterator[Statement]:
+def _seen(seen: Evidence) -> Iterator[str]:
     """What a run tells of a plane, in sentences."""
     if seen.rtt_place is not None and len(seen.rivals) > 1:
         place = f"number {seen.rtt_place} of {len(seen.rivals)}"
         others = ", ".join(seen.rivals)
-        yield Statement(
-            f"By median round-trip time it was {place} ({others}).",
-            "measurement",
-            f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run,
-        )
+        yield f"By median round-trip time it was {place} ({others})."
     if seen.tcp_place is not None:
-        yield Statement(
-            f"By the goodput of TCP it was number {seen.tcp_place}.",
-            "measurement",
-            f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run,
-        )
+        yield f"By the goodput of TCP it was number {seen.tcp_place}."
     if seen.order_only:
         return
     if seen.tcp:
@@ -130,34 +123,24 @@ def _seen(seen: Evidence) -> Iterator[Statement]:
             f"{bound_text(rate.bound, bits_text(rate.value))} of {size} bytes"
             for size, rate in seen.tcp.items()
         )
-        yield Statement(f"TCP by messages: {streams}.", "measurement", seen.run)
+        yield f"TCP by messages: {streams}."
     for load, median in seen.rtt_p50.items():
         if load not in LOAD_WORDS:
             continue
         tail = seen.rtt_p99.get(load)
         most = f", {value_of(tail, time_text)} for 99 of 100" if tail is not None else ""
-        yield Statement(
+        yield (
             f"Round-trip time {LOAD_WORDS[load]}: {value_of(median, time_text)} in the "
-            f"median{most}.",
-            "measurement",
-            seen.run,
+            f"median{most}."
         )
     if seen.forwarded is not None:
         size = f" of {seen.forwarded_bytes} bytes" if seen.forwarded_bytes else ""
-        yield Statement(
-            f"One pair of guests: {value_of(seen.forwarded, rate_text)}{size}.",
-            "measurement",
-            seen.run,
-        )
+        yield f"One pair of guests: {value_of(seen.forwarded, rate_text)}{size}."
     if seen.cpu is not None:
-        yield Statement(
-            f"It took {value_of(seen.cpu, time_text)} of the kernel's CPU for each packet.",
-            "measurement",
-            seen.run,
-        )
+        yield f"It took {value_of(seen.cpu, time_text)} of the kernel's CPU for each packet."
     if seen.sent:
         share = "none" if not seen.lost else percent_text(seen.lost / seen.sent)
-        yield Statement(f"Probe packets lost: {share} of {seen.sent}.", "measurement", seen.run)
+        yield f"Probe packets lost: {share} of {seen.sent}."
 
 
 def hold_to_latency(

@@ -34,21 +34,21 @@ class PlaneForecast:
     """One plane for the workload."""
 
     plane: str
-    possible: bool
-    meets: bool | None
+    possible: bool = True
+    meets: bool | None = None
     """Whether it carries the rate that was asked for; None where that is not known."""
-    pps: float | None
+    pps: float | None = None
     """What all functions send a second; None where it is not known."""
-    low_pps: float | None
-    high_pps: float | None
-    gbps: float | None
+    low_pps: float | None = None
+    high_pps: float | None = None
+    gbps: float | None = None
     """Of frames without FCS."""
-    share: float | None
+    share: float | None = None
     """Of the best plane's rate."""
-    bottleneck: str
-    host_cores: int
+    bottleneck: str = "not known"
+    host_cores: int = 0
     """Cores that it takes from the host beside the guests' own."""
-    statements: tuple[Statement, ...]
+    statements: tuple[Statement, ...] = ()
     measured: bool = False
     """Whether the rate was measured for this very chain, not predicted."""
     at_least: bool = False

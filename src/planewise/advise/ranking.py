@@ -81,7 +81,7 @@ def _forecast(known: EvidenceBase, workload: Workload, plane: str) -> PlaneForec
         if plane in MODELLED
         else _virtio(known.profile, workload)
         if plane == "virtio-bridge"
-        else _measured_only(workload, plane)
+        else _unpredicted(workload, plane)
     )
     if known.profile is not None and known.profile.emulated:
         one = replace(one, meets=None, floor_ns=None)
@@ -116,11 +116,7 @@ _KERNEL: dict[str, Statement] = {
 
 
 def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> PlaneForecast:
-    empty = PlaneForecast(
-        plane, True, None, None, None, None, None, None,
-        "guest's kernel" if workload.application == "kernel" else "not known",
-        host_cores(plane), (),
-    )  # fmt: skip
+    empty = _unpredicted(workload, plane, host_cores(plane))
     if workload.application == "kernel":
         floor = None if profile is None else floor_ns(profile, plane, workload.chain)
         return replace(empty, statements=(_KERNEL[plane],), floor_ns=floor)
@@ -172,10 +168,8 @@ def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
             "literature",
             BRIEF,
         )
-        return PlaneForecast(
-            "virtio-bridge", True, None, None, None, None, None, None,
-            "guest's kernel", 0, (statement,), floor_ns=floor,
-        )  # fmt: skip
+        empty = _unpredicted(workload, "virtio-bridge")
+        return replace(empty, statements=(statement,), floor_ns=floor)
     # "At most" rules a rate out, and never in.
     asked = workload.rate_pps
     meets = False if asked is not None and asked > _POLLED_VIRTIO_PPS else None
@@ -186,12 +180,17 @@ def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
         BRIEF,
     )
     return PlaneForecast(
-        "virtio-bridge", True, meets, _POLLED_VIRTIO_PPS, None, None,
-        _POLLED_VIRTIO_PPS * 8 * (workload.chain.frame_bytes - 4) / 1e9, None,
-        "host's kernel", 0, (statement,), floor_ns=floor,
-    )  # fmt: skip
+        "virtio-bridge",
+        meets=meets,
+        pps=_POLLED_VIRTIO_PPS,
+        gbps=_POLLED_VIRTIO_PPS * 8 * (workload.chain.frame_bytes - 4) / 1e9,
+        bottleneck="host's kernel",
+        statements=(statement,),
+        floor_ns=floor,
+    )
 
 
-def _measured_only(workload: Workload, plane: str) -> PlaneForecast:
+def _unpredicted(workload: Workload, plane: str, cores: int = 0) -> PlaneForecast:
+    """A plane of which no rate is predicted."""
     binds = "guest's kernel" if workload.application == "kernel" else "not known"
-    return PlaneForecast(plane, True, None, None, None, None, None, None, binds, 0, ())
+    return PlaneForecast(plane, bottleneck=binds, host_cores=cores)

@@ -68,7 +68,7 @@ def calibrate(
 
     rows, left_out, emulated = _rows(measured)
     for words in left_out:
-        console.err().print(words, markup=False, style="yellow")
+        console.err().print(words, style="yellow")
     calibrated = calibrate_rows(
         find_profile(start),
         rows,
@@ -80,7 +80,7 @@ def calibrate(
     if against is not None:
         other, notes, other_emulated = _rows(against)
         for words in (*notes, *((f"emulated: {other_emulated}",) if other_emulated else ())):
-            console.err().print(f"{against}: {words}", markup=False, style="yellow")
+            console.err().print(f"{against}: {words}", style="yellow")
         held = predict_chains(calibrated, other)
     if out is not None:
         write_file(out, toml_text(calibrated.profile).encode())

@@ -124,10 +124,10 @@ def _print(found: Campaign) -> None:
     from planewise.judge.campaign import NOT_SAID, figures_text
 
     out = console.out()
-    out.print(f"{count_text(len(found.members), 'curve')}.", markup=False)
-    out.print(found.agreement.sentence, markup=False)
+    out.print(f"{count_text(len(found.members), 'curve')}.")
+    out.print(found.agreement.sentence)
     if not found.rows:
-        out.print("No aspect varies.", markup=False)
+        out.print("No aspect varies.")
         return
     out.print()
     table = console.Rows(
@@ -147,10 +147,7 @@ def _print(found: Campaign) -> None:
         )
     table.print()
     out.print()
-    out.print(
-        "PDR and throughput: the median over curves (least to greatest), and of how many.",
-        markup=False,
-    )
+    out.print("PDR and throughput: the median over curves (least to greatest), and of how many.")
 
 
 def _as_json(found: Campaign) -> dict[str, object]:

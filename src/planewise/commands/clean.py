@@ -62,6 +62,5 @@ def clean(
         out().print(
             f"{'Would remove' if dry_run else 'Removed'} {what}{since}: "
             f"{len(one.namespaces)} namespaces (pw-{one.token}-…), "
-            f"{len(one.processes)} processes{places}.",
-            markup=False,
+            f"{len(one.processes)} processes{places}."
         )

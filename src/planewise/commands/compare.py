@@ -115,7 +115,7 @@ def _print(found: Analysis, *, kendall: bool) -> None:
     if lines:
         out.print()
         for line in lines:
-            out.print(f"  - {line}", markup=False)
+            out.print(f"  - {line}")
 
 
 def _run_sentences(found: Analysis) -> list[str]:
@@ -138,11 +138,11 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
 
     out = console.out()
     for line in summary(family):
-        out.print(line, markup=False, style="bold" if line[:3] != "But" else None)
+        out.print(line, style="bold" if line[:3] != "But" else None)
     for level, reason in family.not_measurable.items():
-        out.print(f"{family.metric.title} of {level} is not measurable: {reason}.", markup=False)
+        out.print(f"{family.metric.title} of {level} is not measurable: {reason}.")
     if ranking is not None:
-        out.print(ranking.sentence, markup=False)
+        out.print(ranking.sentence)
     out.print()
     several = len(family.strata) > 1
     values = console.Rows(family.metric.title, *(family.strata if several else ("",)))
@@ -189,7 +189,7 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
     if family.notes:
         out.print()
     for note in family.notes:
-        out.print(f"  - {note}", markup=False)
+        out.print(f"  - {note}")
 
 
 def _by_title(by: str) -> str:
@@ -222,7 +222,7 @@ def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
 
     out = console.out()
     out.print()
-    out.print(f"warning: {WARNING}", markup=False)
+    out.print(f"warning: {WARNING}")
     out.print()
     table = console.Rows(
         "as published", "metric", "compared", "pairs", "median shift", "p", "Kendall's tau-b"

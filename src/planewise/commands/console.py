@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,20 @@ class Verbosity:
 
 
 def out() -> Console:
-    """A console on stdout for tables and sentences (rich keeps to NO_COLOR by itself)."""
+    """A console on stdout for tables and sentences (rich keeps to NO_COLOR by itself).
+
+    Brackets in them are no markup and `:ab:` is no emoji: names and addresses may have some.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 def err() -> Console:
     """A console on stderr for progress and logs."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: object) -> None:
@@ -50,21 +54,31 @@ def _finite(value: object) -> object:
 
 
 class Rows:
-    """A table of one line a row, whatever the terminal's width: to be compared and grepped."""
+    """A table of one line a row, whatever the terminal's width: to be compared and grepped.
 
-    def __init__(self, *titles: str) -> None:
-        self._rows = [titles]
+    Columns with a title in `right` are numbers, set to the right.
+    """
 
-    def add(self, *cells: str) -> None:
-        """Adds a row of as many cells as there are titles."""
-        self._rows.append(cells)
+    def __init__(self, *titles: str, right: Collection[str] = ()) -> None:
+        self._rows = [(titles, "")]
+        self._right = right
+
+    def add(self, *cells: str, style: str = "") -> None:
+        """Adds a row of as many cells as there are titles; `style` is the first one's."""
+        self._rows.append((cells, style))
 
     def print(self) -> None:
         """On stdout."""
         from rich.text import Text
 
-        widths = [max(len(row[i]) for row in self._rows) for i in range(len(self._rows[0]))]
+        titles, _ = self._rows[0]
+        widths = [max(len(row[i]) for row, _ in self._rows) for i in range(len(titles))]
         console = out()
-        for place, row in enumerate(self._rows):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            console.print(Text(line.rstrip(), style="" if place else "bold"), soft_wrap=True)
+        for place, (row, style) in enumerate(self._rows):
+            cells = [
+                cell.rjust(width) if title in self._right else cell.ljust(width)
+                for cell, width, title in zip(row, widths, titles, strict=True)
+            ]
+            line = Text("  ".join(cells).rstrip(), style="" if place else "bold")
+            line.stylize(style, 0, len(row[0]))
+            console.print(line, soft_wrap=True)

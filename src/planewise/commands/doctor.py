@@ -71,7 +71,7 @@ def _write_bundle(file: Path, socket: Path | None, config: Path | None) -> None:
     names = support.bundle(file, lambda: diagnose().model_dump_json(indent=2), sources)
     print(file)
     console = err()
-    console.print(f"It holds {_list(names)}.", markup=False)
+    console.print(f"It holds {_list(names)}.")
     console.print("Secrets and addresses are hidden; look through it before you send it.")
 
 
@@ -79,7 +79,6 @@ def _print_matrix(json: bool) -> None:
     """Prints the table of what can be measured at all; nothing is built for it."""
     from dataclasses import asdict
 
-    from rich.markup import escape
     from rich.table import Table
 
     from planewise.measure import matrix
@@ -107,11 +106,10 @@ def _print_matrix(json: bool) -> None:
     console.print(table)
     console.print("Why not:")
     for reason in matrix.reasons(cells):
-        console.print(f"- {escape(reason)}")
+        console.print(f"- {reason}")
 
 
 def _print(host: Fingerprint) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     console = out()
@@ -124,7 +122,7 @@ def _print(host: Fingerprint) -> None:
         console.print("This host can build no data plane now.")
         first = next((plane for plane in host.planes if plane.remedy), None)
         if first:
-            console.print(escape(f"Why: {first.reason}. Way out: {first.remedy}."))
+            console.print(f"Why: {first.reason}. Way out: {first.remedy}.")
     warnings = [
         disturbance for disturbance in host.disturbances if disturbance.severity == "warning"
     ]
@@ -137,18 +135,13 @@ def _print(host: Fingerprint) -> None:
     console.print()
     facts = Table(title="Host", title_justify="left", show_header=False, box=None)
     for name, value in _facts(host):
-        facts.add_row(name, escape(value))
+        facts.add_row(name, value)
     console.print(facts)
 
     console.print()
     planes = Table("plane", "here", "why not", "way out", title="Planes", title_justify="left")
     for one in host.planes:
-        planes.add_row(
-            one.plane,
-            "yes" if one.available else "no",
-            escape(one.reason),
-            escape(one.remedy),
-        )
+        planes.add_row(one.plane, "yes" if one.available else "no", one.reason, one.remedy)
     console.print(planes)
 
     if host.disturbances:
@@ -157,9 +150,7 @@ def _print(host: Fingerprint) -> None:
         table.title = "What would disturb a measurement"
         for found in host.disturbances:
             mark = "! " if found.severity == "warning" else "  "
-            table.add_row(
-                mark + found.name, escape(found.value), escape(found.why), escape(found.remedy)
-            )
+            table.add_row(mark + found.name, found.value, found.why, found.remedy)
         console.print(table)
 
 

@@ -90,7 +90,7 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
 
     console = out()
     if design.title:
-        console.print(design.title, markup=False, style="bold")
+        console.print(design.title, style="bold")
     cells = _cells(schedule)
     if not cells:
         console.print("No cell of this design can be run here.")
@@ -98,23 +98,21 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
         return
     console.print(
         f"{count_text(len(cells), 'cell')} in {count_text(schedule.blocks, 'block')}: "
-        f"{count_text(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}.",
-        markup=False,
+        f"{count_text(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}."
     )
     if said := check_budget(design, schedule):
-        console.print(f"{said[0].upper()}{said[1:]}.", markup=False)
+        console.print(f"{said[0].upper()}{said[1:]}.")
     _print_cells(cells, schedule)
     for plane, build in _builds(design, schedule, nic).items():
         where = "; ".join(f"{', '.join(own)} on CPU {cpu}" for cpu, own in build.tasks.items())
         console.print()
         console.print(
             f"Longest chain on {plane}{': ' if where else ''}{where}"
-            f"{'' if where or not _long(plane) else ': --json lists its steps'}.",
-            markup=False,
+            f"{'' if where or not _long(plane) else ': --json lists its steps'}."
         )
         if not _long(plane):  # hundreds of `ip` commands otherwise: --json has them
             for step in build.steps:
-                console.print(f"  {step}", markup=False)
+                console.print(f"  {step}")
     _print_order(cells, schedule)
     _print_skipped(schedule.skipped)
 
@@ -132,7 +130,7 @@ def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
     varying = [name for name in levels[0] if len({cell[name] for cell in levels}) > 1]
     same = [f"{name} {levels[0][name]}" for name in levels[0] if name not in varying]
     if same:
-        console.print(f"In all cells: {', '.join(same)}.", markup=False)
+        console.print(f"In all cells: {', '.join(same)}.")
     trials = {visit.cell: len(visit.trials) for visit in schedule.visits}
     console.print()
     table = Table(box=None)
@@ -161,7 +159,7 @@ def _print_order(cells: Sequence[Cell], schedule: Schedule) -> None:
     console.print("Order of the cells:")
     for block, visits in islice(schedule.by_block(), _FEW_BLOCKS):
         order = " ".join(str(number[visit.cell]) for visit in visits)
-        console.print(f"  block {block + 1}: {order}", markup=False)
+        console.print(f"  block {block + 1}: {order}")
     if more := max(0, schedule.blocks - _FEW_BLOCKS):
         console.print(f"  and so on: {count_text(more, 'more block')} (--json lists them)")
 
@@ -171,18 +169,18 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
         return
     console = out()
     console.print()
-    console.print(f"Cannot be run here: {count_text(len(skipped), 'cell')}.", markup=False)
+    console.print(f"Cannot be run here: {count_text(len(skipped), 'cell')}.")
     reasons: dict[str, list[Cell]] = {}
     for skip in skipped:
         reasons.setdefault(skip.reason, []).append(skip.cell)
     for reason, own in reasons.items():
-        console.print(f"  {reason}:", markup=False)
+        console.print(f"  {reason}:")
         planes: dict[str, list[Cell]] = {}
         for cell in own:
             planes.setdefault(cell.plane, []).append(cell)
         for plane, cells in planes.items():
             if len(cells) > _FEW_CELLS:
-                console.print(f"    {plane}: {count_text(len(cells), 'cell')}", markup=False)
+                console.print(f"    {plane}: {count_text(len(cells), 'cell')}")
             else:
                 for cell in cells:
-                    console.print(f"    {cell.name}", markup=False)
+                    console.print(f"    {cell.name}")

@@ -204,15 +204,14 @@ def _print_pairs(fleet: Fleet, json_: bool) -> None:
     for match in fleet.matches:
         sender, responder = names(fleet, match)
         line = f"{match.index:5d}  round {match.round:<4d} {sender} -> {responder}"
-        out.print(line, markup=False)
+        out.print(line)
     shares = ", ".join(f"{count} nodes {times}" for times, count in sorted(Counter(met).items()))
-    out.print(f"Meetings of a node: {shares}.", markup=False)
+    out.print(f"Meetings of a node: {shares}.")
     if min(met) < MEETINGS:
         wanted = -(-len(met) * MEETINGS // 2)
         out.print(
             f"Below {MEETINGS} meetings a slow node can hardly be told from its partners: "
-            f"--pairs {wanted} gives that many.",
-            markup=False,
+            f"--pairs {wanted} gives that many."
         )
 
 
@@ -221,7 +220,7 @@ def _measure_all(fleet: Fleet, parallel: int, verbosity: Verbosity, json_: bool)
 
     def note(text: str) -> None:
         if not verbosity.quiet:
-            console.err().print(text, markup=False)
+            console.err().print(text)
 
     done = fleet_run.run(fleet, fleet_run.in_a_process, note, parallel=parallel)
     if json_:
@@ -236,8 +235,7 @@ def _measure_all(fleet: Fleet, parallel: int, verbosity: Verbosity, json_: bool)
         )
     elif not done.left:
         console.out().print(
-            f"All {len(fleet.matches)} pairs are measured: planewise fleet report {fleet.path}",
-            markup=False,
+            f"All {len(fleet.matches)} pairs are measured: planewise fleet report {fleet.path}"
         )
     if done.left:
         raise PlanewiseError(
@@ -328,17 +326,16 @@ def _print(found: Findings) -> None:
 
     out = console.out()
     text = page.headline(found)
-    out.print(f"{text[0].upper()}{text[1:]}.", markup=False, style="bold")
+    out.print(f"{text[0].upper()}{text[1:]}.", style="bold")
     out.print(
         f"{found.measured} of {found.pairs} pairs are measured."
-        + (f" The last attempt at {len(found.failures)} failed." if found.failures else ""),
-        markup=False,
+        + (f" The last attempt at {len(found.failures)} failed." if found.failures else "")
     )
     if found.emulated:
-        out.print(f"Emulated times, not those of hardware: {found.emulated}.", markup=False)
+        out.print(f"Emulated times, not those of hardware: {found.emulated}.")
     for outlier in found.outliers:
         out.print()
-        out.print(outlier.node, markup=False, style="bold")
+        out.print(outlier.node, style="bold")
         for sentence in page.sentences(outlier):
-            out.print(f"  - {sentence}", markup=False)
+            out.print(f"  - {sentence}")
     out.print()

@@ -317,25 +317,14 @@ def _interval(name: str, estimate: LoadEstimate | float | None) -> dict[str, flo
 
 
 def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None:
-    from rich.text import Text
-
     out = console.out()
     for line in _sentence(judged, rule, plr):
-        out.print(Text(line))
+        out.print(line)
     out.print()
-    rows = [_COLUMNS, *(_row(result) for result in judged)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
-            for cell, width, title in zip(row, widths, _COLUMNS, strict=True)
-        ]
-        style = "bold" if row is _COLUMNS else ""
-        shown = Text("  ".join(cells).rstrip(), style=style)
-        if row is not _COLUMNS:
-            shown.stylize(_STYLES[row[0].partition(" ")[0]], 0, len(row[0]))
-        # One line a curve, whatever the terminal's width: it is there to be compared and grepped.
-        out.print(shown, soft_wrap=True)
+    table = console.Rows(*_COLUMNS, right=_NUMBERS)
+    for result in judged:
+        table.add(*_row(result), style=_STYLES[result.word])
+    table.print()
     if len(judged) <= LISTED:
         _print_warnings(judged)
     elif not quiet and any(result.warnings for result in judged):
@@ -368,8 +357,6 @@ def _row(one: Judged) -> tuple[str, ...]:
 
 
 def _print_warnings(judged: list[Judged]) -> None:
-    from rich.text import Text
-
     out = console.out()
     for result in judged:
         lines = [f"warning: {text}" for text in result.warnings]
@@ -379,9 +366,9 @@ def _print_warnings(judged: list[Judged]) -> None:
         if lines:
             out.print()
             if len(judged) > 1:
-                out.print(Text(result.title, style="bold"))
+                out.print(result.title, style="bold")
             for line in lines:
-                out.print(Text(line))
+                out.print(line)
 
 
 def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
@@ -466,7 +453,7 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
         save(load_loss(result.curve, result.verdict), directory / stem)
     if not quiet:
         figures = count_text(len(used), "figure")
-        console.err().print(f"{figures} in {directory}", markup=False, soft_wrap=True)
+        console.err().print(f"{figures} in {directory}", soft_wrap=True)
 
 
 def _file_stem(title: str) -> str:

@@ -76,16 +76,14 @@ def up(
         return
     out().print(
         f"The lab `{name}` is up ({time.monotonic() - begun:.1f} s): hosts a and b with "
-        f"{count_text(pfs, 'PF')} each, under {status.record.accelerator.upper()}.",
-        markup=False,
+        f"{count_text(pfs, 'PF')} each, under {status.record.accelerator.upper()}."
     )
     verbosity: Verbosity = context.obj
     if not verbosity.quiet:
         err().print(
             f"log in:     ssh -F {status.directory}/ssh_config a\n"
             f"run there:  planewise lab run{_name_flag(name)} --host a -- ip link\n"
-            f"end it:     planewise lab down{_name_flag(name)}",
-            markup=False,
+            f"end it:     planewise lab down{_name_flag(name)}"
         )
 
 
@@ -135,7 +133,7 @@ def status(
         print_json({"labs": [_as_json(one) for one in labs]})
         return
     if not labs:
-        out().print("No lab is up." if name is None else f"No lab `{name}` is up.", markup=False)
+        out().print("No lab is up." if name is None else f"No lab `{name}` is up.")
         return
     for one in labs:
         _print_lab(one)
@@ -155,9 +153,9 @@ def down(
     names = lab.names() if every else (name,)
     ended = [name for name in names if lab.down(name)]
     for one in ended:
-        out().print(f"The lab `{one}` is down.", markup=False)
+        out().print(f"The lab `{one}` is down.")
     if not ended:
-        out().print("No lab is up." if every else f"No lab `{name}` is up.", markup=False)
+        out().print("No lab is up." if every else f"No lab `{name}` is up.")
 
 
 def _run(name: str, host: HostId, command: list[str]) -> int:
@@ -189,7 +187,7 @@ def _print_plan(spec: LabSpec, json: bool) -> None:
         print_json({"commands": lines})
         return
     for line in lines:
-        out().print(shlex.join(line), markup=False, soft_wrap=True)
+        out().print(shlex.join(line), soft_wrap=True)
 
 
 def _print_lab(lab: LabStatus) -> None:
@@ -197,16 +195,14 @@ def _print_lab(lab: LabStatus) -> None:
     console = out()
     console.print(
         f"{record.name}: {lab.state}, {count_text(record.pfs, 'PF')} a host, "
-        f"{record.accelerator.upper()} ({record.accelerator_reason}), kernel {record.kernel}",
-        markup=False,
+        f"{record.accelerator.upper()} ({record.accelerator_reason}), kernel {record.kernel}"
     )
     for host in lab.hosts:
         since = f" for {duration_text(time.time() - host.started_s)}" if host.started_s else ""
         answers = "answers" if host.answers else "does not answer"
         console.print(
             f"  {host.host}  {host.finding.state}{since}, "
-            f"ssh on 127.0.0.1:{host.port} {answers}, log {host.serial_log}",
-            markup=False,
+            f"ssh on 127.0.0.1:{host.port} {answers}, log {host.serial_log}"
         )
 
 
@@ -217,11 +213,10 @@ def _print_fault(lab: LabStatus, host: HostStatus) -> None:
     verb: Literal["is dead", "hangs"] = "is dead" if host.finding.state == "dead" else "hangs"
     console.print(
         f"\nHost {host.host} of `{lab.record.name}` {verb}: {host.finding.reason}. "
-        f"Its log, {host.serial_log}, ends:",
-        markup=False,
+        f"Its log, {host.serial_log}, ends:"
     )
     for line in host.last_lines or ("(nothing)",):
-        console.print(f"    {line}", markup=False)
+        console.print(f"    {line}")
 
 
 def _as_json(lab: LabStatus) -> dict[str, object]:

@@ -64,12 +64,12 @@ class LiveView:
 
             self._last_line = now
             if text := line(self._state.now()):
-                self._console.print(text, markup=False)
+                self._console.print(text)
 
     def note(self, text: str) -> None:
         """Something that a person should know at once (also with --quiet)."""
         self._state.note(text)
-        self._console.print(text, markup=False, style="yellow")
+        self._console.print(text, style="yellow")
 
     def _draw(self) -> RenderableType:
         from planewise.live.terminal import render
@@ -94,7 +94,7 @@ class LiveView:
                 )
             )
         else:
-            self._console.print(f"live: {self._server.url}", markup=False, soft_wrap=True)
+            self._console.print(f"live: {self._server.url}", soft_wrap=True)
         return self
 
     def ends(self, how: str) -> None:

@@ -24,5 +24,5 @@ def newest_measured(command: str, otherwise: str = "") -> Path:
             where=command,
             remedy=f"measure it: planewise quick (three minutes){otherwise}",
         )
-    console.err().print(f"Evidence: {run.path}, the newest run here.", markup=False)
+    console.err().print(f"Evidence: {run.path}, the newest run here.")
     return run.path

@@ -60,7 +60,7 @@ class ProgressLine:
 
     def note(self, text: str) -> None:
         """Something that a person should know at once (also with --quiet)."""
-        self._console.print(text, markup=False, style="yellow")
+        self._console.print(text, style="yellow")
 
     def _left_s(self, done_s: float, now: float) -> float:
         """From the pace so far, once there is some; else from the estimate."""
@@ -70,7 +70,7 @@ class ProgressLine:
         return left * (now - self._started) / done_s
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text)
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():

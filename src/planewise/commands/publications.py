@@ -106,11 +106,11 @@ def _print(answered: list[Answered]) -> None:
     for place, one in enumerate(answered):
         if place:
             out.print()
-        out.print(f"{one.publication.title} ({one.publication.source})", style="bold", markup=False)
+        out.print(f"{one.publication.title} ({one.publication.source})", style="bold")
         for claim, several in one.claims:
             for answer in several:
-                out.print(f"  {claim.id}  {claim.text}: {answer.word}.", markup=False)
-                out.print(f"      {answer.measured}", markup=False)
+                out.print(f"  {claim.id}  {claim.text}: {answer.word}.")
+                out.print(f"      {answer.measured}")
 
 
 def _as_json(answered: list[Answered]) -> list[object]:

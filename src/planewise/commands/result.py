@@ -62,33 +62,28 @@ def _print(finished: FinishedRun, json: bool) -> None:
     console.print()
     if finished.outcome.info.emulated:
         emulated = finished.outcome.info.emulated
-        console.print(f"Emulated times, not those of hardware: {emulated}.", markup=False)
+        console.print(f"Emulated times, not those of hardware: {emulated}.")
     print_recommendation(advice)
     if finished.outcome.failed:
         tried = finished.outcome.failed + finished.outcome.done
-        console.print(
-            f"{finished.outcome.failed} of {tried} trials failed: the report says why.",
-            markup=False,
-        )
+        console.print(f"{finished.outcome.failed} of {tried} trials failed: the report says why.")
     if finished.outcome.info.status == "done" and finished.outcome.info.reason:
         console.print(
             f"Of the design, {finished.outcome.info.reason}; continue with "
-            f"planewise run --resume {finished.directory}",
-            markup=False,
+            f"planewise run --resume {finished.directory}"
         )
     if finished.outcome.info.status != "done":
         console.print(
             f"The run is {finished.outcome.info.status}; continue it with "
-            f"planewise run --resume {finished.directory}",
-            markup=False,
+            f"planewise run --resume {finished.directory}"
         )
-    console.print(f"Report: {finished.report}", markup=False)
+    console.print(f"Report: {finished.report}")
 
 
 def print_recommendation(advice: Recommendation) -> None:
     """Prints the answer, what it rests on and what is to be said against it."""
     console = out()
-    console.print(advice.headline, markup=False, style="bold")
+    console.print(advice.headline, style="bold")
     console.print()
     for metric, title in _METRIC_TITLES.items():
         places = [place for place in advice.ranking if place.metric == metric]
@@ -96,13 +91,13 @@ def print_recommendation(advice: Recommendation) -> None:
             _print_ranking(title, metric, places)
     if not advice.ranking:  # else the rankings have it
         for text in advice.reasons:
-            console.print(f"  - {text}", markup=False)
+            console.print(f"  - {text}")
         if advice.reasons:
             console.print()
     if advice.reservations:
         console.print("Reservations", style="bold")
         for text in advice.reservations:
-            console.print(f"  - {text}", markup=False)
+            console.print(f"  - {text}")
         console.print()
 
 

@@ -142,9 +142,7 @@ def _run_campaign(
         if json:
             print_json({"title": design.title, "curves": names, "estimate": duration})
         else:
-            console().print(
-                "\n".join((f"{duration}.", *(f"  {name}" for name in names))), markup=False
-            )
+            console().print("\n".join((f"{duration}.", *(f"  {name}" for name in names))))
         return
     host = examined(None)
     from planewise.measure.experiment import default_directory
@@ -155,8 +153,7 @@ def _run_campaign(
         runs = campaigns.run_campaign(design, folder, host, progress)
     summarise(list(runs), json=json)
     if not json:
-        console().print(f"Curves: {folder}; `planewise campaign {folder}/*` asks them again.",
-                        markup=False)  # fmt: skip
+        console().print(f"Curves: {folder}; `planewise campaign {folder}/*` asks them again.")
 
 
 def _listen(port: int) -> socket.socket:

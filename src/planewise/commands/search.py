@@ -174,7 +174,7 @@ def _measure(
         print_json(where | searched.result.to_json())
     else:
         _print(searched.result, {})
-        stdout().print(f"Report: {searched.report}", markup=False, soft_wrap=True)
+        stdout().print(f"Report: {searched.report}", soft_wrap=True)
     return searched.result
 
 
@@ -187,7 +187,7 @@ def _print_catalogue(json: bool) -> None:
         return
     width = max(len(name) for name in systems)
     for name, summary in systems.items():
-        stdout().print(f"{name:{width}}  {summary}", markup=False)
+        stdout().print(f"{name:{width}}  {summary}")
 
 
 def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
@@ -198,9 +198,7 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
     console = stdout()
     console.print()
     if result.verdict is not None:
-        console.print(
-            f"{result.verdict.label}: {result.verdict.reason}", markup=False, style="bold"
-        )
+        console.print(f"{result.verdict.label}: {result.verdict.reason}", style="bold")
         console.print()
     title = "95 % interval" if result.goals[0].interval == "95%" else "bracket"
     table = Table("goal", "load", title, *(["truth"] if truth else []), box=None)
@@ -215,11 +213,10 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
     console.print(
         f"{len(result.trials)} trials, {result.trial_seconds_s:.1f} s of traffic, "
         f"{result.total_seconds_s:.0f} s with pauses ({_STOPPED[result.stopped]}); "
-        f"the loads are those of trials of {result.final_duration_s:g} s",
-        markup=False,
+        f"the loads are those of trials of {result.final_duration_s:g} s"
     )
     for finding in result.findings:
-        console.print(f"  - {finding.message}", markup=False)
+        console.print(f"  - {finding.message}")
 
 
 _STOPPED = {

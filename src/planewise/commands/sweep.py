@@ -171,7 +171,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
         return
     console = stdout()
     console.print()
-    console.print(f"{verdict.label}: {verdict.reason}", markup=False, style="bold")
+    console.print(f"{verdict.label}: {verdict.reason}", style="bold")
     console.print()
     from rich.table import Table
 
@@ -187,13 +187,11 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
     console.print(table)
     console.print()
     pdr = _pdr_text(verdict.pdr, verdict.no_pdr)
-    console.print(f"PDR at {percent_text(verdict.plr)} loss: {pdr}", markup=False)
-    console.print(
-        f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})", markup=False
-    )
+    console.print(f"PDR at {percent_text(verdict.plr)} loss: {pdr}")
+    console.print(f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})")
     for warning in verdict.warnings:
-        console.print(f"  - {warning.text}", markup=False)
+        console.print(f"  - {warning.text}")
     for found in host.disturbances:
         if found.severity == "warning":
-            console.print(f"  - {found.name} ({found.value}): {found.why}", markup=False)
-    console.print(f"Report: {swept.report}", markup=False)
+            console.print(f"  - {found.name} ({found.value}): {found.why}")
+    console.print(f"Report: {swept.report}")

@@ -122,7 +122,7 @@ def _table(nodes: Sequence[NodeResult]) -> Table:
         if not math.isnan(node.change):
             interval = f"{node.low:+.1%} to {node.high:+.1%}".replace("%", " %")
             change = PrintedNumber(_change(node), node.change, small=interval)
-        meetings = PrintedNumber(theme.count(node.meetings), node.meetings)
+        meetings = PrintedNumber.count(node.meetings)
         rows.append((node.node, change, meetings, node.outcome))
     if len(nodes) > MOST_ROWS:
         rest = f"{len(nodes) - MOST_ROWS} more nodes: --json lists them"

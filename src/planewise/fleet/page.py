@@ -6,7 +6,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-import planewise
 from planewise.fleet.analysis import Findings, NodeResult, Outlier
 from planewise.fleet.map import fleet_map
 from planewise.report import html, renderer, svg
@@ -87,18 +86,13 @@ def render(found: Findings) -> str:
             for width, prefix in ((base.WIDE, "w"), (base.NARROW, "n"))
         ]
         figures.append((figure, *drawings))
-    page = (
-        html.environment()
-        .get_template("fleet.html.j2")
-        .render(
-            found=found,
-            title=found.title or "Which nodes are slow?",
-            headline=headline(found),
-            sentences=sentences,
-            figures=figures,
-            style=html.style(),
-            version=planewise.__version__,
-        )
+    page = html.filled(
+        "fleet.html.j2",
+        found=found,
+        title=found.title or "Which nodes are slow?",
+        headline=headline(found),
+        sentences=sentences,
+        figures=figures,
     )
     return html.unbroken(page)
 

@@ -447,12 +447,8 @@ def record_of(
         if rtt is not None:
             groups[group_name(pps)] = rtt
     return TrialRecord(
-        trial=place.trial,
+        **place.fields,
         kind="alloc",
-        cell=place.cell,
-        block=place.block,
-        replicate=place.block,
-        order=place.order,
         started=started,
         duration_s=window_s,
         counts=counts_of(packets),

@@ -9,7 +9,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.cells import Cell
 from planewise.measure.design import BackgroundPart
 from planewise.measure.stage import TrialResult
-from planewise.testbed.load import LoadSpec, RunningLoad
+from planewise.testbed.load import BackgroundLoad, LoadSpec
 
 
 def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
@@ -37,7 +37,7 @@ def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
     )
 
 
-def beside(load: RunningLoad, measure: Callable[[], TrialResult]) -> TrialResult:
+def beside(load: BackgroundLoad, measure: Callable[[], TrialResult]) -> TrialResult:
     """Measures; what a background load did meanwhile is part of the trial's record.
 
     Raises:

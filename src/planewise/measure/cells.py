@@ -21,6 +21,7 @@ from planewise.measure.design import (
 from planewise.store.models import Level
 from planewise.testbed.planes import FUNCTIONS_OF
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
+from planewise.testbed.setting import Setting
 
 CELL_FACTORS = (
     "plane",
@@ -38,16 +39,11 @@ CHAIN_FACTORS = ("plane", "guest", "forwarder", "path", "vnfs")
 
 
 @dataclass(frozen=True)
-class CellTestbed:
+class CellTestbed(Setting):
     """Guests and planes that a cell needs; between cells of one testbed nothing is built."""
 
     __test__ = False  # not a test class, whatever its name says to pytest
 
-    guest: GuestKind
-    plane: str
-    background_plane: str
-    background_guests: int
-    path: TrafficPath
     vnfs: int = 0
     forwarder: Forwarder | Literal[""] = ""
 

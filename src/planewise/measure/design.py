@@ -72,9 +72,11 @@ class _OneOrMany:
 
 def _listed(value: object) -> object:
     """A single level stands for a list of one."""
-    if isinstance(value, list):
-        return tuple(value)
-    return (value,) if isinstance(value, str | int | float) else value
+    return (value,) if isinstance(value, str | int | float) else _tuple_of(value)
+
+
+def _tuple_of(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 T = TypeVar("T")
@@ -394,11 +396,7 @@ class BackgroundPart(DesignModel):
         return self
 
 
-Cpus = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=4095)], ...],
-    BeforeValidator(_listed),
-    _OneOrMany(),
-]
+Cpus = Annotated[tuple[CpuNumber, ...], BeforeValidator(_listed), _OneOrMany()]
 
 
 class VmPart(DesignModel):
@@ -434,15 +432,9 @@ class Design(DesignModel):
     title: str = ""
     """Shown in the report."""
     factors: Factors
-    constraints: Annotated[
-        tuple[Constraint, ...],
-        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
-    ] = ()
+    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_tuple_of)] = ()
     """Combinations that are left out."""
-    functions: Annotated[
-        tuple[FunctionPart, ...],
-        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
-    ] = ()
+    functions: Annotated[tuple[FunctionPart, ...], BeforeValidator(_tuple_of)] = ()
     """Functions of chains that are compared; in place of `factors.guest`."""
     rtt: RttPart | None = None
     sweep: SweepPart | None = None

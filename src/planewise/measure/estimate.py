@@ -54,19 +54,19 @@ def visit_costs_s(
     block = -1
     for visit in visits:
         if visit.block != block:
-            block, standing = visit.block, {one for one in standing if one.guest not in KEPT}
+            block, standing = visit.block, {one for one in standing if one.kind not in KEPT}
         cost = visit_s(visit, finished, pace)
         testbed = visit.cell.testbed
         if cost and testbed not in standing:
             cost += pace * build_s(testbed)
-            standing = {one for one in standing if one.guest in KEPT} | {testbed}
+            standing = {one for one in standing if one.kind in KEPT} | {testbed}
         costs.append(cost)
     return tuple(costs)
 
 
 def build_s(testbed: CellTestbed) -> float:
     """Of building a testbed, in seconds."""
-    first_s, each_s = BUILD_S[testbed.guest]
+    first_s, each_s = BUILD_S[testbed.kind]
     return first_s + each_s * (testbed.background_guests + testbed.vnfs)
 
 

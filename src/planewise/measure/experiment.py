@@ -34,7 +34,7 @@ from planewise.measure.trials.load import LoadTrial, ladder_around, ladder_at_pd
 from planewise.store.levels import marked, missed_levels
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
-from planewise.testbed.host_state import HostWatch
+from planewise.testbed.host_state import LocalWatch
 
 FAILURES_IN_A_ROW = 3
 """After so many failed trials in a row a cell is given up; after so many cells in a row of which
@@ -220,7 +220,7 @@ def run(
     writer: RunWriter,
     progress: Progress,
     *,
-    watch: HostWatch | None = None,
+    watch: LocalWatch | None = None,
     pauses: Pauses | None = None,
     budget_s: float | None = None,
     meter: Meter | None = None,
@@ -270,7 +270,7 @@ class _Runner:
         stage: Stage,
         writer: RunWriter,
         progress: Progress,
-        watch: HostWatch | None,
+        watch: LocalWatch | None,
         pauses: Pauses,
         meter: Meter | None,
     ) -> None:
@@ -380,8 +380,11 @@ class _Runner:
         for trial in visit.warmup:
             trial.measure_on(station, place, _discard)
 
+    def _place(self, visit: Visit, trial: Trial) -> Place:
+        return Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
+
     def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
-        place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
+        place = self._place(visit, trial)
         # By this machine's clock: a guest that was saved awoke with the time of then.
         known: dict[str, object] = {"started": datetime.now(UTC)}
         if self.watch is not None:
@@ -426,12 +429,8 @@ class _Runner:
 
     def _failed(self, visit: Visit, trial: Trial, why: str, *, say: bool = True) -> None:
         record = TrialRecord(
-            trial=trial.name,
+            **self._place(visit, trial).fields,
             kind=trial.kind,
-            cell=cell_of(visit.cell, trial),
-            block=visit.block,
-            replicate=visit.block,
-            order=self.order,
             started=datetime.now(UTC),
             duration_s=0,
             status="failed",
@@ -489,7 +488,7 @@ def _discard(_: KpiSample) -> None:
     """For trials that are thrown away."""
 
 
-def default_directory(now: datetime | None = None) -> Path:
+def default_directory() -> Path:
     """Where a run goes when no one says: `runs/<time>` below the current directory."""
-    stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H%M%S")  # noqa: DTZ005 - a person's clock
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")  # noqa: DTZ005 - a person's clock
     return Path("runs") / stamp

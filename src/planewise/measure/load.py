@@ -164,12 +164,8 @@ def record(
     if output.unexplained:
         warnings.append(f"{output.unexplained} lost packets are in no drop counter")
     return TrialRecord(
-        trial=place.trial,
+        **place.fields,
         kind="load",
-        cell=place.cell,
-        block=place.block,
-        replicate=place.block,
-        order=place.order,
         started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
         duration_s=output.duration_s,
         load=OfferedLoad(

@@ -185,24 +185,18 @@ def combine(
         limits.append("sink")
     if lost and not {"generator", "sink"} & set(limits):
         limits.append("sut")
-    return TrialOutput(
-        command="trial",
-        version=sent.version,
-        size_bytes=sent.size_bytes,
-        started_ns=sent.started_ns,
-        duration_s=sent.duration_s,
-        intended_pps=sent.intended_pps,
-        achieved_pps=sent.achieved_pps,
-        sent=all_sent,
-        received=got.received,
-        lost=lost,
-        duplicate=got.duplicate,
-        reordered=got.reordered,
-        loss=tuple(loss),
-        unexplained=left,
-        limits=tuple(limits),
-        generator=sent.generator,
-        sink=got.sink,
+    both = dict(got) | dict(sent)
+    return TrialOutput.model_validate(
+        {
+            **both,
+            "command": "trial",
+            "sent": all_sent,
+            "lost": lost,
+            "loss": tuple(loss),
+            "unexplained": left,
+            "limits": tuple(limits),
+            "cpu": None,
+        }
     )
 
 

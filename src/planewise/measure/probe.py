@@ -14,20 +14,22 @@ from planewise.testbed import programs
 from planewise.testbed.host import FinishedProcess
 
 
-class ProbeOutput(BaseModel):
-    """What every subcommand's output begins with."""
+class ProbePart(BaseModel):
+    """A part of what the probe prints."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ProbeOutput(ProbePart):
+    """What every subcommand's output begins with."""
 
     command: str
     version: str
     interrupted: bool = False
 
 
-class CpuUsage(BaseModel):
+class CpuUsage(ProbePart):
     """CPU of the host while the probe ran, as shares of all CPUs' time by mpstat mode."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     all: dict[str, float]
 
@@ -38,10 +40,8 @@ class CpuOutput(ProbeOutput):
     cpu: CpuUsage
 
 
-class BurstOutput(BaseModel):
+class BurstOutput(ProbePart):
     """Bursts of `pw-probe ping`: what was wanted, and what came of it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     packets: NonNegativeInt
     every_ns: NonNegativeInt
@@ -71,19 +71,15 @@ class PingOutput(ProbeOutput):
     cpu: CpuUsage | None = None
 
 
-class Failure(BaseModel):
+class Failure(ProbePart):
     """Why a trial or a capture point ended early; what stands beside it was done until then."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     what: str
     remedy: str = ""
 
 
-class TapPoint(BaseModel):
+class TapPoint(ProbePart):
     """One capture point of `pw-probe tap`."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: str
     packets: NonNegativeInt
@@ -97,35 +93,36 @@ class TapOutput(ProbeOutput):
     points: tuple[TapPoint, ...]
 
 
-class LossOutput(BaseModel):
+class LossOutput(ProbePart):
     """A part of a trial's loss that one counter explains."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     where: str
     counter: str
     count: NonNegativeInt
 
 
-class GeneratorOutput(BaseModel):
+class GeneratorOutput(ProbePart):
     """The generator of a trial."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     backend: str = "af_packet"
     max_pps: float | None = None
 
 
-class SinkOutput(BaseModel):
+class SinkOutput(ProbePart):
     """The sink of a trial."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     backend: str = "af_packet"
 
 
-class TrialOutput(ProbeOutput):
-    """`pw-probe trial`."""
+class _EndOutput(ProbeOutput):
+    """What an end of a load trial prints."""
+
+    cpu: CpuUsage | None = None
+    error: Failure | None = None
+
+
+class _Sending(_EndOutput):
+    """What the sending end knows."""
 
     size_bytes: NonNegativeInt
     started_ns: int
@@ -133,47 +130,39 @@ class TrialOutput(ProbeOutput):
     intended_pps: float
     achieved_pps: float
     sent: NonNegativeInt
+    limits: tuple[str, ...] = ()
+    generator: GeneratorOutput
+
+
+class _Receiving(_EndOutput):
+    """What the receiving end knows."""
+
     received: NonNegativeInt
-    lost: NonNegativeInt
     duplicate: NonNegativeInt = 0
     reordered: NonNegativeInt = 0
+    sink: SinkOutput = SinkOutput()
+
+
+class TrialOutput(_Sending, _Receiving):
+    """`pw-probe trial`."""
+
+    lost: NonNegativeInt
     late: NonNegativeInt = 0
     loss: tuple[LossOutput, ...] = ()
     unexplained: int = 0
-    limits: tuple[str, ...] = ()
-    generator: GeneratorOutput
-    sink: SinkOutput = SinkOutput()
     latency: Latency | None = None
-    cpu: CpuUsage | None = None
-    error: Failure | None = None
 
 
-class SendOutput(ProbeOutput):
+class SendOutput(_Sending):
     """`pw-probe send`."""
 
-    size_bytes: NonNegativeInt
-    started_ns: int
-    duration_s: float
-    intended_pps: float
-    achieved_pps: float
-    sent: NonNegativeInt
     drops: tuple[LossOutput, ...] = ()
-    limits: tuple[str, ...] = ()
-    generator: GeneratorOutput
-    cpu: CpuUsage | None = None
-    error: Failure | None = None
 
 
-class ReceiveOutput(ProbeOutput):
+class ReceiveOutput(_Receiving):
     """`pw-probe receive`."""
 
-    received: NonNegativeInt
-    duplicate: NonNegativeInt = 0
-    reordered: NonNegativeInt = 0
     drops: tuple[LossOutput, ...] = ()
-    sink: SinkOutput = SinkOutput()
-    cpu: CpuUsage | None = None
-    error: Failure | None = None
 
 
 class CalibrationOutput(ProbeOutput):

@@ -365,12 +365,8 @@ def _record(
             remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
         )
     return TrialRecord(
-        trial=place.trial,
+        **place.fields,
         kind="rtt",
-        cell=place.cell,
-        block=place.block,
-        replicate=place.block,
-        order=place.order,
         started=datetime.fromtimestamp(ping.started_ns / 1e9, UTC),
         duration_s=ping.duration_s,
         load=_load(ping),

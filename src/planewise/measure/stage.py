@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -37,6 +37,11 @@ class Place:
     cell: dict[str, str | int | float]
     block: int
     order: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its part of a `TrialRecord`."""
+        return {**vars(self), "replicate": self.block}
 
 
 class Station(Protocol):

@@ -148,7 +148,7 @@ class GuestStage:
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
-        settings = {cell: setting_of(cell) for cell in cells}
+        settings = {cell: cell.testbed for cell in cells}
         for_all = [program for program in self._programs if program != STRESS_NG]
         if reason := lacking(self._testbeds.machines, for_all):
             return dict.fromkeys(cells, reason)
@@ -157,7 +157,7 @@ class GuestStage:
             reason := lacking(self._testbeds.machines, [STRESS_NG])
         ):
             reasons = {cell: reason for cell in cells if cell.load_type in STRESSORS}
-            settings = {cell: setting_of(cell) for cell in cells if cell not in reasons}
+            settings = {cell: cell.testbed for cell in cells if cell not in reasons}
         refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
         if self._alloc is not None:
             for setting in settings.values():
@@ -202,7 +202,7 @@ class GuestStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[GuestStation]:
         """The cell's guests, with their background load running."""
-        setting = setting_of(cell)
+        setting = cell.testbed
         testbed = self._testbeds.of(setting)
         spec = replace(load_of(cell, self._background), limit_s=_A_DAY_S)
         crew = ShellCrew if testbed.pair.separate else ProcessCrew
@@ -374,8 +374,3 @@ class GuestStation:
         self._steer(False)
         self._allocator = None
         self._opened.close()
-
-
-def setting_of(cell: Cell) -> Setting:
-    """What a cell asks of a testbed. Pure."""
-    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

@@ -31,7 +31,7 @@ from planewise.testbed.machine import Machine
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.setting import Arrangement
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import VmOptions
@@ -70,20 +70,20 @@ class VmStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
         try:
-            lacking = self._testbed_now().expect(_setting(cell) for cell in cells)
+            lacking = self._testbed_now().expect(cell.testbed for cell in cells)
         except PlanewiseError as error:
             return dict.fromkeys(cells, error.what)
         reasons = {}
         for cell in cells:
-            if reason := lacking.get(_setting(cell)):
+            if reason := lacking.get(cell.testbed):
                 reasons[cell] = reason
             else:
-                self._planes |= dict.fromkeys(_setting(cell).planes)
+                self._planes |= dict.fromkeys(cell.testbed.planes)
         return reasons
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The maximum of the generator in the sender's main guest [packet/s]."""
-        alone = replace(_setting(cell), background_guests=0)
+        alone = replace(cell.testbed, background_guests=0)
         with self._testbed_now().arrange(alone) as arrangement:
             return self._generator(arrangement).max_pps(size_bytes, self._ip_version)
 
@@ -106,7 +106,7 @@ class VmStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[VmStation]:
         """The cell's guests, awake, with their background load running."""
-        testbed, setting = self._testbed_now(), _setting(cell)
+        testbed, setting = self._testbed_now(), cell.testbed
         check = partial(testbed.check, setting)
         with (
             testbed.arrange(setting) as arrangement,
@@ -278,7 +278,7 @@ def load_path_of(standing: Arrangement, ip_version: IpVersion = 4) -> ApartPath:
         ends["responder"],
         source=sender.address(ip_version),
         destination=responder.address(ip_version),
-        next_hop_mac=standing.next_hop_mac("sender"),
+        next_hop_mac=standing.next_hop_mac(),
         counters=counters_between(
             hosts, standing.counter_points, (guest.netns for guest in mains.values())
         ),
@@ -301,7 +301,3 @@ def gauges_of(netns: str, guests: Iterable[Guest], host: HostRole | None = None)
         if port := plane.host_interface(guest):
             gauges.append(Gauge(guest.name, host or guest.host, netns, port, counts))
     return gauges
-
-
-def _setting(cell: Cell) -> Setting:
-    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

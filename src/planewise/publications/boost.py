@@ -65,18 +65,15 @@ def figure(gain: Gain) -> Figure:
             lambda slots, plot: guests.marks(slots, plot, lambda p: percent_text(p.value)),
             width,
         ),
-        table=Table(
-            ("Frames", "Round trips a second", "Saved", "95 % interval", "Blocks"),
-            tuple(
-                (
-                    _size(row),
-                    PrintedNumber(rate_text(row.frequency_pps), row.frequency_pps),
-                    PrintedNumber(percent_text(row.boost.value), row.boost.value),
-                    guests.interval(_point(row), percent_text),
-                    PrintedNumber(str(row.blocks), row.blocks),
-                )
-                for row in rows
-            ),
+        table=Table.of(
+            rows,
+            {
+                "Frames": _size,
+                "Round trips a second": lambda row: PrintedNumber.rate(row.frequency_pps),
+                "Saved": lambda row: PrintedNumber(percent_text(row.boost.value), row.boost.value),
+                "95 % interval": lambda row: guests.interval(_point(row), percent_text),
+                "Blocks": lambda row: PrintedNumber.plain(row.blocks),
+            },
         ),
     )
 

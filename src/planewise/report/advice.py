@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-import planewise
-from planewise.report import renderer, svg, theme
+from planewise.report import html, renderer, svg, theme
 from planewise.report.figures import base, vega
 from planewise.report.figures.vega import Look, Row, Span, Spec
 
@@ -75,29 +72,13 @@ class AdvicePage:
 
 def render(page: AdvicePage) -> str:
     """The page as HTML that loads nothing."""
-    environment = Environment(
-        loader=PackageLoader("planewise.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = (resources.files("planewise.report") / "templates" / "report.css").read_text("utf-8")
-    dark = theme.recolouring(".drawing")
-    style += f"\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
     drawings = {}
     if page.points:
         drawings = {
             name: Markup(svg.inline(renderer.svg(base.text(chart(page, width))), name))
             for name, width in (("wide", base.WIDE), ("narrow", base.NARROW))
         }
-    return environment.get_template("advice.html.j2").render(
-        page=page,
-        drawings=drawings,
-        alt=description(page),
-        style=Markup(style),
-        version=planewise.__version__,
-    )
+    return html.filled("advice.html.j2", page=page, drawings=drawings, alt=description(page))
 
 
 def description(page: AdvicePage) -> str:

@@ -63,28 +63,24 @@ class DrawnSection:
 def render(run: RunReader) -> str:
     """The report as HTML text. BadInputError when a trial line is damaged."""
     data = RunData(run)
-    page = (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            data=data,
-            info=data.info,
-            recommendation=data.recommendation,
-            open_reasons=_OPEN_REASONS,
-            most_rows_open=_MOST_ROWS_OPEN,
-            headline=headline(data),
-            sections=drawn_sections(data),
-            rankings=rankings(data),
-            style=style(),
-            version=planewise.__version__,
-            shared_words=_shared_words(data),
-        )
+    page = filled(
+        "report.html.j2",
+        data=data,
+        info=data.info,
+        recommendation=data.recommendation,
+        open_reasons=_OPEN_REASONS,
+        most_rows_open=_MOST_ROWS_OPEN,
+        headline=headline(data),
+        sections=drawn_sections(data),
+        rankings=rankings(data),
+        shared_words=_shared_words(data),
     )
     return unbroken(page)
 
 
-def environment() -> Environment:
-    """Templates of a page, with the filters that its tables and sentences use."""
+def filled(template: str, **values: object) -> str:
+    """A page: its template with these values, the style sheet, and the filters that tables and
+    sentences use."""
     templates = Environment(
         loader=PackageLoader("planewise.report"),
         autoescape=True,
@@ -97,13 +93,10 @@ def environment() -> Environment:
     templates.filters["sentence"] = sentence
     templates.filters["code"] = code
     templates.filters["count"] = theme.count
-    return templates
-
-
-def style() -> Markup:
-    """The style sheet of a page."""
     sheet = resources.files("planewise.report") / "templates" / "report.css"
-    return Markup(sheet.read_text(encoding="utf-8") + _recolouring() + _chips())
+    style = Markup(sheet.read_text(encoding="utf-8") + _recolouring() + _chips())
+    page = templates.get_template(template)
+    return page.render(values, style=style, version=planewise.__version__)
 
 
 def unbroken(page: str) -> str:

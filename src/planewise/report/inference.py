@@ -130,23 +130,12 @@ def sentence(compared: Compared) -> str:
             better_than.setdefault(str(first), []).append(
                 f"{second} ({bounded_change(turned, family.metric.unit)})"
             )
-    same = [
-        f"{comparison.a} and {comparison.b}"
-        for comparison in overall
-        if comparison.outcome == "practically the same"
-    ]
-    unknown = [
-        f"{comparison.a} and {comparison.b}"
-        for comparison in overall
-        if comparison.outcome == "not known"
-    ]
     parts = [
         f"{first} is better than {_shortened_list(others)}" for first, others in better_than.items()
     ]
-    if same:
-        parts.append(f"practically the same: {_shortened_list(same)}")
-    if unknown:
-        parts.append(f"not known: {_shortened_list(unknown)}")
+    for outcome in ("practically the same", "not known"):
+        if pairs := [f"{pair.a} and {pair.b}" for pair in overall if pair.outcome == outcome]:
+            parts.append(f"{outcome}: {_shortened_list(pairs)}")
     text = "; ".join(parts) or "nothing could be compared"
     return f"By {family.metric.title}, over all conditions: {text}."
 

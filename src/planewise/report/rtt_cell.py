@@ -12,7 +12,7 @@ from hdrh.histogram import HdrHistogram
 from planewise.report import summaries
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
-from planewise.report.summaries import HIGH, LOW, Distribution, Spread, TimeParts
+from planewise.report.summaries import BOX, Distribution, Spread, TimeParts
 from planewise.store.cells import Factors, words
 from planewise.store.levels import missed_levels
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
@@ -28,19 +28,12 @@ class RttCell:
     plane: str
     factors: Factors
     replicates: int
-    packets: int
-    """Packets with an RTT."""
+    rtt: Spread
+    """Over all packets that have one."""
     sent: int
     lost: int
-    low_ns: float
-    q25_ns: float
-    median_ns: float
-    q75_ns: float
-    high_ns: float
     tail_ns: Mapping[str, float | None]
     """By name of `TAIL`; None where the packets are too few."""
-    medians_ns: tuple[float, ...]
-    """Median of each replicate."""
     kernel_medians_ns: tuple[float, ...]
     """The same between the guest's kernel stamps, of the replicates that have them."""
     parts: TimeParts | None
@@ -62,17 +55,9 @@ class RttCell:
     """Levels that its trials missed; empty where they count."""
 
     @property
-    def rtt(self) -> Spread:
-        """Its RTT as a box."""
-        return Spread(
-            self.low_ns,
-            self.q25_ns,
-            self.median_ns,
-            self.q75_ns,
-            self.high_ns,
-            self.packets,
-            self.medians_ns,
-        )
+    def median_ns(self) -> float:
+        """Of all packets."""
+        return self.rtt.median_ns
 
 
 def summarise(
@@ -85,7 +70,7 @@ def summarise(
     """One cell from its trials and their packets (None without any RTT), and what is missing."""
     notes: list[LeftOut] = []
     of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
-    quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
+    quantiles = [*BOX, *(quantile for _, quantile, _ in TAIL)]
     values: list[float] | None = None
     n = 0
     distribution = None
@@ -110,19 +95,13 @@ def summarise(
         plane=plane,
         factors=factors,
         replicates=len(trials),
-        packets=n,
+        rtt=Spread.of(values[:5], n, [summary.p50_ns for summary in of_trials]),
         sent=sum(trial.counts.sent for trial in trials if trial.counts),
         lost=sum(trial.counts.lost for trial in trials if trial.counts),
-        low_ns=values[0],
-        q25_ns=values[1],
-        median_ns=values[2],
-        q75_ns=values[3],
-        high_ns=values[4],
         tail_ns={
             name: value if n >= needed else None
             for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
         },
-        medians_ns=tuple(summary.p50_ns for summary in of_trials),
         kernel_medians_ns=tuple(
             trial.latency["rtt_kernel"].p50_ns for trial in trials if "rtt_kernel" in trial.latency
         ),
@@ -212,11 +191,10 @@ def _spread(
     of_trials = [trial.latency[name] for trial in trials if name in trial.latency]
     medians = [summary.p50_ns for summary in of_trials]
     if isinstance(packets, Unread):
-        quantiles, n = _from_histograms(of_trials, (LOW, 0.25, 0.5, 0.75, HIGH))
+        quantiles, n = _from_histograms(of_trials, BOX)
         if quantiles is None:
             return "neither its packets nor a histogram were kept" if of_trials else _NO_CAPTURE
-        low, q25, median, q75, high = quantiles
-        return Spread(low, q25, median, q75, high, n, tuple(medians))
+        return Spread.of(quantiles, n, medians)
     values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
     values = summaries.known(values)
     return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypedDict, TypeVar
 
 from planewise.report import facets, inference, others, policies, sentences, theme
 from planewise.report.data import CpuCell, RunData
@@ -45,6 +46,14 @@ _MOST_CURVES = 24
 _MOST_PAGES = 4
 """Figures of small multiples that the section of RTT has, and half as many each other one: as many
 as a person looks through. The tables have every cell, `--figures` draws every figure."""
+
+
+_Page = TypeVar("_Page")
+
+
+class _Named(TypedDict):
+    name: str
+    title: str
 
 
 def choose(data: RunData) -> Iterator[Section]:
@@ -169,11 +178,10 @@ def _rtt(data: RunData) -> Section:
             rtt.figure(
                 page,
                 data.planes,
-                name=_numbered("rtt", place, pages),
-                title=_part("Round-trip time by plane and load", place, pages),
+                **named,
                 where=_latency_place(data),
             )
-            for place, page in enumerate(pages)
+            for page, named in _named(pages, "rtt", "Round-trip time by plane and load")
         ),
     )
 
@@ -192,12 +200,11 @@ def _rtt_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Sectio
             page,
             data.planes,
             lambda cell: cell.rtt,
-            name=_numbered("rtt", place, pages),
-            title=_titled("Round-trip time", page),
+            **named,
             what=f"Round-trip time {_latency_place(data)}.",
             lead=sentences.of_times(_contents(page), lambda cell: cell.rtt, "RTT"),
         )
-        for place, page in enumerate(pages)
+        for page, named in _named(pages, "rtt", "Round-trip time")
     )
     return _by_factor(
         Section(
@@ -251,13 +258,8 @@ def _tail(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
             )
         )
     dots = [
-        scatter.figure(
-            page,
-            data.planes,
-            name=_numbered("scatter", place, pages),
-            title=_titled("Single packets", page),
-        )
-        for place, page in enumerate(pages)
+        scatter.figure(page, data.planes, **named)
+        for page, named in _named(pages, "scatter", "Single packets")
     ]
     figures += [figure for figure in dots if figure is not None]
     return Section(
@@ -283,12 +285,7 @@ def _places(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]
         return []
     groups = _pages(data.rtt)
     drawn = [
-        parts.figure(
-            group,
-            name=_numbered("parts", place, groups),
-            title=_part("Time by place", place, groups),
-        )
-        for place, group in enumerate(groups)
+        parts.figure(group, **named) for group, named in _named(groups, "parts", "Time by place")
     ]
     more: list[Figure] = []
     if any(cell.parts is not None for cell in data.rtt):
@@ -352,13 +349,12 @@ def _overheads(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figur
             page,
             data.planes,
             boxes.overhead,
-            name=_numbered("overhead", place, pages),
-            title=_titled("RTT overhead", page),
+            **named,
             what="RTT at the guest minus RTT at the sender's network card.",
             lead=sentences.of_overhead(_contents(page)),
             share_of_rtt=True,
         )
-        for place, page in enumerate(pages)
+        for page, named in _named(pages, "overhead", "RTT overhead")
     ]
 
 
@@ -368,13 +364,12 @@ def _responses(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figur
             page,
             data.planes,
             boxes.response,
-            name=_numbered("response", place, pages),
-            title=_titled("Response time", page),
+            **named,
             what="Time from the responder's network card to its guest and back.",
             lead=sentences.of_times(_contents(page), boxes.response, "response time"),
             share_of_rtt=True,
         )
-        for place, page in enumerate(pages)
+        for page, named in _named(pages, "response", "Response time")
     ]
 
 
@@ -389,13 +384,8 @@ def _lost(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
     if not any(cell.lost for cell in data.rtt):
         return section
     figures = tuple(
-        losses.figure(
-            page,
-            data.planes,
-            name=_numbered("lost", place, pages),
-            title=_titled("Lost probe packets", page),
-        )
-        for place, page in enumerate(pages)
+        losses.figure(page, data.planes, **named)
+        for page, named in _named(pages, "lost", "Lost probe packets")
     )
     return _by_factor(
         replace(section, figures=figures),
@@ -415,12 +405,8 @@ _CPU = Section(
 def _cpu(data: RunData) -> Section:
     pages = _pages(data.cpu)
     figures = tuple(
-        cpu.figure(
-            page,
-            name=_numbered("cpu", place, pages),
-            title=_part("CPU time by plane and load", place, pages),
-        )
-        for place, page in enumerate(pages)
+        cpu.figure(page, **named)
+        for page, named in _named(pages, "cpu", "CPU time by plane and load")
     )
     return replace(_CPU, figures=figures)
 
@@ -437,13 +423,8 @@ def _cpu_by_factor(data: RunData) -> Section:
     ]
     pages = facets.pages(items, data.naming, rows=("load_type", "host") if hosts else ())
     figures = tuple(
-        cpu.by_factor(
-            page,
-            data.planes,
-            name=_numbered("cpu", place, pages),
-            title=_titled("CPU time", page),
-        )
-        for place, page in enumerate(pages)
+        cpu.by_factor(page, data.planes, **named)
+        for page, named in _named(pages, "cpu", "CPU time")
     )
     figures += cpu.all_boxes(pages, data.planes)
     return _by_factor(
@@ -510,10 +491,6 @@ def _common(cells: Sequence[RttCell]) -> tuple[tuple[str, str | int | float], ..
     return common_factors(cell.factors for cell in cells)
 
 
-def _titled(title: str, page: FacetPage[base.C]) -> str:
-    return f"{title}, {page.label}" if page.label else title
-
-
 def _loss(data: RunData) -> Section:
     common = common_factors(item.factors for item in data.curves)
     contexts = base.by_context(data.curves)
@@ -563,9 +540,12 @@ def _pages(cells: Sequence[base.C]) -> list[list[base.C]]:
     ]
 
 
-def _numbered(name: str, place: int, pages: Sequence[object]) -> str:
-    return name if len(pages) == 1 else f"{name}-{place + 1}"
-
-
-def _part(title: str, place: int, pages: Sequence[object]) -> str:
-    return title if len(pages) == 1 else f"{title} ({place + 1} of {len(pages)})"
+def _named(pages: Sequence[_Page], stem: str, title: str) -> Iterator[tuple[_Page, _Named]]:
+    """Each page, with the name and the title of its figure: by its conditions, or its number."""
+    for place, page in enumerate(pages):
+        number = f"-{place + 1}" if len(pages) > 1 else ""
+        if isinstance(page, FacetPage):
+            of = f", {page.label}" if page.label else ""
+        else:
+            of = f" ({place + 1} of {len(pages)})" if number else ""
+        yield page, {"name": f"{stem}{number}", "title": f"{title}{of}"}

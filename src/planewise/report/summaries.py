@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planewise.report.packets import Floats, Packets
+from planewise.units import time_text
 
-LOW, HIGH = 0.05, 0.95
-"""Where the whiskers of a box end: quantiles of the packets."""
+BOX = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Where the whiskers, the ends and the middle of a box lie: quantiles of the packets."""
 
 PROBABILITIES: tuple[float, ...] = (
     0.001,
@@ -36,6 +37,39 @@ class Spread:
     packets: int
     medians_ns: tuple[float, ...]
     """Median of each replicate."""
+
+    @classmethod
+    def of(cls, ends_ns: Sequence[float], packets: int, medians_ns: Sequence[float]) -> Spread:
+        """From the quantiles at `BOX`."""
+        low, q25, median, q75, high = ends_ns
+        return cls(low, q25, median, q75, high, packets, tuple(medians_ns))
+
+    @property
+    def row(self) -> dict[str, float]:
+        """Its ends, as a box's fields."""
+        return {
+            "low": self.low_ns,
+            "q25": self.q25_ns,
+            "median": self.median_ns,
+            "q75": self.q75_ns,
+            "high": self.high_ns,
+        }
+
+    @property
+    def words(self) -> str:
+        """The same in words."""
+        return (
+            f"median {time_text(self.median_ns)}, middle half {time_text(self.q25_ns)} to "
+            f"{time_text(self.q75_ns)}, 5th to 95th percentile {time_text(self.low_ns)} to "
+            f"{time_text(self.high_ns)}"
+        )
+
+    @property
+    def replicates(self) -> str:
+        """The lowest and the highest median of a replicate."""
+        if not self.medians_ns:
+            return "—"
+        return f"{time_text(min(self.medians_ns))} – {time_text(max(self.medians_ns))}"
 
 
 @dataclass(frozen=True)
@@ -106,8 +140,7 @@ def at(ordered: Floats, probabilities: Sequence[float]) -> list[float]:
 
 def spread(ordered: Floats, medians_ns: Sequence[float]) -> Spread:
     """The box of values in rising order; there must be one."""
-    low, q25, median, q75, high = at(ordered, (LOW, 0.25, 0.5, 0.75, HIGH))
-    return Spread(low, q25, median, q75, high, len(ordered), tuple(medians_ns))
+    return Spread.of(at(ordered, BOX), len(ordered), medians_ns)
 
 
 def distribution(in_order_of_sending: Floats, ordered: Floats) -> Distribution:

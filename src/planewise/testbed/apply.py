@@ -148,6 +148,10 @@ class _Links:
                 raise OSError(errno.ENODEV, f"there is no {interface}") from error
         return self._index[key]
 
+    def change(self, netns: str, interface: str, **attributes: object) -> None:
+        """Changes an interface of a namespace (`ip link set`)."""
+        self.route(netns).link("set", index=self.index(netns, interface), **attributes)
+
     def descriptor(self, name: str) -> Any:
         """The namespace as an open file."""
         if not (name or self._home):
@@ -227,8 +231,7 @@ def _add_tap(links: _Links, step: AddTap) -> None:
         fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
     finally:
         os.close(descriptor)
-    index = links.index(step.netns, step.name)
-    links.route(step.netns).link("set", index=index, address=step.mac, mtu=step.mtu_bytes)
+    links.change(step.netns, step.name, address=step.mac, mtu=step.mtu_bytes)
 
 
 def _add_macvtap(links: _Links, step: AddMacvtap) -> None:
@@ -244,15 +247,11 @@ def _add_macvtap(links: _Links, step: AddMacvtap) -> None:
 
 
 def _set_master(links: _Links, step: SetMaster) -> None:
-    links.route(step.netns).link(
-        "set",
-        index=links.index(step.netns, step.interface),
-        master=links.index(step.netns, step.bridge),
-    )
+    links.change(step.netns, step.interface, master=links.index(step.netns, step.bridge))
 
 
 def _release_master(links: _Links, step: ReleaseMaster) -> None:
-    links.route(step.netns).link("set", index=links.index(step.netns, step.interface), master=0)
+    links.change(step.netns, step.interface, master=0)
 
 
 def _delete_link(links: _Links, step: DeleteLink) -> None:
@@ -260,53 +259,42 @@ def _delete_link(links: _Links, step: DeleteLink) -> None:
 
 
 def _set_address(links: _Links, step: SetAddress) -> None:
-    address, _, prefix = step.address.partition("/")
-    flags = {"flags": _NODAD} if ":" in address else {}
-    links.route(step.netns).addr(
-        "add",
-        index=links.index(step.netns, step.interface),
-        address=address,
-        prefixlen=int(prefix),
-        **flags,
-    )
+    _change_address(links, step, "add", **({"flags": _NODAD} if ":" in step.address else {}))
 
 
 def _remove_address(links: _Links, step: RemoveAddress) -> None:
+    _change_address(links, step, "delete")
+
+
+def _change_address(
+    links: _Links, step: SetAddress | RemoveAddress, verb: str, **flags: int
+) -> None:
     address, _, prefix = step.address.partition("/")
-    links.route(step.netns).addr(
-        "delete",
-        index=links.index(step.netns, step.interface),
-        address=address,
-        prefixlen=int(prefix),
-    )
+    index = links.index(step.netns, step.interface)
+    links.route(step.netns).addr(verb, index=index, address=address, prefixlen=int(prefix), **flags)
 
 
 def _set_link_address(links: _Links, step: SetLinkAddress) -> None:
-    index = links.index(step.netns, step.interface)
-    links.route(step.netns).link("set", index=index, address=step.mac)
+    links.change(step.netns, step.interface, address=step.mac)
 
 
 def _set_up(links: _Links, step: SetUp) -> None:
-    links.route(step.netns).link("set", index=links.index(step.netns, step.interface), state="up")
+    links.change(step.netns, step.interface, state="up")
 
 
 def _set_mtu(links: _Links, step: SetMtu) -> None:
-    links.route(step.netns).link(
-        "set", index=links.index(step.netns, step.interface), mtu=step.mtu_bytes
-    )
+    links.change(step.netns, step.interface, mtu=step.mtu_bytes)
 
 
 def _add_route(links: _Links, step: AddRoute) -> None:
     via = {"gateway": step.via, "flags": _ONLINK} if step.via else {"scope": 253}
-    links.route(step.netns).route(
-        "add", dst=step.destination, oif=links.index(step.netns, step.interface), **via
-    )
+    interface = links.index(step.netns, step.interface)
+    links.route(step.netns).route("add", dst=step.destination, oif=interface, **via)
 
 
 def _remove_route(links: _Links, step: RemoveRoute) -> None:
-    links.route(step.netns).route(
-        "delete", dst=step.destination, oif=links.index(step.netns, step.interface)
-    )
+    interface = links.index(step.netns, step.interface)
+    links.route(step.netns).route("delete", dst=step.destination, oif=interface)
 
 
 def _run_program(links: _Links, step: RunProgram) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed import programs
@@ -116,9 +116,18 @@ class HostProcess(Protocol):
 
     def interrupt(self) -> None:
         """Asks it to end, without waiting."""
+        self.send(signal.SIGINT)
 
     def kill(self) -> None:
         """Ends it and its group now, without waiting."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to its group; a process that has ended is no error."""
+
+    def grace_s(self) -> float:
+        """How long it may take to end once it was asked to [s]."""
+        return GRACE_S
 
     def stop(self) -> FinishedProcess:
         """Asks it to end, kills it after a grace, returns what it left. Idempotent.
@@ -126,10 +135,18 @@ class HostProcess(Protocol):
         It is asked by SIGINT, then by SIGTERM: a shell starts background jobs deaf to SIGINT,
         and their children inherit that.
         """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.send(number)
+            with suppress(ProcessTimeoutError):
+                return self.wait(self.grace_s() / 2)
+        self.kill()
+        return self.wait()
 
-    def __enter__(self) -> HostProcess: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class Host(Protocol):
@@ -256,7 +273,7 @@ class Host(Protocol):
         """Ends every process that still runs on it."""
 
 
-class LocalProcess:
+class LocalProcess(HostProcess):
     """A process of this machine, in its own process group, that dies with planewise.
 
     Its output goes to memory files, so that a silent reader can never block it.
@@ -318,33 +335,11 @@ class LocalProcess:
                 )
             time.sleep(_POLL_S)
 
-    def stop(self) -> FinishedProcess:
-        """See `HostProcess.stop`."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._signal(number)
-            with suppress(ProcessTimeoutError):
-                return self.wait(GRACE_S / 2)
-        self.kill()
-        return self.wait()
-
-    def interrupt(self) -> None:
-        """Asks it to end, without waiting."""
-        self._signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Ends it and its group now, without waiting."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """See `HostProcess.send`."""
         if self.running:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
-
-    def __enter__(self) -> LocalProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 class LocalHost(Host):

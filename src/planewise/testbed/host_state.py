@@ -6,26 +6,15 @@ What the texts of /proc and /sys say is judged by pure functions; `LocalWatch` r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from planewise import procfs
 from planewise.store.models import HostState
 
 _CPU = "sys/devices/system/cpu"
-
-
-class HostWatch(Protocol):
-    """Looks at one or more hosts before and after a trial."""
-
-    def start(self) -> None:
-        """Right before the trial."""
-
-    def stop(self) -> dict[str, HostState]:
-        """Right after it: each host's state, by its role."""
 
 
 @dataclass(frozen=True)
@@ -89,39 +78,31 @@ def generator_of(interface: str, driver: str) -> str:
     return generator_text(driver, xdp_features(interface))
 
 
-def nic_offloads(root: Path = Path("/")) -> dict[str, str]:
+def nic_offloads() -> dict[str, str]:
     """Enabled offloads of each NIC of this machine that can be asked."""
     # What is made by software has no device.
-    nics = sorted(path.parent.name for path in (root / "sys/class/net").glob("*/device"))
+    nics = sorted(path.parent.name for path in Path("/sys/class/net").glob("*/device"))
     known = {name: offloads_of(name) for name in nics}
     return {name: offloads for name, offloads in known.items() if offloads != "unknown"}
 
 
-def no_more() -> Iterable[int]:
-    """No further processes."""
-    return ()
-
-
 @dataclass
 class LocalWatch:
-    """This machine, under one role."""
+    """Looks at this machine before and after a trial."""
 
-    role: str = "shared"
     root: Path = Path("/")
-    also_own: Callable[[], Iterable[int]] = no_more
-    """Processes that are Planewise's without being its children: guests of a daemon."""
     offloads: Callable[[], Mapping[str, str]] = dict
     """Enabled offloads of each NIC."""
     _before: CpuUse | None = field(default=None, init=False)
     _throttled: int | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """See `HostWatch.start`."""
+        """Right before the trial."""
         self._throttled = self._throttle_count()
         self._before = self._use()
 
     def stop(self) -> dict[str, HostState]:
-        """See `HostWatch.stop`."""
+        """Right after it: its state, by role."""
         steal = foreign = throttled = None
         after = self._use()
         if self._before is not None and after is not None:
@@ -130,7 +111,7 @@ class LocalWatch:
         if count is not None and self._throttled is not None:
             throttled = max(0, count - self._throttled)
         return {
-            self.role: HostState(
+            "shared": HostState(
                 governor=self._governor(),
                 cpu_mhz=self._mhz(),
                 temperature_c=self._temperature(),
@@ -142,13 +123,13 @@ class LocalWatch:
         }
 
     def _use(self) -> CpuUse | None:
-        trees = {os.getpid(), *self.also_own()}
-        own_ticks = sum(self._ticks(pid) for pid in self._with_descendants(trees))
+        own_ticks = sum(self._ticks(pid) for pid in self._own())
         return cpu_use(self._read("proc/stat"), own_ticks)
 
-    def _with_descendants(self, trees: Iterable[int]) -> set[int]:
+    def _own(self) -> set[int]:
+        """This process and its descendants."""
         pids: set[int] = set()
-        waiting = list(trees)
+        waiting = [os.getpid()]
         while waiting:
             pid = waiting.pop()
             if pid in pids:

@@ -10,14 +10,15 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import BackgroundResult
 from planewise.testbed.crew import Count, Crew, CrewProcess, ProcessCrew, StartCrew
-from planewise.testbed.host import FinishedProcess, Host
-from planewise.testbed.model import Guest, HostRole
+from planewise.testbed.host import FinishedProcess
+from planewise.testbed.model import HostRole
+from planewise.testbed.setting import Arrangement
 
 LoadType = Literal["none", "cpu", "network", "cache", "memory"]
 STRESS_NG = "stress-ng"
@@ -195,45 +196,10 @@ def _rates(before: Mapping[str, Count], after: Mapping[str, Count]) -> dict[str,
     return rates
 
 
-class Loadable(Protocol):
-    """What a load needs of a testbed, whatever its guests are."""
-
-    @property
-    def hosts(self) -> Mapping[HostRole, Host]:
-        """`sender` and `responder`."""
-
-    def background(self, host: HostRole) -> tuple[Guest, ...]:
-        """The background guests of a host."""
-
-
-class RunningLoad(Protocol):
-    """A running background load; leaving its `with` block ends it."""
-
-    spec: LoadSpec
-    report: LoadReport | None
-
-    def check(self) -> None:
-        """Does nothing while the load runs as it should.
-
-        Raises:
-            PlanewiseError: a part of it ended.
-        """
-
-    def work(self) -> Work:
-        """What it has done so far: mark it before a trial, and ask `achieved` after it."""
-
-    def achieved(self, since: Work) -> BackgroundResult | None:
-        """What it did since then; None where there is no load."""
-
-    def __enter__(self) -> RunningLoad: ...
-
-    def __exit__(self, kind: object, /, *_: object) -> None: ...
-
-
 class BackgroundLoad:
     """Background load on a testbed. Entering returns when every guest is at work.
 
-    After the `with` block `report` says what it did.
+    Leaving the `with` block ends it; `report` then says what it did.
 
     Raises on entry:
         BadInputError: there are no background guests.
@@ -241,7 +207,7 @@ class BackgroundLoad:
     """
 
     def __init__(
-        self, testbed: Loadable, spec: LoadSpec, start_crew: StartCrew = ProcessCrew
+        self, testbed: Arrangement, spec: LoadSpec, start_crew: StartCrew = ProcessCrew
     ) -> None:
         self.spec = spec
         self.report: LoadReport | None = None
@@ -304,7 +270,11 @@ class BackgroundLoad:
         self.report = account(self.spec, guests, workers, sinks, duration_s, early, self._cpus)
 
     def check(self) -> None:
-        """See `RunningLoad.check`."""
+        """Does nothing while the load runs as it should.
+
+        Raises:
+            PlanewiseError: a part of it ended.
+        """
         gone = list(dict.fromkeys(name for crew in self._crews for name in crew.gone))
         if gone:
             names = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
@@ -315,11 +285,11 @@ class BackgroundLoad:
             )
 
     def work(self) -> Work:
-        """See `RunningLoad.work`."""
+        """What it has done so far: mark it before a trial, and ask `achieved` after it."""
         return Work(*({} if crew is None else crew.done() for crew in (self._workers, self._sinks)))
 
     def achieved(self, since: Work) -> BackgroundResult | None:
-        """See `RunningLoad.achieved`."""
+        """What it did since then; None where there is no load."""
         return achieved(self.spec, since, self.work(), self._cpus)
 
     def _start_burning(self) -> None:

@@ -208,10 +208,26 @@ class Site:
         return guest.mac.replace("02:70:77:0", "02:70:77:1")
 
 
-def make_guest(token: str, host: HostRole, role: GuestRole, index: int, plane: str) -> Guest:
-    """The guest that follows from these: same arguments, same names and addresses."""
+def make_guest(
+    token: str,
+    host: HostRole,
+    role: GuestRole,
+    index: int,
+    plane: str,
+    slot: int | None = None,
+    *,
+    away: bool = False,
+) -> Guest:
+    """The guest that follows from these: same arguments, same names and addresses.
+
+    `slot` tells apart all guests of a host's role that a testbed ever makes; None: the index does.
+    `away`: it lives on the other role's host, with guests of that one on its segment.
+    """
     number = HOSTS.index(host)
-    slot = 0 if role == "main" else 1 + index
+    on_wire = number + 2 * away
+    named = index if slot is None else slot
+    if slot is None:
+        slot = 0 if role == "main" else 1 + index
     high, low = divmod(slot, 250)
     return Guest(
         name=f"{host}-{role}" if role == "main" else f"{host}-{role}{index}",
@@ -219,9 +235,9 @@ def make_guest(token: str, host: HostRole, role: GuestRole, index: int, plane: s
         role=role,
         index=index,
         plane=plane,
-        netns=f"pw-{token}-{host[0]}{role[0]}{index}",
+        netns=f"pw-{token}-{host[0]}{role[0]}{named}{'e' * away}",
         interface=GUEST_INTERFACE,
-        mac=f"02:70:77:0{number}:{slot >> 8:02x}:{slot & 255:02x}",
-        ipv4=f"198.{18 + number}.{high}.{1 + low}",
-        ipv6=f"2001:2:0:{1 + number}::{1 + slot:x}",
+        mac=f"02:70:77:0{on_wire}:{slot >> 8:02x}:{slot & 255:02x}",
+        ipv4=f"198.{18 + number}.{high + 100 * away}.{1 + low}",
+        ipv6=f"2001:2:0:{1 + on_wire}::{1 + slot:x}",
     )

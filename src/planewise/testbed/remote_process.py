@@ -15,7 +15,12 @@ from typing import Any, Protocol, TypeVar
 import asyncssh
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.host import GRACE_S, FinishedProcess, ProcessTimeoutError
+from planewise.testbed.host import (
+    GRACE_S,
+    FinishedProcess,
+    HostProcess,
+    ProcessTimeoutError,
+)
 
 _GRACE_S = 20.0
 """A process that was asked to end may take so long: a lab's host emulates guests on its one CPU."""
@@ -126,7 +131,7 @@ def supervised_command(argv: Sequence[str], netns: str | None, stdin_bytes: int)
     return shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(stdin_bytes), *argv])
 
 
-class SshProcess:
+class SshProcess(HostProcess):
     """A process on a host that is not this machine."""
 
     def __init__(self, host: Connection, argv: tuple[str, ...], remote: RemoteProcess) -> None:
@@ -178,10 +183,6 @@ class SshProcess:
             self.kill()
         return self.wait(_END_TIMEOUT_S)
 
-    def interrupt(self) -> None:
-        """Asks it to end, without waiting."""
-        self._signal(signal.SIGINT)
-
     def kill(self) -> None:
         """Ends it and its group now: its keeper sees the end of the line."""
 
@@ -220,7 +221,8 @@ class SshProcess:
     def _program(self) -> str:
         return Path(self.argv[0]).name
 
-    def _signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """See `HostProcess.send`."""
         if self.running:
             # Not by ssh's own signal request, which not every server honours, and not by a command
             # of its own, which takes an emulated host a tenth of a second.
@@ -301,12 +303,6 @@ class SshProcess:
             bytes(self._out).decode(errors="replace"),
             bytes(self._err).decode(errors="replace"),
         )
-
-    def __enter__(self) -> SshProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 class TerminalProcess:

@@ -18,7 +18,6 @@ from planewise.testbed.model import (
     Site,
     TrialPath,
     inside,
-    other_host,
 )
 from planewise.testbed.planes import plane
 from planewise.testbed.planes.kinds import GuestKind
@@ -110,6 +109,8 @@ class Arrangement:
     sites: Mapping[HostRole, Site]
     ports: Mapping[HostRole, str]
     """The host side of the main guests; empty where there is none."""
+    own_kernels: ClassVar[bool] = False
+    """Whether the guests have kernels of their own, which count what passes their interfaces."""
 
     @property
     def shared(self) -> bool:
@@ -123,9 +124,6 @@ class Arrangement:
     def background(self, host: HostRole) -> tuple[Guest, ...]:
         """The background guests of a role."""
         return self.backgrounds[host]
-
-    own_kernels: ClassVar[bool] = False
-    """Whether the guests have kernels of their own, which count what passes their interfaces."""
 
     @property
     def _plane(self) -> Plane:
@@ -191,21 +189,21 @@ class Arrangement:
         why = "between guests of one host no frame reaches the NIC"
         return {**self._plane.not_measurable, "overhead": why, "response": why}
 
-    def next_hop_mac(self, sender: HostRole) -> str:
-        """Destination MAC of the frames of one main guest to the other."""
-        guest, peer = self.mains[sender], self.mains[other_host(sender)]
-        return self._plane.next_hop_mac(self.sites[sender], guest, peer)
+    def next_hop_mac(self) -> str:
+        """Destination MAC of the frames of the sender's main guest to the responder's."""
+        guest, peer = self.mains["sender"], self.mains["responder"]
+        return self._plane.next_hop_mac(self.sites["sender"], guest, peer)
 
-    def trial_path(self, sender: HostRole = "sender") -> TrialPath:
-        """From the main guest of `sender` to the other role's."""
-        guest, peer = self.mains[sender], self.mains[other_host(sender)]
+    def trial_path(self) -> TrialPath:
+        """From the sender's main guest to the responder's."""
+        guest, peer = self.mains["sender"], self.mains["responder"]
         return TrialPath(
             tx_netns=guest.netns,
             tx_interface=guest.interface,
             rx_netns=peer.netns,
             rx_interface=peer.interface,
             source_mac=guest.mac,
-            next_hop_mac=self.next_hop_mac(sender),
+            next_hop_mac=self.next_hop_mac(),
             source_ipv4=guest.ipv4,
             destination_ipv4=peer.ipv4,
             source_ipv6=guest.ipv6,

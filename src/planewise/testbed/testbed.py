@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -24,7 +25,15 @@ from planewise.testbed.machine import (
     remove_traces,
     survey,
 )
-from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole, Site, other_host
+from planewise.testbed.model import (
+    GUEST_INTERFACE,
+    HOSTS,
+    Guest,
+    HostRole,
+    Site,
+    make_guest,
+    other_host,
+)
 from planewise.testbed.pair import Pair, local_pair, plan_pair
 from planewise.testbed.plan import (
     AcceptAddress,
@@ -333,28 +342,20 @@ class Testbed:
         return site if switch is None else site.on(switch.interface(site))
 
     def _guest(self, here: _Host, wanted: WantedGuest) -> Guest:
-        number = HOSTS.index(wanted.role)
-        slot = here.slots.get(wanted.role, 0) + 1
-        here.slots[wanted.role] = slot
-        # East-west, guests of both roles live on one machine, and those that talk north-south
-        # share the segment with them.
-        away = 1 if here.role != wanted.role else 0
-        number_on_wire = number + 2 * away
-        high, low = divmod(slot, 250)
-        return Guest(
-            name=f"{wanted.role}-{wanted.use}{'' if wanted.use == 'main' else wanted.index}",
-            host=wanted.role,
-            role=wanted.use,
-            index=wanted.index,
-            plane=wanted.plane,
-            netns=f"pw-{here.token}-{wanted.role[0]}{wanted.use[0]}{slot}{'e' * away}",
-            interface=GUEST_INTERFACE,
-            mac=f"02:70:77:0{number_on_wire}:{slot >> 8:02x}:{slot & 255:02x}",
-            ipv4=f"198.{18 + number}.{high + 100 * away}.{1 + low}",
-            ipv6=f"2001:2:0:{1 + number_on_wire}::{1 + slot:x}",
-            port=f"pw{here.token}{4096 * number + slot:04x}",
-            port_index=20_000 + 4096 * number + slot,
+        slot = here.slots[wanted.role] = here.slots.get(wanted.role, 0) + 1
+        guest = make_guest(
+            here.token,
+            wanted.role,
+            wanted.use,
+            wanted.index,
+            wanted.plane,
+            slot,
+            # East-west, guests of both roles live on one machine, and those that talk north-south
+            # share the segment with them.
+            away=here.role != wanted.role,
         )
+        number = 4096 * HOSTS.index(wanted.role) + slot
+        return replace(guest, port=f"pw{here.token}{number:04x}", port_index=20_000 + number)
 
     def _introduce(
         self,

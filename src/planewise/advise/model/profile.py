@@ -40,7 +40,7 @@ class LinkPart(_Part):
 
     def link(self) -> Link:
         """As the model takes it. BadInputError when there is no such link."""
-        return Link(self.generation, self.lanes, self.mps_bytes, self.mrrs_bytes)
+        return Link(**self.model_dump(exclude={"basis", "source"}))
 
 
 class RingsPart(_Part):
@@ -54,13 +54,7 @@ class RingsPart(_Part):
 
     def rings(self) -> Rings:
         """As the model takes it, under a polling driver."""
-        return Rings(
-            descriptor_bytes=self.descriptor_bytes,
-            tx_fetch=self.tx_fetch,
-            tx_write_back=self.tx_write_back,
-            rx_fetch=self.rx_fetch,
-            rx_write_back=self.rx_write_back,
-        )
+        return Rings(**self.model_dump(exclude={"basis", "source"}))
 
 
 class NicPart(_Part):

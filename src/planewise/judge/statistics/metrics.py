@@ -29,7 +29,7 @@ from planewise.judge.statistics.values import (
 )
 from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
-from planewise.store.models import Figure, Latency, Level, RunInfo, TrialRecord
+from planewise.store.models import Figure, Latency, Level, RunInfo, TrialKind, TrialRecord
 
 Unit = Literal["ns", "pps", "bps", "share"]
 
@@ -191,20 +191,23 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         title, quantile = _RTT[name]
         metric = Metric(name, title, "ns", True)
         source = rtt_source(samples)
-        return _of_rtt(samples, metric, lambda trial: _quantile_of_sent(trial, source, quantile))
+        return _of_trial(
+            samples, metric, lambda trial: _quantile_of_sent(trial, source, quantile), "rtt"
+        )
     if name in _PARTS:
         title, part = _PARTS[name]
-        observations = _of_rtt(
+        observations = _of_trial(
             samples,
             Metric(name, title, "ns", True),
             lambda trial: _quantile(trial.latency.get(part), "p50_ns"),
+            "rtt",
         )
         return replace(observations, missing=_not_measurable(samples, part))
     if name == "jitter":
         source = rtt_source(samples)
-        return _of_rtt(samples, _OTHERS[name], lambda trial: _jitter(trial, source))
+        return _of_trial(samples, _OTHERS[name], lambda trial: _jitter(trial, source), "rtt")
     if name == "loss":
-        return _of_rtt(samples, _OTHERS[name], _loss)
+        return _of_trial(samples, _OTHERS[name], _loss, "rtt")
     if name in ("throughput", "ndr", "pdr"):
         of_block = {"throughput": highest, "ndr": ndr, "pdr": pdr}[name]
         return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
@@ -284,20 +287,6 @@ def _at(observed: Observed, sending: Sending, factor: str) -> Observed:
         ),
         missing=tuple(one for one in observed.missing if is_at(one[0])),
     )
-
-
-def _of_rtt(
-    samples: Sequence[RunSample],
-    metric: Metric,
-    value: Callable[[TrialRecord], MeasuredValue | None],
-) -> Observed:
-    observations = [
-        _observation(sample, trial, measured)
-        for sample in samples
-        for trial in _done(sample)
-        if trial.kind == "rtt" and (measured := value(trial)) is not None
-    ]
-    return Observed(metric, tuple(observations))
 
 
 def _not_measurable(
@@ -402,13 +391,14 @@ def _of_trial(
     samples: Sequence[RunSample],
     metric: Metric,
     value: Callable[[TrialRecord], MeasuredValue | None],
+    kind: TrialKind | None = None,
 ) -> Observed:
-    """One value a trial: there is one of each cell in a block."""
+    """One value a trial (of a kind; None: of all): there is one of each cell in a block."""
     observations = [
         _observation(sample, trial, measured)
         for sample in samples
         for trial in _done(sample)
-        if (measured := value(trial)) is not None
+        if kind in (None, trial.kind) and (measured := value(trial)) is not None
     ]
     return Observed(metric, tuple(observations))
 

@@ -513,12 +513,8 @@ def _record(
         )
     return TrialRecord(
         warnings=tuple(warnings),
-        trial=place.trial,
+        **place.fields,
         kind="chain",
-        cell=place.cell,
-        block=place.block,
-        replicate=place.block,
-        order=place.order,
         started=started,
         duration_s=delta.seconds,
         load=OfferedLoad(

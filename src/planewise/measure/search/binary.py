@@ -11,15 +11,15 @@ import math
 from planewise.measure.search.goals import Goal, GoalResult, StopReason
 from planewise.measure.search.session import BudgetSpentError, SearchSession
 
+_WIDTH = 0.005
+"""Relative width of the bracket at which it ends."""
+
 
 class BinarySearch:
     """Bisects each goal by itself, from the whole range, to a relative width."""
 
     name = "binary"
-
-    def __init__(self, *, trial_duration_s: float = 1.0, relative_width: float = 0.005) -> None:
-        self.final_duration_s = trial_duration_s
-        self._width = relative_width
+    final_duration_s = 1.0
 
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
@@ -34,7 +34,7 @@ class BinarySearch:
                 while stopped == "precise":
                     if not high_known:
                         load = high = session.max_load_pps
-                    elif math.log(high / low) <= self._width:
+                    elif math.log(high / low) <= _WIDTH:
                         if low_known or low > session.min_load_pps:
                             break
                         load = low

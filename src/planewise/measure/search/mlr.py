@@ -3,7 +3,7 @@
 CSIT's goals (FD.io CSIT documentation, "MLR Search"): initial and final trial duration 1 s,
 duration sum 21 s, exceed ratio 0.5, relative width 0.005, two preceding targets; these are also
 the library's defaults. CSIT's measurer counts the pause of about 0.5 s in a trial's effective
-duration, which lets the duration sum fill sooner; `count_overhead` does the same.
+duration, which lets the duration sum fill sooner; here it does not count.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ WARMUP_S = 0.0
 class _Adapter(AbstractMeasurer):  # type: ignore[misc]
     """Gives the library trials of the session."""
 
-    def __init__(self, session: SearchSession, count_overhead: bool) -> None:
+    def __init__(self, session: SearchSession) -> None:
         self._session = session
-        self._pause_s = session.limits.overhead_s if count_overhead else 0.0
 
     def measure(self, intended_duration: float, intended_load: float) -> Any:
         """One trial, in the library's words."""
@@ -41,7 +40,7 @@ class _Adapter(AbstractMeasurer):  # type: ignore[misc]
             intended_load=intended_load,
             offered_count=sent,
             forwarding_count=received,
-            duration_with_overheads=intended_duration + self._pause_s,
+            duration_with_overheads=intended_duration,
         )
 
 
@@ -54,9 +53,6 @@ class MlrSearch:
 
     name = "mlrsearch"
     final_duration_s = 1.0
-
-    def __init__(self, *, count_overhead: bool = False) -> None:
-        self._count_overhead = count_overhead
 
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
@@ -82,9 +78,7 @@ class MlrSearch:
         config.warmup_duration = WARMUP_S
         search = MultipleLossRatioSearch(config=config)
         try:
-            found = search.search(
-                _Adapter(session, self._count_overhead), debug=lambda *_words: None
-            )
+            found = search.search(_Adapter(session), debug=lambda *_words: None)
         except BudgetSpentError:
             return tuple(_unfinished(goal, "the budget was spent") for goal in goals), "budget"
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:

@@ -74,7 +74,6 @@ def run_search(
     algorithm: str | Algorithm = "planewise",
     *,
     budget_s: float = math.inf,
-    overhead_s: float = OVERHEAD_S,
     with_verdict: bool = False,
     on_trial: OnTrial | None = None,
 ) -> SearchResult:
@@ -86,7 +85,6 @@ def run_search(
         algorithm: a name (`planewise`, `mlrsearch`, `binary`) or an algorithm.
         budget_s: traffic time plus overhead that may be spent; the search then ends with what
             it knows.
-        overhead_s: what a trial costs beyond its traffic.
         with_verdict: whether to judge the system by a sweep around PDR, too; its trials
             are counted with the search.
         on_trial: called after each trial.
@@ -98,12 +96,10 @@ def run_search(
     unique = tuple(dict.fromkeys(goals))
     if not unique:
         raise BadInputError("a search needs a goal", remedy="add --goal ndr or --goal pdr:0.005")
-    if not budget_s > 0 or not 0 <= overhead_s < math.inf:
-        raise BadInputError(
-            f"a search cannot work with a budget of {budget_s} s and {overhead_s} s a trial"
-        )
+    if not budget_s > 0:
+        raise BadInputError(f"a search cannot work with a budget of {budget_s} s")
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
-    session = SearchSession(measurer, Limits(budget_s, overhead_s), on_trial)
+    session = SearchSession(measurer, Limits(budget_s), on_trial)
     results, stopped = chosen.search(session, unique)
     searched = len(session.trials)
     verdict = find_verdict(session, results, chosen.final_duration_s) if with_verdict else None
@@ -115,7 +111,7 @@ def run_search(
         verdict_trials=len(session.trials) - searched,
         trials=tuple(session.trials),
         stopped=stopped,
-        overhead_s=overhead_s,
+        overhead_s=session.limits.overhead_s,
         findings=tuple(session.findings),
         final_duration_s=chosen.final_duration_s,
     )

@@ -123,12 +123,8 @@ def _measure(client: End, server: End, trial: ConnectTrial, place: Place) -> Tri
     failed = f"{output.failed} connections were not made, the first: {output.why}"
     return TrialResult(
         TrialRecord(
-            trial=place.trial,
+            **place.fields,
             kind="other",
-            cell=place.cell,
-            block=place.block,
-            replicate=place.block,
-            order=place.order,
             started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
             duration_s=output.duration_s,
             figures=figures(output.time, output.made, output.failed),

@@ -152,12 +152,8 @@ def measure_tcp(
     report = _report(finished)
     return TrialResult(
         TrialRecord(
-            trial=place.trial,
+            **place.fields,
             kind="tcp",
-            cell=place.cell,
-            block=place.block,
-            replicate=place.block,
-            order=place.order,
             started=started,
             duration_s=report.end.sum_received.seconds or spent_s,
             tcp=TcpResult(

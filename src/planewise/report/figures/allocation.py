@@ -168,17 +168,16 @@ def _guests(trials: Sequence[tuple[str, AllocResult]]) -> Table:
             guest = result.guests[name]
             rtt: Entry = Missing("no answer came")
             if guest.rtt is not None:
-                rtt = PrintedNumber(time_text(guest.rtt.p50_ns), guest.rtt.p50_ns)
-            share = min(1.0, guest.held_s / result.window_s)
+                rtt = PrintedNumber.time(guest.rtt.p50_ns)
             rows.append(
                 (
                     policy,
                     name,
-                    PrintedNumber(rate_text(guest.request_pps), guest.request_pps),
-                    PrintedNumber(theme.share(round(share, 3)), share),
-                    PrintedNumber(str(guest.given), guest.given),
+                    PrintedNumber.rate(guest.request_pps),
+                    PrintedNumber.share(min(1.0, guest.held_s / result.window_s), 3),
+                    PrintedNumber.plain(guest.given),
                     rtt,
-                    PrintedNumber(theme.count(guest.counts.lost), guest.counts.lost),
+                    PrintedNumber.count(guest.counts.lost),
                 )
             )
     return Table(
@@ -197,12 +196,7 @@ def shares(found: Sequence[GroupShare]) -> Table:
         tuple(
             (
                 policy,
-                *(
-                    PrintedNumber(
-                        theme.share(round(by_key[policy, group], 3)), by_key[policy, group]
-                    )
-                    for group in groups
-                ),
+                *(PrintedNumber.share(by_key[policy, group], 3) for group in groups),
             )
             for policy in policies
         ),
@@ -211,32 +205,22 @@ def shares(found: Sequence[GroupShare]) -> Table:
 
 def predicted(found: GroupPredictions) -> Table:
     """Latency as it follows from who held a VF, against what was measured."""
-    return Table(
-        (
-            "Policy",
-            "Guests with",
-            "Held a VF",
-            "Mean predicted",
-            "Mean measured",
-            "Error",
-            "95 % interval",
-            "Blocks",
-        ),
-        tuple(
-            (
-                one.policy,
-                PrintedNumber(rate_text(float(one.group)), float(one.group)),
-                PrintedNumber(theme.share(round(one.held, 3)), one.held),
-                PrintedNumber(time_text(one.predicted_ns), one.predicted_ns),
-                PrintedNumber(time_text(one.measured_ns), one.measured_ns),
-                PrintedNumber(_error(one.error), one.error),
+    return Table.of(
+        found.found,
+        {
+            "Policy": lambda one: one.policy,
+            "Guests with": lambda one: PrintedNumber.rate(float(one.group)),
+            "Held a VF": lambda one: PrintedNumber.share(one.held, 3),
+            "Mean predicted": lambda one: PrintedNumber.time(one.predicted_ns),
+            "Mean measured": lambda one: PrintedNumber.time(one.measured_ns),
+            "Error": lambda one: PrintedNumber(_error(one.error), one.error),
+            "95 % interval": lambda one: (
                 Missing("open: it takes six blocks")
                 if one.low is None or one.high is None
-                else theme.interval(_error(one.low), _error(one.high)),
-                PrintedNumber(str(one.blocks), one.blocks),
-            )
-            for one in found.found
-        ),
+                else theme.interval(_error(one.low), _error(one.high))
+            ),
+            "Blocks": lambda one: PrintedNumber.plain(one.blocks),
+        },
     )
 
 
@@ -246,45 +230,41 @@ def _error(value: float) -> str:
 
 def costs(data: RunData) -> Table:
     """What the daemon took, and how soon VFs followed a change of load: medians over trials."""
-    rows: list[tuple[Entry, ...]] = []
-    for policy, own in allocation.results(data).items():
-        changes = [one.change for one in own if one.change is not None]
-        first = [one.first_s for one in changes if one.first_s is not None]
-        moves = [len(one.moves) for one in own]
-        done = [
-            move.duration_s
-            for one in own
-            for move in one.moves
-            if move.ending == "completed" and move.duration_s is not None
-        ]
-        rows.append(
-            (
-                policy,
-                PrintedNumber(str(len(own)), len(own)),
-                _median(moves, lambda value: f"{value:g}"),
-                _median(done, _seconds, "no VF was moved"),
-                _median([one.daemon.cpu for one in own], lambda v: theme.share(round(v, 4))),
-                _median([one.daemon.memory_bytes for one in own], lambda v: f"{v / 2**20:.1f} MiB"),
-                _median([one.daemon.decision_s for one in own], _seconds, "nothing was decided"),
-                _median([one.daemon.sample_s for one in own], _seconds, "no counter was read"),
-                _median(first, _seconds, "none was given"),
-                _median([one.error_s for one in changes], _seconds, "the load did not change"),
-            )
-        )
-    return Table(
-        (
-            "Policy",
-            "Trials",
-            "Moves",
-            "A move",
-            "CPU",
-            "Memory",
-            "A decision",
-            "Reading counters",
-            "First VF after the change of load",
-            "Clock error",
-        ),
-        tuple(rows),
+
+    def moves(own: Sequence[AllocResult]) -> list[float | None]:
+        return [move.duration_s for one in own for move in one.moves if move.ending == "completed"]
+
+    def first(own: Sequence[AllocResult]) -> list[float | None]:
+        return [one.change.first_s for one in own if one.change is not None]
+
+    return Table.of(
+        allocation.results(data).items(),
+        {
+            "Policy": lambda row: row[0],
+            "Trials": lambda row: PrintedNumber.plain(len(row[1])),
+            "Moves": lambda row: _median([len(one.moves) for one in row[1]], lambda v: f"{v:g}"),
+            "A move": lambda row: _median(moves(row[1]), _seconds, "no VF was moved"),
+            "CPU": lambda row: _median(
+                [one.daemon.cpu for one in row[1]], lambda v: theme.share(round(v, 4))
+            ),
+            "Memory": lambda row: _median(
+                [one.daemon.memory_bytes for one in row[1]], lambda v: f"{v / 2**20:.1f} MiB"
+            ),
+            "A decision": lambda row: _median(
+                [one.daemon.decision_s for one in row[1]], _seconds, "nothing was decided"
+            ),
+            "Reading counters": lambda row: _median(
+                [one.daemon.sample_s for one in row[1]], _seconds, "no counter was read"
+            ),
+            "First VF after the change of load": lambda row: _median(
+                first(row[1]), _seconds, "none was given"
+            ),
+            "Clock error": lambda row: _median(
+                [one.change.error_s for one in row[1] if one.change is not None],
+                _seconds,
+                "the load did not change",
+            ),
+        },
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -12,10 +12,11 @@ from typing import Literal, Protocol, TypeVar
 import vl_convert
 
 from planewise.errors import BadInputError
-from planewise.report import renderer
+from planewise.report import renderer, theme
 from planewise.report.figures.vega import Spec, with_title
 from planewise.store.cells import Factors
 from planewise.store.files import write_file
+from planewise.units import rate_text, time_text
 
 Format = Literal["svg", "pdf", "png", "html"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")
@@ -33,6 +34,31 @@ class PrintedNumber:
     small: str = ""
     """Said below the number: its interval, what to think of it."""
 
+    @classmethod
+    def plain(cls, number: int) -> PrintedNumber:
+        """A small number: of a CPU, of functions, of replicates."""
+        return cls(str(number), number)
+
+    @classmethod
+    def count(cls, number: int) -> PrintedNumber:
+        """How many there are, its thousands apart."""
+        return cls(theme.count(number), number)
+
+    @classmethod
+    def time(cls, ns: float) -> PrintedNumber:
+        """A duration."""
+        return cls(time_text(ns), ns)
+
+    @classmethod
+    def rate(cls, pps: float) -> PrintedNumber:
+        """Packets a second."""
+        return cls(rate_text(pps), pps)
+
+    @classmethod
+    def share(cls, share: float, digits: int | None = None) -> PrintedNumber:
+        """A share, rounded to `digits` as it is printed."""
+        return cls(theme.share(share if digits is None else round(share, digits)), share)
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -43,6 +69,8 @@ class Missing:
 
 Entry = str | PrintedNumber | Missing
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -50,6 +78,14 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Entry, ...], ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[R], columns: Mapping[str, Callable[[R], Entry]]) -> Table:
+        """A row for each of `rows`; `columns` are titles, and what stands below them."""
+        return cls(
+            tuple(columns),
+            tuple(tuple(entry(row) for entry in columns.values()) for row in rows),
+        )
 
 
 @dataclass(frozen=True)

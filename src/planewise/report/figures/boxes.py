@@ -14,7 +14,6 @@ from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import Spread
 from planewise.store.cells import Factors, common_factors, words
-from planewise.units import time_text
 
 Time = Callable[[RttCell], Spread | str]
 """The time of a cell that is drawn, or why there is none."""
@@ -155,17 +154,10 @@ def _box(slot: Slot[RttCell], spread: Spread, plot: Plot) -> Row:
         "left": left,
         "right": right,
         "centre": slot.centre,
-        "low": spread.low_ns,
-        "q25": spread.q25_ns,
-        "median": spread.median_ns,
-        "q75": spread.q75_ns,
-        "high": spread.high_ns,
+        **spread.row,
         "least": plot.span.inside(min(spread.medians_ns, default=spread.median_ns)),
         "most": plot.span.inside(max(spread.medians_ns, default=spread.median_ns)),
-        "hover": f"{slot.series}, {words(slot.item.factors)}: median "
-        f"{time_text(spread.median_ns)}, middle half {time_text(spread.q25_ns)} to "
-        f"{time_text(spread.q75_ns)}, 5th to 95th percentile {time_text(spread.low_ns)} "
-        f"to {time_text(spread.high_ns)}",
+        "hover": f"{slot.series}, {words(slot.item.factors)}: {spread.words}",
     }
 
 
@@ -186,23 +178,14 @@ def table(
         if isinstance(spread, str):
             rows.append((*head, *[Missing(spread)] * (7 if share_of_rtt else 6), "—"))
             continue
-        values = (
-            spread.low_ns,
-            spread.q25_ns,
-            spread.median_ns,
-            spread.q75_ns,
-            spread.high_ns,
-        )
         share = spread.median_ns / cell.median_ns if cell.median_ns else 0.0
         rows.append(
             (
                 *head,
-                *(PrintedNumber(time_text(value), value) for value in values),
-                *((PrintedNumber(theme.share(share), share),) if share_of_rtt else ()),
-                f"{time_text(min(spread.medians_ns))} – {time_text(max(spread.medians_ns))}"
-                if spread.medians_ns
-                else "—",
-                PrintedNumber(theme.count(spread.packets), spread.packets),
+                *(PrintedNumber.time(value) for value in spread.row.values()),
+                *((PrintedNumber.share(share),) if share_of_rtt else ()),
+                spread.replicates,
+                PrintedNumber.count(spread.packets),
             )
         )
     return Table(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from planewise.report import theme
 from planewise.report.data import ChainCell, TcpCell
 from planewise.report.figures import base, vega
-from planewise.report.figures.base import Figure, PrintedNumber, Table
+from planewise.report.figures.base import Entry, Figure, PrintedNumber, Table
 from planewise.report.figures.vega import Quantity, Row, Span, Spec
+from planewise.store.models import FrameAccount
 from planewise.units import bits_text, count_text, percent_text, rate_text
 
 _HEIGHT = 150
@@ -167,32 +168,19 @@ def _lines(
 
 def table(cells: Sequence[ChainCell]) -> Table:
     """Every chain: throughput, loss, and what bounds it."""
-    return Table(
-        columns=(
-            "Plane",
-            "Path",
-            "Functions",
-            "Frames",
-            "Packets transmitted",
-            "Bits transmitted",
-            "Came back of offered",
-            "What bounds it",
-            "What shows it",
-        ),
-        rows=tuple(
-            (
-                cell.plane,
-                cell.path,
-                PrintedNumber(str(cell.vnfs), cell.vnfs),
-                _size(cell.size),
-                _value(cell.pps, rate_text),
-                _value(cell.bps, bits_text),
-                PrintedNumber(theme.share(cell.delivered), cell.delivered),
-                cell.limit,
-                cell.why,
-            )
-            for cell in cells
-        ),
+    return Table.of(
+        cells,
+        {
+            "Plane": lambda cell: cell.plane,
+            "Path": lambda cell: cell.path,
+            "Functions": lambda cell: PrintedNumber.plain(cell.vnfs),
+            "Frames": lambda cell: _size(cell.size),
+            "Packets transmitted": lambda cell: _value(cell.pps, rate_text),
+            "Bits transmitted": lambda cell: _value(cell.bps, bits_text),
+            "Came back of offered": lambda cell: PrintedNumber.share(cell.delivered),
+            "What bounds it": lambda cell: cell.limit,
+            "What shows it": lambda cell: cell.why,
+        },
     )
 
 
@@ -202,77 +190,62 @@ def bounds(cells: Sequence[ChainCell]) -> Table:
     for cell in cells:
         groups.setdefault((cell.plane, cell.limit), []).append(cell)
     totals = Counter(cell.plane for cell in cells)
-    return Table(
-        columns=("Plane", "What bounds it", "In chains", "For example", "What shows it there"),
-        rows=tuple(
-            (
-                plane,
-                limit,
-                PrintedNumber(f"{len(own)} of {totals[plane]}", len(own)),
-                f"{own[0].path}, {count_text(own[0].vnfs, 'function')}, {_size(own[0].size)}",
-                own[0].why,
-            )
-            for (plane, limit), own in groups.items()
-        ),
+    return Table.of(
+        groups.values(),
+        {
+            "Plane": lambda own: own[0].plane,
+            "What bounds it": lambda own: own[0].limit,
+            "In chains": lambda own: PrintedNumber(
+                f"{len(own)} of {totals[own[0].plane]}", len(own)
+            ),
+            "For example": lambda own: (
+                f"{own[0].path}, {count_text(own[0].vnfs, 'function')}, {_size(own[0].size)}"
+            ),
+            "What shows it there": lambda own: own[0].why,
+        },
     )
 
 
 def account(cells: Sequence[ChainCell]) -> Table:
     """Frames sent, received and lost by place, chain by chain; without runs of older versions."""
-    return Table(
-        columns=("Plane", "Path", "Functions", "Frames", "Sent", "Came back", "Lost, by place"),
-        rows=tuple(
-            (
-                cell.plane,
-                cell.path,
-                PrintedNumber(str(cell.vnfs), cell.vnfs),
-                _size(cell.size),
-                PrintedNumber(theme.count(cell.frames.sent), cell.frames.sent),
-                PrintedNumber(theme.count(cell.frames.received), cell.frames.received),
-                ", ".join(
-                    f"{theme.count(lost)} {place}" for place, lost in cell.frames.lost.items()
-                )
-                or "none",
-            )
-            for cell in cells
-            if cell.frames is not None
-        ),
+    accounts = [(cell, cell.frames) for cell in cells if cell.frames is not None]
+
+    def lost(frames: FrameAccount) -> str:
+        return ", ".join(f"{theme.count(n)} {place}" for place, n in frames.lost.items()) or "none"
+
+    return Table.of(
+        accounts,
+        {
+            "Plane": lambda row: row[0].plane,
+            "Path": lambda row: row[0].path,
+            "Functions": lambda row: PrintedNumber.plain(row[0].vnfs),
+            "Frames": lambda row: _size(row[0].size),
+            "Sent": lambda row: PrintedNumber.count(row[1].sent),
+            "Came back": lambda row: PrintedNumber.count(row[1].received),
+            "Lost, by place": lambda row: lost(row[1]),
+        },
     )
 
 
 def cores(cells: Sequence[ChainCell]) -> Table:
     """What the CPUs did, chain by chain."""
-    return Table(
-        columns=(
-            "Plane",
-            "Path",
-            "Functions",
-            "Frames",
-            "CPU",
-            "Tasks",
-            "Not idle",
-            "The tasks had",
-            "Spent on packets",
-        ),
-        rows=tuple(
-            (
-                cell.plane,
-                cell.path,
-                PrintedNumber(str(cell.vnfs), cell.vnfs),
-                _size(cell.size),
-                PrintedNumber(str(core.cpu), core.cpu),
-                ", ".join(core.tasks),
-                PrintedNumber(theme.share(core.used), core.used),
-                "no threads of their own"
-                if core.ours is None
-                else PrintedNumber(percent_text(core.ours), core.ours),
-                "not reported"
-                if core.working is None
-                else PrintedNumber(percent_text(core.working), core.working),
-            )
-            for cell in cells
-            for core in cell.cores
-        ),
+
+    def share(value: float | None, otherwise: str) -> Entry:
+        return otherwise if value is None else PrintedNumber(percent_text(value), value)
+
+    return Table.of(
+        [(cell, core) for cell in cells for core in cell.cores],
+        {
+            "Plane": lambda row: row[0].plane,
+            "Path": lambda row: row[0].path,
+            "Functions": lambda row: PrintedNumber.plain(row[0].vnfs),
+            "Frames": lambda row: _size(row[0].size),
+            "CPU": lambda row: PrintedNumber.plain(row[1].cpu),
+            "Tasks": lambda row: ", ".join(row[1].tasks),
+            "Not idle": lambda row: PrintedNumber.share(row[1].used),
+            "The tasks had": lambda row: share(row[1].ours, "no threads of their own"),
+            "Spent on packets": lambda row: share(row[1].working, "not reported"),
+        },
     )
 
 
@@ -310,17 +283,16 @@ def tcp(cells: Sequence[TcpCell]) -> Figure:
 
 
 def _tcp_table(cells: Sequence[TcpCell]) -> Table:
-    return Table(
-        columns=("Plane", "Message", "Goodput", "Retransmitted segments"),
-        rows=tuple(
-            (
-                cell.label,
-                PrintedNumber(f"{cell.message_bytes} bytes", cell.message_bytes),
-                _value(cell.bps, bits_text),
-                PrintedNumber(theme.count(cell.retransmits), cell.retransmits),
-            )
-            for cell in cells
-        ),
+    return Table.of(
+        cells,
+        {
+            "Plane": lambda cell: cell.label,
+            "Message": lambda cell: PrintedNumber(
+                f"{cell.message_bytes} bytes", cell.message_bytes
+            ),
+            "Goodput": lambda cell: _value(cell.bps, bits_text),
+            "Retransmitted segments": lambda cell: PrintedNumber.count(cell.retransmits),
+        },
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from planewise.judge import policies
-from planewise.judge.statistics import Comparison, Family, Outcome
+from planewise.judge.statistics import Comparison, Family, LevelValue, Outcome
 from planewise.judge.statistics.metrics import Unit
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
@@ -302,7 +302,7 @@ def table(all_compared: Sequence[Compared]) -> Table:
                         comparison.rank_biserial,
                     ),
                     PrintedNumber(p_text(comparison.p_family), comparison.p_family),
-                    PrintedNumber(str(comparison.blocks), comparison.blocks),
+                    PrintedNumber.plain(comparison.blocks),
                 )
             )
         for level, reason in family.not_measurable.items():
@@ -333,30 +333,26 @@ def table(all_compared: Sequence[Compared]) -> Table:
 
 def values(all_compared: Sequence[Compared]) -> Table:
     """The typical value of each plane by metric and stratum, with its interval over blocks."""
-    rows: list[tuple[Entry, ...]] = []
-    for compared in all_compared:
-        family = compared.family
-        for one in family.values:
-            rows.append(
-                (
-                    family.metric.title,
-                    stratum_words(one.stratum),
-                    str(one.level),
-                    PrintedNumber(
-                        bound_text(one.bound, inference.value_text(family, one.value)), one.value
-                    ),
-                    theme.interval(
-                        inference.value_text(family, one.low),
-                        inference.value_text(family, one.high),
-                    )
-                    if one.low is not None and one.high is not None
-                    else "one block",
-                    PrintedNumber(str(one.replicates), one.replicates),
-                )
-            )
-    return Table(
-        columns=("Metric", "Where", "Plane", "Mean", "95 % interval", "Replicates"),
-        rows=tuple(rows),
+
+    def interval(family: Family, value: LevelValue) -> Entry:
+        if value.low is None or value.high is None:
+            return "one block"
+        return theme.interval(
+            inference.value_text(family, value.low), inference.value_text(family, value.high)
+        )
+
+    return Table.of(
+        [(each.family, value) for each in all_compared for value in each.family.values],
+        {
+            "Metric": lambda row: row[0].metric.title,
+            "Where": lambda row: stratum_words(row[1].stratum),
+            "Plane": lambda row: str(row[1].level),
+            "Mean": lambda row: PrintedNumber(
+                bound_text(row[1].bound, inference.value_text(row[0], row[1].value)), row[1].value
+            ),
+            "95 % interval": lambda row: interval(*row),
+            "Replicates": lambda row: PrintedNumber.plain(row[1].replicates),
+        },
     )
 
 

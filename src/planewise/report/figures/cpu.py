@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from planewise.report import sentences, theme
 from planewise.report.data import CPU_GROUPS, CpuCell
 from planewise.report.facets import FacetPage
 from planewise.report.figures import grid, stacked, vega
-from planewise.report.figures.base import Figure, Missing, PrintedNumber, Table
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.figures.vega import Row, Span, Spec
@@ -207,32 +207,26 @@ def quartiles(cell: CpuCell) -> tuple[float, ...]:
 
 def table(cells: Sequence[CpuCell], common: Factors) -> Table:
     """CPU time by cell, host and mode."""
-    hosts = sorted({cell.host for cell in cells})
-    return Table(
-        columns=(
-            "Load",
-            "Plane",
-            *(("Host",) if hosts != ["shared"] else ()),
-            "Busy",
-            "Standard deviation",
-            "Least, quartiles, most of a replicate",
-            *(NAMES[group].capitalize() for group in CPU_GROUPS),
-        ),
-        rows=tuple(
-            (
-                words(cell.factors, common),
-                cell.plane,
-                *((cell.host,) if hosts != ["shared"] else ()),
-                PrintedNumber(theme.share(cell.busy), cell.busy),
+    one_machine = {cell.host for cell in cells} == {"shared"}
+
+    def of_mode(group: str) -> Callable[[CpuCell], Entry]:
+        return lambda cell: PrintedNumber.share(cell.shares[group])
+
+    return Table.of(
+        cells,
+        {
+            "Load": lambda cell: words(cell.factors, common),
+            "Plane": lambda cell: cell.plane,
+            **({} if one_machine else {"Host": lambda cell: cell.host}),
+            "Busy": lambda cell: PrintedNumber.share(cell.busy),
+            "Standard deviation": lambda cell: (
                 Missing("one replicate")
                 if cell.deviation is None
-                else PrintedNumber(theme.share(cell.deviation), cell.deviation),
-                " – ".join(theme.share(value) for value in quartiles(cell)),
-                *(
-                    PrintedNumber(theme.share(cell.shares[group]), cell.shares[group])
-                    for group in CPU_GROUPS
-                ),
-            )
-            for cell in cells
-        ),
+                else PrintedNumber.share(cell.deviation)
+            ),
+            "Least, quartiles, most of a replicate": lambda cell: " – ".join(
+                theme.share(value) for value in quartiles(cell)
+            ),
+            **{NAMES[group].capitalize(): of_mode(group) for group in CPU_GROUPS},
+        },
     )

@@ -220,8 +220,7 @@ def _table(cells: Sequence[RttCell]) -> Table:
         entries: list[Entry] = []
         for share in _SHOWN:
             if share in shares:
-                value = one.quantiles_ns[shares.index(share)]
-                entries.append(PrintedNumber(time_text(value), value))
+                entries.append(PrintedNumber.time(one.quantiles_ns[shares.index(share)]))
             else:
                 entries.append(Missing("too few packets"))
         rows.append(
@@ -229,8 +228,8 @@ def _table(cells: Sequence[RttCell]) -> Table:
                 words(cell.factors, common),
                 cell.plane,
                 *entries,
-                PrintedNumber(time_text(one.max_ns), one.max_ns),
-                PrintedNumber(theme.count(one.packets), one.packets),
+                PrintedNumber.time(one.max_ns),
+                PrintedNumber.count(one.packets),
             )
         )
     names = [f"p{share * 100:g}" for share in _SHOWN]

@@ -32,7 +32,6 @@ class Slot(Generic[C]):
     """Where something is drawn: `left` to `right` along the axis, in bands."""
 
     series: str
-    band: str
     item: Item[C]
     left: float
     right: float
@@ -165,7 +164,6 @@ def slots(bands: Sequence[Band[C]], series: Sequence[str]) -> list[Slot[C]]:
     return [
         Slot(
             label,
-            band.label,
             band.items[label],
             place - _FILLED / 2 + number * each,
             place - _FILLED / 2 + (number + 1) * each,

@@ -124,18 +124,17 @@ def table(curves: Curves, page: FacetPage[GuestsPoint]) -> Table:
     """The points in numbers."""
     said, number = shown(curves), _number(curves)
     common = common_factors(item.factors for item in page.items)
-    return Table(
-        columns=("Load", "Plane", "Median over blocks", "95 % interval", "Blocks"),
-        rows=tuple(
-            (
-                words(item.factors, common),
-                item.series,
-                PrintedNumber(said(item.content), item.content.value),
-                interval(item.content, number),
-                PrintedNumber(str(item.content.blocks), item.content.blocks),
-            )
-            for item in page.items
-        ),
+    return Table.of(
+        page.items,
+        {
+            "Load": lambda item: words(item.factors, common),
+            "Plane": lambda item: item.series,
+            "Median over blocks": lambda item: PrintedNumber(
+                said(item.content), item.content.value
+            ),
+            "95 % interval": lambda item: interval(item.content, number),
+            "Blocks": lambda item: PrintedNumber.plain(item.content.blocks),
+        },
     )
 
 

@@ -171,7 +171,7 @@ def table(all_compared: Sequence[Compared], planes: Sequence[str]) -> Table:
                         if one is None
                         else PrintedNumber(_signed(one.tau), one.tau),
                         "—" if one is None else theme.interval(_signed(one.low), _signed(one.high)),
-                        "—" if one is None else PrintedNumber(str(one.n), one.n),
+                        "—" if one is None else PrintedNumber.plain(one.n),
                     )
                 )
     return Table(("Metric", "Where", "Plane", "τ-b", "95 % interval", "Replicates"), tuple(rows))

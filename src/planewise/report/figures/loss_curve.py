@@ -196,73 +196,55 @@ def _crosses(rows: Sequence[Row], encoding: Mapping[str, Channel], **look: str) 
 
 def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
-    return Table(
-        columns=(
-            "Plane",
-            "Load",
-            "Verdict",
-            "PDR",
-            "NDR",
-            "Saturation",
-            "Score of GOOD",
-            "Warnings",
-        ),
-        rows=tuple(
-            (
-                item.plane,
-                words(item.factors, common),
-                item.verdict.verdict,
-                _estimate(item.verdict.pdr, item.verdict.no_pdr),
-                _estimate(item.verdict.ndr, item.verdict.no_ndr),
-                _saturation(item.verdict),
-                PrintedNumber(_share(item.verdict.share_good), item.verdict.share_good),
-                PrintedNumber(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
-            )
-            for item in items
-        ),
+    return Table.of(
+        items,
+        {
+            "Plane": lambda item: item.plane,
+            "Load": lambda item: words(item.factors, common),
+            "Verdict": lambda item: item.verdict.verdict,
+            "PDR": lambda item: _estimate(item.verdict.pdr, item.verdict.no_pdr),
+            "NDR": lambda item: _estimate(item.verdict.ndr, item.verdict.no_ndr),
+            "Saturation": lambda item: _saturation(item.verdict),
+            "Score of GOOD": lambda item: PrintedNumber(
+                _share(item.verdict.share_good), item.verdict.share_good
+            ),
+            "Warnings": lambda item: PrintedNumber.plain(len(item.verdict.warnings)),
+        },
     )
 
 
 def table(curve: Curve) -> Table:
     """A curve's numbers, one row an offered load."""
-    tirs = [None, *curve.tir.tolist()]
-    rows = []
-    for point, tir in zip(curve.points, tirs, strict=True):
-        interval = point.interval95
-        rows.append(
-            (
-                PrintedNumber(rate_text(point.offered_pps), point.offered_pps),
-                PrintedNumber(str(len(point.runs)), len(point.runs)),
-                PrintedNumber(str(point.limited), point.limited),
-                PrintedNumber(theme.share(point.plr), point.plr),
-                Missing("a single run has no interval")
-                if interval is None
-                else f"{theme.share(interval[0])} – {theme.share(interval[1])}",
-                PrintedNumber(theme.share(point.dr), point.dr),
-                PrintedNumber(rate_text(point.forwarded_pps), point.forwarded_pps),
-                Missing("there is no load before the first")
-                if tir is None
-                else PrintedNumber(f"{tir:.3f}", tir),
-                PrintedNumber(theme.count(point.lost), point.lost),
-                Missing("no counter was read")
-                if point.drops is None
-                else PrintedNumber(theme.count(point.drops), point.drops),
-            )
-        )
-    return Table(
-        columns=(
-            "Offered",
-            "Runs",
-            "Of them limited by the generator",
-            "PLR",
-            "95 % interval",
-            "DR",
-            "Forwarded",
-            "TIR",
-            "Lost",
-            "Of them counted by drop counters",
-        ),
-        rows=tuple(rows),
+
+    def interval(point: LoadPoint) -> Entry:
+        if point.interval95 is None:
+            return Missing("a single run has no interval")
+        low, high = point.interval95
+        return f"{theme.share(low)} – {theme.share(high)}"
+
+    def tir(value: float | None) -> Entry:
+        if value is None:
+            return Missing("there is no load before the first")
+        return PrintedNumber(f"{value:.3f}", value)
+
+    def drops(point: LoadPoint) -> Entry:
+        no_counter = Missing("no counter was read")
+        return no_counter if point.drops is None else PrintedNumber.count(point.drops)
+
+    return Table.of(
+        list(zip(curve.points, [None, *curve.tir.tolist()], strict=True)),
+        {
+            "Offered": lambda row: PrintedNumber.rate(row[0].offered_pps),
+            "Runs": lambda row: PrintedNumber.plain(len(row[0].runs)),
+            "Of them limited by the generator": lambda row: PrintedNumber.plain(row[0].limited),
+            "PLR": lambda row: PrintedNumber.share(row[0].plr),
+            "95 % interval": lambda row: interval(row[0]),
+            "DR": lambda row: PrintedNumber.share(row[0].dr),
+            "Forwarded": lambda row: PrintedNumber.rate(row[0].forwarded_pps),
+            "TIR": lambda row: tir(row[1]),
+            "Lost": lambda row: PrintedNumber.count(row[0].lost),
+            "Of them counted by drop counters": lambda row: drops(row[0]),
+        },
     )
 
 

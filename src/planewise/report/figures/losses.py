@@ -43,40 +43,22 @@ def figure(page: FacetPage[RttCell], planes: Sequence[str], *, name: str, title:
 def table(cells: Sequence[RttCell]) -> Table:
     """What became of the probe packets, by cell."""
     common = common_factors(cell.factors for cell in cells)
-    return Table(
-        columns=(
-            "Load",
-            "Plane",
-            "Sent",
-            "Came back",
-            "Lost",
-            "Share lost",
-            "Duplicate",
-            "Reordered",
-            "Late",
-        ),
-        rows=tuple(
-            (
-                words(cell.factors, common),
-                cell.plane,
-                _count(cell.sent),
-                _count(cell.counts.received),
-                _count(cell.lost),
-                PrintedNumber(
-                    theme.share(share := cell.lost / cell.sent if cell.sent else 0.0),
-                    share,
-                ),
-                _count(cell.counts.duplicate),
-                _count(cell.counts.reordered),
-                _count(cell.counts.late),
-            )
-            for cell in cells
-        ),
+    return Table.of(
+        cells,
+        {
+            "Load": lambda cell: words(cell.factors, common),
+            "Plane": lambda cell: cell.plane,
+            "Sent": lambda cell: PrintedNumber.count(cell.sent),
+            "Came back": lambda cell: PrintedNumber.count(cell.counts.received),
+            "Lost": lambda cell: PrintedNumber.count(cell.lost),
+            "Share lost": lambda cell: PrintedNumber.share(
+                cell.lost / cell.sent if cell.sent else 0.0
+            ),
+            "Duplicate": lambda cell: PrintedNumber.count(cell.counts.duplicate),
+            "Reordered": lambda cell: PrintedNumber.count(cell.counts.reordered),
+            "Late": lambda cell: PrintedNumber.count(cell.counts.late),
+        },
     )
-
-
-def _count(number: int) -> PrintedNumber:
-    return PrintedNumber(theme.count(number), number)
 
 
 def _marks(slots: Sequence[Slot[RttCell]], plot: Plot) -> list[Spec]:

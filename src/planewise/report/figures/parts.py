@@ -137,12 +137,10 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
             (
                 *head,
                 *(
-                    Missing(_why(cell, part))
-                    if number is None
-                    else PrintedNumber(time_text(number), number)
+                    Missing(_why(cell, part)) if number is None else PrintedNumber.time(number)
                     for part, number in numbers.items()
                 ),
-                PrintedNumber(theme.count(cell.parts.packets), cell.parts.packets),
+                PrintedNumber.count(cell.parts.packets),
             )
         )
     return Table(columns=columns, rows=tuple(rows))

@@ -26,7 +26,7 @@ def figure(
     """
     common = common_factors(cell.factors for cell in cells)
     groups = base.by_context(cells)
-    span = Span.of([ns for cell in cells for ns in (cell.low_ns, cell.high_ns)])
+    span = Span.of([ns for cell in cells for ns in (cell.rtt.low_ns, cell.rtt.high_ns)])
     best = min(cells, key=lambda cell: cell.median_ns)
     worst = max(cells, key=lambda cell: cell.median_ns)
 
@@ -87,7 +87,7 @@ def _context(
             "hover": f"{cell.plane}: median of one replicate {time_text(median)}",
         }
         for cell in cells
-        for median in cell.medians_ns
+        for median in cell.rtt.medians_ns
     ]
 
     def along(field: str, end: str = "") -> dict[str, Channel]:
@@ -113,15 +113,9 @@ def _context(
 def _box(cell: RttCell, label: str) -> Row:
     return {
         "plane": cell.plane,
-        "low": cell.low_ns,
-        "q25": cell.q25_ns,
-        "median": cell.median_ns,
-        "q75": cell.q75_ns,
-        "high": cell.high_ns,
+        **cell.rtt.row,
         "text": time_text(cell.median_ns),
-        "hover": f"{cell.plane}, {label}: median {time_text(cell.median_ns)}, "
-        f"middle half {time_text(cell.q25_ns)} to {time_text(cell.q75_ns)}, "
-        f"5th to 95th percentile {time_text(cell.low_ns)} to {time_text(cell.high_ns)}",
+        "hover": f"{cell.plane}, {label}: {cell.rtt.words}",
     }
 
 
@@ -138,45 +132,24 @@ def achieved(cell: RttCell) -> Entry:
 
 def table(cells: Sequence[RttCell], common: Factors) -> Table:
     """The numbers of `cells`; `common` is said elsewhere."""
-    return Table(
-        columns=(
-            "Load",
-            "Plane",
-            "5 %",
-            "25 %",
-            "Median",
-            "75 %",
-            "95 %",
-            "Probes a second",
-            "Replicates' medians",
-            "Median between kernel stamps",
-            "Packets",
-            "Lost",
-        ),
-        rows=tuple(
-            (
-                words(cell.factors, common),
-                cell.plane,
-                *(
-                    PrintedNumber(time_text(value), value)
-                    for value in (
-                        cell.low_ns,
-                        cell.q25_ns,
-                        cell.median_ns,
-                        cell.q75_ns,
-                        cell.high_ns,
-                    )
-                ),
-                achieved(cell),
-                f"{time_text(min(cell.medians_ns))} – {time_text(max(cell.medians_ns))}",
-                PrintedNumber(
-                    time_text(kernel := statistics.median(cell.kernel_medians_ns)), kernel
-                )
+    return Table.of(
+        cells,
+        {
+            "Load": lambda cell: words(cell.factors, common),
+            "Plane": lambda cell: cell.plane,
+            "5 %": lambda cell: PrintedNumber.time(cell.rtt.low_ns),
+            "25 %": lambda cell: PrintedNumber.time(cell.rtt.q25_ns),
+            "Median": lambda cell: PrintedNumber.time(cell.rtt.median_ns),
+            "75 %": lambda cell: PrintedNumber.time(cell.rtt.q75_ns),
+            "95 %": lambda cell: PrintedNumber.time(cell.rtt.high_ns),
+            "Probes a second": achieved,
+            "Replicates' medians": lambda cell: cell.rtt.replicates,
+            "Median between kernel stamps": lambda cell: (
+                PrintedNumber.time(statistics.median(cell.kernel_medians_ns))
                 if cell.kernel_medians_ns
-                else Missing("no kernel stamps"),
-                PrintedNumber(theme.count(cell.packets), cell.packets),
-                PrintedNumber(theme.count(cell.lost), cell.lost),
-            )
-            for cell in cells
-        ),
+                else Missing("no kernel stamps")
+            ),
+            "Packets": lambda cell: PrintedNumber.count(cell.rtt.packets),
+            "Lost": lambda cell: PrintedNumber.count(cell.lost),
+        },
     )

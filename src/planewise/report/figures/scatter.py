@@ -97,17 +97,14 @@ def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, each: int) -> list[Spec]:
 
 def _table(kept: Sequence[tuple[RttCell, Distribution]], each: int) -> Table:
     common = common_factors(cell.factors for cell, _ in kept)
-    return Table(
-        columns=("Load", "Plane", "Packets", "Drawn", "Median", "Slowest"),
-        rows=tuple(
-            (
-                words(cell.factors, common),
-                cell.plane,
-                PrintedNumber(theme.count(one.packets), one.packets),
-                PrintedNumber(theme.count(drawn := min(each, len(one.points_ns))), drawn),
-                PrintedNumber(time_text(cell.median_ns), cell.median_ns),
-                PrintedNumber(time_text(one.max_ns), one.max_ns),
-            )
-            for cell, one in kept
-        ),
+    return Table.of(
+        kept,
+        {
+            "Load": lambda row: words(row[0].factors, common),
+            "Plane": lambda row: row[0].plane,
+            "Packets": lambda row: PrintedNumber.count(row[1].packets),
+            "Drawn": lambda row: PrintedNumber.count(min(each, len(row[1].points_ns))),
+            "Median": lambda row: PrintedNumber.time(row[0].median_ns),
+            "Slowest": lambda row: PrintedNumber.time(row[1].max_ns),
+        },
     )

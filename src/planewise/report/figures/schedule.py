@@ -12,7 +12,7 @@ from planewise.report.figures import vega
 from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.store.cells import words
-from planewise.units import percent_text, rate_text, time_text
+from planewise.units import percent_text, rate_text
 
 _MOST_POINTS = 400
 """RTT trials that are drawn one by one; of more, every so many are drawn as their median."""
@@ -233,14 +233,14 @@ def _table(visits: Sequence[OrderedTrial]) -> Table:
             what = f"load, {rate_text(visit.trial.load.intended_pps)}"
         median: Entry
         if visit.median_ns is not None:
-            median = PrintedNumber(time_text(visit.median_ns), visit.median_ns)
+            median = PrintedNumber.time(visit.median_ns)
         elif visit.failed:
             median = Missing(f"failed: {visit.trial.reason}")
         else:
             median = Missing("no round-trip time was measured")
         rows.append(
             (
-                PrintedNumber(str(visit.order), visit.order),
+                PrintedNumber.plain(visit.order),
                 visit.trial.started.strftime("%H:%M:%S"),
                 visit.plane,
                 words(visit.factors),
@@ -249,16 +249,8 @@ def _table(visits: Sequence[OrderedTrial]) -> Table:
             )
         )
     if len(visits) > _MOST_ROWS:
-        rows.append(
-            (
-                "…",
-                "",
-                "",
-                f"{len(visits) - _MOST_ROWS} more are in trials.jsonl",
-                "",
-                "",
-            )
-        )
+        more = f"{len(visits) - _MOST_ROWS} more are in trials.jsonl"
+        rows.append(("…", "", "", more, "", ""))
     return Table(
         columns=("Order", "Started (UTC)", "Plane", "Load", "Trial", "Median RTT"),
         rows=tuple(rows),

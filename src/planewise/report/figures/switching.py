@@ -142,10 +142,10 @@ def table(trials: Sequence[TrialRecord]) -> Table:
             (
                 name,
                 PrintedNumber(time_text(length_s * 1e9), length_s),
-                PrintedNumber(theme.count(sent), sent),
-                PrintedNumber(theme.count(lost), lost),
+                PrintedNumber.count(sent),
+                PrintedNumber.count(lost),
                 *(_time([one.rtt for one in own], quantile) for quantile in _QUANTILES),
-                PrintedNumber(theme.count(beside_lost), beside_lost),
+                PrintedNumber.count(beside_lost),
                 *(_time([one.beside for one in own], quantile) for quantile in _QUANTILES),
             )
         )
@@ -168,8 +168,7 @@ def _time(latencies: Sequence[Latency | None], quantile: str) -> Entry:
     known = [float(getattr(one, quantile)) for one in latencies if one is not None]
     if not known:
         return Missing("nothing was sent, or no answer came")
-    median = statistics.median(known)
-    return PrintedNumber(time_text(median), median)
+    return PrintedNumber.time(statistics.median(known))
 
 
 def sentence(trials: Sequence[TrialRecord]) -> str:

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from planewise.report import theme
 from planewise.report.figures import rtt
 from planewise.report.figures.base import Entry, Missing, PrintedNumber, Table
 from planewise.report.rtt_cell import TAIL, RttCell
 from planewise.store.cells import common_factors, words
-from planewise.units import time_text
 
 
 def table(cells: Sequence[RttCell]) -> Table:
     """Quantiles by cell; one that too few packets stand behind is missing, not guessed."""
     common = common_factors(cell.factors for cell in cells)
-    needed = {name: packets for name, _, packets in TAIL}
-    rows = []
-    for cell in cells:
-        quantiles: list[Entry] = []
-        for name, value in cell.tail_ns.items():
-            quantiles.append(
-                Missing(f"needs {needed[name]} packets")
-                if value is None
-                else PrintedNumber(time_text(value), value)
+
+    def quantile(name: str, packets: int) -> Callable[[RttCell], Entry]:
+        def entry(cell: RttCell) -> Entry:
+            value = cell.tail_ns[name]
+            return (
+                Missing(f"needs {packets} packets") if value is None else PrintedNumber.time(value)
             )
-        rows.append(
-            (
-                words(cell.factors, common),
-                cell.plane,
-                rtt.achieved(cell),
-                *quantiles,
-                PrintedNumber(theme.count(cell.packets), cell.packets),
-                PrintedNumber(theme.count(cell.lost), cell.lost),
-            )
-        )
-    return Table(
-        columns=(
-            "Load",
-            "Plane",
-            "Probes a second",
-            *(name for name, _, _ in TAIL),
-            "Packets",
-            "Lost",
-        ),
-        rows=tuple(rows),
+
+        return entry
+
+    return Table.of(
+        cells,
+        {
+            "Load": lambda cell: words(cell.factors, common),
+            "Plane": lambda cell: cell.plane,
+            "Probes a second": rtt.achieved,
+            **{name: quantile(name, packets) for name, _, packets in TAIL},
+            "Packets": lambda cell: PrintedNumber.count(cell.rtt.packets),
+            "Lost": lambda cell: PrintedNumber.count(cell.lost),
+        },
     )

@@ -8,7 +8,6 @@ order; separator comma, semicolon or tab; lines that begin with `#` are comments
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from planewise.errors import BadInputError
+from planewise.store.importers.exported import described, facts_of
 from planewise.store.importers.text import lines
 from planewise.store.loads import LoadTrials, TrialColumns
 
@@ -115,7 +115,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
             "duration_s, order, drops, cpu, curve (docs/reference/formats.md)",
         )  # fmt: skip
     by_curve: dict[str, tuple[TrialColumns, list[float]]] = {}
-    described = _described(text)
+    about_curves = _described(text)
     notes = []
     if "duration" not in columns and not _counts_packets(columns):
         notes.append(
@@ -155,15 +155,15 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
             limited=values.get("limited", 0.0) == 1.0,
         )
         order.append(values.get("order", np.nan))
-    if not by_curve and not described:
+    if not by_curve and not about_curves:
         raise BadInputError(
             "a header and no trials", where=str(path), remedy="add a row for each trial"
         )
     curves = []
     for curve, (trials, order) in by_curve.items():
-        about = described.pop(curve, {})
+        about = about_curves.pop(curve, {})
         curves.append(_finish(trials, curve, about, order, notes))
-    for curve, about in described.items():
+    for curve, about in about_curves.items():
         curves.append(_finish(TrialColumns(path), curve, about, [], []))
     return curves
 
@@ -202,7 +202,6 @@ def _finish(
     noticed: list[str],
 ) -> LoadTrials:
     places = np.array(order)
-    info = about.get("info")
     notes = about.get("notes")
     reported = about.get("reported")
     return trials.finish(
@@ -210,9 +209,7 @@ def _finish(
         name=str(about.get("name", "")),
         curve=curve,
         order=None if np.isnan(places).any() else places,
-        info={k: v for k, v in info.items() if isinstance(v, str | int | float)}
-        if isinstance(info, dict)
-        else None,
+        info=facts_of(about),
         notes=[*(map(str, notes) if isinstance(notes, list) else ()), *noticed],
         reported={k: float(v) for k, v in reported.items() if isinstance(v, int | float)}
         if isinstance(reported, dict)
@@ -224,16 +221,7 @@ def _described(text: str) -> dict[str, dict[str, object]]:
     """What our exporter wrote in its first line: by curve, name, format, info, notes, reported."""
     if not text.startswith(MARK):
         return {}
-    try:
-        about = json.loads(text[len(MARK) :].split("\n", 1)[0])
-    except (ValueError, RecursionError):
-        return {}
-    curves = about.get("curves") if isinstance(about, dict) else None
-    return {
-        str(curve.get("curve", "")): curve
-        for curve in (curves if isinstance(curves, list) else [])
-        if isinstance(curve, dict)
-    }
+    return described(text[len(MARK) :].split("\n", 1)[0])
 
 
 def _rows(text: str, path: Path | None = None) -> Iterator[tuple[int, list[str]]]:

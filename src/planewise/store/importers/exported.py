@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -88,7 +89,6 @@ def from_columns(
         cpu=columns.get("cpu"),
         limited=None if limited is None else limited == 1,
     )
-    info = curve.get("info")
     notes = curve.get("notes")
     reported = curve.get("reported")
     order = columns.get("order")
@@ -97,9 +97,7 @@ def from_columns(
         name=str(curve.get("name", "")),
         curve=str(curve.get("curve", "")),
         order=None if order is None or np.isnan(order).any() else order,
-        info={k: v for k, v in info.items() if isinstance(v, str | int | float)}
-        if isinstance(info, dict)
-        else None,
+        info=facts_of(curve),
         notes=[str(note) for note in notes] if isinstance(notes, list) else (),
         reported={
             name: number(value, f"curve {index}: reported.{name}", where)
@@ -108,6 +106,28 @@ def from_columns(
         if isinstance(reported, dict)
         else None,
     )
+
+
+def facts_of(curve: Mapping[str, object]) -> dict[str, str | int | float] | None:
+    """What a curve's description says of its experiment; None where it says nothing."""
+    info = curve.get("info")
+    if not isinstance(info, dict):
+        return None
+    return {name: value for name, value in info.items() if isinstance(value, str | int | float)}
+
+
+def described(text: str) -> dict[str, dict[str, object]]:
+    """The curves that an exporter of ours described in JSON, by name; empty where it is not."""
+    try:
+        about = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    curves = about.get("curves") if isinstance(about, dict) else None
+    return {
+        str(curve.get("curve", "")): curve
+        for curve in (curves if isinstance(curves, list) else [])
+        if isinstance(curve, dict)
+    }
 
 
 def _column(value: object, what: str, where: str) -> Floats:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.store.importers.exported import COLUMNS, from_columns
+from planewise.store.importers.exported import COLUMNS, described, from_columns
 from planewise.store.importers.text import read_bytes
 from planewise.store.loads import Floats, LoadTrials
 
@@ -55,15 +55,15 @@ def parse(data: bytes, path: Path) -> list[LoadTrials]:
     if not complete:
         raise _damaged("it does not begin and end as one", where)
     columns, names, about = _decoded(data, where)
-    described = _described(about)
-    by_curve: dict[str, list[int]] = {name: [] for name in described}
+    about_curves = described(about)
+    by_curve: dict[str, list[int]] = {name: [] for name in about_curves}
     for index, name in enumerate(names):
         by_curve.setdefault(name, []).append(index)
     if not by_curve:
         raise BadInputError("there are no trials in it", where=where)
     return [
         from_columns(
-            described.get(name, {"curve": name, "format": NAME}),
+            about_curves.get(name, {"curve": name, "format": NAME}),
             {column: values[rows] for column, values in columns.items()},
             number,
             path,
@@ -105,19 +105,6 @@ def _damaged(reason: str, where: str) -> BadInputError:
         remedy="copy it again, or export it again; the columns are those of the documented CSV "
         "(docs/reference/formats.md)",
     )
-
-
-def _described(text: str) -> dict[str, dict[str, object]]:
-    try:
-        about = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        return {}
-    curves = about.get("curves") if isinstance(about, dict) else None
-    return {
-        str(curve.get("curve", "")): curve
-        for curve in (curves if isinstance(curves, list) else [])
-        if isinstance(curve, dict)
-    }
 
 
 def _decode() -> int:

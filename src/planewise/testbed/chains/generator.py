@@ -57,13 +57,13 @@ def commands(
         )
 
 
-def generator_pps(host: Host, options: Sequence[str] = ()) -> float:
+def generator_pps(host: Host) -> float:
     """A host's own maximum with the smallest frames [packet/s].
 
     Raises:
         PlanewiseError: it cannot be measured.
     """
-    argv = [host.probe, "trial", "--calibrate-only", "--size", "64", *options]
+    argv = [host.probe, "trial", "--calibrate-only", "--size", "64"]
     finished = host.run(argv, timeout_s=_CALIBRATE_S, expected_s=1.0)
     return float(finished.json()["max_pps"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import FinishedProcess, ProcessTimeoutError
+from planewise.testbed.host import FinishedProcess, HostProcess, ProcessTimeoutError
 from planewise.testbed.vms.hypervisor import (
     AgentSilentError,
     GuestGoneError,
@@ -197,8 +198,8 @@ class GuestAgent:
             raise GuestGoneError(why.sentence, remedy=why.remedy) from error
 
 
-class GuestProcess:
-    """A process in a guest: `testbed.host.HostProcess`."""
+class GuestProcess(HostProcess):
+    """A process in a guest."""
 
     def __init__(
         self,
@@ -261,34 +262,20 @@ class GuestProcess:
             self._agent.rest(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
 
-    def interrupt(self) -> None:
-        """Asks it to end, without waiting."""
-        self._signal("INT")
-
-    def kill(self) -> None:
-        """Ends it and its group now, without waiting."""
-        self._signal("KILL")
+    def grace_s(self) -> float:
+        """See `HostProcess.grace_s`: longer where the guest takes long to answer."""
+        return 2 * self._agent.grace_s()
 
     def stop(self) -> FinishedProcess:
         """See `HostProcess.stop`."""
         self._first_look = 0.0
-        for name in ("INT", "TERM"):
-            self._signal(name)
-            with suppress(ProcessTimeoutError):
-                return self.wait(self._agent.grace_s())
-        self.kill()
-        return self.wait()
+        return super().stop()
 
-    def __enter__(self) -> GuestProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _signal(self, name: str) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """See `HostProcess.send`."""
         if self._finished is None:
             with suppress(*_ENDED):
-                self._agent.signal(self._pid, name)
+                self._agent.signal(self._pid, number.name.removeprefix("SIG"))
 
     def _console_end(self) -> str:
         if self._finished is not None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from planewise.testbed.model import (
-    GUEST_INTERFACE,
     HOSTS,
     CounterPoint,
     Guest,
     GuestRole,
     HostRole,
+    make_guest,
 )
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.setting import Arrangement, Setting, WantedGuest
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,9 @@ class VmArrangement(Arrangement):
 
 
 @dataclass(frozen=True)
-class GuestRequest:
-    """A guest as a setting asks for it: the same wish finds the same guest again."""
+class GuestRequest(WantedGuest):
+    """A virtual machine as a setting asks for it."""
 
-    role: HostRole
-    use: GuestRole
-    index: int
-    plane: str
     switch: str
     """The switch that its port is, or sits on, a port of; empty: it sits on the NIC."""
 
@@ -68,19 +64,9 @@ def guest_in(
     """
     away = lives_on != role
     number = HOSTS.index(role) + 2 * away
-    high, low = divmod(slot, 250)
     first = (8 + int(token[:4], 16)) << 13
-    return Guest(
-        name=f"{role}-{use}{'' if use == 'main' else index}",
-        host=role,
-        role=use,
-        index=index,
-        plane=plane,
-        netns=f"pw-{token}-{role[0]}{use[0]}{slot}{'e' * away}",
-        interface=GUEST_INTERFACE,
-        mac=f"02:70:77:0{number}:{slot >> 8:02x}:{slot & 255:02x}",
-        ipv4=f"198.{18 + number % 2}.{high + 100 * away}.{1 + low}",
-        ipv6=f"2001:2:0:{1 + number}::{1 + slot:x}",
+    return replace(
+        make_guest(token, role, use, index, plane, slot, away=away),
         port=f"pw{token}{1024 * number + slot:03x}",
         port_index=first + 2048 * number + slot,
     )
@@ -94,11 +80,5 @@ def on_nic(want: GuestRequest) -> bool:
 def wanted(setting: Setting, role: HostRole) -> Iterator[GuestRequest]:
     """The guests of a role that a setting asks for, the main one first. Pure."""
     switch = next(iter(setting.switches), "")
-
-    def on(name: str) -> str:
-        return "" if vm_plane(name).vfs else switch
-
-    yield GuestRequest(role, "main", 0, setting.plane, on(setting.plane))
-    for index in range(setting.background_guests):
-        plane = setting.background_plane
-        yield GuestRequest(role, "background", index, plane, on(plane))
+    for one in setting.wanted(role):
+        yield GuestRequest(**vars(one), switch="" if vm_plane(one.plane).vfs else switch)

@@ -124,11 +124,7 @@ class Libvirt:
     def restart(self) -> None:
         """Starts it again after it went away; its virtual machines have gone with it."""
         self.close()
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+        self.__enter__()
 
     def close(self) -> None:
         """Ends it. Idempotent."""

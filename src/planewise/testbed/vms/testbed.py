@@ -230,9 +230,8 @@ class VmTestbed:
         return ""
 
     def _states_of(self, setting: Setting) -> Mapping[HostRole, _HostState]:
-        if setting.path == "east-west":
-            return dict.fromkeys(HOSTS, self._states["sender"])
-        return self._states
+        states = self._states
+        return dict.fromkeys(HOSTS, states["sender"]) if setting.within_host else states
 
     def _start(
         self, setting: Setting, work: Mapping[HostRole, Sequence[GuestRequest]]
