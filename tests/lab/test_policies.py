@@ -32,7 +32,7 @@ factors:
   plane: bridge
   background_guests: 4
   policy: [POLICIES]
-alloc: {vfs: 1, group_pps: [2, 10], warmup_s: 8, duration_s: 12, change_s: 12}
+alloc: {vfs: 1, group_pps: [10, 2], warmup_s: 8, duration_s: 12, change_s: 12, download_mib: 1}
 blocks: 1
 """
 MODULES = "lsmod | cut -d' ' -f1 | grep bonding; true"
@@ -69,6 +69,10 @@ def test_policies_are_measured_and_the_hosts_are_left_as_they_were(
         assert "every plan is the same" in replayed.stdout
         cpu, memory_mib = result.daemon.cpu, result.daemon.memory_bytes / 2**20
         said.append(f"policies: {policy}: daemon {cpu:.1%} of a CPU, {memory_mib:.1f} MiB")
+        assert result.download is not None
+        assert result.download.bytes >= 1 << 20
+        assert result.download.guest == list(result.guests)[-1]
+        said.append(f"policies: {policy}: download of 1 MiB {result.download.seconds:.1f} s")
     static = results["static"]
     assert static is not None
     (kept,) = (guest.held_s for guest in static.guests.values() if guest.held_s)

@@ -101,6 +101,10 @@ pub struct Draft<'a> {
     seats: Vec<usize>,
     /// By guest: the first place that its name has in the snapshot.
     first: Vec<usize>,
+    /// By guest: its number in the histories.
+    slots: Vec<Option<usize>>,
+    /// Places of guests that hold a VF or cannot be moved.
+    noted: Vec<usize>,
     contenders: Vec<Contender<'a>>,
     /// By contender: the PF that it is to be on.
     wanted: Vec<Option<usize>>,
@@ -115,18 +119,20 @@ pub struct Draft<'a> {
     worst: Option<Standing>,
 }
 
-/// By place in the snapshot: the first place of the same name.
-fn first_places(now: &Snapshot, histories: &Histories) -> Vec<usize> {
-    let mut of_slot = vec![None; histories.slots()];
+/// By place in the snapshot: the first place of the same name, and the guest's number in the histories.
+fn first_places(now: &Snapshot, histories: &Histories) -> (Vec<usize>, Vec<Option<usize>>) {
+    let mut of_slot = vec![usize::MAX; histories.slots()];
     let mut of_name = BTreeMap::new();
-    now.guests
-        .iter()
-        .enumerate()
-        .map(|(place, guest)| match histories.slot(place, &guest.id) {
-            Some(slot) => *of_slot[slot].get_or_insert(place),
-            None => *of_name.entry(&guest.id).or_insert(place),
-        })
-        .collect()
+    let place_and_slot = |(place, guest): (usize, &'_ GuestView)| {
+        let slot = histories.slot(place, &guest.id);
+        let first = match slot {
+            Some(slot) => &mut of_slot[slot],
+            None => of_name.entry(guest.id.clone()).or_insert(place),
+        };
+        *first = place.min(*first);
+        (*first, slot)
+    };
+    now.guests.iter().enumerate().map(place_and_slot).unzip()
 }
 
 impl<'a> Draft<'a> {
@@ -151,7 +157,7 @@ impl<'a> Draft<'a> {
         }
         let mut pfs: Vec<&PfId> = vfs.iter().map(|vf| &vf.id.pf).collect();
         pfs.dedup();
-        let first = first_places(now, histories);
+        let (first, slots) = first_places(now, histories);
         let mut draft = Self {
             now,
             settings,
@@ -163,16 +169,21 @@ impl<'a> Draft<'a> {
             contenders: Vec::new(),
             wanted: Vec::new(),
             holds: vec![None; first.len()],
-            reasons: vec![None; first.len()],
+            reasons: std::iter::repeat_with(|| None).take(first.len()).collect(),
             first,
+            slots,
+            noted: Vec::new(),
             plan: Plan::default(),
             deferred: 0,
             worst: None,
         };
         let mut claims = vec![0_u32; draft.vfs.len()];
-        for (guest, &place) in now.guests.iter().zip(&draft.first) {
+        for (at, guest) in now.guests.iter().enumerate() {
+            if guest.holds.is_some() || guest.health != Health::Ready {
+                draft.noted.push(at);
+            }
             if let Some(holding) = &guest.holds {
-                draft.holds[place].get_or_insert(&holding.vf);
+                draft.holds[draft.first[at]].get_or_insert(&holding.vf);
                 if let Some(vf) = draft.vf(&holding.vf) {
                     claims[vf] += 1;
                 }
@@ -190,8 +201,8 @@ impl<'a> Draft<'a> {
             // What could not be given last time comes last; the sort keeps the order of equals.
             free.sort_by_key(|vf| Reverse(histories.refusals(vf)));
         }
-        for (at, guest) in now.guests.iter().enumerate() {
-            if let Some(reason) = draft.immovable(guest, &claims) {
+        for &at in &draft.noted {
+            if let Some(reason) = draft.immovable(&now.guests[at], &claims) {
                 draft.reasons[draft.first[at]].get_or_insert(reason);
             }
         }
@@ -239,7 +250,8 @@ impl<'a> Draft<'a> {
 
     /// Takes VFs from those who may not keep them, whatever the interval's moves.
     fn evacuate(&mut self) {
-        for (at, guest) in self.now.guests.iter().enumerate() {
+        for at in std::mem::take(&mut self.noted) {
+            let guest = &self.now.guests[at];
             let Some(holding) = &guest.holds else { continue };
             let place = self.first[at];
             if self.reasons[place].is_some() {
@@ -274,7 +286,7 @@ impl<'a> Draft<'a> {
                 self.reasons[place] = Some(Reason::Excluded);
                 continue;
             }
-            let history = self.histories.at(place, &view.id).unwrap_or(&BLANK);
+            let history = self.slots[place].map_or(&BLANK, |slot| self.histories.in_slot(slot));
             let waits_ms = history.retry_ms.saturating_sub(self.now.now_ms);
             if waits_ms > 0 && view.holds.is_none() {
                 let left_s = waits_ms.div_ceil(1000);
@@ -314,23 +326,25 @@ impl<'a> Draft<'a> {
                 contender.claim = Claim::Settled;
             }
         }
-        let contenders = &self.contenders;
-        let queued = |at: usize| {
-            let contender: &Contender<'_> = &contenders[at];
-            Queued { key: contender.standing.key(), at, contender }
+        let of_claim = |claim| {
+            let contenders = self.contenders.iter().enumerate();
+            contenders
+                .filter(move |(_, contender)| contender.claim == claim)
+                .map(|(at, contender)| Queued { key: contender.standing.key(), at, contender })
         };
         let mut seated: Vec<Vec<Reverse<Queued<'_, '_>>>> =
             self.pfs.iter().map(|_| Vec::new()).collect();
-        let mut waiting = Vec::new();
-        for (at, wanted) in self.wanted.iter().enumerate() {
-            match (contenders[at].claim, wanted) {
-                (Claim::Settled, Some(pf)) => seated[*pf].push(Reverse(queued(at))),
-                (Claim::Waiter, None) => waiting.push(queued(at)),
-                _ => {}
+        for settled in of_claim(Claim::Settled) {
+            if let Some(pf) = self.wanted[settled.at] {
+                seated[pf].push(Reverse(settled));
             }
         }
         let mut seated: Vec<BinaryHeap<_>> = seated.into_iter().map(BinaryHeap::from).collect();
-        let mut waiting = BinaryHeap::from(waiting);
+        // Whoever ranks below all of them takes no place: those who hold one only become better.
+        let worst = seated.iter().filter_map(BinaryHeap::peek).map(|Reverse(last)| last.key).min();
+        let Some(worst) = worst else { return };
+        let mut waiting: BinaryHeap<Queued<'_, '_>> =
+            of_claim(Claim::Waiter).filter(|waiter| waiter.key >= worst).collect();
         // With a residency, whoever loses its place rests before it challenges.
         let may_return = self.settings.min_residency_s == 0.0;
         while let Some(challenger) = waiting.pop() {

@@ -50,8 +50,6 @@ pub struct History {
     pub owed_ms: f64,
     /// Its guaranteed share is being paid.
     pub owing: bool,
-    /// Its past advantages.
-    pub advantages: Advantages,
     /// The advantage that is going on.
     advantage: Advantage,
     /// How often in a row it could not be given a VF.
@@ -77,7 +75,6 @@ impl History {
             changed_ms: None,
             owed_ms: 0.0,
             owing: false,
-            advantages: Advantages::new(),
             advantage: Advantage::NONE,
             undone: 0,
             retry_ms: 0,
@@ -164,6 +161,8 @@ pub struct Histories {
     guests: Vec<History>,
     /// By slot.
     names: Vec<GuestId>,
+    /// By slot: past advantages. Apart from the rest, which is read in every interval.
+    learned: Vec<Advantages>,
     slots: BTreeMap<GuestId, usize>,
     /// By slot: the place of the guest's name in alphabetical order.
     alphabet: Vec<u32>,
@@ -203,9 +202,15 @@ impl Histories {
     }
 
     /// The guest's number here, until a guest is forgotten.
+    #[inline]
     pub(crate) fn slot(&self, place: usize, id: &GuestId) -> Option<usize> {
         let hint = self.order.get(place).copied().filter(|&slot| self.names[slot] == *id);
         hint.or_else(|| self.slots.get(id).copied())
+    }
+
+    /// What is remembered of the guest with this number.
+    pub(crate) fn in_slot(&self, slot: usize) -> &History {
+        &self.guests[slot]
     }
 
     /// How many guests are remembered.
@@ -218,6 +223,7 @@ impl Histories {
             let slot = self.guests.len();
             self.guests.push(new());
             self.names.push(id.clone());
+            self.learned.push(Advantages::new());
             self.slots.insert(id.clone(), slot);
             slot
         })
@@ -228,14 +234,10 @@ impl Histories {
         let keep = |history: &History| history.seen_ms + REMEMBERED_MS >= now_ms;
         // While nobody is away nobody is forgotten.
         if self.guests.len() != self.order.len() && !self.guests.iter().all(keep) {
-            let (mut guests, mut names) = (Vec::new(), Vec::new());
-            for (history, name) in self.guests.drain(..).zip(self.names.drain(..)) {
-                if keep(&history) {
-                    guests.push(history);
-                    names.push(name);
-                }
-            }
-            (self.guests, self.names) = (guests, names);
+            let kept: Vec<bool> = self.guests.iter().map(keep).collect();
+            retain(&mut self.guests, &kept);
+            retain(&mut self.names, &kept);
+            retain(&mut self.learned, &kept);
             self.slots = self.names.iter().cloned().zip(0..).collect();
             self.alphabet.clear();
             self.order.clear();
@@ -289,7 +291,7 @@ impl Histories {
             std::mem::replace(&mut history.advantage, Advantage::NONE);
         let used = history.past.threshold;
         for (learner, keep) in
-            [(&mut history.advantages, KEEP_OWN), (&mut self.advantages, KEEP_SHARED)]
+            [(&mut self.learned[slot], KEEP_OWN), (&mut self.advantages, KEEP_SHARED)]
         {
             learner.ended(most, price_us, there_and_back, used, keep);
         }
@@ -409,13 +411,32 @@ impl Histories {
             }
         }
         self.holders.sort_unstable();
-        // All waiters behind as many as there are holders are held against the same one.
         let paired = self.holders.len();
+        if let Some(last) = self.last_with_a_lead()
+            && self.waiters.iter().filter(|waiter| **waiter >= last).count() <= paired
+        {
+            self.waiters.retain(|waiter| *waiter >= last);
+        }
+        // All waiters behind as many as there are holders are held against the same one.
         if (1..self.waiters.len()).contains(&paired) {
             self.waiters.select_nth_unstable_by(paired, |a, b| b.cmp(a));
         }
         let paired = paired.min(self.waiters.len());
         self.waiters[..paired].sort_unstable_by(|a, b| b.cmp(a));
+    }
+
+    /// The waiter that ranks last of those who lead a holder, or led one and still have regret. Nothing changes
+    /// for those behind it, whomever they are held against. Where there is none, the greatest of all ranks.
+    fn last_with_a_lead(&self) -> Option<Ranked> {
+        let gain = |holder: &Ranked| self.values[self.by_name[*holder as u32 as usize]];
+        let least = self.holders.iter().map(gain).min_by(f64::total_cmp)?;
+        let leads = |waiter: &Ranked| {
+            let slot = self.by_name[!*waiter as u32 as usize];
+            let history = &self.guests[slot];
+            self.values[slot] > least || history.past.regret > 0.0 || history.advantage.most > 0.0
+        };
+        let leading = self.waiters.iter().filter(|waiter| leads(waiter));
+        Some(leading.copied().min().unwrap_or(Ranked::MAX))
     }
 
     /// Adds what waiting cost in the last seconds: the best waiter is held against the holder that
@@ -450,7 +471,7 @@ impl Histories {
                 if begins {
                     let there_and_back = advantage.there_and_back;
                     history.past.threshold =
-                        history.advantages.threshold(&self.advantages, there_and_back);
+                        self.learned[slot].threshold(&self.advantages, there_and_back);
                 }
             }
             if history.past.regret == 0.0 && history.advantage.most > 0.0 {
@@ -480,6 +501,12 @@ impl Histories {
             self.end_advantage(slot);
         }
     }
+}
+
+/// Keeps of these what is marked, place by place.
+fn retain<T>(all: &mut Vec<T>, kept: &[bool]) {
+    let mut kept = kept.iter();
+    all.retain(|_| kept.next() == Some(&true));
 }
 
 /// An amount in prices. What is free is worth any amount.

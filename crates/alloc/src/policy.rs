@@ -36,6 +36,11 @@ pub struct Past {
 impl Past {
     /// Nothing is remembered.
     pub const NONE: Self = Self { arrived_ms: 0, turns_ms: 0, regret: 0.0, threshold: 2.0 };
+
+    /// Has waiting cost it as much as `benefit` wants before it takes a VF?
+    pub fn has_waited(&self) -> bool {
+        self.regret > 0.0 && self.regret >= self.threshold
+    }
 }
 
 /// Where a guest stands in the ranking; greater is better.
@@ -78,8 +83,11 @@ pub const fn order_bits(value: f64) -> u64 {
 pub fn traffic(guest: &GuestView, settings: &Settings) -> (Tier, f64) {
     let Some(rate) = guest.rate else { return (Tier::Unknown, 0.0) };
     let pps = if rate.pps.is_finite() { rate.pps.max(0.0) } else { 0.0 };
-    let half_lives = rate.blind_ms as f64 / 1e3 / settings.blind_half_life_s;
-    let pps = if rate.blind_ms == 0 { pps } else { pps * (-half_lives).exp2() };
+    let pps = if rate.blind_ms == 0 {
+        pps
+    } else {
+        pps * (-(rate.blind_ms as f64 / 1e3 / settings.blind_half_life_s)).exp2()
+    };
     let tier = match rate.origin {
         // What is out of sight is not known to be idle.
         _ if pps < settings.idle_pps && rate.blind_ms > 0 => Tier::Unknown,
@@ -129,6 +137,6 @@ pub fn displaces(
         PolicyKind::Static => false,
         PolicyKind::Activity => true,
         PolicyKind::Fair => waiter.value - holder.value >= settings.fair_turn_s * 1e3,
-        PolicyKind::Benefit => waiting.regret > 0.0 && waiting.regret >= waiting.threshold,
+        PolicyKind::Benefit => waiting.has_waited(),
     }
 }

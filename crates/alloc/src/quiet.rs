@@ -5,7 +5,7 @@
 use crate::history::{Histories, History};
 use crate::model::{GuestView, Health, Snapshot, Stance, VfState};
 use crate::policy::{self, Standing};
-use crate::settings::Settings;
+use crate::settings::{PolicyKind, Settings};
 
 /// Is it certain that there is nothing to do?
 pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Histories) -> bool {
@@ -45,6 +45,10 @@ pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Historie
         }
         if let Some(worst) = &worst
             && !moved_lately(history)
+            // Told without its traffic: by its class or by having waited does it take a VF.
+            && (settings.policy != PolicyKind::Benefit
+                || history.past.has_waited()
+                || guest.wish.class > worst.class)
         {
             let standing = policy::standing(guest, &history.past, settings);
             if policy::displaces((&standing, &history.past), worst, settings) {

@@ -24,6 +24,7 @@ import polars as pl
 from planewise.errors import PlanewiseError
 from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_command
 from planewise.measure.design import Policy, Protocol
+from planewise.measure.downloads import RunningDownload, figures_of, serve
 from planewise.measure.requests import (
     RequestStream,
     SentRequests,
@@ -292,13 +293,25 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
     streams = streams_of(allocator.guests, path.clients, part.group_pps)
     script = script_of(streams, trial, path.sender, f"{path.sender.directory}/requests")
     settings = settings_of(trial, [stream.guest for stream in streams])
-    with allocator.running(settings) as client, _answering(allocator, trial.protocol):
+    with (
+        allocator.running(settings) as client,
+        _answering(allocator, trial.protocol),
+        ExitStack() as beside,
+    ):
+        if part.download_mib is not None:
+            serve(allocator.host, allocator.guests[-1], beside)
         started = datetime.now(UTC)
         with path.sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
             load.wait_ready("READY", _SLACK_S)
             watcher, begun_s = _Watcher(client), time.monotonic()
             steady_s = begun_s + part.warmup_s
             begin, before = watcher.until(steady_s, load)
+            download = None
+            if part.download_mib is not None:
+                client_and_server = path.clients[-1], allocator.guests[-1]
+                download = RunningDownload(
+                    path.sender, *client_and_server, part.download_mib, beside
+                )
             if trial.policy == "switch":
                 for third, stance in enumerate(("pinned", "excluded"), start=1):
                     watcher.until(steady_s + third * part.duration_s / 3, load)
@@ -308,6 +321,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
             watcher.until(begun_s + trial.expected_s, load)
             clocks = [_look_at_clock(host) for host in (path.sender, allocator.host)]
             text = load.wait(_SLACK_S).check().stdout
+            downloaded = None if download is None else download.result()
         watcher.look()
         seen = DaemonObservation(begin, end, before, after, watcher.moves)
         with scratch() as directory:
@@ -316,7 +330,9 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
     record = record_of(trial, place, started, streams, sent, seen)
     assert record.alloc is not None
     alloc = in_one_time(record.alloc, trial.policy, streams, sent, seen, *clocks)
-    return TrialResult(record.model_copy(update={"alloc": alloc}), sent.packets, recording)
+    alloc = alloc.model_copy(update={"download": downloaded})
+    record = record.model_copy(update={"alloc": alloc, "figures": figures_of(downloaded)})
+    return TrialResult(record, sent.packets, recording)
 
 
 @contextmanager

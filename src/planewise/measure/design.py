@@ -341,6 +341,9 @@ class AllocPart(DesignModel):
     """How long a guest keeps what it has before traffic may change it."""
     fair_turn_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
     """How long a turn lasts under `fair`."""
+    download_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """From the end of the warm-up on, the last guest also sends so much by TCP to its client, as a
+    file server does; None: nobody does."""
 
 
 class PerGuestPart(DesignModel):

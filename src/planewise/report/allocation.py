@@ -35,7 +35,7 @@ def cells(data: RunData) -> list[RttCell]:
     together: dict[tuple[str, float], list[TrialRecord]] = {}
     allocations = [trial for trial in data.done if trial.alloc is not None]
     for trial in by_groups(allocations):
-        if keeps_levels(trial):
+        if trial.kind == "rtt" and keeps_levels(trial):
             key = str(trial.cell["policy"]), float(trial.cell["frequency_pps"])
             together.setdefault(key, []).append(trial)
     found = []

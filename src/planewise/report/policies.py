@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from planewise.judge.policies import policy_families
 from planewise.report import allocation as allocations
 from planewise.report import inference
 from planewise.report.data import RunData
-from planewise.report.figures import allocation, base, comparison, switching
+from planewise.report.figures import allocation, base, comparison, downloads, switching
 from planewise.report.predicted import GroupPredictions, predictions
 from planewise.report.section import Section
+from planewise.store.allocations import DOWNLOAD_METRIC
 from planewise.units import percent_text
 
 
@@ -35,6 +37,7 @@ def sections(data: RunData) -> Iterator[Section]:
     trials = allocations.first_of_each(data)
     if not trials:
         return
+    yield from _downloads(data)
     cells = allocations.cells(data)
     compared = [
         comparison.figure(one, name=base.slug(f"policies-{one.family.metric.title}"))
@@ -80,6 +83,31 @@ def sections(data: RunData) -> Iterator[Section]:
             if missed
             else ""
         ),
+    )
+
+
+def _downloads(data: RunData) -> Iterator[Section]:
+    """Where a guest downloads beside the requests."""
+    found = {
+        policy: own
+        for policy, results in allocations.results(data).items()
+        if (own := [result for result in results if result.download is not None])
+    }
+    if not found:
+        return
+    compared = [
+        comparison.figure(inference.Compared(family, ""), name="download-compared")
+        for family in policy_families(data.trials, data.info, DOWNLOAD_METRIC)
+    ]
+    first = next(iter(found.values()))[0].download
+    assert first is not None
+    yield Section(
+        "download",
+        "How long a download takes",
+        f"Beside the requests, one guest sends {first.bytes / (1 << 20):.0f} MiB by one TCP "
+        "stream, from the end of the warm-up on, and planewised gives it a VF or not.",
+        (downloads.figure(found), *compared),
+        (("How long downloads took", downloads.table(found)),),
     )
 
 

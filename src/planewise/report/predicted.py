@@ -108,7 +108,7 @@ def _means(trial: TrialRecord) -> dict[str, float]:
     return {
         f"{one.cell['frequency_pps']:g}": one.latency["rtt_user"].mean_ns
         for one in by_groups([trial])
-        if keeps_levels(one)
+        if one.kind == "rtt" and keeps_levels(one)
     }
 
 

@@ -33,6 +33,7 @@ class Section:
 ORDER = (
     "policies",
     "switch",
+    "download",
     "rtt",
     "missed",
     "guests",

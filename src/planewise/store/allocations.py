@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 from planewise.store.models import Counts, ManagedGuest, OfferedLoad, TrialRecord
 
+DOWNLOAD_METRIC = "download"
+"""How long a download beside the requests took, as `planewise compare --metric` takes it."""
+
 
 def by_groups(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials, each of the allocator's in the form of an RTT trial for each of its groups.
+    """The trials, each of the allocator's in the form of an RTT trial for each of its groups, and
+    of one that has its figures alone, where it has any.
 
     Such a one has the policy as a factor, and the group's rate as that of its probes: a time at
     one rate is another quantity than one at another rate, and is compared apart.
@@ -49,7 +53,11 @@ def _groups(trial: TrialRecord) -> list[TrialRecord]:
                     "latency": {"rtt_user": rtt},
                     "alloc": None,
                     "packets": None,
+                    "figures": {},
                 }
             )
         )
+    if trial.figures:
+        # What is not of a group is there once.
+        found.append(trial.model_copy(update={"kind": "other", "alloc": None, "packets": None}))
     return found

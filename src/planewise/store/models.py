@@ -310,6 +310,25 @@ class SwitchPhase(Record):
     beside_lost: NonNegativeInt = 0
 
 
+class DownloadInterval(Record):
+    """What arrived of a download in a part of it."""
+
+    end_s: NonNegativeFloat
+    """From the begin of the download on; it begins where the one before ends."""
+    bps: NonNegativeFloat
+    """Payload."""
+
+
+class Download(Record):
+    """A large download from one guest beside the requests to all."""
+
+    guest: str
+    bytes: NonNegativeInt
+    seconds: NonNegativeFloat
+    """From the first byte to the last, at the client."""
+    intervals: tuple[DownloadInterval, ...]
+
+
 class AllocResult(Record):
     """What the allocator did in one trial, and what guests felt of it."""
 
@@ -329,6 +348,8 @@ class AllocResult(Record):
     """How far that may be off, as the clocks of two hosts are compared."""
     switch: tuple[SwitchPhase, ...] = ()
     """Of a trial in which one guest, the first, is given a VF and loses it again."""
+    download: Download | None = None
+    """None where nobody downloads."""
     recording: str | None = None
     """All that the daemon was told and decided: a file, relative to the run directory."""
 

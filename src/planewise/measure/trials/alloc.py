@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
-from planewise.measure.applications import REDIS
+from planewise.measure.applications import IPERF, REDIS
 from planewise.measure.design import SAME, AllocPart, Design, Policy
 from planewise.measure.design import Protocol as RttProtocol
 from planewise.measure.problem import Problem
@@ -72,8 +72,10 @@ class Alloc(Kind):
         return [_trial(asked, levels) for levels in asked.traffic]
 
     def programs(self, design: Design) -> Sequence[str]:
-        """A Redis server, where that is what answers."""
-        return (REDIS,) if "redis" in design.factors.protocol else ()
+        """A Redis server, where that is what answers, and a file server, where one downloads."""
+        assert design.alloc is not None
+        redis = (REDIS,) if "redis" in design.factors.protocol else ()
+        return redis if design.alloc.download_mib is None else (*redis, IPERF)
 
     def problem(self, design: Design) -> Problem | None:
         """Guests that no allocator can give VFs to, or nothing for it to choose from."""

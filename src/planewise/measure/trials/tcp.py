@@ -243,7 +243,7 @@ def _used(before: CpuTime, after: CpuTime) -> float:
     return min(1.0, max(0.0, 1 - (after.idle_s - before.idle_s) / total)) if total > 0 else 0.0
 
 
-def _check(finished: FinishedProcess) -> FinishedProcess:
+def check_iperf(finished: FinishedProcess) -> FinishedProcess:
     """With what iperf3 says in its JSON, and not on stderr, when it fails."""
     if finished.exit_code != 0:
         with suppress(ValueError, TypeError, KeyError):
@@ -252,7 +252,7 @@ def _check(finished: FinishedProcess) -> FinishedProcess:
 
 
 def _report(finished: FinishedProcess) -> _Report:
-    _check(finished)
+    check_iperf(finished)
     try:
         return _Report.model_validate_json(finished.stdout)
     except ValidationError as error:

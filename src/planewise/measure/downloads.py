@@ -1,0 +1,125 @@
+"""A large download from one guest beside the requests to all, as from FlexVF's file server.
+
+iperf3 stands in for that (section 6.4): the guest sends so many bytes to its client by one TCP
+stream. Knows no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.applications import IPERF, Listening
+from planewise.measure.trials.tcp import check_iperf
+from planewise.store.allocations import DOWNLOAD_METRIC
+from planewise.store.models import Download, DownloadInterval, Figure
+from planewise.testbed.host import FinishedProcess, Host, HostProcess
+from planewise.testbed.model import Guest
+
+_PORT = 5201
+_SLACK_S = 5.0
+"""For the end of a download that has all its bytes."""
+
+
+class RunningDownload:
+    """A download; it begins where it is made, and ends with `stack` at the latest."""
+
+    def __init__(self, sender: Host, client: Guest, guest: Guest, size_mib: int, stack: ExitStack):
+        self._guest = guest.name
+        argv = [
+            *(IPERF, "-c", guest.ipv4, "-4", "-p", str(_PORT), "--json"),
+            *("--reverse", "-n", f"{size_mib}M", "-i", "1"),
+        ]
+        self._process = stack.enter_context(sender.start(argv, netns=client.netns))
+
+    def result(self) -> Download:
+        """What it came to.
+
+        Raises:
+            PlanewiseError: it failed, or still runs.
+        """
+        if self._process.running:
+            raise PlanewiseError(
+                f"the download from {self._guest} did not end with the trial",
+                remedy="give `alloc.duration_s` more time, or a smaller `alloc.download_mib`",
+            )
+        return download_of(self._guest, self._process.wait(_SLACK_S))
+
+
+def serve(host: Host, guest: Guest, stack: ExitStack) -> HostProcess:
+    """Starts the file server in a guest and returns once it listens."""
+    argv = [IPERF, "-s", "-1", "-4", "-B", guest.ipv4, "-p", str(_PORT)]
+    server = stack.enter_context(host.start(argv, netns=guest.netns))
+    Listening(host, guest.netns, IPERF, _PORT).wait(server)
+    return server
+
+
+class _Sum(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    end: Annotated[float, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0)]
+    bytes: Annotated[int, Field(ge=0)]
+    bits_per_second: Annotated[float, Field(ge=0)]
+
+
+class _Interval(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    sum: _Sum
+
+
+class _End(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    sum_received: _Sum
+
+
+class _Report(BaseModel):
+    """The part of iperf3's JSON that is used."""
+
+    model_config = ConfigDict(extra="ignore")
+    intervals: Sequence[_Interval]
+    end: _End
+
+
+def download_of(guest: str, finished: FinishedProcess) -> Download:
+    """From what the client printed. Pure.
+
+    Raises:
+        UnsupportedError: it is not the JSON that is known of iperf3.
+        PlanewiseError: the client failed.
+    """
+    try:
+        report = _Report.model_validate_json(check_iperf(finished).stdout)
+    except ValidationError as error:
+        raise UnsupportedError(
+            f"{IPERF} did not print the JSON that is known of it",
+            remedy="install iperf3 3.9 or newer",
+        ) from error
+    received = report.end.sum_received
+    return Download(
+        guest=guest,
+        bytes=received.bytes,
+        seconds=received.seconds,
+        intervals=tuple(
+            DownloadInterval(end_s=one.sum.end, bps=one.sum.bits_per_second)
+            for one in report.intervals
+        ),
+    )
+
+
+def figures_of(download: Download | None) -> dict[str, Figure]:
+    """What policies are compared by. Pure."""
+    if download is None:
+        return {}
+    return {
+        DOWNLOAD_METRIC: Figure(
+            title="completion time of the download",
+            unit="ns",
+            lower_is_better=True,
+            value=download.seconds * 1e9,
+            resolution=1e3,
+        )
+    }

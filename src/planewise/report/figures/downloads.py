@@ -1,0 +1,127 @@
+"""A download beside the guests' requests: its throughput along time, and how long it took."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from planewise.report import theme
+from planewise.report.allocation import POLICIES
+from planewise.report.figures import vega
+from planewise.report.figures.base import Entry, Figure, PrintedNumber, Table
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.store.models import AllocResult, Download
+from planewise.units import bits_text, time_text
+
+HEIGHT = 180
+_COLOURS = dict(
+    zip(
+        POLICIES,
+        (theme.PLANES[n].light for n in ("veth", "bridge", "macvlan", "ipvlan", "docker-bridge")),
+        strict=True,
+    )
+)
+
+Results = Mapping[str, Sequence[AllocResult]]
+"""By policy, trials with a download."""
+
+
+def figure(found: Results) -> Figure:
+    """A line a trial: what arrived in each second, until the last byte did."""
+    rows: list[Row] = [
+        {
+            "at": interval.end_s,
+            "bps": interval.bps,
+            "series": policy,
+            "trial": f"{policy} {number}",
+        }
+        for policy, own in found.items()
+        for number, download in enumerate(_downloads(own), start=1)
+        for interval in download.intervals
+    ]
+    colours = {policy: _COLOURS[policy] for policy in found}
+    across = Span(0.0, max((float(row["at"]) for row in rows), default=1.0), log=False)
+    span = Span(0.0, 1.05 * max((float(row["bps"]) for row in rows), default=1.0) or 1.0, log=False)
+
+    def draw(width: int) -> Spec:
+        room = 74
+        plot = width - 24 - room
+        x = vega.quantitative(
+            "at", across, vega.x_axis("seconds after its begin", across, "number", plot)
+        )
+        lines = vega.mark(
+            "line",
+            rows,
+            {
+                "x": x,
+                "y": vega.quantitative("bps", span, vega.y_axis(span, "bits", room)),
+                "color": vega.coloured("series", colours),
+                "detail": vega.nominal("trial"),
+            },
+            strokeWidth=1.5,
+            opacity=0.7,
+        )
+        panel = vega.layers([lines], width=plot, height=HEIGHT)
+        return vega.finish(vega.below([vega.key(colours, width - 24), panel]))
+
+    return Figure(
+        name="download",
+        title="Throughput of a download, by policy",
+        lead=_lead(found),
+        caption="A line a trial: payload that arrived at the client in each second, from the "
+        "first byte to the last. The end of a line is the end of the download.",
+        alt=f"Throughput of downloads along time. {_lead(found)}",
+        draw=draw,
+        table=table(found),
+    )
+
+
+def table(found: Results) -> Table:
+    """How long downloads took, and how much of the trial their guest held a VF."""
+    rows: list[tuple[Entry, ...]] = []
+    for policy, own in found.items():
+        took = sorted(download.seconds for download in _downloads(own))
+        bps = statistics.median(8 * one.bytes / one.seconds for one in _downloads(own))
+        held = statistics.fmean(_held(result) for result in own)
+        median_s = statistics.median(took)
+        rows.append(
+            (
+                policy,
+                PrintedNumber(time_text(median_s * 1e9), median_s),
+                PrintedNumber(time_text(took[0] * 1e9), took[0]),
+                PrintedNumber(time_text(took[-1] * 1e9), took[-1]),
+                PrintedNumber(bits_text(bps), bps),
+                PrintedNumber(theme.share(round(held, 3)), held),
+                PrintedNumber(str(len(took)), len(took)),
+            )
+        )
+    return Table(
+        (
+            "Policy",
+            "Takes (median)",
+            "Shortest",
+            "Longest",
+            "Throughput",
+            "Its guest held a VF",
+            "Trials",
+        ),
+        tuple(rows),
+    )
+
+
+def _downloads(own: Sequence[AllocResult]) -> list[Download]:
+    return [result.download for result in own if result.download is not None]
+
+
+def _held(result: AllocResult) -> float:
+    assert result.download is not None
+    return min(1.0, result.guests[result.download.guest].held_s / result.window_s)
+
+
+def _lead(found: Results) -> str:
+    took = {
+        policy: statistics.median(download.seconds for download in _downloads(own))
+        for policy, own in found.items()
+    }
+    told = ", ".join(f"{policy} {time_text(seconds * 1e9)}" for policy, seconds in took.items())
+    return f"Median time of the whole download: {told}."

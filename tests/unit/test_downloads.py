@@ -1,0 +1,170 @@
+"""A download beside an allocator's requests: what iperf3 prints, and what is reported of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planewise.cli import app
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.applications import IPERF
+from planewise.measure.design_file import load_design
+from planewise.measure.downloads import RunningDownload, download_of, figures_of
+from planewise.measure.trials.alloc import KIND
+from planewise.report import html
+from planewise.report.data import RunData
+from planewise.report.policies import sections
+from planewise.store.models import Download, DownloadInterval, Fingerprint, RunInfo, TrialRecord
+from planewise.store.rundir import RunReader, RunWriter
+from planewise.testbed.host import FinishedProcess
+from planewise.testbed.model import Guest
+from tests.unit.made_up_allocation import STARTED, trial
+
+ROOT = Path(__file__).parents[2]
+DESIGNS = ("flexvf-download-lab.yaml", "flexvf-download-beaten-lab.yaml")
+
+
+def total(end: float, size: int, seconds: float) -> dict[str, float]:
+    rate = {"bytes": size, "bits_per_second": 8 * size / seconds, "retransmits": 3}
+    return {"start": end - seconds, "end": end, "seconds": seconds, **rate}
+
+
+REPORT = {
+    "start": {},
+    "intervals": [
+        {"streams": [], "sum": total(1.0, 1_000_000, 1.0)},
+        {"streams": [], "sum": total(1.5, 250_000, 0.5)},
+    ],
+    "end": {"sum_sent": total(1.6, 1_250_000, 1.6), "sum_received": total(1.5, 1_250_000, 1.5)},
+}
+
+
+def finished(text: str, exit_code: int = 0) -> FinishedProcess:
+    return FinishedProcess(("iperf3",), exit_code, text, "")
+
+
+def test_the_clients_intervals_and_its_own_sum_tell_the_download() -> None:
+    download = download_of("guest3", finished(json.dumps(REPORT)))
+    assert (download.guest, download.bytes, download.seconds) == ("guest3", 1_250_000, 1.5)
+    told = [(one.end_s, one.bps) for one in download.intervals]
+    assert told == [(1.0, 8e6), (1.5, 4e6)]
+    figure = figures_of(download)["download"]
+    assert (figure.value, figure.unit, figure.lower_is_better) == (1.5e9, "ns", True)
+    assert figures_of(None) == {}
+
+
+def test_what_iperf3_says_of_its_failure_is_the_error_and_other_text_is_refused() -> None:
+    with pytest.raises(PlanewiseError, match="unable to connect"):
+        download_of("guest3", finished('{"error": "unable to connect"}', 1))
+    with pytest.raises(UnsupportedError, match="iperf3 did not print"):
+        download_of("guest3", finished('{"end": {}}'))
+
+
+class Sending:
+    """A client that still runs, or has printed what it had to say."""
+
+    def __init__(self, text: str | None) -> None:
+        self.running = text is None
+        self._text = text
+
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
+        return finished(self._text or "")
+
+
+class Client:
+    """A host on which iperf3 is such a client."""
+
+    def __init__(self, text: str | None) -> None:
+        self.asked: list[str] = []
+        self._text = text
+
+    @contextmanager
+    def start(self, argv: Sequence[str], *, netns: str) -> Iterator[Sending]:
+        self.asked = [netns, *argv]
+        yield Sending(self._text)
+
+
+def downloading(client: Client) -> Download:
+    here, there = (
+        Guest(
+            role, role, "background", 3, "bridge",
+            f"pw-x-{role}", "eth0", "02:70:77:00:00:03", "198.19.0.3", "2001:2:0:2::3",
+        )
+        for role in ("sender", "responder")
+    )  # fmt: skip
+    with ExitStack() as stack:
+        return RunningDownload(client, here, there, 8, stack).result()  # type: ignore[arg-type]
+
+
+def test_the_client_asks_the_guest_to_send_and_outliving_the_trial_is_told_by_keys() -> None:
+    client = Client(json.dumps(REPORT))
+    assert downloading(client).guest == "responder"
+    assert client.asked[0] == "pw-x-sender"
+    assert "--reverse" in client.asked
+    assert client.asked[client.asked.index("-n") + 1] == "8M"
+    with pytest.raises(PlanewiseError, match="did not end with the trial") as refused:
+        downloading(Client(None))
+    assert "alloc.download_mib" in (refused.value.remedy or "")
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_designs_last_guest_is_the_file_server_and_belongs_to_the_slow_group(name: str) -> None:
+    design = load_design(ROOT / "experiments" / name)
+    part = design.alloc
+    assert part is not None
+    assert part.download_mib
+    (guests,) = design.factors.background_guests
+    assert part.group_pps[(guests - 1) % len(part.group_pps)] == min(part.group_pps)
+    assert IPERF in KIND.programs(design)
+
+
+def downloaded(policy: str, block: int, seconds: float) -> TrialRecord:
+    record = trial(policy, block, 4.0, 4.0, "guest3")  # type: ignore[arg-type]
+    assert record.alloc is not None
+    download = Download(
+        guest="guest3",
+        bytes=8 << 20,
+        seconds=seconds,
+        intervals=tuple(DownloadInterval(end_s=n, bps=1e6) for n in range(1, int(seconds) + 1)),
+    )
+    alloc = record.alloc.model_copy(update={"download": download})
+    return record.model_copy(update={"alloc": alloc, "figures": figures_of(download)})
+
+
+def test_the_report_draws_a_line_a_trial_and_compares_policies_by_completion_time(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run"
+    host = Fingerprint(
+        hostname="h", kernel="6", cpu_model="c", cpus=2, memory_bytes=1, virtualisation="none",
+        clocksource="tsc", governor="none", smt="off",
+    )  # fmt: skip
+    info = RunInfo(
+        run="made-up", title="Downloads", planewise="0", design={}, seed=1,
+        hosts={"sender": host, "responder": host}, started=STARTED, status="done",
+        emulated="made up",
+    )  # fmt: skip
+    with RunWriter.create(path, info) as writer:
+        for block in range(6):
+            for policy, seconds in (("fair", 8.0), ("activity", 4.0 + block / 100)):
+                writer.append(downloaded(policy, block, seconds))
+    reader = RunReader(path)
+    section = next(one for one in sections(RunData(reader)) if one.anchor == "download")
+    lead = section.figures[0].lead
+    assert lead == "Median time of the whole download: fair 8 s, activity 4.03 s."
+    rows = section.figures[0].table.rows
+    assert [row[0] for row in rows] == ["fair", "activity"]
+    assert len(section.figures) == 2, "throughput, and the policies compared once, not by group"
+    for width in (336, 760):
+        assert all(figure.draw(width) for figure in section.figures)
+    arguments = ["compare", str(path), "--factor", "policy", "--metric", "download"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "activity is better than fair" in " ".join(result.output.split())
+    html.write(reader, path / "report.html")
+    assert "How long a download takes" in (path / "report.html").read_text()
