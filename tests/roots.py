@@ -1,4 +1,4 @@
-"""Clean roots of Debian and Ubuntu, made by mmdebstrap and kept in the lab's cache."""
+"""Clean roots of Debian and Ubuntu, made by mmdebstrap, kept in the lab's cache; booted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from planewise import lab
 from planewise.boot import packages
+from planewise.testbed.remote import LabHost
+from tests.lab.conftest import Silence
 
 BOOTABLE = ("apt", "systemd-sysv", "udev", "dbus", "kmod", "openssh-server", "iproute2")
 """What a minimal root needs beyond itself to be booted in a lab and reached there."""
+
+BOOT_LIMIT_S = 600.0
+"""A systemd that boots emulated, on a busy machine, takes minutes."""
 
 _COMPONENTS = {"noble": "main,universe"}
 
@@ -56,3 +65,26 @@ def _made(suite: str, wanted: str, target: Path) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         pytest.skip(f"no root of {suite} can be had: {made.stderr.strip()[-300:]}")
     return scratch.rename(target)
+
+
+@dataclass(frozen=True)
+class Clean:
+    """Two freshly booted hosts of one distribution."""
+
+    suite: str
+    a: LabHost
+    b: LabHost
+    ssh_config: Path
+
+
+@contextmanager
+def booted(spec: lab.LabSpec) -> Iterator[Clean]:
+    """A lab, named after its suite, whose hosts boot a root by its own systemd."""
+    status = lab.up(spec, Silence(), BOOT_LIMIT_S)
+    a, b = (LabHost(spec.name, name, name=name) for name in lab.HOSTS)
+    try:
+        yield Clean(spec.name, a, b, status.directory / "ssh_config")
+    finally:
+        a.close()
+        b.close()
+        lab.down(spec.name)

@@ -226,7 +226,7 @@ def booted(ours: VmPlatform, directory: Path) -> tuple[Path, Path]:
     One emulated CPU inside another boots in minutes.
     """
     initrd, console, kept = (directory / name for name in ("initrd", "console", "kept"))
-    initrd.write_bytes(gzip.compress(guest(), 1))
+    initrd.write_bytes(gzip.compress(guest(GUEST), 1))
     words = {
         "KERNEL": str(ours.image.kernel),
         "INITRD": str(initrd),
@@ -248,14 +248,14 @@ def booted(ours: VmPlatform, directory: Path) -> tuple[Path, Path]:
     return kept, console
 
 
-def guest() -> bytes:
-    """The archive that the machine boots: drivers, an address, and nothing else."""
+def guest(address: str) -> bytes:
+    """The archive that the machine boots: drivers, this address, and nothing else."""
     cache = packages.cache_directory()
     return cpio.archive(
         [
             *busybox_entries(tools.find(cache).busybox),
             cpio.directory("proc"),
-            cpio.file("init", INIT.replace("ADDRESS", GUEST).encode(), 0o755),
+            cpio.file("init", INIT.replace("ADDRESS", address).encode(), 0o755),
             *module_entries(kernel.find(cache), ("virtio_pci", "virtio_net", "igbvf")),
         ]
     )

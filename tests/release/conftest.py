@@ -8,24 +8,21 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from planewise import lab
-from planewise.testbed.remote import LabHost
 from tests.documents import ROOT
-from tests.lab.conftest import Silence, state_directory, why_not
-from tests.roots import root
+from tests.lab.conftest import state_directory, why_not
+from tests.roots import BOOT_LIMIT_S, Clean, booted, root
 
-__all__ = ["state_directory"]
+__all__ = ["Clean", "state_directory"]
 
 SUITES = ("bookworm", "noble")
 """Debian 12 and Ubuntu 24.04."""
 
-LIMIT_S = 600.0
-"""A systemd that boots emulated, on a busy machine, takes minutes."""
+LIMIT_S = BOOT_LIMIT_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,26 +51,10 @@ def artifact(folder: Path, pattern: str) -> Path:
     return file
 
 
-@dataclass(frozen=True)
-class Clean:
-    """Two freshly booted hosts of one distribution."""
-
-    suite: str
-    a: LabHost
-    b: LabHost
-    ssh_config: Path
-
-
 @pytest.fixture(scope="module", params=SUITES)
 def clean(request: pytest.FixtureRequest, state_directory: Path) -> Iterator[Clean]:
     """A lab whose hosts boot a minimal root of the distribution, by its own systemd."""
     suite = request.param
     spec = lab.LabSpec(suite, memory_mib=1536, cpus=1, root=str(root(suite, "python3-venv")))
-    status = lab.up(spec, Silence(), LIMIT_S)
-    a, b = (LabHost(suite, name, name=name) for name in lab.HOSTS)
-    try:
-        yield Clean(suite, a, b, status.directory / "ssh_config")
-    finally:
-        a.close()
-        b.close()
-        lab.down(suite)
+    with booted(spec) as hosts:
+        yield hosts

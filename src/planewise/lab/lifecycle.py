@@ -46,6 +46,11 @@ BOOT_LIMIT_S = 120.0
 """A boot that takes longer hangs. Under TCG on two cores it takes a tenth of it."""
 
 _POLL_S = 0.1
+_SLOW_S = 60.0
+_PATIENCE_S = 30.0
+"""A host that boots this slowly has its sshd work for seconds at each greeting: who goes away before
+it, and comes again, keeps it from ever getting done."""
+
 _FORK_S = 0.3
 _ROUNDS = 5
 _FIRST_GUESS_S = 20.0
@@ -417,9 +422,10 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
     begun = time.monotonic()
     progress.begin("booting hosts a and b", guess_s)
     waiting = set(HOSTS)
+    patience_s = 1.0
     while waiting:
         for host in sorted(waiting):
-            health = look_at(record, where, host, timeout_s=1.0)
+            health = look_at(record, where, host, timeout_s=patience_s)
             if health.finding.state == "running":
                 waiting.discard(host)
                 hosts = record.hosts | {
@@ -433,6 +439,8 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
         left = " and ".join(sorted(waiting)) or "none"
         progress.step(f"booting: waiting for {left}", min(elapsed_s, 0.95 * guess_s))
         time.sleep(_POLL_S if waiting else 0)
+        if elapsed_s > _SLOW_S:
+            patience_s = min(2 * patience_s, _PATIENCE_S)
     _remember_boot_s(time.monotonic() - begun)
 
 

@@ -21,6 +21,10 @@ from planewise.lab.model import (
 )
 
 
+_PATIENCE = "systemd.default_timeout_start_sec=600"
+"""On a busy machine an emulated systemd's services take longer to start than its usual 90 s."""
+
+
 def command_line(
     platform: LabPlatform, spec: LabSpec, paths: LabPaths, host: HostId, port: int
 ) -> list[str]:
@@ -62,7 +66,7 @@ def command_line(
         *("-qmp", f"unix:{_quoted(own.monitor)},server=on,wait=off"),
         *("-kernel", str(platform.kernel.image)),
         *("-initrd", str(own.initrd)),
-        *("-append", KERNEL_PARAMETERS),
+        *("-append", f"{KERNEL_PARAMETERS} {_PATIENCE}"),
         *("-device", "intel-iommu,intremap=on,caching-mode=on"),
         *_share(OUTER_TAG, _quoted(Path(spec.root))),
         *_share(CACHE_TAG, _quoted(platform.cache)),
