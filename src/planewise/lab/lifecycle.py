@@ -48,8 +48,8 @@ BOOT_LIMIT_S = 120.0
 _POLL_S = 0.1
 _SLOW_S = 60.0
 _PATIENCE_S = 30.0
-"""A host that boots this slowly has its sshd work for seconds at each greeting: who goes away before
-it, and comes again, keeps it from ever getting done."""
+"""A host that boots this slowly has its sshd work for seconds at each greeting: who goes away
+before it, and comes again, keeps it from ever getting done."""
 
 _FORK_S = 0.3
 _ROUNDS = 5

@@ -20,7 +20,6 @@ from planewise.lab.model import (
     process_name,
 )
 
-
 _PATIENCE = "systemd.default_timeout_start_sec=600"
 """On a busy machine an emulated systemd's services take longer to start than its usual 90 s."""
 
