@@ -159,6 +159,8 @@ def test_the_report_draws_a_line_a_trial_and_compares_policies_by_completion_tim
     assert lead == "Median time of the whole download: fair 8 s, activity 4.03 s."
     rows = section.figures[0].table.rows
     assert [row[0] for row in rows] == ["fair", "activity"]
+    drawn = str(section.figures[0].draw(760))
+    assert "{'at': 0.0, 'bps': 1000000.0, 'series': 'fair', 'trial': 'fair 1'}" in drawn
     assert len(section.figures) == 2, "throughput, and the policies compared once, not by group"
     for width in (336, 760):
         assert all(figure.draw(width) for figure in section.figures)

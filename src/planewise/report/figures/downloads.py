@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planewise.report import theme
 from planewise.report.allocation import POLICIES
@@ -30,14 +30,14 @@ def figure(found: Results) -> Figure:
     """A line a trial: what arrived in each second, until the last byte did."""
     rows: list[Row] = [
         {
-            "at": interval.end_s,
-            "bps": interval.bps,
+            "at": at_s,
+            "bps": bps,
             "series": policy,
             "trial": f"{policy} {number}",
         }
         for policy, own in found.items()
         for number, download in enumerate(_downloads(own), start=1)
-        for interval in download.intervals
+        for at_s, bps in _steps(download)
     ]
     colours = {policy: _COLOURS[policy] for policy in found}
     across = Span(0.0, max((float(row["at"]) for row in rows), default=1.0), log=False)
@@ -107,6 +107,14 @@ def table(found: Results) -> Table:
         ),
         tuple(rows),
     )
+
+
+def _steps(download: Download) -> Iterator[tuple[float, float]]:
+    """Begin and end of each interval: one alone is a line, too."""
+    begin_s = 0.0
+    for interval in download.intervals:
+        yield from ((begin_s, interval.bps), (interval.end_s, interval.bps))
+        begin_s = interval.end_s
 
 
 def _downloads(own: Sequence[AllocResult]) -> list[Download]:
