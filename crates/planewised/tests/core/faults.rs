@@ -135,6 +135,27 @@ fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_roo
 }
 
 #[test]
+fn a_disk_that_is_full_again_after_a_quarter_of_an_hour_is_said_again() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
+    let disk = Disk::default();
+    let (journal, _) =
+        Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
+    daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+    daemon.pass(20);
+    for times in [1, 2] {
+        disk.0.lock().expect("no panic").1 = true;
+        daemon.world.restart("a");
+        daemon.pass(400);
+        let errors = &daemon.core.status().errors;
+        let told = errors.iter().filter(|error| error.what.contains("cannot write"));
+        assert_eq!(told.count(), times, "it is said once each time");
+        disk.0.lock().expect("no panic").1 = false;
+        daemon.pass(900);
+        assert_eq!(daemon.holders(), ["a"]);
+    }
+}
+
+#[test]
 fn a_pf_whose_driver_is_loaded_anew_is_taken_in_again_with_its_vfs() {
     let mut daemon = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
     daemon.pass(20);

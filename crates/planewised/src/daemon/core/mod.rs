@@ -128,8 +128,9 @@ pub struct Core {
     decide_now: bool,
     next_sample_ms: u64,
     next_decision_ms: u64,
-    /// Errors that have been reported, so that each is reported once.
-    reported: BTreeSet<String>,
+    /// Errors that have been reported, and when each was last seen [ms], so that one that lasts is
+    /// reported once.
+    reported: BTreeMap<String, u64>,
     samples: Vec<(GuestId, Sample)>,
     stop: Box<dyn Fn() -> bool + Send>,
     now_ms: u64,
@@ -186,7 +187,7 @@ impl Core {
             next_sample_ms: 0,
             // A rate needs two readings.
             next_decision_ms: first_decision_ms,
-            reported: BTreeSet::new(),
+            reported: BTreeMap::new(),
             samples: Vec::new(),
             stop,
             now_ms: 0,

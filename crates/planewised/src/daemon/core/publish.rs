@@ -9,6 +9,9 @@ use super::Core;
 use crate::daemon::request::Event;
 use crate::daemon::status::{self, ErrorRecord, MoveRecord, unix_ms};
 
+/// Time after which an error that comes back is a new one: longer than any pause between attempts.
+const AWAY_MS: u64 = 660_000;
+
 impl Core {
     pub(super) fn record_move(&mut self, record: &MoveRecord, event: fn(MoveRecord) -> Event) {
         self.status.record_move(record.clone());
@@ -33,19 +36,20 @@ impl Core {
         self.ends.emit(Event::Error(record));
     }
 
-    /// Reports a lasting error once.
+    /// Reports a lasting error once, and again when it comes back after it was away.
     pub(super) fn report_once(&mut self, error: &Error) {
         if self.is_new(&error.what) {
             self.report_error(error, None, None);
         }
     }
 
-    /// Has this not been reported yet? The set is cleared before it grows without bound.
+    /// Has this not been seen for `AWAY_MS`? The map is cleared before it grows without bound.
     pub(super) fn is_new(&mut self, what: &str) -> bool {
         if self.reported.len() > 1000 {
             self.reported.clear();
         }
-        self.reported.insert(what.to_owned())
+        let seen_ms = self.reported.insert(what.to_owned(), self.now_ms);
+        seen_ms.is_none_or(|seen_ms| self.now_ms.saturating_sub(seen_ms) >= AWAY_MS)
     }
 
     pub(super) fn publish(&mut self, now_ms: u64) {
