@@ -127,7 +127,7 @@ def test_a_misspelt_key_gets_a_suggestion(tmp_path: Path) -> None:
     [
         ("vm: {vcpu: 2}", "did you mean `vcpus`?"),
         ("functions: [{forwarder: xdp, plan: veth}]", "did you mean `plane`?"),
-        ("alloc: {x: 1}", "known here: change_s, duration_s, fair_turn_s"),
+        ("alloc: {x: 1}", "known here: change_s, download_mib, duration_s, fair_turn_s"),
     ],
 )
 def test_the_keys_that_a_part_knows_are_its_own(part: str, remedy: str, tmp_path: Path) -> None:
