@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -69,8 +70,8 @@ def test_the_result_says_which_datapath_open_vswitch_has() -> None:
         with stages.station(cell) as station:
             assert isinstance(station, GuestStation)
             host = station.hosts["sender"]
-            database = f"--db=unix:{host.directory}/ovs/db.sock"
-            asked = ["ovs-vsctl", database, "get", "bridge", "br0v", "datapath_type"]
+            (database,) = Path(host.directory).glob("pw-*-ovs/db.sock")
+            asked = ["ovs-vsctl", f"--db=unix:{database}", "get", "bridge", "br0v", "datapath_type"]
             assert host.run(asked).check().stdout.strip() == datapath
 
 
