@@ -16,6 +16,7 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.chains.switch import SETUP_REMEDY
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import GUEST_INTERFACE
+from planewise.testbed.vms.guests import boot_limit_s
 
 PROGRAM = "dpdk-testpmd"
 GUEST_PROGRAMS = (PROGRAM, "nice", "stdbuf")
@@ -170,7 +171,9 @@ class Function:
         Raises:
             PlanewiseError: it has ended, or has no device, without which it takes commands, too.
         """
-        if _NO_DEVICE in self._await(0, _START_S):
+        # In an emulated machine it takes as the machine's boot does.
+        limit_s = _START_S if self._guest is None else boot_limit_s(self._host)
+        if _NO_DEVICE in self._await(0, limit_s):
             raise self._no_device_error()
 
     def execute(self, words: str) -> str:
