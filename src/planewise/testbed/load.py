@@ -17,7 +17,7 @@ from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import BackgroundResult
 from planewise.testbed.crew import Count, Crew, CrewProcess, ProcessCrew, StartCrew
 from planewise.testbed.host import FinishedProcess
-from planewise.testbed.model import HostRole
+from planewise.testbed.model import HostRole, other_host
 from planewise.testbed.setting import Arrangement
 
 LoadType = Literal["none", "cpu", "network", "cache", "memory"]
@@ -312,7 +312,7 @@ class BackgroundLoad:
 
     def _start_sending(self) -> None:
         receiver = self.spec.location
-        sender: HostRole = "responder" if receiver == "sender" else "sender"
+        sender = other_host(receiver)
         here, there = self._testbed.hosts[receiver], self._testbed.hosts[sender]
         targets, sources = self._testbed.background(receiver), self._testbed.background(sender)
         self._sinks = self._start_crew(

@@ -58,7 +58,7 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
     span = Span(begin_s, end_s, log=False)
     groups = sorted({pps for _, result in trials for _, pps in by_group(result)}, reverse=True)
     colours = dict(
-        zip((rate_text(pps) for pps in groups), _SHADES[: len(groups)], strict=False)
+        zip((rate_text(pps) for pps in groups), SHADES[: len(groups)], strict=False)
     )  # fmt: skip
 
     def draw(width: int) -> Spec:
@@ -94,7 +94,7 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
     )
 
 
-_SHADES = tuple(
+SHADES = tuple(
     theme.PLANES[name].light for name in ("veth", "bridge", "macvlan", "ipvlan", "docker-bridge")
 )
 

@@ -8,19 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from planewise.report import theme
 from planewise.report.allocation import POLICIES
 from planewise.report.figures import vega
+from planewise.report.figures.allocation import SHADES
 from planewise.report.figures.base import Entry, Figure, PrintedNumber, Table
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.store.models import AllocResult, Download
 from planewise.units import bits_text, time_text
 
 HEIGHT = 180
-_COLOURS = dict(
-    zip(
-        POLICIES,
-        (theme.PLANES[n].light for n in ("veth", "bridge", "macvlan", "ipvlan", "docker-bridge")),
-        strict=True,
-    )
-)
+_COLOURS = dict(zip(POLICIES, SHADES, strict=True))
 
 Results = Mapping[str, Sequence[AllocResult]]
 """By policy, trials with a download."""

@@ -1,0 +1,39 @@
+"""The table of what can be measured, in the words of `planewise doctor --matrix`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planewise.measure.matrix import MEASUREMENTS, PLACES, MatrixCell, places, reasons
+
+WHOLE = [
+    MatrixCell("vm", "p", place, measurement, "", ())
+    for place in PLACES
+    for measurement in MEASUREMENTS
+]
+
+
+def without(*refused: str, measurement: str = "") -> list[MatrixCell]:
+    """The cells, but these places, or this measurement at any, for a reason."""
+    return [
+        replace(cell, reason="no")
+        if cell.place in refused or cell.measurement == measurement
+        else cell
+        for cell in WHOLE
+    ]
+
+
+def test_a_guest_on_a_plane_is_told_in_a_word_where_it_can_be_measured() -> None:
+    assert places(WHOLE) == "yes"
+    assert places(without("here")) == "two hosts"
+    assert places(without("two hosts")) == "here"
+    assert places(without(*PLACES)) == "no"
+
+
+def test_measurements_are_named_where_not_all_can_be_had() -> None:
+    assert places(without(measurement="tcp")) == "yes: connect, load, rtt, search, sweep"
+
+
+def test_each_reason_is_given_once() -> None:
+    assert list(reasons(without("here"))) == ["no"]
+    assert not reasons(WHOLE)
