@@ -217,7 +217,7 @@ def test_the_sinks_namespace_answers_no_frame(netns_pair: Network) -> None:
 
     before = unreachables()
     output = trial(netns_pair, "--rate", "1k", "--duration", "0.3").output
-    assert output["received"] > 100
+    assert output["received"] > 0
     assert unreachables() == before
 
 
