@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: fleet-test publications quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv bench bench-judge bench-vms format wheel release site
+.PHONY: fleet-test publications quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv systemd-test bench bench-judge bench-vms format wheel release site
 
 quick: setup
 	planewise quick
@@ -66,6 +66,12 @@ lab: lab-setup
 
 lab-setup:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
+
+# planewised under its own unit on a booted Debian beside Docker, libvirt and DPDK, and disturbed there: half
+# an hour on two idle cores, and some minutes more the first time, which makes the Debian.
+systemd-test:
+	@scripts/setup systemd
+	PLANEWISE_SYSTEMD=1 pytest -v tests/systemd
 
 # Throughput of chains of network functions by length, path, plane and frame size; no NIC is needed.
 nfv: test-setup

@@ -24,6 +24,8 @@ from planewise.testbed.remote_process import RemoteProcess, TerminalProcess
 from planewise.testbed.scratch import scratch
 
 _KEEPALIVE_S = 15.0
+# An emulated host stands still for longer on a busy machine; its QEMU's end closes the connection.
+_LAB_KEEPALIVE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ class LabHost(SshHost):
             options: dict[str, Any] = {
                 "config": None,
                 "agent_path": None,
+                "keepalive_interval": _LAB_KEEPALIVE_S,
                 "client_keys": [str(where.key)],
                 "known_hosts": ([asyncssh.import_public_key(where.host_key)], [], []),
             }
