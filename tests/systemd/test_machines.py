@@ -30,6 +30,9 @@ NIC = """
 </interface>
 """
 
+CPU = "<cpu mode='maximum'><feature policy='disable' name='cx16'/></cpu>"
+"""Debian 12's QEMU (7.2) now and then faults where a guest's kernel uses cmpxchg16b."""
+
 STEP_TIMEOUT_S = 60
 
 
@@ -40,6 +43,7 @@ def domain(name: str) -> str:
         "INITRD": f"{IMAGES}/{name}.initrd",
         "EMULATOR": "/usr/bin/qemu-system-x86_64",
         "CONSOLE": f"/var/log/libvirt/qemu/{name}.console",
+        "<cpu mode='maximum'/>": CPU,
         "<name>web</name>": f"<name>{name}</name>",
         "</devices>": NIC.replace("NUMBER", name[-1]) + "</devices>",
     }

@@ -18,7 +18,7 @@ use super::adopt::{self, Adopted, Paths};
 use super::{VF_NAME, pfs_of};
 use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
-use crate::daemon::pool::PoolView;
+use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::tasks::Executor;
 
 /// How long both paths of a guest receive during a switch: longer than a frame takes through the host.
@@ -390,6 +390,11 @@ impl Adopted {
         let mut vfs = BTreeMap::new();
         let mut paths = Paths::default();
         let forwards = home.fdb_entries()?;
+        let on_pf = |pf: &PoolPf, own: bool| {
+            forwards
+                .iter()
+                .any(|entry| entry.mac == mac && entry.index == pf.index && entry.own == own)
+        };
         for (vf, seen) in &pool.vfs {
             let address = seen.address.to_string();
             let Some(link) = links.iter().find(|link| link.device.as_deref() == Some(&address))
@@ -407,15 +412,16 @@ impl Adopted {
                 paths.on_vf = Some((vf.clone(), link.index));
             }
             let Some(pf) = pool.pfs.get(&vf.pf) else { continue };
-            let on_pf = |own: bool| {
-                forwards
-                    .iter()
-                    .any(|entry| entry.mac == mac && entry.index == pf.index && entry.own == own)
-            };
             let bridged = pf.bridge == self.bridge && pf.bridge.is_some();
-            if !on_pf(true) && (!bridged || on_pf(false)) {
+            if !on_pf(pf, true) && (!bridged || on_pf(pf, false)) {
                 found.directed = Path::Vf(vf.clone());
             }
+        }
+        if found.directed == Path::Paravirtual {
+            // Of a VF that has left it only the PF is known: any of its VFs stands for it.
+            let led = pfs_of(pool, self.bridge.as_deref()).find(|(_, pf)| on_pf(pf, false));
+            let vf = led.and_then(|(name, _)| pool.vfs.keys().find(|vf| vf.pf == *name));
+            found.directed = vf.map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone()));
         }
         *self.paths() = paths;
         Ok((found, vfs))

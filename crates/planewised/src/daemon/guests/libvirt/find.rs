@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pw_alloc::model::{GuestId, Mac};
+use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::step::{Join, Path};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, VfPlace};
 use pw_error::Result;
@@ -87,7 +87,10 @@ impl Finder {
                         || agent && self.agents.drives(&known.domain, nic.mac)
                 })
             });
+            // Of a VF that it has let go of by itself only the PF is known: any of its VFs stands for it.
             let by_pf = directed.get(&nic.mac);
+            let of_pf = |vf: &&VfId| by_pf == Some(&vf.pf);
+            let by_vf = held.iter().find(of_pf).or_else(|| pool.vfs.keys().find(of_pf));
             let guest = FoundGuest {
                 mac: nic.mac,
                 join: Join::Failover,
@@ -95,10 +98,7 @@ impl Finder {
                 paravirtual_up: nic.plugged && tap.is_some_and(|tap| tap.works),
                 vf_up: up.is_some(),
                 active: up.map_or(Path::Paravirtual, |vf| Path::Vf((*vf).clone())),
-                directed: held
-                    .iter()
-                    .find(|vf| by_pf == Some(&vf.pf))
-                    .map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
+                directed: by_vf.map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
             };
             found.guests.insert(id, guest);
         }

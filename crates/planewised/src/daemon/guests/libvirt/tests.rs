@@ -241,6 +241,24 @@ fn a_guest_that_releases_late_is_waited_for() {
 }
 
 #[test]
+fn a_guest_that_releases_its_vf_after_it_was_given_up_is_reached_by_its_tap() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.change(0, |machine| machine.manner = Manner::Silent);
+    daemon.patience = BRIEFLY;
+    let mut lines = Vec::new();
+    assert!(matches!(daemon.make(change(Direction::Take, 0, 0), &mut lines), Ending::Stuck { .. }));
+    assert!(simulated.world().directed.contains_key(&mac(0)));
+    simulated.change(0, |machine| machine.manner = Manner::Releases(0));
+    drop(daemon.find());
+    assert_eq!(holder(&simulated, 0), None, "it has let go by itself");
+    drop(daemon.recover(&lines));
+    assert!(!simulated.world().directed.contains_key(&mac(0)), "its frames go to a VF at home");
+}
+
+#[test]
 fn a_request_that_is_under_way_already_is_waited_for() {
     // The daemon asked, was killed, and the guest still takes its time.
     let simulated = Simulated::with(1, 1);
