@@ -129,7 +129,8 @@ def test_a_disk_that_is_full_at_any_step_of_a_move_stops_it_there_until_there_is
         wanted[stance] = {i for i, line in enumerate(lines) if name_of(line).startswith("intent")}
     steps = sum(map(len, wanted.values()))
     begun, attempts = time.monotonic(), 0
-    while any(wanted.values()) and attempts < 4 * steps:
+    # Where a block ends in the journal, and so which step meets the full disk, is chance.
+    while any(wanted.values()) and attempts < 30 * steps:
         stance = "pinned" if attempts % 2 else "excluded"
         attempts += 1
         before = len("".join(journal(stage)))
