@@ -11,10 +11,9 @@ from itertools import pairwise
 import pytest
 
 from planewise.boot import kernel, packages
-from tests.lab.moving import shell
 from tests.lab.test_machines import DOMAIN, guest
 
-from .stage import BESIDE_ADDRESS, Stage
+from .stage import BESIDE_ADDRESS, PATIENCE_S, Stage
 
 MACHINES = {"vm0": "198.18.8.20", "vm1": "198.18.8.21"}
 IMAGES = "/var/lib/libvirt/images"
@@ -98,21 +97,27 @@ def assert_machines_whole(stage: Stage, moment: str, *holding: str) -> None:
     stage.assert_whole(moment)
 
 
-def silence_s(stage: Stage, address: str, log: str) -> str:
-    """What a ping of 10 packets/s of a machine saw."""
-    said = shell(stage.b, f"cat {log}")
-    seen = [(float(at), int(n)) for at, n in re.findall(r"\[([\d.]+)\].*icmp_seq=(\d+)", said)]
+class Pings:
+    """10 packets a second from the other host to each address, until they are ended."""
+
+    def __init__(self, stage: Stage, *addresses: str) -> None:
+        ping = ["ping", "-n", "-D", "-i", "0.1", "-W", "1"]
+        self._running = {address: stage.b.start([*ping, address]) for address in addresses}
+
+    def end(self) -> str:
+        """What they saw."""
+        for running in self._running.values():
+            running.interrupt()
+        ended = {address: one.wait(PATIENCE_S) for address, one in self._running.items()}
+        return "; ".join(f"{address} {silence(one.stdout)}" for address, one in ended.items())
+
+
+def silence(text: str) -> str:
+    """What a ping printed, in short."""
+    seen = [(float(at), int(n)) for at, n in re.findall(r"\[([\d.]+)\].*icmp_seq=(\d+)", text)]
     lost = max(number for _, number in seen) - len({number for _, number in seen})
     gap_s = max(after - before for (before, _), (after, _) in pairwise(seen))
-    return f"{address} {lost} of {lost + len(seen)} lost, {gap_s:.1f} s silent at most"
-
-
-def pinged(stage: Stage, *addresses: str) -> str:
-    """Starts a ping of each address on the other host; gives the command that ends them."""
-    starts = "; ".join(
-        f"setsid ping -n -D -i 0.1 -W 1 {a} >/tmp/ping-{a} 2>&1 & echo $!" for a in addresses
-    )
-    return "kill -INT " + " ".join(shell(stage.b, f"{starts}").split())
+    return f"{lost} of {lost + len(seen)} lost, {gap_s:.1f} s silent at most"
 
 
 def test_a_machine_that_lets_go_late_gives_its_vf_back_and_one_that_restarts_meanwhile_gets_one(
@@ -120,7 +125,7 @@ def test_a_machine_that_lets_go_late_gives_its_vf_back_and_one_that_restarts_mea
 ) -> None:
     stage = machines
     assert_machines_whole(stage, "before", *MACHINES)
-    end = pinged(stage, MACHINES["vm0"], BESIDE_ADDRESS)
+    pings = Pings(stage, MACHINES["vm0"], BESIDE_ADDRESS)
     stage.shell("virsh -q suspend vm0")
     stage.wish("vm0", "excluded")
     stage.until("vm0 to be moved", lambda: stage.is_moving("vm0"))
@@ -137,11 +142,10 @@ def test_a_machine_that_lets_go_late_gives_its_vf_back_and_one_that_restarts_mea
     late_s = time.monotonic() - begun
     assert_machines_whole(stage, "after a late unplug", "vm1")
     assert reached(stage, MACHINES["vm0"])
-    shell(stage.b, end)
     said.append(
         f"vm1 destroyed and started while vm0's move was blocked ({blocked} when vm1 had a VF); "
         f"vm0 given up after {gave_up_s:.0f} s (limit {STEP_TIMEOUT_S}), its VF back after "
-        f"{late_s:.0f} s; at 10 packets/s {silence_s(stage, *at('vm0'))}"
+        f"{late_s:.0f} s; at 10 packets/s {pings.end()}"
     )
     stage.client.order("DELETE", "/guests/vm0/mark")
     stage.wish("vm0", "free")
@@ -149,16 +153,12 @@ def test_a_machine_that_lets_go_late_gives_its_vf_back_and_one_that_restarts_mea
     assert_machines_whole(stage, "after all", *MACHINES)
 
 
-def at(name: str) -> tuple[str, str]:
-    return MACHINES[name], f"/tmp/ping-{MACHINES[name]}"
-
-
 def test_while_libvirt_is_stopped_its_machines_keep_what_they_have(
     machines: Stage, said: list[str]
 ) -> None:
     stage = machines
     before = {guest.id: guest.vf for guest in stage.status().guests}
-    end = pinged(stage, *MACHINES.values())
+    pings = Pings(stage, *MACHINES.values())
     units = "libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket libvirtd.service"
     stage.shell(f"systemctl stop {units}")
     begun = time.monotonic()
@@ -168,12 +168,9 @@ def test_while_libvirt_is_stopped_its_machines_keep_what_they_have(
         time.sleep(2)
     stage.shell(f"systemctl start {units}")
     stage.until("all to be as before", lambda: now(stage) == before)
-    shell(stage.b, end)
+    seen = pings.end()
     assert_machines_whole(stage, "after libvirtd was away", *MACHINES)
-    said.append(
-        "libvirtd stopped for 20 s and started, at 10 packets/s: "
-        + "; ".join(silence_s(stage, *at(name)) for name in MACHINES)
-    )
+    said.append(f"libvirtd stopped for 20 s and started, at 10 packets/s: {seen}")
 
 
 def now(stage: Stage) -> dict[str, str | None]:
