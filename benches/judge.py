@@ -2,14 +2,15 @@
 
     python benches/judge.py [--systems N] [--kinds ideal,…,queue,…] [--noise 0.01,…]
                             [--algorithms planewise,mlrsearch] [--keep FILE] [--processes P]
-                            [--markdown]
+                            [--no-verdicts] [--markdown]
 
 A case is a class of systems of judge/synthetic.py with a level of capacity noise, or a family of
 tests/adversaries.py (its noise is its own: `-`). Each case has N independent systems, every
 parameter drawn at random, and each is searched once by every algorithm. The truth is that of trials
 of 1 s. These systems were not used when the search was tuned. Figures only: nothing passes or
 fails. With --keep, finished systems are kept in FILE and not searched again: a run that was stopped
-goes on, and more systems can be added.
+goes on, and more systems can be added. With --no-verdicts the ladders of verdicts, which take most
+of the time, are left out.
 
 Columns (the traffic and the figures of the verdict's own ladder are apart):
     traffic, +0.5 s   mean seconds of traffic; the same with 0.5 s a trial
@@ -26,6 +27,7 @@ A search that gives no estimate where there is one, or one where there is none, 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import multiprocessing
@@ -65,7 +67,7 @@ def make(kind: str, noise: str, index: int) -> System:
     return synthetic.make(kind, capacity_pps=capacity, noise_sd=float(noise), seed=index)
 
 
-def search_system(task: Task) -> tuple[Task, dict[str, Any]]:
+def search_system(task: Task, verdicts: bool = True) -> tuple[Task, dict[str, Any]]:
     """One search, with what it found beside the truth; for each goal estimate and interval over
     the truth (None where the search gave none)."""
     kind, noise, index, algorithm = task
@@ -74,7 +76,7 @@ def search_system(task: Task) -> tuple[Task, dict[str, Any]]:
     result = run_search(
         system.start(1000 * index),
         algorithm=PlanewiseSearch(PlanewiseOptions(seed=index)) if planewise else algorithm,
-        with_verdict=planewise,
+        with_verdict=planewise and verdicts,
     )
     searched = result.trials[: len(result.trials) - result.verdict_trials]
     traffic_s = math.fsum(trial.duration_s for trial in searched)
@@ -111,6 +113,7 @@ def main() -> None:
     parser.add_argument("--noise", default="0.01,0,0.03")
     parser.add_argument("--algorithms", default="planewise,mlrsearch")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--no-verdicts", action="store_true", help="judge no system")
     parser.add_argument("--markdown", action="store_true", help="the table of the documentation")
     options = parser.parse_args()
     tasks: list[Task] = [
@@ -127,9 +130,10 @@ def main() -> None:
             kept[tuple(task)] = found
     left = [task for task in tasks if task not in kept]
     started = last = time.monotonic()
+    work = functools.partial(search_system, verdicts=not options.no_verdicts)
     # Spawned, not forked: numpy's threads do not survive a fork.
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for done, (task, found) in enumerate(pool.imap_unordered(search_system, left), start=1):
+        for done, (task, found) in enumerate(pool.imap_unordered(work, left), start=1):
             kept[task] = found
             if options.keep is not None:
                 with options.keep.open("a") as file:

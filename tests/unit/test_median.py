@@ -6,16 +6,16 @@ import pytest
 from planewise.measure.search.median import SearchReadings, draw_median, open_above, sets_of
 
 
-def readings_of(values, bounds=None, most=None):
+def readings_of(values, bounds=None, most=None, states=False):
     values = np.asarray(values)
     bounds = np.zeros(values.size, dtype=bool) if bounds is None else bounds
     most = float(values.max()) if most is None else most
     times = np.arange(float(values.size))
-    return SearchReadings(np.repeat(values[None, :], 4, axis=0), bounds, times, most)
+    return SearchReadings(np.repeat(values[None, :], 4, axis=0), bounds, times, most, states)
 
 
-def interval(values, *, bounds=None, trending=0.0, seed=1, most=None):
-    readings = readings_of(values, bounds, most)
+def interval(values, *, bounds=None, trending=0.0, seed=1, most=None, states=False):
+    readings = readings_of(values, bounds, most, states)
     drawn = draw_median(
         readings, np.random.default_rng(seed), 1000, trending, (len(values) - 1) / 2
     )
@@ -69,7 +69,7 @@ def test_bounds_count_as_larger_and_those_below_all_readings_not_at_all():
     bounds = np.arange(16) >= 10
     (low, high), _ = interval(values, bounds=bounds)
     (plain_low, plain_high), _ = interval(values[:10])
-    assert low > plain_low + 0.1
+    assert low > plain_low + 0.05
     assert high < plain_high + 0.1
     below = np.concatenate([np.linspace(0.0, 1.0, 10), np.full(6, -5.0)])
     assert interval(below, bounds=bounds)[0] == pytest.approx([plain_low, plain_high], abs=0.05)
@@ -80,8 +80,8 @@ def test_a_state_that_was_seen_twice_in_a_row_may_be_the_one_of_half_of_all_tria
     apart, together = np.zeros(16), np.zeros(16)
     apart[[3, 11]] = together[[3, 4]] = -5.0
     # Two of sixteen that come alone are a rare state; in a row they tell of one that lasts.
-    assert interval(apart + noise)[0][0] > -1.0
-    assert interval(together + noise)[0][0] < -4.0
+    assert interval(apart + noise, states=True)[0][0] > -1.0
+    assert interval(together + noise, states=True)[0][0] < -4.0
 
 
 def test_bounds_above_all_readings_reach_up_to_the_most_that_was_found():

@@ -68,12 +68,13 @@ def _final(
         met = seen.lost <= estimate.goal.loss_ratio * seen.sent
         sides = Sides.of(seen.x[usable], met[usable])
         if sides.support(draws) < tuning.contradicted:
-            draws = sides.draw(random, tuning.draws)
+            # Neither is trusted: the interval spans both.
+            draws = np.concatenate([draws, sides.draw(random, tuning.draws)])
             fits.session.add_finding(
                 ViolatedAssumption(
                     "misfit",
                     f"which trials met {estimate.goal.name} contradicts the curve that was fitted "
-                    "to their losses: its interval rests on the former alone",
+                    "to their losses: its interval spans what either says",
                 )
             )
     low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Goal, SearchTrial
-from planewise.measure.search.median import SearchReadings, sets_of
+from planewise.measure.search.median import SearchReadings, have_states, sets_of
 from planewise.measure.search.particles import Array, Law, Observations
 from planewise.measure.search.session import SearchSession
 from planewise.measure.search.tuning import Tuning
@@ -124,24 +124,41 @@ class Fits:
     def readings(self, goal: Goal) -> SearchReadings:
         """Each trial's reading of a goal's edge, whatever the law of the noise.
 
-        Half of the versions take throughput to be constant beyond a hard edge: where the capacity
-        has states, trials at one load lose either nothing or much, and the fit takes that for a
-        steep curve.
+        Where the capacity has states, trials at one load lose either nothing or much, and the fit
+        takes that for a steep curve: all versions then take throughput to be constant beyond
+        saturation. Where the edge is hard half of them do, as states may not have shown.
         """
         seen, offered = self.all_trials()
-        single = model.readings(self.posteriors[goal], seen)
-        edge = sets_of(single.edge)
-        if not self.soft:
-            constant = model.readings(self.posteriors[goal], seen, constant=True)
-            edge[1::2] = sets_of(constant.edge)[1::2]
-        time_s, _ = self.times_s()
         usable = offered <= self.ceiling_pps
+        single = model.readings(self.posteriors[goal], seen)
+        edge, constant = sets_of(single.edge), self._forwarded(seen, goal)
+        states = have_states(constant[usable], seen.x[usable], single.bound[usable])
+        if states:
+            edge[:] = constant
+        elif not self.soft:
+            edge[1::2] = constant
+        time_s, _ = self.times_s()
         return SearchReadings(
             edge[:, usable],
             single.bound[usable],
             time_s[usable],
             self.highest_forwarded(goal),
+            states,
         )
+
+    def above_states_pps(self, goal: Goal) -> float | None:
+        """Where the capacity has states: a load in slight overload in the highest of them, at which
+        every trial tells its state and where that lies; else None."""
+        if not self.readings(goal).states:
+            return None
+        seen, offered = self.all_trials()
+        highest = self._forwarded(seen, goal)[offered <= self.ceiling_pps].max()
+        load_pps = self.load_pps(float(highest) + self.options.tuning.climb)
+        return load_pps if load_pps <= self.ceiling_pps else None
+
+    def _forwarded(self, seen: Observations, goal: Goal) -> Array:
+        """Readings of a goal's edge for throughput that is constant beyond saturation."""
+        return seen.x - model.loss_exponent(seen.lost, seen.sent) + goal.loss_exponent
 
     def estimate(self, goal: Goal) -> EdgePosterior:
         """A goal's load by all trials so far."""

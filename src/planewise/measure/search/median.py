@@ -3,8 +3,9 @@
 Pure statistics. Of n independent readings as many as a Binomial(n, 1/2) law says lie below the
 median, whatever their law: drawing that number and taking a value between those two readings in
 order gives the median's confidence distribution, whose quantiles are the order-statistic intervals
-of Thompson (1936), interpolated. Readings that resemble their predecessors lie below in runs: the
-number is then that of a Markov chain with the readings' own rate of crossings of their median.
+of Thompson (1936). Readings that resemble their predecessors lie below in runs: the
+number is then that of a Markov chain with the readings' own rate of crossings of their median, or
+of one between two states where the readings show such.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ _LEAST = 6
 """Least number of readings: the range of five holds the median in 94 % only."""
 _STICKY = 0.3
 """Prior probability that readings resemble their predecessors, as in `residuals`."""
-_APART = 3.0
-"""Two states are told apart by a gap of so many deviations within: of 16 normal readings the widest
-is as wide in about 1 % of cases."""
+_APART = {4: 26.6, 5: 13.8, 6: 9.1, 7: 7.0, 8: 5.7, 10: 4.5, 12: 3.75, 16: 3.1, 20: 2.7}
+"""Two states are told apart by a gap of so many deviations within, by the number of readings: the
+widest gap of normal readings is as wide in 1 % of cases (20 000 draws each)."""
+_WHATEVER_LOAD = 0.2
+"""… and trials of the lower state were offered more than those of the upper one in so many of
+their pairs: in half of them if the load does not matter, in none if throughput rises with it."""
+_LEVELS = (np.arange(64) + 0.5) / 64
+"""Where the chance that a trial keeps its state, and a state's share, are integrated over."""
 _SETS = 32
 """Versions of the readings, which differ in what is unknown of each (curve's shape, a bound)."""
 
@@ -41,6 +47,8 @@ class SearchReadings:
     """Shape (n,): when each was measured."""
     highest: float
     """No trial found more, at any load."""
+    states: bool = False
+    """Whether the capacity has two states (`have_states`)."""
 
 
 def sets_of(value: Array) -> Array:
@@ -59,6 +67,27 @@ def open_above(readings: SearchReadings, alpha: float = 0.05) -> bool:
     return bool(special.bdtrc(known.size - 1, count, 0.5) > alpha / 2)
 
 
+def have_states(value: Array, x: Array, bound: NDArray[np.bool_]) -> bool:
+    """Whether the capacity has two states: readings fall into two, and not because of their loads.
+
+    Args:
+        value: readings for throughput that is constant beyond saturation, shape (n,).
+        x: the load of each trial.
+        bound: whether the reading is a lower bound. One above all others tells of a higher state.
+
+    Where throughput rises with load, readings do, too; states come whatever the load.
+    """
+    if bound.all():
+        return False
+    highest = value[~bound].max()
+    for telling in (~bound, ~bound | (value > highest)):
+        lower = _lower_state(value[telling])
+        if lower is not None:
+            above = x[value > value[telling][lower].max()]
+            return bool((x[telling][lower][:, None] >= above).mean() >= _WHATEVER_LOAD)
+    return False
+
+
 def draw_median(
     readings: SearchReadings, random: np.random.Generator, count: int, trending: float, at_s: float
 ) -> tuple[Array, Array] | None:
@@ -73,7 +102,7 @@ def draw_median(
 
     None where there are too few readings.
     """
-    value, time_s = _informative(readings)
+    value, bound, time_s = _informative(readings)
     if value.shape[1] < _LEAST:
         return None
     sets = value.shape[0]
@@ -87,24 +116,41 @@ def draw_median(
         if part.any():
             normal[part] = _plausibility_of_normal(np.median(value[part], axis=0))
     middle = np.median(value, axis=0)
-    lower = _lower_state(middle)
-    number = (
-        _numbers_below(middle < np.median(value), random, count)
-        if lower is None
-        else _numbers_of_states(lower, random, count)
-    )
+    lower = _lower_state(middle) if readings.states else None
+    if lower is None:
+        number = _numbers_below(middle < np.median(value), random, count)
+    else:
+        number = _numbers_of_states(lower, random, count)
+        value = value + _within_states(middle, lower, bound, random, sets)
     chosen = np.arange(count) % sets
-    return _between(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
+    return _beside(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
 
 
-def _informative(readings: SearchReadings) -> tuple[Array, Array]:
+def _within_states(
+    value: Array,
+    lower: NDArray[np.bool_],
+    bound: NDArray[np.bool_],
+    random: np.random.Generator,
+    sets: int,
+) -> Array:
+    """What is unknown of readings of two states beside the state, shape (sets, n): where a state
+    lies that showed in few readings, and where in it a bound belongs."""
+    deviation = _deviation_within(value, lower)
+    unknown = np.where(bound, random.normal(0.0, deviation, (sets, value.size)), 0.0)
+    for state in (lower, ~lower):
+        seen = max(int((state & ~bound).sum()), 1)
+        unknown[:, state] += random.normal(0.0, deviation / math.sqrt(seen), (sets, 1))
+    return unknown
+
+
+def _informative(readings: SearchReadings) -> tuple[Array, NDArray[np.bool_], Array]:
     """Readings, with bounds replaced by draws from the readings above them (Efron's redistribution
     to the right, 1967), the highest by anything up to `highest`; bounds below all readings are left
     out, as they tell nothing."""
     exact = np.median(readings.value, axis=0)
     known = ~readings.bound
     if not known.any():
-        return readings.value[:, :0], readings.time_s[:0]
+        return readings.value[:, :0], known[:0], readings.time_s[:0]
     kept = known | (exact >= exact[known].min())
     value, time_s = readings.value[:, kept].copy(), readings.time_s[kept]
     bounds = np.flatnonzero(~known[kept])
@@ -120,7 +166,7 @@ def _informative(readings: SearchReadings) -> tuple[Array, Array]:
             value[:, index] += random.random(rows.size) * np.maximum(
                 readings.highest - value[:, index], 0.0
             )
-    return value, time_s
+    return value, readings.bound[kept], time_s
 
 
 def _slope(value: Array, time_s: Array) -> tuple[float, float]:
@@ -164,42 +210,57 @@ def _lower_state(value: Array) -> NDArray[np.bool_] | None:
 
     Two states are told apart by the widest gap where that is `_APART` of the deviations within.
     """
+    if value.size < min(_APART):
+        return None
     ordered = np.sort(value)
     gaps = np.diff(ordered)
     cut = int(np.argmax(gaps)) + 1
-    parts = (ordered[:cut], ordered[cut:])
-    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
-    within = math.sqrt(squares / max(value.size - 2, 1))
-    return value < ordered[cut] if gaps[cut - 1] > _APART * within else None
+    lower = value < ordered[cut]
+    apart = np.interp(value.size, list(_APART), list(_APART.values()))
+    return lower if gaps[cut - 1] > apart * _deviation_within(value, lower) else None
+
+
+def _deviation_within(value: Array, lower: NDArray[np.bool_]) -> float:
+    """Deviation of readings about the mean of their state."""
+    squares = sum(
+        float(((part - part.mean()) ** 2).sum()) for part in (value[lower], value[~lower])
+    )
+    return math.sqrt(squares / max(value.size - 2, 1))
 
 
 def _numbers_of_states(lower: NDArray[np.bool_], random: np.random.Generator, count: int) -> Array:
     """The same where the capacity has two states.
 
-    The states follow each other as a Markov chain does, whose two rates of change are uniform
-    before the readings are seen; its stationary share of the lower state says in which of the two
-    the median lies, and at which quantile of that one.
+    The states follow each other as a Markov chain does: a trial keeps its predecessor's state with
+    some probability, and is else in the lower one with another, its share. Both are uniform before
+    the readings are seen. The share says in which state the median lies, and at which quantile.
     """
+    share = np.repeat(_LEVELS, _LEVELS.size)
+    change = np.tile(1.0 - _LEVELS, _LEVELS.size)
+    falls, rises = change * share, change * (1.0 - share)
     now, then = lower[:-1], lower[1:]
-    falls = random.beta(1 + (~now & then).sum(), 1 + (~now & ~then).sum(), count)
-    rises = random.beta(1 + (now & ~then).sum(), 1 + (now & then).sum(), count)
-    share = falls / (falls + rises)
+    log_likelihood = np.log(share if lower[0] else 1.0 - share)
+    for number, probability in (
+        ((~now & then).sum(), falls),
+        ((~now & ~then).sum(), 1.0 - falls),
+        ((now & ~then).sum(), rises),
+        ((now & then).sum(), 1.0 - rises),
+    ):
+        log_likelihood = log_likelihood + number * np.log(probability)
+    weight = np.exp(log_likelihood - log_likelihood.max())
+    share = share[random.choice(share.size, count, p=weight / weight.sum())]
     low = int(lower.sum())
     inside = np.where(share > 0.5, 0.5 / share, (0.5 - share) / (1.0 - share))
     number = random.binomial(np.where(share > 0.5, low, lower.size - low), inside.clip(0.0, 1.0))
     return np.asarray(np.where(share > 0.5, number, low + number), dtype=np.float64)
 
 
-def _between(ordered: Array, number: Array, random: np.random.Generator) -> Array:
-    """A value between reading `number` and the next of each sorted row; beyond the first and the
-    last by about the distance of their neighbours."""
+def _beside(ordered: Array, number: Array, random: np.random.Generator) -> Array:
+    """Reading `number` of each sorted row or the next, as the value lies between them and nothing
+    says where; beyond the first and the last by about the distance of their neighbours."""
     size = ordered.shape[1]
     ends = ordered[:, [2, size - 1]] - ordered[:, [0, size - 3]]
     beyond = ends / 2 * random.exponential(1.0, ends.shape)
     padded = np.column_stack([ordered[:, 0] - beyond[:, 0], ordered, ordered[:, -1] + beyond[:, 1]])
-    rows = np.arange(number.size)
-    share = random.random(number.size)
-    return np.asarray(
-        (1 - share) * padded[rows, number.astype(int)]
-        + share * padded[rows, number.astype(int) + 1]
-    )
+    beside = number.astype(int) + (random.random(number.size) < 0.5)
+    return np.asarray(padded[np.arange(number.size), beside])

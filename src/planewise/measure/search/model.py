@@ -80,8 +80,8 @@ class Scope:
     """Trials that lose less say only that their capacity was larger."""
     high: float
     """Trials that lose more say only that it was smaller."""
-    log_power: tuple[float, float] = (math.log(3.0), math.log(1000.0))
-    """Range of ln g."""
+    log_power: tuple[float, float] = (math.log(0.3), math.log(1000.0))
+    """Range of ln g. Long pauses of a server lose about the same share at any load: g is near 0."""
     few: bool = False
     """Whether trials that lose a few packets count as such."""
     least_rise: float = 1e-9
@@ -456,15 +456,9 @@ class ParticleReadings:
     """Whether the trial is near enough to tell of the middle; shape (n,)."""
 
 
-def readings(
-    posterior: Posterior, seen: Observations, *, constant: bool = False
-) -> ParticleReadings:
-    """Each trial's reading of the edge; with `constant`, for throughput that is constant beyond
-    saturation instead of the fitted one."""
+def readings(posterior: Posterior, seen: Observations) -> ParticleReadings:
+    """Each trial's reading of the edge."""
     theta, scope = posterior.theta, posterior.scope
-    if constant:
-        theta = theta.copy()
-        theta[:, SLOPE] = 0.0
     curves = _Curves.of(theta)
     anchor = np.full((1, 1), scope.anchor)
     at_anchor, _ = curves.inverse(anchor, np.log(anchor))

@@ -92,11 +92,15 @@ def _next_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> list[tuple[
         if between is not None:
             return [(fits.load_pps(between), duration_s)]
     offsets = _offsets(fits, estimate)
+    above_pps = fits.above_states_pps(goal) if goal.loss_ratio > 0 else None
     left = _max_trials(fits, estimate) - spent
     if goal.loss_ratio > 0:
         left = min(left, _max_trials(fits, estimate) - estimate.trials)
     chosen: list[tuple[float, float]] = []
     for step in range(min(max(2, spent // 3), 8, max(left, 1))):
+        if above_pps is not None:
+            chosen.append((above_pps, duration_s))
+            continue
         deviations, halves = offsets[(spent + step) % len(offsets)]
         half_width = estimate.high - estimate.middle
         if halves < 0:

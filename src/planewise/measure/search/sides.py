@@ -42,19 +42,23 @@ class Sides:
         return cls(np.concatenate([ends[:1], x[order], ends[1:]]), below + above)
 
     def support(self, draws: Array) -> float:
-        """Mean likelihood of draws, relative to the best: next to 0 where trials contradict."""
+        """Mean likelihood of draws over that of this law's: next to 0 where trials contradict."""
         index = np.searchsorted(self.edges, draws) - 1
         inside = (index >= 0) & (index < self.log_likelihood.size)
         index = index.clip(0, self.log_likelihood.size - 1)
-        relative = np.exp(self.log_likelihood[index] - self.log_likelihood.max())
-        return float(np.where(inside, relative, 0.0).mean())
+        relative = np.exp(self.log_likelihood - self.log_likelihood.max())
+        return float(np.where(inside, relative[index], 0.0).mean() / (self._weight() @ relative))
 
     def draw(self, random: np.random.Generator, count: int) -> Array:
         """Draws of the goal's ln(load)."""
-        width = np.diff(self.edges)
-        weight = np.exp(self.log_likelihood - self.log_likelihood.max()) * width
-        chosen = random.choice(weight.size, count, p=weight / weight.sum())
-        return np.asarray(self.edges[chosen] + random.random(count) * width[chosen])
+        chosen = random.choice(self.log_likelihood.size, count, p=self._weight())
+        width = np.diff(self.edges)[chosen]
+        return np.asarray(self.edges[chosen] + random.random(count) * width)
+
+    def _weight(self) -> Array:
+        """Probability of each place between trials."""
+        weight = np.exp(self.log_likelihood - self.log_likelihood.max()) * np.diff(self.edges)
+        return np.asarray(weight / weight.sum())
 
 
 def _log_mostly(as_expected: Array, otherwise: Array) -> Array:

@@ -35,7 +35,8 @@ class Tuning:
     """The approach ends at a trial that loses less than this. As `high_share` for PDR at 0.5 %."""
     climb: float = 0.03
     """Growth of the load where such a trial loses nothing, doubled each time: enough to leave a low
-    state of the capacity that short trials saw. Not fitted."""
+    state of the capacity that short trials saw. Where the capacity has states, trials go so far
+    above the highest: far enough to lose something in each of them. Not fitted."""
     climbs: int = 6
     """Most trials that go `climb` above the highest forwarding rate, where the capacity may have a
     higher state. Rule: all of them miss a state that half of the trials are in with 1.6 %."""
@@ -113,9 +114,9 @@ class Tuning:
     draws: int = 4000
     """Draws of the goal's load. Rule: ends at 2.5 % are then known to 0.25 % of probability."""
     contradicted: float = 0.05
-    """A distribution is given up where the loads it holds have, by which trials met the goal alone,
-    less than this share of the best load's likelihood: odds of 20 are strong (Kass and Raftery,
-    1995)."""
+    """A distribution is contradicted where the loads it holds have, by which trials met the goal
+    alone, less than this share of the mean likelihood of the loads that these trials leave: odds of
+    20 are strong (Kass and Raftery, 1995)."""
     caution_soft: float = 1.15
     """Factor of the interval where loss rises smoothly. Fit."""
     caution_clumped: float = 1.25
