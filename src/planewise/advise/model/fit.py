@@ -36,6 +36,10 @@ _COVERED = 0.95
 _SOFT = 0.03
 """Relative deviation from which a row counts less than by its square: some rows lie far off."""
 
+_FURTHEST = math.log(1000.0)
+"""How far a parameter may lie from where the fit starts: a switch whose tables overflow takes a
+hundred times as long for a packet as one whose do not."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -113,10 +117,15 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
             )
     profile, left_out = start, list[HeldOut]()
     spread: dict[str, float | None] = {}
-    for plane, names in (("vf-passthrough", (*_NIC, *_VF_CORE)), ("vhost-user", _VHOST)):
+    fitted: dict[Plane, tuple[str, ...]] = {
+        "vf-passthrough": (*_NIC, *_VF_CORE),
+        "vhost-user": _VHOST,
+    }
+    for plane, all_names in fitted.items():
         on_plane = [row for row in rows if row.plane == plane]
         if not on_plane:
             continue
+        names = _told(all_names, on_plane)
         if len(on_plane) <= len(names):
             raise BadInputError(
                 f"{len(on_plane)} rows of {plane} cannot tell {len(names)} parameters",
@@ -128,6 +137,9 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
         widths = [part.width for part in own]
         if widths[0] is None:
             widths[0] = _in_sample_width(profile, on_plane, names)
+        # Of a chain unlike those measured nothing is known better.
+        least = widths[0] or 0.0
+        widths = [None if width is None else max(width, least) for width in widths]
         suffix = "vf" if plane == "vf-passthrough" else "vhost"
         spread |= dict(zip((suffix, f"{suffix}_frame", f"{suffix}_pattern"), widths, strict=True))
     if not spread:
@@ -143,6 +155,20 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
         source=source,
     )
     return Fit(profile.model_copy(update={"spread": part}), tuple(left_out))
+
+
+def _told(names: Sequence[str], rows: Sequence[Measured]) -> tuple[str, ...]:
+    """Those of `names` that such rows can tell; the others stay as they are."""
+    numbers = {row.chain.vnfs for row in rows}
+    unknown = set()
+    if len(numbers) == 1:
+        unknown.add("pmd_port_ns")
+    if not any(row.chain.through for row in rows):
+        unknown.add("crossing_ns")
+    if numbers == {1}:
+        # Each packet takes the time of one function and of the switch: the slower core binds.
+        unknown.add("copy_byte_ns")
+    return tuple(name for name in names if name not in unknown)
 
 
 _GROUPS: dict[Extrapolation, Callable[[ChainWorkload], object]] = {
@@ -190,7 +216,7 @@ def _fitted(start: Profile, rows: Sequence[Measured], names: Sequence[str], sour
         f_scale=_SOFT,
         x_scale=0.1,
         diff_step=np.full(first.shape, 1e-3),
-        bounds=(first - math.log(20), first + math.log(20)),
+        bounds=(first - _FURTHEST, first + _FURTHEST),
     )
     return _with(start, names, found.x, source)
 
