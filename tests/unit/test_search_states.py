@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from planewise.measure.search import model
+from planewise.measure.search.fits import Fits, PlanewiseOptions
 from planewise.measure.search.goals import Goal
-from planewise.measure.search.median import have_states
+from planewise.measure.search.median import SearchReadings, have_states
 from planewise.measure.search.particles import Observations
 from planewise.measure.search.run import run_search
+from planewise.measure.search.session import Limits, SearchSession
 from tests.adversaries import Adversary, CapacityFactors
 
 PDR = Goal(0.005)
@@ -37,6 +39,15 @@ def test_states_are_told_apart_by_trials_that_overload_the_highest() -> None:
     above = [t for t in result.trials if t.duration_s == 1.0 and t.offered_pps > 1.01e6]
     assert len(above) >= 4
     assert all(trial.loss_ratio > 0.005 for trial in above)
+
+
+@pytest.mark.parametrize(("lossless", "step"), [(0, 0.03), (1, 0.06), (2, 0.12), (9, 0.24)])
+def test_trials_go_further_up_for_each_that_lost_nothing_there(lossless: int, step: float) -> None:
+    value = np.concatenate([np.linspace(0.0, 0.01, 8), np.full(lossless, 0.02)])
+    bound = np.arange(value.size) >= 8
+    fits = Fits(SearchSession(STATES.start(1), Limits()), PlanewiseOptions())
+    seen = SearchReadings(value[None, :], bound, np.arange(float(value.size)), 0.02)
+    assert fits.step_above(seen) == pytest.approx(step)
 
 
 def test_a_loss_that_hardly_depends_on_the_load_leaves_a_wide_interval() -> None:

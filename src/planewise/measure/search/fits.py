@@ -12,7 +12,7 @@ import numpy as np
 
 from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Goal, SearchTrial
-from planewise.measure.search.median import SearchReadings, have_states, sets_of
+from planewise.measure.search.median import SearchReadings, bounds_above, have_states, sets_of
 from planewise.measure.search.particles import Array, Law, Observations
 from planewise.measure.search.session import SearchSession
 from planewise.measure.search.tuning import Tuning
@@ -149,12 +149,17 @@ class Fits:
     def above_states_pps(self, goal: Goal) -> float | None:
         """Where the capacity has states: a load in slight overload in the highest of them, at which
         every trial tells its state and where that lies; else None."""
-        if not self.readings(goal).states:
+        readings = self.readings(goal)
+        if not readings.states:
             return None
-        seen, offered = self.all_trials()
-        highest = self._forwarded(seen, goal)[offered <= self.ceiling_pps].max()
-        load_pps = self.load_pps(float(highest) + self.options.tuning.climb)
+        highest = float(np.median(readings.value, axis=0).max())
+        load_pps = self.load_pps(highest + self.step_above(readings))
         return load_pps if load_pps <= self.ceiling_pps else None
+
+    def step_above(self, readings: SearchReadings) -> float:
+        """How far to go above what was found: further for each trial that lost nothing up there."""
+        tuning = self.options.tuning
+        return tuning.climb * 2.0 ** min(bounds_above(readings) or 0, tuning.doublings)
 
     def _forwarded(self, seen: Observations, goal: Goal) -> Array:
         """Readings of a goal's edge for throughput that is constant beyond saturation."""

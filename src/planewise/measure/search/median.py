@@ -56,15 +56,22 @@ def sets_of(value: Array) -> Array:
     return np.array(value[:: max(value.shape[0] // _SETS, 1)][:_SETS])
 
 
+def bounds_above(readings: SearchReadings) -> int | None:
+    """How many bounds lie above all readings that are none; None where all are bounds."""
+    value = np.median(readings.value, axis=0)
+    if readings.bound.all():
+        return None
+    return int((readings.bound & (value >= value[~readings.bound].max())).sum())
+
+
 def open_above(readings: SearchReadings, alpha: float = 0.05) -> bool:
     """Whether the median may lie above all readings that are not bounds: the upper end of its
     interval is then unknown (Thompson, 1936, with the bounds on the upper side)."""
-    known = np.median(readings.value, axis=0)[~readings.bound]
-    if not known.size:
+    above = bounds_above(readings)
+    if above is None:
         return False
-    above = readings.bound & (np.median(readings.value, axis=0) >= known.max())
-    count = known.size + int(above.sum())
-    return bool(special.bdtrc(known.size - 1, count, 0.5) > alpha / 2)
+    known = int((~readings.bound).sum())
+    return bool(special.bdtrc(known - 1, known + above, 0.5) > alpha / 2)
 
 
 def have_states(value: Array, x: Array, bound: NDArray[np.bool_]) -> bool:

@@ -37,9 +37,12 @@ def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]
     """
     estimate = max(estimates, key=lambda estimate: estimate.goal.loss_ratio)
     goal, tuning = estimate.goal, fits.options.tuning
-    if goal.loss_ratio == 0 or fits.climbed >= tuning.climbs or not open_above(fits.readings(goal)):
+    if goal.loss_ratio == 0 or fits.climbed >= tuning.climbs:
         return False
-    load_pps = fits.load_pps(fits.highest_forwarded(goal) + tuning.climb)
+    readings = fits.readings(goal)
+    if not open_above(readings):
+        return False
+    load_pps = fits.load_pps(fits.highest_forwarded(goal) + fits.step_above(readings))
     if load_pps > fits.ceiling_pps:
         return False
     fits.session.measure(load_pps, fits.options.goal_duration_s)

@@ -37,6 +37,9 @@ class Tuning:
     """Growth of the load where such a trial loses nothing, doubled each time: enough to leave a low
     state of the capacity that short trials saw. Where the capacity has states, trials go so far
     above the highest: far enough to lose something in each of them. Not fitted."""
+    doublings: int = 3
+    """How often that step is doubled at most, as trials go on to lose nothing: to 24 %. Not
+    fitted."""
     climbs: int = 6
     """Most trials that go `climb` above the highest forwarding rate, where the capacity may have a
     higher state. Rule: all of them miss a state that half of the trials are in with 1.6 %."""
