@@ -67,9 +67,11 @@ def _final(
     if usable.any():
         met = seen.lost <= estimate.goal.loss_ratio * seen.sent
         sides = Sides.of(seen.x[usable], met[usable])
-        if sides.support(draws) < tuning.contradicted:
+        support = sides.support(draws)
+        if support < tuning.contradicted:
             # Neither is trusted: the interval spans both.
             draws = np.concatenate([draws, sides.draw(random, tuning.draws)])
+        if support < tuning.misfit:
             fits.session.add_finding(
                 ViolatedAssumption(
                     "misfit",

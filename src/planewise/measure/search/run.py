@@ -15,9 +15,6 @@ from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.session import Limits, OnTrial, SearchSession
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
-OVERHEAD_S = 0.5
-"""Default time of a trial beyond its traffic (CSIT's figure)."""
-
 DEFAULT_GOALS = (Goal(0.0), Goal(0.005))
 
 

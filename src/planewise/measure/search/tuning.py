@@ -116,10 +116,12 @@ class Tuning:
     # -- concluding -------------------------------------------------------------------------
     draws: int = 4000
     """Draws of the goal's load. Rule: ends at 2.5 % are then known to 0.25 % of probability."""
-    contradicted: float = 0.05
-    """A distribution is contradicted where the loads it holds have, by which trials met the goal
-    alone, less than this share of the mean likelihood of the loads that these trials leave: odds of
-    20 are strong (Kass and Raftery, 1995)."""
+    contradicted: float = 0.2
+    """A distribution is doubted where the loads it holds have, by which trials met the goal alone,
+    less than this share of the mean likelihood of the loads that these trials leave. The interval
+    then spans both, so that positive evidence suffices, odds of 5 (Kass and Raftery, 1995). Fit."""
+    misfit: float = 0.05
+    """Below this share the search says so: odds of 20 are strong."""
     caution_soft: float = 1.15
     """Factor of the interval where loss rises smoothly. Fit."""
     caution_clumped: float = 1.25
