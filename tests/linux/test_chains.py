@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,9 +31,10 @@ from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
 from planewise.testbed.chains.guests import Pollers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, assign_cpus
-from planewise.testbed.chains.testbed import stand_here
+from planewise.testbed.chains.testbed import ChainTestbed, stand_here
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import leftovers, token_of
+from planewise.testbed.model import GUEST_INTERFACE
 
 pytestmark = pytest.mark.linux
 
@@ -423,6 +425,38 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
             await_(lambda: not testbed.read(), "a function that died was not missed")
     assert notes() <= before
     assert set(netns.names()) <= namespaces
+
+
+def function_of(testbed: ChainTestbed, number: int) -> str:
+    """The namespace of a function, beside that of an end."""
+    _, end, *_ = testbed.endpoints[0]
+    return f"{end[: end.rindex('-')]}-v{number}"
+
+
+def send(frame: bytes, times: int) -> None:
+    """Sends a frame by this namespace's interface."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+        raw.bind((GUEST_INTERFACE, 0))
+        for _ in range(times):
+            raw.send(frame)
+
+
+def test_a_frame_of_somebody_else_that_reaches_the_end_is_none_that_came_back() -> None:
+    needs("bridge")
+    chain = Chain("bridge", "east-west", 1)
+    placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
+    with stand_here(chain, placement, 1000.0) as testbed:
+        testbed.start(64, 60.0)
+        await_(lambda: testbed.read(whole=False).delivered > 100, "no frame got through")
+        broadcast = bytes.fromhex("ff" * 6 + "0270770f0001" + "88b5") + bytes(46)
+        thread = netns.NamespaceThread("sender")
+        thread.call(function_of(testbed, 1), send, broadcast, 7)
+        thread.close()
+        frames = testbed.stop()
+    assert frames is not None
+    assert frames.foreign == 7
+    assert frames.sent == frames.received + sum(frames.lost.values())
+    assert all(frames.lost.values())
 
 
 def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(

@@ -195,8 +195,9 @@ class FrameAccount(Record):
     sent: NonNegativeInt
     received: NonNegativeInt
     lost: dict[str, int] = {}
-    """By place, along the way: `to vnf1`, `in vnf1`, …; places that lost none are left out. Below
-    zero where more frames left a place than entered it: some that the generator did not send."""
+    """By place, along the way: `to vnf1`, `in vnf1`, …; places that lost none are left out."""
+    foreign: NonNegativeInt = 0
+    """Frames at the end that were not the generator's, or copies: no part of `received`."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -117,6 +117,8 @@ pub struct Args {
 struct Warmup {
     sent: u64,
     received: bool,
+    /// Copies of it that arrived, also while the trial ran.
+    arrived: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -227,7 +229,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let numbers = (first_sequence, args.max_pps);
     let frames = args.frames.placed(args.rx_cpu);
     let mut sending = SendingEnd::open(tx, Some(rx), to, &frames, load, numbers)?;
-    let warmup = warm_up(&mut sending, &mut receiving)?;
+    let mut warmup = warm_up(&mut sending, &mut receiving)?;
 
     let surroundings = Surroundings::begin(Places::new(tx, rx, &args.counter))?;
     receiving.begin();
@@ -240,6 +242,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let generator_limits = sending.limits(&generated);
     let sending = sending.report(&generated, started_ns);
     let (receiving, counted, ring_dropped) = receiving.report();
+    warmup.arrived = counted.warmup;
     // A sink cannot receive what was never sent: a frame that was cut off by an error mid-batch
     // may have been.
     let sent = generated.sent.max(counted.arrived());

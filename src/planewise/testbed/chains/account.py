@@ -76,25 +76,28 @@ def frame_path(
     return tuple(sections)
 
 
-def account(before: Sequence[PathSection], after: Sequence[PathSection]) -> FrameAccount:
+def account(
+    before: Sequence[PathSection], after: Sequence[PathSection], foreign: int | None = None
+) -> FrameAccount:
     """The account of the frames sent between two readings, both at rest. Pure.
 
-    A NIC also gets frames that the generator did not send, such as neighbours' multicast: frames
-    that leave a section beyond those that entered it count against the next that loses frames.
+    Interfaces also count frames that the generator did not send, such as neighbours' multicast.
+    `foreign` are those at its end, by their content; None: its end cannot tell. On the way they are
+    none of those that entered: no place has more of the generator's frames than the one before, and
+    none has fewer than came back.
     """
+    sent = after[0].entered - before[0].entered
+    passed = [last.left - first.left for first, last in zip(before, after, strict=True)]
+    arrived = passed[-1]
+    passed[-1] = received = max(0, min(arrived - (foreign or 0), sent))
     lost: dict[str, int] = {}
-    surplus = 0
-    for first, last in zip(before, after, strict=True):
-        missing = (last.entered - first.entered) - (last.left - first.left) - surplus
-        surplus = max(0, -missing)
-        lost[last.place] = max(0, missing)
-    if surplus:  # it reached the end
-        lost[after[-1].place] -= surplus
-    return FrameAccount(
-        sent=after[0].entered - before[0].entered,
-        received=after[-1].left - before[-1].left,
-        lost={place: frames for place, frames in lost.items() if frames},
-    )
+    ours = sent
+    for section, frames in zip(after, passed, strict=True):
+        left = max(frames, received)
+        if left < ours:
+            lost[section.place] = ours - left
+            ours = left
+    return FrameAccount(sent=sent, received=received, lost=lost, foreign=arrived - received)
 
 
 def at_rest(read: Callable[[], FramePath], limit_s: float) -> FramePath:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+from planewise.errors import PlanewiseError
 from planewise.testbed.chains.model import Chain, FrameSize, frames_of
 from planewise.testbed.chains.routing import SOURCE, TARGET, target
 from planewise.testbed.host import Host, HostProcess
@@ -125,10 +128,19 @@ class ChainGenerator:
             if not probe.running:
                 probe.wait().check()
 
-    def stop(self) -> None:
-        """Ends all of them, at the same time. Idempotent."""
+    def stop(self) -> int | None:
+        """Ends all of them, at the same time; how many of their frames they saw come back, by
+        content. None: one cannot tell. Idempotent."""
         for probe in self._probes:
             probe.interrupt()
-        for probe in self._probes:
-            probe.stop()
+        ended = [probe.stop() for probe in self._probes]
         self._probes.clear()
+        with suppress(PlanewiseError, KeyError):
+            return sum(came_back(one.json()) for one in ended)
+        return None
+
+
+def came_back(report: Mapping[str, Any]) -> int:
+    """Frames of a probe that its sink saw, or had no room for, by the probe's report. Pure."""
+    own: int = report["received"] + report["late"] + report["warmup"]["arrived"]
+    return own + int(report["sink"]["dropped"])

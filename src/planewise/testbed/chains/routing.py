@@ -46,6 +46,8 @@ def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
         SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
         SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
         SetSysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
+        # Chains carry IPv4: a kernel would send multicast of its own among their frames (MLD).
+        SetSysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1"),
     )
 
 

@@ -276,8 +276,12 @@ class ChainTestbed:
     def stop(self) -> FrameAccount | None:
         """Stops the generator, and returns the account of its frames. Idempotent."""
         if self._generator.sending:
-            self._generator.stop()
-            return account.account(self._before, account.at_rest(self._frame_path, _REST_S))
+            own = self._generator.stop()
+            ended = self._end_counters()[2]
+            after = account.at_rest(self._frame_path, _REST_S)
+            # Of what comes later than the probes looked, nobody knows whose it is.
+            foreign = None if own is None else max(0, ended - self._before[-1].left - own)
+            return account.account(self._before, after, foreign)
         if self._switch is None or not self._switch.sending:
             return None
         try:
