@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from planewise.advise.evidence import one_kind
 from planewise.advise.recommend import recommend
 from planewise.cli import app
 from planewise.report import html
@@ -222,3 +223,15 @@ def test_seconds_of_a_trial_measured_twice_are_those_of_the_second_time(
         file.write('{"at": "2026-')  # torn by a kill
     assert len(run.kpis()) == 2
     assert [one.at for one in run.kpis(trial)] == [trial.started + timedelta(seconds=1)]
+
+
+def test_what_routes_beside_an_xdp_program_is_the_planes_evidence() -> None:
+    """Where all cells name what forwards, nothing was evidence but what polls."""
+    trial = chain("bridge", "east-west", 2, 64, 1e5, 0)
+    kernel, xdp, plain = (
+        trial.model_copy(update={"cell": trial.cell | more})
+        for more in ({"forwarder": "kernel"}, {"forwarder": "xdp"}, {})
+    )
+    assert one_kind([kernel, xdp]) == [kernel]
+    assert one_kind([plain]) == [plain]
+    assert one_kind([xdp]) == []

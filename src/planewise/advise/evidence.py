@@ -141,9 +141,11 @@ def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     kinds = {str(trial.cell.get("guest", "")) for trial in trials}
     leading = next((kind for kind in ("process", "container", "vm") if kind in kinds), None)
     alike = [trial for trial in trials if leading is None or trial.cell.get("guest", "") == leading]
-    # What forwards by itself on a plane is not named in a cell; one that polls comes first.
+    # What forwards by itself on a plane may not be named in a cell; one that polls comes first, and
+    # of XDP programs the model knows nothing.
     forwarders = {str(trial.cell.get("forwarder", "")) for trial in alike}
-    forwarder = "testpmd" if "testpmd" in forwarders else ""
+    order = ("testpmd", "", "kernel")
+    forwarder = next((one for one in order if one in forwarders), "")
     return [trial for trial in alike if trial.cell.get("forwarder", "") == forwarder]
 
 
