@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -35,6 +36,7 @@ from planewise.testbed.chains.testbed import ChainTestbed, stand_here
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import leftovers, token_of
 from planewise.testbed.model import GUEST_INTERFACE
+from planewise.testbed.planes.kinds import Forwarder
 
 pytestmark = pytest.mark.linux
 
@@ -53,11 +55,12 @@ def planewise(*arguments: str | Path, **environment: str) -> subprocess.Complete
     )
 
 
-def needs(plane: str) -> None:
+def needs(plane: str, forwarder: Forwarder | Literal[""] = "") -> None:
     """Skips, with the reason, where this machine cannot build such chains."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a chain needs two CPUs")
-    if reason := unavailable_here(Chain(plane, "east-west", 2), LocalHost("test")):
+    chain = Chain(plane, "east-west", 2, forwarder=forwarder)
+    if reason := unavailable_here(chain, LocalHost("test")):
         pytest.skip(f"{plane}: {reason}")
 
 
@@ -427,10 +430,54 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
     assert set(netns.names()) <= namespaces
 
 
+def test_functions_whose_interface_has_an_xdp_program_forward_by_it_on_either_switch(
+    tmp_path: Path,
+) -> None:
+    needs("ovs", forwarder="xdp")
+    path = design(
+        tmp_path / "chains.yaml",
+        "plane: [bridge, ovs], path: [north-south, east-west], vnfs: 2, size_bytes: 512",
+        "functions: [{forwarder: xdp}]\nchain: {duration_s: 1, warmup_s: 0.2, offered_pps: 2000}",
+    )
+    out = tmp_path / "run"
+    finished = planewise("run", path, "--out", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    trials = RunReader(out).trials()
+    assert len(trials) == 4
+    for trial in trials:
+        assert trial.status == "done", trial.reason
+        assert trial.cell["forwarder"] == "xdp"
+        check(trial)
+
+
 def function_of(testbed: ChainTestbed, number: int) -> str:
     """The namespace of a function, beside that of an end."""
     _, end, *_ = testbed.endpoints[0]
     return f"{end[: end.rindex('-')]}-v{number}"
+
+
+def test_an_xdp_program_passes_the_kernel_by_and_the_counters_have_each_of_its_frames() -> None:
+    needs("bridge", forwarder="xdp")
+    chain = Chain("bridge", "east-west", 2, forwarder="xdp")
+    placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
+    with stand_here(chain, placement, 1000.0) as testbed:
+        before = testbed.read(whole=False)
+        testbed.start(64, 60.0)
+        await_(lambda: testbed.read(whole=False).delivered > 500, "no frame got through")
+        frames = testbed.stop()
+        after = testbed.read(whole=False)
+        assert frames is not None
+        assert frames.sent == frames.received == after.offered - before.offered
+        assert (frames.lost, frames.foreign) == ({}, 0)
+        for number, name in enumerate(chain.names, start=1):
+            sent = after.vnfs[name].packets - before.vnfs[name].packets
+            assert sent == frames.sent
+            assert after.vnfs[name].bytes - before.vnfs[name].bytes == 60 * sent
+            # Its kernel saw none of them (proc(5), net/snmp).
+            host = LocalHost("test")
+            text = host.read_text("/proc/net/snmp", netns=function_of(testbed, number))
+            names, counts = (line.split() for line in text.splitlines() if line.startswith("Ip:"))
+            assert dict(zip(names, counts, strict=True))["InReceives"] == "0"
 
 
 def send(frame: bytes, times: int) -> None:
@@ -467,7 +514,8 @@ def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
         pytest.skip("there is no dockerd on this machine (scripts/setup lab installs docker.io)")
     path = design(
         tmp_path / "chains.yaml",
-        "plane: [bridge, ovs], guest: container, path: east-west, vnfs: 2, size_bytes: 512",
+        "plane: [bridge, ovs], path: east-west, vnfs: 2, size_bytes: 512",
+        "functions: [{forwarder: kernel, guest: container}, {forwarder: xdp, guest: container}]\n"
         "chain: {duration_s: 1, warmup_s: 0.2}",
     )
     out = tmp_path / "run"
@@ -475,7 +523,9 @@ def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
     finished = planewise("run", path, "--out", out, "--json", TMPDIR=str(short))
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
-    assert {trial.cell["plane"] for trial in trials} == {"bridge", "ovs"}
+    assert {(trial.cell["plane"], trial.cell["forwarder"]) for trial in trials} == {
+        (plane, forwarder) for plane in ("bridge", "ovs") for forwarder in ("kernel", "xdp")
+    }
     for trial in trials:
         assert trial.status == "done", trial.reason
         check(trial)
@@ -491,10 +541,10 @@ def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> N
     plain = design(tmp_path / "plain.yaml", "plane: bridge, message_bytes: [64, 65536]", part)
     routed = design(
         tmp_path / "routed.yaml",
-        "plane: [bridge, ovs], guest: process, path: east-west, vnfs: 2, message_bytes: 65536",
-        part,
+        "plane: [bridge, ovs], path: east-west, vnfs: 2, message_bytes: 65536",
+        f"functions: [{{forwarder: kernel}}, {{forwarder: xdp}}]\n{part}",
     )
-    for path, trials in ((plain, 2), (routed, 2)):
+    for path, trials in ((plain, 2), (routed, 4)):
         out = tmp_path / path.stem
         finished = planewise("run", path, "--out", out, "--json")
         assert finished.returncode == 0, finished.stderr

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OBJECTS = {"trial": ROOT / "crates/probe/bpf", "router": ROOT / "src/planewise/testbed/bpf"}
+OBJECTS = {
+    "trial": ROOT / "crates/probe/bpf",
+    "router": ROOT / "src/planewise/testbed/bpf",
+    "pass": ROOT / "src/planewise/testbed/bpf",
+}
 MADE_BY = "14.0.6"
 """The clang that made the committed object; another one may choose other instructions."""
 

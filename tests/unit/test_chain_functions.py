@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,7 @@ from planewise.boot.model import Kernel
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import ReadingDelta, result
-from planewise.measure.chains.stage import ChainStage
+from planewise.measure.chains.stage import ChainStage, _missing
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import FrameAccount
@@ -23,13 +24,17 @@ from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, frame_path
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
-from planewise.testbed.chains.functions import GUEST_PROGRAMS, Function, PortStats, parse_port
+from planewise.testbed.chains.functions import Function, PortStats, parse_port
 from planewise.testbed.chains.generator import came_back
 from planewise.testbed.chains.guests import Pollers, peers
+from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import HostCounters
+from planewise.testbed.chains.xdp import _remarks
+from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.machine import MachineState
+from planewise.testbed.planes.kinds import Forwarder, GuestKind
 from planewise.testbed.vfs import Config, ListedVf
 from planewise.testbed.vms import image
 from planewise.testbed.vms.domain import VhostUserNic, nic_xml
@@ -95,7 +100,7 @@ def test_functions_are_crossed_with_planes_and_what_cannot_be_says_why(tmp_path:
     [
         ("[{forwarder: kernel, plane: vhost-user}]", 1, "a ring in shared memory"),
         ("[{forwarder: testpmd, plane: bridge}]", 1, "dpdk-testpmd polls a device"),
-        ("[{forwarder: xdp, plane: bridge}]", 1, "no XDP program that forwards"),
+        ("[{forwarder: xdp, plane: vhost-user}]", 1, "no interface that could have an XDP"),
         ("[{forwarder: kernel, plane: macvlan}]", 1, "no chain is built on the plane macvlan"),
         ("[{forwarder: kernel, guest: vm, plane: bridge}]", 1, "on bridge cannot be virtual"),
         ("[{forwarder: kernel, plane: nowhere}]", 2, "no plane called 'nowhere'"),
@@ -392,6 +397,94 @@ def test_a_kernel_that_cannot_lend_a_nic_to_a_program_is_refused(tmp_path: Path)
     (tmp_path / "modules.builtin").write_text("")
     assert image._modules(found, ("iperf3",)) == image.MODULES
     with pytest.raises(UnsupportedError, match="has no module uio_pci_generic, which dpdk-testpmd"):
-        image._modules(found, GUEST_PROGRAMS)
+        image._modules(found, GUEST_PROGRAMS["testpmd"])
     (tmp_path / "modules.dep").write_text("kernel/drivers/uio/uio_pci_generic.ko: uio.ko\n")
-    assert image._modules(found, GUEST_PROGRAMS)[-1] == "uio_pci_generic"
+    assert image._modules(found, GUEST_PROGRAMS["testpmd"])[-1] == "uio_pci_generic"
+
+
+# --- functions whose interface has an XDP program ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plane", "kind"),
+    [
+        ("bridge", "process"),
+        ("ovs", "container"),
+        ("vf", "process"),
+        ("vf", "container"),
+        ("vf-passthrough", "vm"),
+        ("vhost-user", "vm"),
+        ("virtio-bridge", "vm"),
+        ("virtio-ovs", "vm"),
+    ],
+)
+def test_an_xdp_program_is_attached_where_a_kernel_would_route(plane: str, kind: GuestKind) -> None:
+    nic = "eth9" if plane.startswith("vf") else ""
+    placement = assign_cpus((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+
+    def steps(forwarder: Forwarder) -> list[str]:
+        chain = Chain(plane, "east-west", 2, kind, forwarder)
+        return list(describe.steps(chain, placement, nic, "af_packet"))
+
+    routed, program = steps("kernel"), steps("xdp")
+    more = [one for one in program if one not in routed]
+    assert [one for one in program if one not in more] == routed
+    attached = [one for one in more if "xdp" in one and "router.bpf.o" in one]
+    assert [("-v1" in one, "-v2" in one) for one in attached] == [(True, False), (False, True)]
+    # A veth pair has XDP of its own; of the driver of a VF or of a guest nobody knows yet.
+    assert all((" xdpdrv " in one) == (plane in ("bridge", "ovs")) for one in attached)
+    # A veth interface takes what its peer's program sends only where it has one itself.
+    rest = [one for one in more if one not in attached]
+    assert all(f"dev pw00000000f{n} xdpdrv" in one for n, one in enumerate(rest, 1))
+    assert len(rest) == (2 if plane in ("bridge", "ovs") else 0)
+
+
+def test_xdp_has_no_huge_pages_wants_ip_from_outside_and_is_a_factor_of_its_own(
+    tmp_path: Path,
+) -> None:
+    assert memory_bytes(Chain("vhost-user", "east-west", 2, "vm", "xdp")) == SWITCH_BYTES
+    design = loaded(
+        tmp_path,
+        "functions:\n  - {forwarder: kernel, plane: bridge}\n"
+        "  - {forwarder: xdp, plane: bridge}\n"
+        "  - {forwarder: xdp, guest: vm, plane: vhost-user}\n"
+        "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
+    )
+    assert [cell.levels()["forwarder"] for cell in cells_of(design)] == ["kernel", "xdp", "xdp"]
+    refused = ChainStage(design).unavailable(cells_of(design))
+    assert "functions that route want IP from outside: give `chain.uplink` a driver" in (
+        refused.values()
+    )
+
+
+class Refusing:
+    """A host whose iproute2 says so."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def program(self, local: str) -> str:
+        return local
+
+    def run(self, argv: Sequence[str], **_: object) -> FinishedProcess:
+        refused = argv[0] == "unshare" and self.words
+        return FinishedProcess(tuple(argv), int(bool(refused)), "", self.words)
+
+
+def test_a_host_that_loads_no_xdp_program_is_refused_by_one_sentence() -> None:
+    chain = Chain("bridge", "east-west", 2, forwarder="xdp")
+    told = _missing(chain, cast("Host", Refusing("libbpf: x\nError: No ELF library support.\n")))
+    assert told == "iproute2 loads no XDP program (Error: No ELF library support.)"
+    assert _missing(chain, cast("Host", Refusing(""))) == ""
+    # In a virtual machine it is the guest's kernel that loads it.
+    machine = Chain("virtio-bridge", "east-west", 2, "vm", "xdp")
+    assert _missing(machine, cast("Host", Refusing("no"))) == ""
+
+
+def test_an_xdp_program_that_no_driver_runs_is_said() -> None:
+    native = "2: eth0: <UP> mtu 1500 xdp qdisc mq\n    prog/xdp id 7"
+    generic = "2: eth0: <UP> mtu 1500 xdpgeneric qdisc mq\n    prog/xdp id 8"
+    assert _remarks([native, native]) == ()
+    assert _remarks([native, generic]) == (
+        "the kernel runs the XDP program of vnf2 (generic XDP): the NIC's driver has no XDP",
+    )

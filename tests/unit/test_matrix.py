@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planewise.measure.matrix import MEASUREMENTS, PLACES, MatrixCell, places, reasons
+from planewise.measure.matrix import MEASUREMENTS, PLACES, MatrixCell, functions, places, reasons
 
 WHOLE = [
     MatrixCell("vm", "p", place, measurement, "", ())
@@ -37,3 +37,8 @@ def test_measurements_are_named_where_not_all_can_be_had() -> None:
 def test_each_reason_is_given_once() -> None:
     assert list(reasons(without("here"))) == ["no"]
     assert not reasons(WHOLE)
+
+
+def test_of_functions_of_chains_it_is_told_what_can_forward_in_them() -> None:
+    assert functions()["bridge"] == ["kernel, xdp", "kernel, xdp", "no"]
+    assert functions()["vhost-user"] == ["testpmd", "testpmd", "kernel, testpmd, xdp"]

@@ -52,6 +52,16 @@ blocks: 1
 """
 
 
+BY_XDP = """
+title: XDP programs in virtual machines, on two planes
+functions:
+  - {forwarder: xdp, guest: vm, plane: [vhost-user, virtio-bridge]}
+factors: {path: east-west, vnfs: 2, size_bytes: 512}
+chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 200}
+blocks: 1
+"""
+
+
 POLLING = """
 title: programs that poll in virtual machines, on two planes
 functions:
@@ -127,6 +137,28 @@ def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that
         assert frames.received > 0
         assert frames.sent == frames.received + sum(frames.lost.values())
         assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
+
+
+def test_an_xdp_program_forwards_in_virtual_machines_by_virtios_own_driver(tmp_path: Path) -> None:
+    if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
+        pytest.skip(reason)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(BY_XDP)
+    with planewise("run", str(design), "--out", str(out)) as process:
+        _, complaint = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, complaint
+    trials = RunReader(out).trials()
+    assert sorted(str(one.cell["plane"]) for one in trials) == ["vhost-user", "virtio-bridge"]
+    for trial in trials:
+        assert trial.status == "done", trial.reason
+        assert trial.chain is not None
+        frames = trial.chain.frames
+        assert frames is not None
+        assert frames.received > 0
+        assert frames.sent == frames.received + sum(frames.lost.values())
+        # Generic XDP would be a warning, and virtio's header is no part of a frame.
+        assert not any("XDP" in words for words in trial.warnings)
+        assert trial.chain.frame_bytes == pytest.approx(512, abs=0.01)
 
 
 @pytest.mark.skipif(

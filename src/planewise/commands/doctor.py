@@ -107,6 +107,11 @@ def _print_matrix(json: bool) -> None:
     console.print("Why not:")
     for reason in matrix.reasons(cells):
         console.print(f"- {reason}")
+    chains = Table("plane", *matrix.FUNCTIONS, box=None)
+    for plane, forwarders in matrix.functions().items():
+        chains.add_row(plane, *forwarders)
+    console.print("What can forward in a function of a chain:")
+    console.print(chains)
 
 
 def _print(host: Fingerprint) -> None:

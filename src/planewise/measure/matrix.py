@@ -78,3 +78,15 @@ def places(cells: Iterable[MatrixCell]) -> str:
 def reasons(cells: Iterable[MatrixCell]) -> dict[str, None]:
     """Why what cannot be measured cannot, each sentence once. Pure."""
     return dict.fromkeys(cell.reason for cell in cells if cell.reason)
+
+
+FUNCTIONS: tuple[GuestKind, ...] = ("process", "container", "vm")
+"""What can be a function of a chain."""
+
+
+def functions() -> dict[str, list[str]]:
+    """By plane, what can forward in a function of each of `FUNCTIONS`, in words. Pure."""
+    return {
+        plane: [", ".join(forwarders.get(kind, ())) or "no" for kind in FUNCTIONS]
+        for plane, forwarders in planes.FUNCTIONS_OF.items()
+    }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
-from pathlib import Path
 from typing import Literal, Self
 
 from planewise.testbed import netns, signals
@@ -35,7 +34,6 @@ from planewise.testbed.plan import (
     AddVeth,
     AwaitUp,
     Plan,
-    RunProgram,
     SetAddress,
     SetMaster,
     SetSysctl,
@@ -44,6 +42,7 @@ from planewise.testbed.plan import (
     new_namespace,
 )
 from planewise.testbed.router_machine import RouterMachine
+from planewise.testbed.xdp import XDP_ROUTER, attach
 
 _GENERATOR_MACS = ("02:70:77:40:00:00", "02:70:77:40:00:01")
 _ROUTER_MACS = ("02:70:77:50:00:00", "02:70:77:50:00:01")
@@ -58,7 +57,6 @@ Forwarding = Literal["kernel", "xdp", "bridge"]
 """What forwards in a router under test."""
 RouterPlatform = Literal["namespace", "container", "vm"]
 """What a router under test is."""
-XDP_ROUTER = Path(__file__).parent / "bpf" / "router.bpf.o"
 
 
 def plan_router(
@@ -116,8 +114,7 @@ def plan_router(
             AddNeighbour(router, inside, f"2001:2:0:{1 + side}::2", _GENERATOR_MACS[side]),
         ]
         if forwarding == "xdp":
-            attach = ("ip", "link", "set", "dev", inside, "xdpdrv")
-            steps.append(RunProgram(router, (*attach, "obj", str(XDP_ROUTER), "sec", "xdp")))
+            steps.append(attach(router, inside, XDP_ROUTER))
     steps += [AwaitUp(generator), AwaitUp(router)]
     if platform == "vm":
         steps += [

@@ -1,11 +1,15 @@
-"""What a NIC's driver offers to the generator, as the kernel says it. Sends nothing."""
+"""XDP of an interface: what its driver offers, as the kernel says it, and a program that routes."""
 
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+from typing import Literal
 
 from pyroute2.netlink import NLM_F_REQUEST, genlmsg
 from pyroute2.netlink.generic import GenericNetlinkSocket
+
+from planewise.testbed.plan import RunProgram
 
 DEV_GET = 1
 """Request and attributes of the family `netdev` (include/uapi/linux/netdev.h, Linux 6.3)."""
@@ -50,3 +54,21 @@ def generator_text(driver: str, features: int | None) -> str:
         else f"live frames once an XDP program is attached ({driver} takes none before)"
     )
     return f"{live}; AF_XDP {'without copies' if features & ZERO_COPY else 'with copies'}"
+
+
+_OBJECTS = Path(__file__).parent / "bpf"
+XDP_ROUTER = _OBJECTS / "router.bpf.o"
+"""Routes by the routes and neighbours of the kernel, to which it leaves what it has no way for."""
+XDP_PASS = _OBJECTS / "pass.bpf.o"
+"""Leaves every frame to the kernel: for the peer of a veth interface whose program sends."""
+
+
+def attach(
+    netns: str, interface: str, program: Path | str, mode: Literal["xdp", "xdpdrv"] = "xdpdrv"
+) -> RunProgram:
+    """Gives an interface a program, in place of one that it has. Pure.
+
+    `xdpdrv`: by its driver; `xdp`: by its driver, or by the kernel where the driver has no XDP.
+    """
+    words = ("ip", "-force", "link", "set", "dev", interface, mode)
+    return RunProgram(netns, (*words, "obj", str(program), "sec", "xdp"))

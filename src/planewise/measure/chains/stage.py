@@ -34,10 +34,9 @@ from planewise.store.models import (
 from planewise.testbed.chains import describe, hugepages
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
-from planewise.testbed.chains.functions import GUEST_PROGRAMS
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
 from planewise.testbed.chains.generator import generator_pps
-from planewise.testbed.chains.machines import FunctionMachines
+from planewise.testbed.chains.machines import GUEST_PROGRAMS, FunctionMachines
 from planewise.testbed.chains.model import (
     GENERATOR,
     SWITCH,
@@ -65,6 +64,7 @@ from planewise.testbed.vms.resources import (
     memory_shortage,
     no_iommu,
 )
+from planewise.testbed.xdp import XDP_ROUTER, attach
 
 SAMPLE_S = 1.0
 """Time between two readings of the counters."""
@@ -126,11 +126,10 @@ class ChainStage:
 
     def _options_of(self, chain: Chain) -> VmOptions:
         """Options of the virtual machines of a chain."""
-        polls = chain.forwards == "testpmd"
         return replace(
             self._options,
             shared_memory=chain.plane == "vhost-user",
-            programs=GUEST_PROGRAMS if polls else (),
+            programs=GUEST_PROGRAMS.get(chain.forwards, ()),
         )
 
     @cached_property
@@ -183,7 +182,7 @@ class ChainStage:
         """Why no hosts of this sort can have a chain, as a sentence; empty when some can."""
         if self._pair is None and chain.on_vfs:
             return _TWO_HOSTS
-        if self._tcp and chain.forwards == "testpmd":
+        if self._tcp and chain.polls:
             return "functions that poll have no TCP: they send all frames one way"
         if chain.plane != "vhost-user":
             return ""
@@ -198,7 +197,7 @@ class ChainStage:
                 "the generator on a switch without an uplink cannot be paced: give `chain.uplink` "
                 "a driver, or leave `offered_pps` out"
             )
-        if chain.forwards == "kernel":
+        if not chain.polls:
             return "functions that route want IP from outside: give `chain.uplink` a driver"
         return ""
 
@@ -218,8 +217,7 @@ class ChainStage:
                 self._resources = {role: survey(machines[role]) for role in HOSTS}
             if reason := nic_shortage(chain, self._resources):
                 return reason
-        by_vfio = chain.on_vfs and (chain.kind == "vm" or chain.forwards == "testpmd")
-        if by_vfio and not self._memory.iommu:
+        if chain.by_vfio and not self._memory.iommu:
             return no_iommu(self._memory.place)
         if chain.kind != "vm":
             return ""
@@ -332,8 +330,10 @@ def _missing(chain: Chain, host: Host) -> str:
     wanted = {"Open vSwitch with DPDK": OVS} if "dpdk" in needs else {}
     if "ovs" in needs:
         wanted["Open vSwitch"] = "ovs-vswitchd"
-    if chain.forwards == "testpmd" and chain.kind != "vm":
+    if chain.polls and chain.kind != "vm":
         wanted["dpdk-testpmd"] = TESTPMD
+    if chain.forwards == "xdp" and chain.kind != "vm" and not chain.on_vfs:
+        wanted["ethtool"] = "ethtool"
     look = 'PATH=$PATH:/usr/sbin:/sbin command -v "$1"'
     missing = [
         name
@@ -341,7 +341,19 @@ def _missing(chain: Chain, host: Host) -> str:
         if host.run(["sh", "-c", look, "sh", program]).exit_code
     ]
     verb = "is" if len(missing) == 1 else "are"
-    return f"{' and '.join(missing)} {verb} not installed" if missing else ""
+    if missing:
+        return f"{' and '.join(missing)} {verb} not installed"
+    return _no_xdp(host) if chain.forwards == "xdp" and chain.kind != "vm" else ""
+
+
+def _no_xdp(host: Host) -> str:
+    """A clause on why a host loads no XDP program; empty: it does, on a loopback of its own."""
+    step = attach("", "lo", host.program(str(XDP_ROUTER)), "xdp")
+    done = host.run(["unshare", "--net", *step.argv])
+    if not done.exit_code:
+        return ""
+    words = done.stderr.strip().splitlines() or ["it printed nothing"]
+    return f"iproute2 loads no XDP program ({words[-1]})"
 
 
 def unavailable_here(chain: Chain, host: Host) -> str:
@@ -505,7 +517,7 @@ def _record(
             "no function of the chain transmitted a packet",
             remedy="end other work on the machine, and try again",
         )
-    warnings = []
+    warnings = list(testbed.remarks)
     if trial.size_bytes == "imix" and abs(result.frame_bytes / size - 1) > _MIX_OFF:
         warnings.append(
             f"the frames that functions sent have a mean of {result.frame_bytes:.0f} bytes, and "

@@ -13,6 +13,7 @@ from planewise.testbed.chains.functions import guest_command, vf_command, vhost_
 from planewise.testbed.chains.guests import peers, router_scripts
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import new_function, router_settings, routing
+from planewise.testbed.chains.xdp import attach_in_machine, attach_to_namespaces
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
 
 _TOKEN = "0" * 8
@@ -67,8 +68,8 @@ def _create_functions(chain: Chain, nic: str) -> list[object]:
                 f"docker run --network none --name {name}",
                 f"ip netns attach {name} <its process>",
             ]
-        if chain.kind == "vm" or chain.forwards == "testpmd":
-            if chain.on_vfs:
+        if chain.kind == "vm" or chain.polls:
+            if chain.by_vfio:
                 made.append(f"planewised vf bind <VF of {nic}> vfio-pci")
             continue
         made += router_settings(name) if chain.kind == "container" else new_function(name)
@@ -110,7 +111,7 @@ def _start_functions(
     """Steps that start the functions, and set up where each sends frames."""
     if chain.kind == "vm":
         scripts = router_scripts(chain, macs, there)
-        if chain.forwards == "testpmd":
+        if chain.polls:
             scripts = {
                 number: (
                     "unbind the NIC from its kernel's driver, bind it to uio_pci_generic",
@@ -118,6 +119,8 @@ def _start_functions(
                 )
                 for number, peer in peers(chain, macs, there.macs[1]).items()
             }
+        elif chain.forwards == "xdp":
+            scripts = {number: (*lines, attach_in_machine()) for number, lines in scripts.items()}
         return [
             line
             for number in macs
@@ -126,8 +129,10 @@ def _start_functions(
                 *(f"in {netns(_TOKEN, f'v{number}')}: {words}" for words in scripts[number]),
             )
         ]
-    if chain.forwards != "testpmd":
-        return list(routing(chain, lambda number: netns(_TOKEN, f"v{number}"), macs, there.macs))
+    if not chain.polls:
+        programs = attach_to_namespaces(chain, _TOKEN) if chain.forwards == "xdp" else ()
+        steps = routing(chain, lambda number: netns(_TOKEN, f"v{number}"), macs, there.macs)
+        return [*steps, *programs]
     lines: list[object] = []
     for number, peer in peers(chain, macs, there.macs[1]).items():
         name, cpu = f"vnf{number}", placement.cpu(f"vnf{number}")

@@ -53,7 +53,7 @@ _DEVICES: Mapping[Driver, str] = MappingProxyType(
 def memory_bytes(chain: Chain) -> int:
     """Huge pages that a chain takes: those of virtual machines are ordinary ones."""
     each = 0
-    if chain.forwards == "testpmd" and chain.kind != "vm":
+    if chain.polls and chain.kind != "vm":
         each = MEMORY_BYTES + (_SPARE_BYTES if chain.on_vfs else 0)
     return (SWITCH_BYTES if chain.plane == "vhost-user" else 0) + chain.vnfs * each
 

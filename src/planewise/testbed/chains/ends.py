@@ -17,6 +17,7 @@ from planewise.testbed.plan import (
     AddRoute,
     AddVeth,
     AwaitUp,
+    RunProgram,
     SetAddress,
     SetUp,
     Step,
@@ -87,4 +88,7 @@ def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, 
             AddNeighbour(name, GUEST_INTERFACE, address(number), macs[number]),
             AddRoute(name, there, GUEST_INTERFACE, address(number)),
         ]
+        if chain.forwards == "xdp":
+            # Its frames are what XDP saw of them: no later driver fills in a checksum.
+            steps.append(RunProgram(name, ("ethtool", "-K", GUEST_INTERFACE, "tx", "off")))
     return tuple(steps)

@@ -19,8 +19,6 @@ from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.vms.guests import boot_limit_s
 
 PROGRAM = "dpdk-testpmd"
-GUEST_PROGRAMS = (PROGRAM, "nice", "stdbuf")
-"""Programs that a virtual machine needs to be a function."""
 MEMORY_BYTES = 64 << 20
 _GUEST_PAGES = 16
 """Huge pages of 2 MiB in a virtual machine."""

@@ -50,6 +50,8 @@ class Functions(ABC):
 
     def __init__(self, parts: ChainParts) -> None:
         self.parts = parts
+        self.remarks: tuple[str, ...] = ()
+        """How they forward, once they are connected, where readers of results must know."""
 
     @abstractmethod
     def make(self) -> dict[int, str]:

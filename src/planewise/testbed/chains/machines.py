@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Self
 
 from planewise.errors import PlanewiseError
@@ -21,12 +22,18 @@ from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.machine import MachineState
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
+from planewise.testbed.planes.kinds import Forwarder
 from planewise.testbed.together import together
 from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests
 from planewise.testbed.vms.platform import VmPlatform
+
+GUEST_PROGRAMS: Mapping[Forwarder, tuple[str, ...]] = MappingProxyType(
+    {"testpmd": ("dpdk-testpmd", "nice", "stdbuf"), "xdp": ("ip",)}
+)
+"""Programs that a virtual machine is given to be a function, by what forwards in it."""
 
 _SCRIPT_S = 600.0
 """A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""

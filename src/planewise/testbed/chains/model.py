@@ -76,6 +76,16 @@ class Chain:
         return self.plane in ("vf", "vf-passthrough")
 
     @property
+    def polls(self) -> bool:
+        """Whether functions are dpdk-testpmd; else they route."""
+        return self.forwards == "testpmd"
+
+    @property
+    def by_vfio(self) -> bool:
+        """Whether each function has its VF whole, past the host's kernel."""
+        return self.on_vfs and (self.kind == "vm" or self.polls)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The functions in order."""
         return tuple(f"vnf{number}" for number in range(1, self.vnfs + 1))

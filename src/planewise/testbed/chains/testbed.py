@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Self
 
 from planewise.errors import PlanewiseError
@@ -33,17 +34,26 @@ from planewise.testbed.chains.reading import (
     read_host,
 )
 from planewise.testbed.chains.routing import SOURCE, TARGET
+from planewise.testbed.chains.xdp import XdpMachines, XdpRouters
 from planewise.testbed.host import Host
 from planewise.testbed.machine import MachineState, remove_traces
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.plan import AwaitUp, new_namespace
+from planewise.testbed.planes.kinds import Forwarder
 from planewise.testbed.steering import bind_interrupts, steer
 from planewise.testbed.together import together
 from planewise.testbed.vms.cleanup import remove_guests
 
 FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"
+
+_ROUTERS: Mapping[Forwarder, type[Routers]] = MappingProxyType(
+    {"kernel": Routers, "xdp": XdpRouters}
+)
+_MACHINES: Mapping[Forwarder, type[Machines | PollingMachines]] = MappingProxyType(
+    {"kernel": Machines, "xdp": XdpMachines, "testpmd": PollingMachines}
+)
 
 _REST_S = 20.0
 """Most time that frames are waited for at the end; only busy or emulated hosts take long."""
@@ -125,12 +135,12 @@ class ChainTestbed:
         self._external = self._switch is None or uplink is not None
         self._machines = machines
         if machines is not None:
-            factory = PollingMachines if chain.forwards == "testpmd" else Machines
+            factory = _MACHINES[chain.forwards]
             self._functions: Functions = factory(self._parts, machines, self._switch)
-        elif chain.forwards == "testpmd":
+        elif chain.polls:
             self._functions = Pollers(self._parts, self._switch)
         else:
-            self._functions = Routers(self._parts)
+            self._functions = _ROUTERS[chain.forwards](self._parts)
         names = [self._end(place) for place in PLACES]
         alone = None if self._pair.separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(
@@ -190,7 +200,7 @@ class ChainTestbed:
             self._switch.await_functions()
         if self._addressed:
             self._there.perform(ends.addresses(self._pair.token, chain, self._macs))
-        if chain.forwards != "testpmd":
+        if not chain.polls:
             threads = ksoftirqd(host)
             self._ksoftirqd = {
                 cpu: pid for cpu, pid in threads.items() if cpu in self.placement.tasks
@@ -257,6 +267,11 @@ class ChainTestbed:
     def pids(self) -> dict[str, int]:
         """Processes that are functions, by name."""
         return {f"vnf{number}": pid for number, pid in self._functions.pids.items()}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How the functions forward, where readers of results must know."""
+        return self._functions.remarks
 
     def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
         """Starts the generator with frames of `size`, at its offered or highest rate, until `stop`.
@@ -333,7 +348,7 @@ class ChainTestbed:
         else:
             sent = self._functions.read(seen)
         spent_s = {f"vnf{number}": seen.tasks_s[pid] for number, pid in pids.items()}
-        polls = self.chain.forwards == "testpmd"
+        polls = self.chain.polls
         busy_s = self._functions.busy_s() if whole else {}
         tasks_s = spent_s if polls else {}
         uplink, polling = None, None

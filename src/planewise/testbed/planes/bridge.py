@@ -54,7 +54,7 @@ class BridgePlane(Plane):
     description = "a veth pair into a Linux bridge that has the NIC as a port"
     guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
     for_vms = "virtio-bridge is the same path for virtual machines"
-    functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
+    functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}
     rank = 20
     switch: ClassVar[Switch] = LinuxBridge()
     learns_on_servers: ClassVar[bool] = True

@@ -107,7 +107,7 @@ class OvsPlane(BridgePlane):
     description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
     guests = ("namespace", "container", "process")
     for_vms = "virtio-ovs is the same path for virtual machines"
-    functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
+    functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}
     rank = 25
     switch = OpenVswitchBridge()
     learns_on_servers = False

@@ -74,7 +74,8 @@ _NO_FORWARDER: Mapping[Forwarder, str] = {
     "function is a kernel's",
     "kernel": "such a function has a ring in shared memory, and no interface that a kernel could "
     "route on",
-    "xdp": "planewise has no XDP program that forwards",
+    "xdp": "such a function has a ring in shared memory, and no interface that could have an XDP "
+    "program",
 }
 
 

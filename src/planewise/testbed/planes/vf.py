@@ -21,7 +21,7 @@ class VfPlane(Plane):
     description = "the network device of an SR-IOV virtual function, moved into the guest"
     guests = ("namespace", "container", "process")
     for_vms = "virtual machines have vf-passthrough and macvtap-vf"
-    functions: ClassVar = {"process": ("kernel", "testpmd"), "container": ("kernel",)}
+    functions: ClassVar = {"process": ("kernel", "testpmd", "xdp"), "container": ("kernel", "xdp")}
     rank = 60
     vfs = 1
     nic_within_host = True

@@ -15,7 +15,7 @@ class VfPassthroughPlane(VmPlane):
 
     name = "vf-passthrough"
     description = "a virtual function given to a virtual machine whole (VFIO)"
-    functions: ClassVar = {"vm": ("kernel", "testpmd")}
+    functions: ClassVar = {"vm": ("kernel", "testpmd", "xdp")}
     rank = 74
     vfs = 1
     nic_within_host = True

@@ -19,7 +19,7 @@ class VhostUserPlane(Plane):
     functions: ClassVar = {
         "process": ("testpmd",),
         "container": ("testpmd",),
-        "vm": ("kernel", "testpmd"),
+        "vm": ("kernel", "testpmd", "xdp"),
     }
     rank = 75
     switch_is_program = True

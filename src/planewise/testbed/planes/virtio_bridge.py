@@ -12,7 +12,7 @@ class VirtioBridgePlane(TapPlane):
 
     name = "virtio-bridge"
     description = "a paravirtual NIC (virtio) of a virtual machine, on a bridge"
-    functions: ClassVar = {"vm": ("kernel", "testpmd")}
+    functions: ClassVar = {"vm": ("kernel", "testpmd", "xdp")}
     rank = 71
     model = "virtio"
 

@@ -17,7 +17,7 @@ class VirtioOvsPlane(TapPlane):
 
     name = "virtio-ovs"
     description = "a paravirtual NIC (virtio) of a virtual machine, on an Open vSwitch without DPDK"
-    functions: ClassVar = {"vm": ("kernel", "testpmd")}
+    functions: ClassVar = {"vm": ("kernel", "testpmd", "xdp")}
     rank = 71
     model = "virtio"
     switch = OpenVswitchBridge()

@@ -43,6 +43,7 @@ _PROGRAM_MIB = {
     "redis-server": 64,
     "stress-ng": 112,
     "dpdk-testpmd": 96,
+    "ip": 16,
     "nice": 0,
     "stdbuf": 0,
 }

@@ -1,0 +1,126 @@
+"""Functions whose interface has an XDP program that routes: namespaces, containers, machines.
+
+The program asks the kernel for routes and neighbours, which are those of functions whose kernel
+routes. A veth pair and virtio have XDP of their own; of other interfaces it depends on the driver,
+in whose place the kernel runs the program (generic XDP).
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from planewise.testbed.chains.bridge import port_of
+from planewise.testbed.chains.ends import Ends, netns
+from planewise.testbed.chains.guests import Machines, Routers
+from planewise.testbed.chains.model import Chain
+from planewise.testbed.chains.reading import HostCounters, VnfCounters
+from planewise.testbed.model import GUEST_INTERFACE
+from planewise.testbed.plan import RunProgram
+from planewise.testbed.planes import plane
+from planewise.testbed.steering import steer
+from planewise.testbed.xdp import XDP_PASS, XDP_ROUTER, attach
+
+_HEADER_BYTES = 12
+"""struct virtio_net_hdr_mrg_rxbuf."""
+_ASK = ("ip", "link", "show", "dev", GUEST_INTERFACE)
+_GENERIC = "xdpgeneric"
+_IN_MACHINE = f"/tmp/{XDP_ROUTER.name}"
+
+
+def attach_to_namespaces(
+    chain: Chain, token: str, programs: tuple[str, str] = (str(XDP_ROUTER), str(XDP_PASS))
+) -> tuple[RunProgram, ...]:
+    """The steps that give functions the first program, and their ports the second. Pure."""
+    router, passing = programs
+    steps: list[RunProgram] = []
+    for number in range(1, chain.vnfs + 1):
+        mode: Literal["xdp", "xdpdrv"] = "xdp" if chain.on_vfs else "xdpdrv"
+        steps.append(attach(netns(token, f"v{number}"), GUEST_INTERFACE, router, mode))
+        if not chain.on_vfs:
+            steps.append(attach("", port_of(token, number), passing))
+    return tuple(steps)
+
+
+def attach_in_machine() -> str:
+    """The line of shell that gives a virtual machine's NIC the program. Pure."""
+    # By its path: the guest's shell takes `ip` for its own.
+    words = attach("", GUEST_INTERFACE, _IN_MACHINE, "xdp").argv
+    return f"/bin/{shlex.join(words)}"
+
+
+class XdpRouters(Routers):
+    """Namespaces or containers."""
+
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """See `Functions.connect`."""
+        super().connect(macs, ends)
+        here, chain = self.parts.here, self.parts.chain
+        router, passing = (here.host.program(str(one)) for one in (XDP_ROUTER, XDP_PASS))
+        here.perform(attach_to_namespaces(chain, here.token, (router, passing)))
+        if not chain.on_vfs:
+            self._steer_ports()
+            return
+        for name in self.namespaces:  # a VF outlives its chain
+            detach = ("ip", "link", "set", "dev", GUEST_INTERFACE, "xdp", "off")
+            self.parts.opened.callback(here.perform, [RunProgram(name, detach)])
+        host = here.host
+        told = [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
+        self.remarks = _remarks(told)
+
+    def _steer_ports(self) -> None:
+        """Has each function's program run on its CPU: on veth it runs on that of the sender."""
+        parts, here = self.parts, self.parts.here
+        if parts.chain.pattern == "north-south" or plane(parts.chain.plane).switch_is_program:
+            return  # The sender is the NIC, whose frames are steered already, or the switch.
+        for number in parts.numbers[:-1]:
+            if parts.cpu(number) != (cpu := parts.cpu(number + 1)):
+                steer(here.host, here.machine.netns, [port_of(here.token, number)], [cpu])
+
+
+class XdpMachines(Machines):
+    """Virtual machines, which are given the program, and iproute2 of this machine to attach it."""
+
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """See `Functions.connect`."""
+        super().connect(macs, ends)
+        program = base64.encodebytes(XDP_ROUTER.read_bytes()).decode().splitlines()
+        lines = (
+            f"base64 -d >{_IN_MACHINE} <<.",
+            *program,
+            ".",
+            attach_in_machine(),
+            f"/bin/{shlex.join(_ASK)}",
+        )
+        told = self._machines.run_scripts(dict.fromkeys(macs, lines))
+        self.remarks = _remarks([told[number] for number in self.parts.numbers])
+
+    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
+        """See `Functions.read`."""
+        counted = super().read(seen)
+        return counted if self.parts.chain.on_vfs else without_headers(counted)
+
+
+def without_headers(counted: Mapping[int, VnfCounters]) -> dict[int, VnfCounters]:
+    """Counters of virtio NICs that XDP sends by, with the bytes of frames alone. Pure.
+
+    virtio_net counts its own header with each frame (`__virtnet_xdp_xmit_one`, Linux 6.12).
+    """
+    return {
+        number: replace(one, bytes=one.bytes - _HEADER_BYTES * one.packets)
+        for number, one in counted.items()
+    }
+
+
+def _remarks(told: Sequence[str]) -> tuple[str, ...]:
+    """What readers must know, by what `ip link show` says of each function. Pure."""
+    names = [f"vnf{number}" for number, text in enumerate(told, 1) if _GENERIC in text.split()]
+    if not names:
+        return ()
+    return (
+        f"the kernel runs the XDP program of {' and '.join(names)} (generic XDP): the NIC's driver "
+        "has no XDP",
+    )
