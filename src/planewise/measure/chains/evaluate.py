@@ -56,13 +56,17 @@ class ReadingDelta:
     @property
     def ends_seconds(self) -> float:
         """Time between the readings of the ends' counters, by their own host's clock."""
-        first, last = self.first.ends_at_s, self.last.ends_at_s
-        return self.seconds if first is None or last is None else max(last - first, 1e-9)
+        return self._between(self.first.ends_at_s, self.last.ends_at_s)
 
     def seconds_of(self, name: str) -> float:
         """Time between the readings of a function's counters."""
-        first, last = self.first.vnfs[name].at_s, self.last.vnfs[name].at_s
-        return self.seconds if first is None or last is None else max(last - first, 1e-9)
+        return self._between(self.first.vnfs[name].at_s, self.last.vnfs[name].at_s)
+
+    def _between(self, first_s: float | None, last_s: float | None) -> float:
+        """Time between two readings by a clock of their own, where they have one."""
+        if first_s is None or last_s is None:
+            return self.seconds
+        return max(last_s - first_s, 1e-9)
 
     @property
     def delivered(self) -> int:

@@ -46,7 +46,7 @@ def frame_path(
         switch: frames that entered and left the switch by its uplink, where it has one.
     """
     counts: list[tuple[str, int]] = []
-    if chain.pattern == "east-west":
+    if chain.through:
         for name in chain.names:
             reached, left = functions[name]
             counts += [(f"to {name}", reached), (f"in {name}", left)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planewise.testbed.chains.ends import MTU_BYTES, Ends, mac_of, netns, port_mac
+from planewise.testbed.chains.ends import MTU_BYTES, Ends, accepted, mac_of, netns, port_mac
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.model import GUEST_INTERFACE, Site
-from planewise.testbed.plan import AcceptAddress, AddTap, AddVeth, AwaitUp, SetUp, Step
+from planewise.testbed.plan import AddTap, AddVeth, AwaitUp, SetUp, Step
 from planewise.testbed.planes import plane
 from planewise.testbed.planes.plane import Switch
 
@@ -42,18 +42,15 @@ def ports(token: str, chain: Chain, site: Site, ends: Ends, queues: int = 1) -> 
     for nic in dict.fromkeys(ends.nics):
         steps += switch.add_nic(replace(site, nic=nic))
     steps += [switch.know(site, nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)]
-    shared = ends.nics[0] == ends.nics[1]
-    for number in range(1, chain.vnfs + 1):
+    for number in chain.numbers:
         port, mac = port_of(token, number), mac_of(number)
         steps += [
             *_interface(token, chain, number, queues),
             switch.join(site, port),
             SetUp("", port),
             switch.know(site, port, mac),
-            # A NIC with VFs passes the host frames only for addresses that were added.
-            *([AcceptAddress("", ends.nics[0], mac)] if shared else []),
         ]
-    return (*steps, *(AwaitUp("", nic) for nic in dict.fromkeys(ends.nics)))
+    return (*steps, *accepted(chain, ends), *(AwaitUp("", nic) for nic in dict.fromkeys(ends.nics)))
 
 
 def _interface(token: str, chain: Chain, number: int, queues: int) -> Sequence[Step]:

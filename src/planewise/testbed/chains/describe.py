@@ -8,7 +8,7 @@ from itertools import cycle
 
 from planewise.testbed.chains import bridge, ends
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, Driver, memory_bytes, uplinks
-from planewise.testbed.chains.ends import CABLES, Ends, mac_of, netns
+from planewise.testbed.chains.ends import CABLES, Ends, macs_of, netns
 from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
 from planewise.testbed.chains.guests import peers, router_scripts
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
@@ -28,7 +28,7 @@ def steps(
     `nic` is that of both hosts; empty: both are this machine.
     """
     there = Ends(_FAR, (nic, nic)) if nic else CABLES
-    macs = {number: mac_of(number) for number in range(1, chain.vnfs + 1)}
+    macs = macs_of(chain)
     if chain.on_vfs:
         macs = {number: f"<MAC of vnf{number}>" for number in macs}
     functions: list[object] = []
@@ -61,7 +61,7 @@ def _vf_move(nic: str, name: str) -> str:
 def _create_functions(chain: Chain, nic: str) -> list[object]:
     """Steps that make the functions, before they have ports."""
     made: list[object] = []
-    for number in range(1, chain.vnfs + 1):
+    for number in chain.numbers:
         name = netns(_TOKEN, f"v{number}")
         if chain.kind == "container":
             made += [

@@ -15,7 +15,7 @@ from typing import Literal
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.chains import frames
-from planewise.testbed.chains.ends import Ends, mac_of
+from planewise.testbed.chains.ends import Ends, accepted, mac_of
 from planewise.testbed.chains.functions import MEMORY_BYTES
 from planewise.testbed.chains.model import (
     FCS_BYTES,
@@ -28,7 +28,6 @@ from planewise.testbed.chains.model import (
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import PmdCycles, VnfCounters
 from planewise.testbed.chains.switch import Flow, Port, PortCounters, RunningDpdkSwitch
-from planewise.testbed.plan import AcceptAddress
 
 Driver = Literal["af_packet", "af_xdp"]
 
@@ -124,10 +123,7 @@ class DpdkSwitch:
             for number, name in enumerate(parts.chain.names, start=1)
         ]
         self.running.change_ports([*self._uplinks, *functions])
-        if ends.nics[0] == ends.nics[1]:
-            # A NIC with VFs passes the host frames only for addresses that were added.
-            macs = map(mac_of, parts.numbers)
-            parts.here.perform(AcceptAddress("", ends.nics[0], mac) for mac in macs)
+        parts.here.perform(accepted(parts.chain, ends))
 
     def await_functions(self) -> None:
         """Waits until all functions have connected, then sets the flows of frames from outside.

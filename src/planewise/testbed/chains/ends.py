@@ -13,6 +13,7 @@ from planewise.testbed.chains.model import Chain
 from planewise.testbed.chains.routing import SOURCE, SOURCES, TARGET, TARGETS, address
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.plan import (
+    AcceptAddress,
     AddNeighbour,
     AddRoute,
     AddVeth,
@@ -39,6 +40,11 @@ def netns(token: str, place: str) -> str:
 def mac_of(number: int) -> str:
     """MAC of the `number`th function without a VF; `remove_traces` removes such from a NIC."""
     return f"02:70:77:0f:00:{number:02x}"
+
+
+def macs_of(chain: Chain) -> dict[int, str]:
+    """MACs of a chain's functions without VFs, by number."""
+    return {number: mac_of(number) for number in chain.numbers}
 
 
 def port_mac(mac: str) -> str:
@@ -74,9 +80,19 @@ def cables(token: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def accepted(chain: Chain, ends: Ends) -> tuple[Step, ...]:
+    """Has the functions' host get their frames where both ends use one NIC.
+
+    A NIC with VFs passes the host frames only for addresses that were added.
+    """
+    if ends.nics[0] != ends.nics[1]:
+        return ()
+    return tuple(AcceptAddress("", ends.nics[0], mac) for mac in macs_of(chain).values())
+
+
 def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, ...]:
     """Addresses and routes of the ends, for programs that communicate through the chain."""
-    last = chain.vnfs if chain.pattern == "east-west" else 1
+    last = chain.vnfs if chain.through else 1
     steps: list[Step] = []
     for place, own, there, number in (
         (PLACES[0], SOURCE, TARGETS, 1),

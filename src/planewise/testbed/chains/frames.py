@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Sequence
 
+from planewise.testbed.chains.generator import PORT
 from planewise.testbed.chains.model import FCS_BYTES
+from planewise.testbed.chains.routing import SOURCE, TARGET
 
 _MAGIC, _ETHERNET = 0xA1B2C3D4, 1
-_SOURCE, _TARGET = bytes([198, 18, 0, 2]), bytes([198, 19, 0, 2])
+_ADDRESSES = socket.inet_aton(SOURCE), socket.inet_aton(TARGET)
 _MACS = bytes.fromhex("027077400001") + bytes.fromhex("0270774000f0")
 _HEADERS_BYTES = 14 + 20 + 8
 
@@ -32,10 +35,10 @@ def frame(size_bytes: int) -> bytes:
     """An Ethernet frame with IPv4 and UDP, of `size_bytes` with the FCS that is not in it."""
     length = size_bytes - FCS_BYTES
     ip_length = length - 14
-    header = struct.pack(">BBHHHBBH4s4s", 0x45, 0, ip_length, 0, 0, 64, 17, 0, _SOURCE, _TARGET)
+    header = struct.pack(">BBHHHBBH4s4s", 0x45, 0, ip_length, 0, 0, 64, 17, 0, *_ADDRESSES)
     header = header[:10] + struct.pack(">H", _checksum(header)) + header[12:]
     # A UDP checksum of zero means none (RFC 768).
-    udp = struct.pack(">HHHH", 49152, 4862, ip_length - 20, 0)
+    udp = struct.pack(">HHHH", 49152, PORT, ip_length - 20, 0)
     return _MACS + b"\x08\x00" + header + udp + bytes(length - _HEADERS_BYTES)
 
 

@@ -16,7 +16,8 @@ _MIXED = 0.7
 _OVERLOAD = 1.5
 """Overload: the generator is asked for this times its maximum."""
 
-_PORT = 4862
+PORT = 4862
+"""UDP destination port of the first stream."""
 _RING_MIB = 8
 _CALIBRATE_S = 120.0
 
@@ -46,14 +47,18 @@ def commands(
     """
     frames = frames_of(size)
     total = sum(count for _, count in frames)
-    through = chain.pattern == "east-west"
     entries = range(1, len(chain.entries) + 1)
     streams = [(entry, *frame) for entry in entries for frame in frames]
     for number, (entry, frame_bytes, count) in enumerate(streams):
         rate = f"{pps * count / total / len(entries):.0f}"
         yield (
             *("trial", "--tx", ends[0], "--rx", ends[1], "--src", SOURCE),
-            *("--dst", TARGET if through else target(entry), "--dst-port", str(_PORT + number)),
+            *(
+                "--dst",
+                TARGET if chain.through else target(entry),
+                "--dst-port",
+                str(PORT + number),
+            ),
             *("--dst-mac", macs[entry], "--size", str(frame_bytes), "--rate", rate),
             *("--max-pps", rate, "--duration", f"{limit_s:g}"),
             *("--ring-mib", str(_RING_MIB), *options),

@@ -13,7 +13,7 @@ from functools import cached_property
 from planewise.errors import PlanewiseError
 from planewise.testbed.chains.bridge import port_of
 from planewise.testbed.chains.dpdk import DpdkSwitch
-from planewise.testbed.chains.ends import Ends, mac_of
+from planewise.testbed.chains.ends import Ends, mac_of, macs_of
 from planewise.testbed.chains.functions import (
     GUEST_DIRECTORY,
     GUEST_SCRIPT,
@@ -112,7 +112,7 @@ class Routers(Functions):
         guests = [one.guest for one in placed]
         here.perform([step for guest in guests for step in router_settings(guest.netns)])
         if not parts.chain.on_vfs:
-            return {number: mac_of(number) for number in parts.numbers}
+            return macs_of(parts.chain)
         return move_vfs(here, parts.opened, guests)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
@@ -165,7 +165,7 @@ class Machines(Functions):
     @property
     def pids(self) -> Mapping[int, int]:
         """See `Functions.pids`."""
-        return {number: self._machines.pids[number] for number in self.parts.numbers}
+        return _pids_of(self.parts, self._machines)
 
     def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
@@ -176,7 +176,12 @@ def _macs_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, str]:
     """Takes the VFs of virtual machines on VFs; MACs of all, by number."""
     if parts.chain.on_vfs:
         return machines.take_vfs(parts.numbers)
-    return {number: mac_of(number) for number in parts.numbers}
+    return macs_of(parts.chain)
+
+
+def _pids_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, int]:
+    """Processes of the machines that a chain has, by number; others may sleep."""
+    return {number: machines.pids[number] for number in parts.numbers}
 
 
 def _run_machines(
@@ -229,7 +234,7 @@ class Pollers(Functions):
         if parts.chain.kind == "container":
             self._contained = self._place("container")
         if not parts.chain.on_vfs:
-            return {number: mac_of(number) for number in parts.numbers}
+            return macs_of(parts.chain)
         for number in parts.numbers:
             vf = self._vfs[number] = parts.here.vfs.take()
             parts.opened.callback(parts.here.vfs.give_back, vf)
@@ -360,7 +365,7 @@ class PollingMachines(Pollers):
     @property
     def pids(self) -> Mapping[int, int]:
         """See `Functions.pids`: those of QEMU."""
-        return {number: self._machines.pids[number] for number in self.parts.numbers}
+        return _pids_of(self.parts, self._machines)
 
     def _vf(self, number: int) -> ListedVf | None:
         return self._machines.vf(number)
@@ -378,5 +383,4 @@ class PollingMachines(Pollers):
 def peers(chain: Chain, macs: Mapping[int, str], end: str) -> dict[int, str]:
     """By number, the MAC that each polling function sends to; `end` is behind the last. Pure."""
     last = chain.vnfs
-    through = chain.pattern == "east-west"
-    return {number: macs[number + 1] if through and number < last else end for number in macs}
+    return {number: macs[number + 1] if chain.through and number < last else end for number in macs}

@@ -17,6 +17,7 @@ from typing import Self
 from planewise.errors import PlanewiseError
 from planewise.testbed import counters
 from planewise.testbed.chains.ends import MTU_BYTES, netns
+from planewise.testbed.chains.functions import PROGRAM as TESTPMD
 from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.machine import MachineState
@@ -31,7 +32,7 @@ from planewise.testbed.vms.guests import HostGuests
 from planewise.testbed.vms.platform import VmPlatform
 
 GUEST_PROGRAMS: Mapping[Forwarder, tuple[str, ...]] = MappingProxyType(
-    {"testpmd": ("dpdk-testpmd", "nice", "stdbuf"), "xdp": ("ip",)}
+    {"testpmd": (TESTPMD, "nice", "stdbuf"), "xdp": ("ip",)}
 )
 """Programs that a virtual machine is given to be a function, by what forwards in it."""
 

@@ -86,15 +86,25 @@ class Chain:
         return self.on_vfs and (self.kind == "vm" or self.polls)
 
     @property
+    def through(self) -> bool:
+        """Whether frames go through one function after the other."""
+        return self.pattern == "east-west"
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the functions."""
+        return range(1, self.vnfs + 1)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The functions in order."""
-        return tuple(f"vnf{number}" for number in range(1, self.vnfs + 1))
+        return tuple(f"vnf{number}" for number in self.numbers)
 
     @property
     def hops(self) -> tuple[tuple[str, str], ...]:
         """Pairs (from, to) by which the switch forwards; the generator is at both ends."""
         names = self.names
-        if self.pattern == "east-west":
+        if self.through:
             stops = (GENERATOR, *names, GENERATOR)
             return tuple(pairwise(stops))
         return tuple(hop for name in names for hop in ((GENERATOR, name), (name, GENERATOR)))
@@ -138,13 +148,7 @@ def assign_cpus(
             f"and this process may use {len(cpus)}",
             remedy="allow it more (taskset, cpusets), or use a larger machine",
         )
-    for kind, own in wanted.items():
-        for cpu in own:
-            if cpu not in cpus:
-                raise UnsupportedError(
-                    f"CPU {cpu} of `cpus.{kind}` is not one that this process may use",
-                    remedy=f"one of {', '.join(map(str, cpus))}",
-                )
+    _check_there(wanted, cpus, "one that this process may use")
     alone = tasks[0]
     first = tuple(wanted.get(alone, ())) or (cpus[0],)
     rest = tuple(cpu for cpu in cpus if cpu not in first) or tuple(cpus)
@@ -164,6 +168,16 @@ def assign_cpus(
     return Placement({cpu: tuple(own) for cpu, own in sorted(placed.items())})
 
 
+def _check_there(wanted: Mapping[str, Sequence[int]], cpus: Sequence[int], what: str) -> None:
+    for kind, own in wanted.items():
+        for cpu in own:
+            if cpu not in cpus:
+                raise UnsupportedError(
+                    f"CPU {cpu} of `cpus.{kind}` is not {what}",
+                    remedy=f"one of {', '.join(map(str, cpus))}",
+                )
+
+
 def assign_in_turn(
     functions: Sequence[str], available: Iterable[int], wanted: Sequence[int] = ()
 ) -> Placement:
@@ -173,12 +187,7 @@ def assign_in_turn(
         UnsupportedError: a CPU that is `wanted` is not there.
     """
     cpus = sorted(available)
-    for cpu in wanted:
-        if cpu not in cpus:
-            raise UnsupportedError(
-                f"CPU {cpu} of `cpus.vnf` is not on the functions' host",
-                remedy=f"one of {', '.join(map(str, cpus))}",
-            )
+    _check_there({"vnf": wanted}, cpus, "on the functions' host")
     own = tuple(wanted) or tuple(cpus)
     placed: dict[int, list[str]] = {}
     for turn, name in enumerate(functions):

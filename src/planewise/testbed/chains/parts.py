@@ -30,7 +30,7 @@ class ChainParts:
     @property
     def numbers(self) -> range:
         """Numbers of the functions."""
-        return range(1, self.chain.vnfs + 1)
+        return self.chain.numbers
 
     def cpu(self, number: int) -> int:
         """CPU of a function."""

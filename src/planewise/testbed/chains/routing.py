@@ -63,11 +63,10 @@ def routing(
     the MACs of the chain's ends.
     """
     steps: list[Step] = []
-    for number in range(1, chain.vnfs + 1):
+    for number in chain.numbers:
         own = netns(number)
-        through = chain.pattern == "east-west"
-        onward = number + 1 if through and number < chain.vnfs else None
-        back = number - 1 if through and number > 1 else None
+        onward = number + 1 if chain.through and number < chain.vnfs else None
+        back = number - 1 if chain.through and number > 1 else None
         steps.append(SetAddress(own, GUEST_INTERFACE, f"{address(number)}/32"))
         steps += _route(own, TARGETS, onward, macs, ends[1], (TARGET, target(number)))
         steps += _route(own, SOURCES, back, macs, ends[0], (SOURCE,))

@@ -249,7 +249,7 @@ class ChainTestbed:
             cpu = self.placement.cpu(SWITCH)
             here.host.run(["taskset", "-acp", str(cpu), str(pid)]).check()
         cpus = [self.placement.cpu(function) for function in self.chain.names]
-        entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
+        entries = cpus[:1] if self.chain.through else cpus
         if self._pair.separate:
             bind_interrupts(here.host, None, here.machine.nic, entries)
         else:

@@ -37,7 +37,7 @@ def attach_to_namespaces(
     """The steps that give functions the first program, and their ports the second. Pure."""
     router, passing = programs
     steps: list[RunProgram] = []
-    for number in range(1, chain.vnfs + 1):
+    for number in chain.numbers:
         mode: Literal["xdp", "xdpdrv"] = "xdp" if chain.on_vfs else "xdpdrv"
         steps.append(attach(netns(token, f"v{number}"), GUEST_INTERFACE, router, mode))
         if not chain.on_vfs:
@@ -74,7 +74,7 @@ class XdpRouters(Routers):
     def _steer_ports(self) -> None:
         """Has each function's program run on its CPU: on veth it runs on that of the sender."""
         parts, here = self.parts, self.parts.here
-        if parts.chain.pattern == "north-south" or plane(parts.chain.plane).switch_is_program:
+        if not parts.chain.through or plane(parts.chain.plane).switch_is_program:
             return  # The sender is the NIC, whose frames are steered already, or the switch.
         for number in parts.numbers[:-1]:
             if parts.cpu(number) != (cpu := parts.cpu(number + 1)):
@@ -101,7 +101,8 @@ class XdpMachines(Machines):
     def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
         counted = super().read(seen)
-        return counted if self.parts.chain.on_vfs else without_headers(counted)
+        by_virtio = not self.parts.chain.on_vfs and not self.remarks
+        return without_headers(counted) if by_virtio else counted
 
 
 def without_headers(counted: Mapping[int, VnfCounters]) -> dict[int, VnfCounters]:
