@@ -434,10 +434,13 @@ def test_functions_whose_interface_has_an_xdp_program_forward_by_it_on_either_sw
     tmp_path: Path,
 ) -> None:
     needs("ovs", forwarder="xdp")
+    # Each on another CPU: on the bridge the second is steered to its own.
+    cpus = sorted(os.sched_getaffinity(0))[:2]
     path = design(
         tmp_path / "chains.yaml",
         "plane: [bridge, ovs], path: [north-south, east-west], vnfs: 2, size_bytes: 512",
-        "functions: [{forwarder: xdp}]\nchain: {duration_s: 1, warmup_s: 0.2, offered_pps: 2000}",
+        "functions: [{forwarder: xdp}]\nchain: {duration_s: 1, warmup_s: 0.2, offered_pps: 2000, "
+        f"cpus: {{vnf: {cpus}}}}}",
     )
     out = tmp_path / "run"
     finished = planewise("run", path, "--out", out, "--json")

@@ -54,6 +54,7 @@ def test_a_trial_over_a_cable_loses_nothing_that_no_counter_explains(
     assert output["latency"]["count"] == output["received"]
     assert output["latency"]["min_ns"] > 0
     assert output["warmup"]["received"]
+    assert 1 <= output["warmup"]["arrived"] <= output["warmup"]["sent"]
     cpus = sorted(os.sched_getaffinity(0))
     assert output["generator"]["cpu"] == (cpus[-1] if len(cpus) > 1 else None)
     assert sum(output["cpu"]["all"].values()) == pytest.approx(1)

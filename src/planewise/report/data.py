@@ -471,4 +471,5 @@ def _all_frames(accounts: Sequence[FrameAccount]) -> FrameAccount | None:
         sent=sum(account.sent for account in accounts),
         received=sum(account.received for account in accounts),
         lost=dict(lost),
+        foreign=sum(account.foreign for account in accounts),
     )
