@@ -237,7 +237,8 @@ MAC_FILTERS = {"igb": 24, "igbvf": 24}
 # Everything that carries the token, of which nothing else takes care: switches that are programs,
 # namespaces, bridges and the taps that a switch made in their place, groups.
 # And what planes gave the NIC: addresses, routes, neighbours; filters for guests, and the one that
-# planewised adds for a bridge's own address.
+# planewised adds for a bridge's own address. And from VFs, which are home by now, the program by
+# which functions of chains forwarded.
 _REMOVE = (
     """
 if [ -n "$2" ]; then
@@ -249,6 +250,11 @@ if [ -n "$2" ]; then
         ip address flush dev "$2" to "$range" 2>/dev/null
         ip route flush root "$range" dev "$2" 2>/dev/null
         ip neighbour flush to "$range" dev "$2" nud permanent 2>/dev/null
+    done
+    for link in /sys/class/net/"$2"/device/virtfn*/net/*; do
+        vf=${link##*/}
+        ! ip -d link show dev "$vf" 2>/dev/null | grep -q 'prog/xdp.* name pw_route ' ||
+            ip link set dev "$vf" xdp off
     done
 fi
 for file in $(grep -ls "/pw-$1" /proc/[0-9]*/cmdline); do

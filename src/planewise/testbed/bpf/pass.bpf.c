@@ -8,7 +8,7 @@
 #include <bpf/bpf_helpers.h>
 
 SEC("xdp")
-int pass(struct xdp_md *context)
+int pw_pass(struct xdp_md *context)
 {
 	return XDP_PASS;
 }

@@ -31,7 +31,7 @@ static __always_inline long has_way(struct xdp_md *context, struct bpf_fib_looku
 }
 
 SEC("xdp")
-int route(struct xdp_md *context)
+int pw_route(struct xdp_md *context)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	struct ethhdr *ethernet = data;
