@@ -17,6 +17,7 @@ from planewise import procfs
 from planewise.measure.cells import Cell
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import AS_IS, Design
+from planewise.measure.managed import ManagedVmStage
 from planewise.measure.stage import (
     ClearableStage,
     FactualStage,
@@ -43,17 +44,17 @@ def stage_makers(
 ) -> Mapping[GuestKind, Callable[[Design], Stage]]:
     """By kind of guest, what makes its stage on a pair of hosts; None is this machine."""
     guests = partial(GuestStage, pair=pair, ip_version=ip_version)
+
+    def machines(design: Design) -> Stage:
+        if design.alloc is not None:
+            return ManagedVmStage(design, pair, ip_version)
+        if pair is None:
+            return local_vms(design, ip_version)
+        return VmStage(design, nullcontext(pair), ip_version)
+
     if pair is None:
-        return {
-            "namespace": guests,
-            "vm": partial(local_vms, ip_version=ip_version),
-            "process": ChainStage,
-        }
-    return {
-        "namespace": guests,
-        "vm": lambda design: VmStage(design, nullcontext(pair), ip_version),
-        "process": partial(ChainStage, pair=pair),
-    }
+        return {"namespace": guests, "vm": machines, "process": ChainStage}
+    return {"namespace": guests, "vm": machines, "process": partial(ChainStage, pair=pair)}
 
 
 def _kind(cell: Cell) -> GuestKind:

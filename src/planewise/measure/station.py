@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from planewise.measure.allocation import AllocPath, measure_allocation
@@ -34,13 +35,14 @@ from planewise.testbed.gauges import Gauge
 from planewise.testbed.guests import MAKERS
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.load import STRESS_NG, STRESSORS, BackgroundLoad
+from planewise.testbed.machine import Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import plane
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.testbed import Testbed
-from planewise.testbed.vfs import look_at_vfs
+from planewise.testbed.vfs import Pf, look_at_vfs
 
 _A_DAY_S = 86_400.0
 """A visit may last long; that its load dies with planewise is seen to elsewhere."""
@@ -148,7 +150,7 @@ class GuestStage:
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
-        settings = {cell: cell.testbed for cell in cells}
+        settings = {cell: self._setting(cell) for cell in cells}
         for_all = [program for program in self._programs if program != STRESS_NG]
         if reason := lacking(self._testbeds.machines, for_all):
             return dict.fromkeys(cells, reason)
@@ -157,7 +159,7 @@ class GuestStage:
             reason := lacking(self._testbeds.machines, [STRESS_NG])
         ):
             reasons = {cell: reason for cell in cells if cell.load_type in STRESSORS}
-            settings = {cell: cell.testbed for cell in cells if cell not in reasons}
+            settings = {cell: own for cell, own in settings.items() if cell not in reasons}
         refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
         if self._alloc is not None:
             for setting in settings.values():
@@ -169,6 +171,10 @@ class GuestStage:
             cell: refused[setting] for cell, setting in settings.items() if setting in refused
         }
 
+    def _setting(self, cell: Cell) -> Setting:
+        """What must stand for a cell."""
+        return cell.testbed
+
     def _no_allocator(self, setting: Setting, part: AllocPart) -> str:
         """Why VFs cannot be given to a setting's guests; empty where they can."""
         pair = self._testbeds.of(setting).pair
@@ -178,8 +184,22 @@ class GuestStage:
         found = self._testbeds.of(setting).resources("responder")
         pf = look_at_vfs(machine.host, machine.nic) if found.vfs else None
         return allocator_shortage(
-            found, pf, part.vfs, setting.background_guests
-        ) or bonding_shortage(machine.host)
+            found, pf, part.vfs, self._guests_at_nic(setting)
+        ) or self._cannot_join(machine.host, found, pf, setting)
+
+    def _guests_at_nic(self, setting: Setting) -> int:
+        """Guests of the responder, its main one apart, whose addresses its NIC receives for."""
+        return setting.background_guests
+
+    def _cannot_join(self, host: Host, found: Resources, pf: Pf | None, setting: Setting) -> str:
+        """Why the responder's guests cannot have a VF beside what they have; empty where they
+        can."""
+        return bonding_shortage(host)
+
+    def _allocator(self, standing: Arrangement, pair: Pair, vfs: int) -> Allocator:
+        """What gives VFs to the responder's background guests."""
+        host, nic = standing.hosts["responder"], pair.machines["responder"].nic
+        return Allocator(host, nic, pair.token, vfs, standing.background("responder"))
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
@@ -202,7 +222,7 @@ class GuestStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[GuestStation]:
         """The cell's guests, with their background load running."""
-        setting = cell.testbed
+        setting = self._setting(cell)
         testbed = self._testbeds.of(setting)
         spec = replace(load_of(cell, self._background), limit_s=_A_DAY_S)
         crew = ShellCrew if testbed.pair.separate else ProcessCrew
@@ -210,7 +230,12 @@ class GuestStage:
             testbed.arrange(setting) as arrangement,
             BackgroundLoad(arrangement, spec, crew) as load,
             GuestStation(
-                arrangement, self._testbeds, testbed.pair, load, self._ip_version
+                arrangement,
+                self._testbeds,
+                testbed.pair,
+                load,
+                partial(self._allocator, arrangement, testbed.pair),
+                self._ip_version,
             ) as station,
         ):
             yield station
@@ -225,7 +250,7 @@ class GuestStage:
 class GuestStation:
     """One setting that stands: what can be measured between its main guests.
 
-    `load` runs beside every trial.
+    `load` runs beside every trial. `make_allocator` makes what gives so many VFs to the guests.
     """
 
     def __init__(
@@ -234,10 +259,12 @@ class GuestStation:
         testbeds: Testbeds,
         pair: Pair,
         load: BackgroundLoad,
+        make_allocator: Callable[[int], Allocator],
         ip_version: IpVersion = 4,
     ) -> None:
         self._arrangement = arrangement
         self._testbeds = testbeds
+        self._make_allocator = make_allocator
         self._pair = pair
         self._two_hosts = pair.separate
         self._separate = pair.separate and not arrangement.shared
@@ -301,14 +328,7 @@ class GuestStation:
         self._steer(False)
         standing = self._arrangement
         if self._allocator is None:
-            made = Allocator(
-                standing.hosts["responder"],
-                self._pair.machines["responder"].nic,
-                self._pair.token,
-                trial.part.vfs,
-                standing.background("responder"),
-            )
-            self._allocator = self._opened.enter_context(made)
+            self._allocator = self._opened.enter_context(self._make_allocator(trial.part.vfs))
         path = AllocPath(standing.hosts["sender"], standing.background("sender"), self._allocator)
         return beside(self._background, lambda: measure_allocation(path, trial, place))
 

@@ -1,14 +1,15 @@
 """planewised on a host of a testbed, with the VFs of its NIC and the guests that it manages there.
 
-Leaves no trace: guests are let go, VFs and the bonding module go, and what a killed run leaves goes
-by `planewise clean`, as the VFs carry the testbed's token and the guests are the testbed's own.
+The guests are namespaces (containers are, too), or virtual machines. Leaves no trace: guests are
+let go, VFs and the bonding module go, and what a killed run leaves goes by `planewise clean`, as
+the VFs carry the testbed's token and the guests are the testbed's own.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -24,6 +25,9 @@ START_S = 60.0
 """How long the daemon may take until it answers."""
 GUEST_S = 20.0
 """How long it may take to take in, or to let go, a guest; an emulated host is slow."""
+MACHINE_S = 300.0
+"""The same for a virtual machine, which a lab's host emulates on an emulated CPU; and what one step
+of its move may take."""
 _POLL_S = 0.2
 
 Stance = Literal["free", "pinned", "excluded"]
@@ -44,21 +48,41 @@ class AllocatorSettings:
     fair_turn_s: float = 10.0
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Virtual machines that planewised manages, while they run."""
+
+    host: Host
+    """Their host, which reaches into them."""
+    guests: Sequence[Guest]
+    """Each by the name of its domain."""
+    libvirt: str
+    """Where their libvirt listens, on the host."""
+
+
 def configuration(
-    settings: AllocatorSettings, guests: Sequence[Guest], directory: str, nic: str
+    settings: AllocatorSettings,
+    guests: Sequence[Guest],
+    directory: str,
+    nic: str,
+    libvirt: str = "",
 ) -> str:
-    """The daemon's configuration file, with its files in `directory`. Pure."""
+    """The daemon's configuration file, with its files in `directory`. Pure.
+
+    Guests are the virtual machines of a libvirt where its socket is given, else namespaces.
+    """
     lines = [
         f'socket = "{directory}/socket"',
         f'state_directory = "{directory}/state"',
         f'recording = "{directory}/recording"',
         f"sample_s = {float(settings.interval_s)}",
+        *([f"step_timeout_s = {MACHINE_S}"] if libvirt else []),
         "[pool]",
         f'pfs = ["{nic}"]',
         "[containers]",
         'docker = ""',
         "[machines]",
-        f'sockets = ["{directory}/none"]',
+        f'sockets = ["{libvirt or f"{directory}/none"}"]',
         "[alloc]",
         f'policy = "{settings.policy}"',
         f"interval_s = {float(settings.interval_s)}",
@@ -67,13 +91,14 @@ def configuration(
         f"fair_turn_s = {float(settings.fair_turn_s)}",
     ]
     for guest in guests:
-        lines += [
-            f"[containers.namespaces.{guest.name}]",
-            f'netns = "{guest.netns}"',
-            f'interface = "{guest.interface}"',
-            f"[guests.{guest.name}]",
-            f'stance = "{settings.stances.get(guest.name, "free")}"',
-        ]
+        if not libvirt:
+            lines += [
+                f"[containers.namespaces.{guest.name}]",
+                f'netns = "{guest.netns}"',
+                f'interface = "{guest.interface}"',
+            ]
+        stance = settings.stances.get(guest.name, "free")
+        lines += [f"[guests.{guest.name}]", f'stance = "{stance}"']
     return "\n".join(lines) + "\n"
 
 
@@ -101,19 +126,31 @@ def shortage(found: Resources, pf: Pf | None, vfs: int, guests: int) -> str:
 
 
 class Allocator:
-    """What planewised needs on a host: VFs on the NIC, the bonding driver, a directory.
+    """What planewised needs on a host: VFs on the NIC, the driver by which guests have them, a
+    directory.
 
     Raises on entry:
         UnsupportedError: the NIC has no SR-IOV, or planewised is not installed here.
-        PlanewiseError: the VFs or the driver cannot be had.
+        PlanewiseError: the VFs, the driver or the machines cannot be had.
     """
 
-    def __init__(self, host: Host, nic: str, token: str, vfs: int, guests: Sequence[Guest]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        nic: str,
+        token: str,
+        vfs: int,
+        guests: Sequence[Guest] | AbstractContextManager[Machines],
+    ) -> None:
+        """`guests` are namespaces of the host, or what starts virtual machines there and ends
+        them."""
         self._host = host
         self._nic = nic
         self._owner = f"pw-{token}"
         self._vfs = vfs
-        self._guests = guests
+        self._starting = guests if isinstance(guests, AbstractContextManager) else None
+        self._guests = guests if isinstance(guests, Sequence) else ()
+        self._libvirt = ""
         self._undo = ExitStack()
         self._tool: Tool | None = None
         self._started = False
@@ -142,15 +179,22 @@ class Allocator:
         tool = self._tool = Tool.on(self._host)
         with ExitStack() as undo:
             self._host.run(["mkdir", "-p", f"{self.directory}/state"]).check()
-            loaded = self._host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout
-            if loaded.strip() == "loaded":
+            if self._starting is not None:
+                self._host.run(["modprobe", "-a", *_VFIO]).check()
+            elif self._host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout.strip() == "loaded":
                 # Others may use it by now: then it stays.
                 undo.callback(self._host.run, ["modprobe", "-r", "bonding"])
             undo.callback(restore, tool, self._owner)
             if not look_at_vfs(self._host, self._nic).num_vfs:
                 tool.run("setup", self._nic, "--count", str(self._vfs), "--owner", self._owner)
                 self._host.run(["ip", "link", "set", self._nic, "up"]).check()
-            undo.callback(self._let_go)
+            if self._starting is None:
+                undo.callback(self._let_go)
+            else:
+                # They end before the VFs go: the kernel waits for ever for a VF that is in use.
+                machines = undo.enter_context(self._starting)
+                self._host, self._guests = machines.host, machines.guests
+                self._libvirt = machines.libvirt
             self._undo = undo.pop_all()
         return self
 
@@ -181,7 +225,7 @@ class Allocator:
         self, settings: AllocatorSettings, guests: Sequence[Guest]
     ) -> Iterator[tuple[HostProcess, Client]]:
         self._started = True
-        text = configuration(settings, guests, self.directory, self._nic)
+        text = configuration(settings, guests, self.directory, self._nic, self._libvirt)
         config = f"{self.directory}/config.toml"
         # What an earlier daemon was ordered by its API counts no more.
         write = 'rm -f "$1/state/wishes.json" "$1/socket"; cat >"$1/config.toml"'
@@ -212,7 +256,8 @@ class Allocator:
         otherwise: str,
     ) -> None:
         """Waits for a status; PlanewiseError with the daemon's latest error where it comes not."""
-        end_s = time.monotonic() + START_S + GUEST_S * len(self._guests)
+        each_s = MACHINE_S if self._libvirt else GUEST_S
+        end_s = time.monotonic() + START_S + each_s * len(self._guests)
         last = ""
         while True:
             status = None
@@ -249,6 +294,8 @@ class Allocator:
             self._end(process)
 
 
+_VFIO = ("vfio-pci", "vfio_iommu_type1")
+"""The drivers by which a virtual machine has a VF."""
 _LOAD_BONDING = """
 [ -d /sys/module/bonding ] || { modprobe bonding max_bonds=0; echo loaded; }
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from planewise.measure.applications import IPERF, REDIS
@@ -14,9 +15,13 @@ from planewise.measure.problem import Problem
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Asked, Kind, Levels, unsupported
 from planewise.store.models import Level, TrialKind
+from planewise.testbed.planes.kinds import GuestKind
 
-ALLOC_PLANE = "bridge"
-"""What guests of an allocator have beside a VF: planewised joins a VF and a veth on a bridge."""
+ALLOC_PLANES: Mapping[GuestKind, str] = MappingProxyType(
+    {"namespace": "bridge", "container": "bridge", "vm": "virtio-bridge"}
+)
+"""What guests of an allocator have beside a VF: planewised joins it with a veth, or a virtio NIC,
+on a bridge."""
 
 
 @runtime_checkable
@@ -81,18 +86,8 @@ class Alloc(Kind):
         """Guests that no allocator can give VFs to, or nothing for it to choose from."""
         factors, part = design.factors, design.alloc
         assert part is not None
-        for place, own in (
-            ("plane", factors.plane),
-            ("background_plane", factors.background_plane),
-        ):
-            for index, name in enumerate(own):
-                if name not in (ALLOC_PLANE, SAME):
-                    return Problem(
-                        ("factors", place, index),
-                        f"the allocator gives VFs to guests on {ALLOC_PLANE}, not on {name}",
-                        f"set `factors.{place}` to {ALLOC_PLANE}, and make a design of its own for "
-                        "other planes",
-                    )
+        if wrong := _guests_problem(design):
+            return wrong
         if "east-west" in factors.path:
             return Problem(
                 ("factors", "path"),
@@ -130,6 +125,38 @@ class Alloc(Kind):
         groups = design.alloc.group_pps
         guests = max(design.factors.background_guests)
         yield "alloc.group_pps", math.ceil(guests / len(groups)) * sum(groups)
+
+
+def _guests_problem(design: Design) -> Problem | None:
+    """Guests, or planes of theirs, that planewised does not manage."""
+    factors = design.factors
+    for index, kind in enumerate(factors.guest):
+        if kind not in ALLOC_PLANES:
+            return Problem(
+                ("factors", "guest", index),
+                f"the allocator gives VFs to a {', a '.join(ALLOC_PLANES)}, not to a {kind}",
+                "name one of these",
+            )
+    if "vm" in factors.guest and (others := design.kinds().keys() - {"alloc"}):
+        return Problem(
+            ("factors", "guest"),
+            f"virtual machines that are given VFs are measured by `alloc` alone, not by "
+            f"`{'`, `'.join(sorted(others))}`",
+            "make a design of its own for each",
+        )
+    planes = {ALLOC_PLANES[kind]: kind for kind in factors.guest}
+    for place, own in (("plane", factors.plane), ("background_plane", factors.background_plane)):
+        for index, name in enumerate(own):
+            if name not in (*planes, SAME):
+                known = " and ".join(planes)
+                return Problem(
+                    ("factors", place, index),
+                    f"the allocator gives VFs to guests that are {' or '.join(factors.guest)} on "
+                    f"{known}, not on {name}",
+                    f"set `factors.{place}` to {known}, and make a design of its own for other "
+                    "planes",
+                )
+    return None
 
 
 def _trial(asked: Asked, levels: Levels) -> AllocTrial:

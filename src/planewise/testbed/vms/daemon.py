@@ -94,6 +94,11 @@ class Libvirt:
         return f"{self._host.directory}/libvirt"
 
     @property
+    def socket(self) -> str:
+        """Where it listens, on its host."""
+        return f"{self.directory}/sock/libvirt-sock"
+
+    @property
     def hypervisor(self) -> Hypervisor:
         """The connection to it; only inside the `with` block."""
         if self._hypervisor is None:
@@ -172,7 +177,7 @@ class Libvirt:
                 f"{words[-1] if words else 'it printed nothing'}",
                 remedy=SETUP_REMEDY,
             ) from error
-        socket = self._host.socket(f"{self.directory}/sock/libvirt-sock")
+        socket = self._host.socket(self.socket)
         deadline = time.monotonic() + START_LIMIT_S
         while self._hypervisor is None:
             try:

@@ -15,6 +15,10 @@ NicModel = Literal["e1000", "virtio"]
 MAX_VCPUS = 64
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 """Namespace of what libvirt hands to QEMU as it is."""
+_MARK = "urn:planewise:libvirt:1"
+"""Namespace of the mark that planewised looks for (docs/reference/alloc.md)."""
+_SLOTS = 4
+"""For the NIC, the agent's channel, a VF, and one that is left."""
 TRANSLATED_MIB = 32
 """What QEMU may keep of translated code, a guest, where it emulates the CPU; its default is 1 GiB,
 of which an idle guest fills 60 MiB."""
@@ -41,6 +45,8 @@ class VmOptions:
     """Let a switch in user space see the guest's memory, as vhost-user needs it."""
     programs: tuple[str, ...] = ()
     """Programs of this machine that guests have beside pw-probe and a shell."""
+    managed: bool = False
+    """Let planewised give a guest VFs while it runs."""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -69,6 +75,8 @@ class Nic:
     offloads: bool
     ring_packets: int | None = None
     """Of a virtio NIC's receive ring; None: QEMU's default."""
+    standby: bool = False
+    """Whether the guest's kernel sends by a VF in its place while it has one (net_failover)."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,9 @@ class DomainSpec:
     shared_memory: bool = False
     cpus: tuple[int, ...] = ()
     """CPUs of the host that it may run on; empty: all."""
+    managed: bool = False
+    """Whether planewised may plug VFs into it: it has the mark for that, and slots of PCI Express,
+    which the partner of a standby NIC needs."""
 
 
 def domain_xml(spec: DomainSpec) -> str:
@@ -120,6 +131,8 @@ def domain_xml(spec: DomainSpec) -> str:
     domain = ElementTree.Element("domain", type="kvm" if kvm else "qemu")
     _add(domain, "name", spec.name)
     _add(domain, "memory", str(spec.memory_mib), unit="MiB")
+    if spec.managed:
+        _add(_add(domain, "metadata"), f"{{{_MARK}}}managed")
     if spec.shared_memory:
         backing = _add(domain, "memoryBacking")
         _add(backing, "source", type="memfd")
@@ -128,7 +141,7 @@ def domain_xml(spec: DomainSpec) -> str:
     if spec.cpus:
         vcpu.set("cpuset", ",".join(str(cpu) for cpu in spec.cpus))
     system = _add(domain, "os")
-    _add(system, "type", "hvm", arch="x86_64", machine="pc")
+    _add(system, "type", "hvm", arch="x86_64", machine="q35" if spec.managed else "pc")
     _add(system, "kernel", spec.kernel)
     _add(system, "initrd", spec.initrd)
     _add(system, "cmdline", spec.command_line)
@@ -143,6 +156,9 @@ def domain_xml(spec: DomainSpec) -> str:
         _add(domain, event, "destroy")
     devices = _add(domain, "devices")
     _add(devices, "emulator", spec.emulator)
+    if spec.managed:
+        for index in range(1, 1 + _SLOTS):
+            _add(devices, "controller", type="pci", index=str(index), model="pcie-root-port")
     if spec.nic is not None:
         _add_device(devices, spec.nic)
     serial = _add(devices, "serial", type="file")
@@ -189,6 +205,8 @@ def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
     _add(interface, "mac", address=nic.mac)
     _add(interface, "target", dev=nic.port, managed="no")
     _add(interface, "model", type=nic.model)
+    if nic.standby:
+        _add(interface, "teaming", type="persistent")
     if nic.model == "virtio":
         driver = _add(interface, "driver", name="vhost" if nic.vhost else "qemu")
         if nic.queues > 1:

@@ -97,6 +97,11 @@ class HostGuests:
         """The libvirt that runs them."""
         return self._libvirt.hypervisor
 
+    @property
+    def libvirt_socket(self) -> str:
+        """Where that libvirt listens, on its host."""
+        return self._libvirt.socket
+
     def __enter__(self) -> Self:
         self._libvirt.__enter__()
         return self
@@ -280,6 +285,7 @@ class HostGuests:
             nic=nic,
             shared_memory=options.shared_memory,
             cpus=options.main_cpus if guest.role == "main" else options.background_cpus,
+            managed=options.managed,
         )
 
     def _console(self, guest: Guest) -> str:
@@ -329,4 +335,5 @@ def nic_of(model: NicModel, guest: Guest, port: str, guests: HostGuests) -> Nic:
         vhost=options.vhost and ours.vhost and model == "virtio",
         queues=options.queues if model == "virtio" else 1,
         offloads=options.offloads,
+        standby=options.managed and model == "virtio",
     )

@@ -1,0 +1,70 @@
+"""Virtual machines on a host's bridge that planewised may give VFs to. Knows no measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from planewise.testbed.allocator import Machines
+from planewise.testbed.host import Host
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import Plan
+from planewise.testbed.planes import vm_plane
+from planewise.testbed.together import together
+from planewise.testbed.vms.arrangement import guest_in
+from planewise.testbed.vms.booted import saved_for
+from planewise.testbed.vms.domain import VmOptions
+from planewise.testbed.vms.guests import HostGuests, nic_of
+from planewise.testbed.vms.platform import VmPlatform
+
+MANAGED_PLANE = "virtio-bridge"
+"""What they have beside a VF."""
+_FIRST_SLOT = 512
+"""Their names and addresses are none of the namespaces' that stand on the same host."""
+_WORKERS = 2
+"""Machines that a host starts at a time."""
+
+
+def managed_guests(token: str, count: int) -> tuple[Guest, ...]:
+    """The responder's virtual machines, by the names that planewised knows them by. Pure."""
+    made = (
+        guest_in(token, _FIRST_SLOT + n, "responder", "background", n, MANAGED_PLANE, "responder")
+        for n in range(count)
+    )
+    return tuple(replace(guest, name=guest.netns) for guest in made)
+
+
+@contextmanager
+def managed_machines(
+    host: Host, site: Site, token: str, count: int, ours: VmPlatform, options: VmOptions
+) -> Iterator[Machines]:
+    """Virtual machines on taps of the bridge that stands on a host; they end with the block.
+
+    Raises:
+        UnsupportedError: the host has no libvirt, or it does not start.
+        PlanewiseError: a machine did not come up.
+    """
+    options = replace(options, managed=True)
+    guests = managed_guests(token, count)
+    plane = vm_plane(MANAGED_PLANE)
+    assert plane.model is not None
+    with ExitStack() as undo:
+        for guest in guests:
+            port = plane.host_interface(guest)
+            undo.callback(host.run, ["ip", "link", "delete", port])
+            host.perform(Plan(plane.attach(site, guest, options.queues)))
+        running = HostGuests(host, ours, options, saved=saved_for(host, ours, options))
+        undo.enter_context(running)
+        starts = [
+            partial(
+                running.start,
+                guest,
+                nic_of(plane.model, guest, plane.host_interface(guest), running),
+                site.mtu_bytes,
+            )
+            for guest in guests
+        ]
+        together(starts, _WORKERS)
+        yield Machines(running.host, guests, running.libvirt_socket)

@@ -1,0 +1,217 @@
+"""Machines and containers that an allocator gives VFs to: designs, refusals, configuration."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import cast
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from planewise.boot.model import Accelerator
+from planewise.cli import app
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure import managed as stage
+from planewise.measure.cells import cells_of
+from planewise.measure.design_file import load_design
+from planewise.measure.managed import ManagedVmStage
+from planewise.measure.schedule import make_schedule
+from planewise.measure.stages import stage_makers
+from planewise.measure.trials.alloc import AllocTrial
+from planewise.testbed import allocator, vfs
+from planewise.testbed.allocator import Allocator, AllocatorSettings, Machines, configuration
+from planewise.testbed.host import FinishedProcess, Host, LocalHost
+from planewise.testbed.machine import Resources
+from planewise.testbed.model import make_guest
+from planewise.testbed.vfs import Pf
+from planewise.testbed.vms.domain import DomainSpec, VmOptions, domain_xml
+from planewise.testbed.vms.guests import HostGuests, nic_of
+from planewise.testbed.vms.image import GuestImage
+from planewise.testbed.vms.managed import managed_guests
+from planewise.testbed.vms.platform import VmPlatform
+
+ROOT = Path(__file__).parents[2]
+SWITCHES = MappingProxyType(
+    {
+        "flexvf-switch-lab.yaml": "namespace",
+        "flexvf-switch-container-lab.yaml": "container",
+        "flexvf-switch-vm-lab.yaml": "vm",
+    }
+)
+PLATFORM = VmPlatform(
+    "/usr/bin/qemu",
+    Accelerator("tcg", "made up"),
+    False,
+    GuestImage(Path("/k"), Path("/i"), "6", 80),
+)
+
+
+@pytest.mark.parametrize(("name", "kind"), SWITCHES.items())
+def test_a_switch_is_measured_in_guests_of_each_kind(name: str, kind: str) -> None:
+    design = load_design(ROOT / "experiments" / name)
+    (cell,) = cells_of(design)
+    assert cell.guest == kind
+    (first, *_) = make_schedule(design, {}, {}).visits
+    (trial,) = first.trials
+    assert isinstance(trial, AllocTrial)
+    assert trial.policy == "switch"
+    result = CliRunner().invoke(app, ["run", str(ROOT / "experiments" / name), "--dry-run"])
+    assert "run it with --lab" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("guest", "plane", "more", "said"),
+    [
+        ("vm", "bridge", "", "vm on virtio-bridge, not on bridge"),
+        ("container", "virtio-bridge", "", "container on bridge, not on virtio-bridge"),
+        ("vm", "vf-passthrough", "", "not on vf-passthrough"),
+        ("vm", "virtio-bridge", "rtt: {}", "by `alloc` alone, not by `rtt`"),
+        ("process", "vhost-user", "", "not to a process"),
+    ],
+)
+def test_guests_and_planes_that_planewised_does_not_manage_are_refused(
+    tmp_path: Path, guest: str, plane: str, more: str, said: str
+) -> None:
+    file = tmp_path / "design.yaml"
+    factors = f"{{guest: {guest}, plane: {plane}, background_guests: 2}}"
+    file.write_text(f"factors: {factors}\nalloc: {{vfs: 1}}\n{more}\n")
+    with pytest.raises(PlanewiseError) as raised:
+        load_design(file)
+    assert said in str(raised.value)
+
+
+def test_a_machine_is_named_to_the_daemon_by_its_domain_and_its_libvirt_by_the_socket() -> None:
+    guests = managed_guests("ab12", 2)
+    settings = AllocatorSettings("static", {guests[0].name: "excluded"})
+    told = tomllib.loads(configuration(settings, guests, "/run/x", "pf0", "/run/x/libvirt-sock"))
+    assert told["machines"]["sockets"] == ["/run/x/libvirt-sock"]
+    assert "namespaces" not in told["containers"]
+    assert told["step_timeout_s"] == allocator.MACHINE_S
+    assert {name: own["stance"] for name, own in told["guests"].items()} == {
+        guests[0].netns: "excluded",
+        guests[1].netns: "free",
+    }
+
+
+def test_machines_share_no_name_and_no_address_with_the_namespaces_beside_them() -> None:
+    machines = managed_guests("ab12", 8)
+    beside = [make_guest("ab12", "responder", "background", n, "bridge", n + 1) for n in range(64)]
+    for of in ("netns", "mac", "ipv4", "ipv6"):
+        values = [getattr(guest, of) for guest in (*machines, *beside)]
+        assert len(set(values)) == len(values), of
+
+
+def test_a_machine_that_is_managed_has_the_mark_slots_for_a_vf_and_a_nic_that_makes_way() -> None:
+    host = LocalHost("test")
+    try:
+        options = VmOptions(managed=True)
+        running = HostGuests(host, PLATFORM, options)
+        (guest,) = managed_guests("ab12", 1)
+        nic = nic_of("virtio", guest, "tap0", running)
+        spec: DomainSpec = running.domain(guest, nic, 1500)
+        plain = domain_xml(replace(spec, managed=False, nic=replace(nic, standby=False)))
+    finally:
+        host.close()
+    domain = ElementTree.fromstring(domain_xml(spec))
+    assert domain.findtext("name") == guest.name
+    assert domain.find("metadata/{urn:planewise:libvirt:1}managed") is not None
+    machine = domain.find("os/type")
+    assert machine is not None
+    assert machine.get("machine") == "q35"
+    ports = domain.findall("devices/controller[@model='pcie-root-port']")
+    assert len(ports) >= 3, "its NIC, its agent's channel, and a VF"
+    teaming = domain.find("devices/interface/teaming")
+    assert teaming is not None
+    assert teaming.attrib == {"type": "persistent"}
+    assert not any(word in plain for word in ("teaming", "planewise", "q35", "pcie"))
+
+
+class Written(LocalHost):
+    """A host on which nothing is done; what it was told is kept."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__("test")
+        self.told = told
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> FinishedProcess:
+        self.told.append(" ".join(argv))
+        return FinishedProcess(tuple(argv), 0, "", "")
+
+
+def test_machines_start_once_there_are_vfs_and_end_before_these_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    host = Written(told)
+
+    monkeypatch.setattr(vfs, "find_planewised", lambda: "planewised")
+    monkeypatch.setattr(allocator, "restore", lambda *_: told.append("restore"))
+    monkeypatch.setattr(
+        allocator, "look_at_vfs", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=())
+    )
+
+    @contextmanager
+    def starting() -> Iterator[Machines]:
+        told.append("machines start")
+        yield Machines(host, managed_guests("ab12", 2), "/sock")
+        told.append("machines end")
+
+    try:
+        with Allocator(host, "pf0", "ab12", 1, starting()) as made:
+            assert [guest.name for guest in made.guests] == ["pw-ab12-rb512", "pw-ab12-rb513"]
+    finally:
+        host.close()
+    order = [
+        next(n for n, line in enumerate(told) if line.startswith(word))
+        for word in (
+            "modprobe -a vfio-pci",
+            "planewised vf setup pf0",
+            "machines start",
+            "machines end",
+            "restore",
+        )
+    ]
+    assert order == sorted(order), told
+    assert not any("bonding" in line for line in told)
+
+
+def test_what_a_host_lacks_for_machines_is_said_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    design = load_design(ROOT / "experiments/flexvf-switch-vm-lab.yaml")
+    (cell,) = cells_of(design)
+    made = stage_makers(None)["vm"](design)
+    assert isinstance(made, ManagedVmStage)
+    setting = made._setting(cell)
+    assert (setting.kind, setting.planes) == ("namespace", {"bridge"})
+    assert made._guests_at_nic(setting) == 4
+
+    def why(free_mib: int = 4096, group: int | None = 3) -> str:
+        found = Resources("lab:b", "pf0", "igb", 7, free_mib, dockerd=False)
+        pf = Pf(address="0:0", total_vfs=7, num_vfs=0, vfs=(), iommu_group=group)
+        return made._cannot_join(cast("Host", None), found, pf, setting)
+
+    def refuses(*_: object) -> VmPlatform:
+        raise UnsupportedError("there is no libvirtd on lab:b, and virtual machines need it")
+
+    monkeypatch.setattr(stage, "platform_of", lambda *_: PLATFORM)
+    assert why() == ""
+    assert made.facts().emulated == PLATFORM.emulated
+    assert "2 virtual machines on lab:b need about" in why(free_mib=500)
+    assert "no IOMMU" in why(group=None)
+    monkeypatch.setattr(stage, "platform_of", refuses)
+    assert "no libvirtd" in why()
