@@ -1,13 +1,17 @@
 //! How close policies come to the optimum, by family of traffic: mean share over seeds with its 95 %
-//! interval, and VFs given an hour. Beside them: `benefit` told the load of the second to come (`told`), the same
-//! without limits of residency and moves (`freed`), the best that guests could hold from first to last (`static`),
-//! and the bound of all policies that do not know the future (`bound`). Prints figures; never passes or fails.
+//! interval, VFs given an hour, and `benefit` less the better of the others, seed by seed. With `--bound` beside
+//! them: `benefit` told the load of the second to come (`told`), the same without limits of residency and moves
+//! (`freed`), the best that guests could hold from first to last (`static`), and the bound of all policies that do
+//! not know the future (`bound`). Prints figures; never passes or fails.
 //!
-//! Run: cargo bench -p pw-alloc --bench policies -- [SEEDS [SECONDS [SWITCH_S [SETTINGS [FAMILY]]]]]
-//! where SWITCH_S is how long a switch takes (FlexVF: 0.696 s) and SETTINGS are the daemon's in JSON, as '{"interval_s": 10}'.
+//! Run: cargo bench -p pw-alloc --bench policies --
+//!     [--bound] [SEEDS [SECONDS [SWITCH_S [SETTINGS [FAMILY [FIRST]]]]]]
+//! where SWITCH_S is how long a switch takes (FlexVF: 0.696 s), SETTINGS are the daemon's in JSON, as
+//! '{"interval_s": 10}', an empty FAMILY stands for all, and FIRST is the first of the seeds.
 
 mod bound;
 
+use std::ops::Range;
 use std::time::Instant;
 
 use bound::{Family, WORTHS};
@@ -23,6 +27,8 @@ const POLICIES: [PolicyKind; 3] = [PolicyKind::Fair, PolicyKind::Activity, Polic
 fn main() {
     // Cargo adds `--bench`.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let (flags, words): (Vec<String>, Vec<String>) =
+        words.into_iter().partition(|word| word.starts_with("--"));
     let number = |at: usize, otherwise| {
         words.get(at).and_then(|word| word.parse().ok()).unwrap_or(otherwise)
     };
@@ -33,63 +39,90 @@ fn main() {
         Some(Ok(settings)) => settings,
         Some(Err(error)) => return eprintln!("these settings cannot be read: {error}"),
     };
+    let first = number(5, 1_u32);
+    let with_bound = flags.iter().any(|flag| flag == "--bound");
+    println!(
+        "seeds {first} to {} of {seconds} s, {switch_s} s a switch; share of the optimum in %, VFs given an hour",
+        first + seeds - 1
+    );
+    for BuiltIn { name, of: mut scenario, .. } in built_in().unwrap_or_default() {
+        if words.get(4).is_some_and(|family| !family.is_empty() && *family != name) {
+            continue;
+        }
+        (scenario.duration_s, scenario.switch_s) = (seconds, switch_s);
+        let began = Instant::now();
+        print!("{name:<16}");
+        shares_of_policies(&mut scenario, &settings, first..first + seeds);
+        if with_bound {
+            bounds(&mut scenario, &settings, first..first + seeds);
+        }
+        println!("  {:.1} s", began.elapsed().as_secs_f64());
+    }
+}
+
+/// Prints each policy's share and moves, and how far the default is from the better of the two others.
+fn shares_of_policies(scenario: &mut Scenario, settings: &Settings, seeds: Range<u32>) {
+    let players = POLICIES.map(Player::Policy);
+    let mut shares = POLICIES.map(|_| Vec::new());
+    let mut moves = POLICIES.map(|_| 0.0);
+    for seed in seeds.clone() {
+        scenario.seed = u64::from(seed);
+        let Ok(played) = compare(scenario, &players, settings, Shard::WHOLE) else { continue };
+        for (at, outcome) in played.outcomes().iter().enumerate() {
+            shares[at].extend(outcome.share_of_optimum.map(|share| share * 100.0));
+            moves[at] += outcome.moves_per_h / f64::from(seeds.end - seeds.start);
+        }
+    }
+    for ((player, shares), moves) in players.iter().zip(&shares).zip(moves) {
+        let (mean, half) = mean_and_half_width(shares);
+        print!("  {} {mean:6.2} ±{half:4.2} ({moves:5.0})", player.as_str());
+    }
+    let [fair, activity, benefit] = &shares;
+    let better =
+        if mean_and_half_width(fair).0 > mean_and_half_width(activity).0 { fair } else { activity };
+    // On the same seeds, so that what a seed does to all of them counts for nothing.
+    let pairs = benefit.iter().zip(better).map(|(mine, theirs)| mine - theirs);
+    let (mean, half) = mean_and_half_width(&pairs.collect::<Vec<f64>>());
+    print!("  benefit - better {mean:+6.2} ±{half:4.2}");
+}
+
+/// Prints what knowing a second of the future would bring, and the bound of those who do not.
+fn bounds(scenario: &mut Scenario, settings: &Settings, seeds: Range<u32>) {
     let mut told = settings.clone();
     told.signal.smoothing = Smoothing::Ewma(0.1);
     let freed = Settings { min_residency_s: 0.0, max_moves: None, ..told.clone() };
-    println!(
-        "{seeds} seeds of {seconds} s, {switch_s} s a switch; share of the optimum in %, VFs given an hour"
-    );
-    let players = POLICIES.map(Player::Policy);
-    for BuiltIn { name, of: mut scenario, .. } in built_in().unwrap_or_default() {
-        if words.get(4).is_some_and(|family| *family != name) {
+    let family = Family::of(scenario);
+    let mut shares = [const { Vec::new() }; 3];
+    let (mut optima, mut bounds) = (Vec::new(), WORTHS.map(|_| Vec::new()));
+    for seed in seeds {
+        scenario.seed = u64::from(seed);
+        let Some(best) =
+            compare(scenario, &[], settings, Shard::WHOLE).ok().and_then(|played| played.hindsight)
+        else {
             continue;
+        };
+        let saved_us = [&told, &freed].map(|settings| forecast(scenario, settings));
+        let saved_us =
+            saved_us.map(|us| us.unwrap_or(f64::NAN)).into_iter().chain([best.static_us]);
+        for (shares, saved_us) in shares.iter_mut().zip(saved_us) {
+            shares.push(100.0 * saved_us / best.optimum_us);
         }
-        let began = Instant::now();
-        (scenario.duration_s, scenario.switch_s) = (seconds, switch_s);
-        let family = Family::of(&scenario);
-        let mut shares = vec![Vec::new(); players.len() + 3];
-        let mut moves = vec![0.0; players.len()];
-        let (mut optima, mut bounds) = (Vec::new(), WORTHS.map(|_| Vec::new()));
-        for seed in 1..=seeds {
-            scenario.seed = u64::from(seed);
-            let Ok(played) = compare(&scenario, &players, &settings, Shard::WHOLE) else {
-                continue;
-            };
-            let outcomes = played.outcomes();
-            for (at, outcome) in outcomes.iter().enumerate() {
-                shares[at].extend(outcome.share_of_optimum.map(|share| share * 100.0));
-                moves[at] += outcome.moves_per_h / f64::from(seeds);
-            }
-            let Some(best) = played.hindsight else { continue };
-            let percent = 100.0 / best.optimum_us;
-            for (at, settings) in [&told, &freed].into_iter().enumerate() {
-                let saved_us = forecast(&scenario, settings).unwrap_or(f64::NAN);
-                shares[players.len() + at].push(saved_us * percent);
-            }
-            shares[players.len() + 2].push(best.static_us * percent);
-            optima.push(best.optimum_us);
-            if let Some(family) = &family {
-                for (bounds, bound) in bounds.iter_mut().zip(family.optima_us(&scenario)) {
-                    bounds.push(bound);
-                }
+        optima.push(best.optimum_us);
+        if let Some(family) = &family {
+            for (bounds, bound) in bounds.iter_mut().zip(family.optima_us(scenario)) {
+                bounds.push(bound);
             }
         }
-        print!("{name:<16}");
-        let names = players.iter().map(|player| player.as_str()).chain(["told", "freed", "static"]);
-        for (at, (name, shares)) in names.zip(&shares).enumerate() {
-            let (mean, half) = mean_and_half_width(shares);
-            print!("  {name} {mean:6.2} ±{half:4.2}");
-            if let Some(moves) = moves.get(at) {
-                print!(" ({moves:5.0})");
-            }
-        }
-        let bound = bounds.iter().filter(|bounds| !bounds.is_empty());
-        let bound = bound.map(|bounds| ratio_and_half_width(bounds, &optima));
-        match bound.min_by(|a, b| a.0.total_cmp(&b.0)) {
-            Some((ratio, half)) => print!("  bound {ratio:6.2} ±{half:4.2}"),
-            None => print!("  bound 100, nothing comes by chance"),
-        }
-        println!("  {:.1} s", began.elapsed().as_secs_f64());
+    }
+    for (name, shares) in ["told", "freed", "static"].iter().zip(&shares) {
+        let (mean, half) = mean_and_half_width(shares);
+        print!("  {name} {mean:6.2} ±{half:4.2}");
+    }
+    let bound = bounds.iter().filter(|bounds| !bounds.is_empty());
+    let bound = bound.map(|bounds| ratio_and_half_width(bounds, &optima));
+    match bound.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        Some((ratio, half)) => print!("  bound {ratio:6.2} ±{half:4.2}"),
+        None => print!("  bound 100, nothing comes by chance"),
     }
 }
 
@@ -102,8 +135,7 @@ fn forecast(scenario: &Scenario, settings: &Settings) -> Option<f64> {
     let (mut interval, mut ahead) = (Interval::default(), Interval::default());
     next.next(&mut ahead).ok()?;
     while now.next(&mut interval).ok()? {
-        interval.gain.clear();
-        interval.gain.extend(interval.pps.iter().map(|pps| scenario.curve.gain_us_per_s(*pps)));
+        interval.set_gains(&scenario.curve);
         next.next(&mut ahead).ok()?;
         interval.pps.clone_from(&ahead.pps);
         host.live(&interval, &|guest| now.name(guest)).ok()?;

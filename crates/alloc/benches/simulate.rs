@@ -37,8 +37,7 @@ fn play(scenario: &Scenario, policy: PolicyKind) -> Option<usize> {
     let mut host = Host::new(scenario, 0, Player::Policy(policy), &Settings::default()).ok()?;
     let (mut interval, mut played) = (Interval::default(), 0);
     while feed.next(&mut interval).ok()? {
-        interval.gain.clear();
-        interval.gain.extend(interval.pps.iter().map(|pps| scenario.curve.gain_us_per_s(*pps)));
+        interval.set_gains(&scenario.curve);
         host.live(&interval, &|guest| feed.name(guest)).ok()?;
         played += interval.pps.len();
     }

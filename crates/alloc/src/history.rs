@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
-use crate::patience::{Advantages, KEEP_OWN, KEEP_SHARED};
-use crate::policy::{self, Past};
+use crate::patience::{Advantages, KEEP_OWN, KEEP_SHARED, Switches};
+use crate::policy::{self, Past, Standing};
 use crate::settings::{PolicyKind, Settings};
 
 /// A guest that is gone is remembered for so long [ms]: coming back does not start its story anew.
@@ -16,7 +16,7 @@ const LAG_TURNS: f64 = 10.0;
 const MOST_OWED_MS: f64 = 3_600_000.0;
 
 /// A guest's lead over a rival, from its beginning until it has shrunk by a price.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 struct Advantage {
     /// The most that it came to [prices].
     most: f64,
@@ -24,15 +24,15 @@ struct Advantage {
     sum: f64,
     /// The price of the switch, when it was last known [µs].
     price_us: f64,
-    /// That of the switch and of the one that undoes it [prices].
-    there_and_back: f64,
+    /// What the switch and the one that undoes it cost.
+    switches: Switches,
     /// Whose VF it took, and the slot that this guest had then.
     rival: Option<(GuestId, usize)>,
 }
 
 impl Advantage {
     const NONE: Self =
-        Self { most: 0.0, sum: 0.0, price_us: 0.0, there_and_back: 2.0, rival: None };
+        Self { most: 0.0, sum: 0.0, price_us: 0.0, switches: Switches::ALIKE, rival: None };
 }
 
 /// What is remembered of one guest.
@@ -142,15 +142,18 @@ impl SwitchCost {
         }
     }
 
+    /// How long a VF carries nothing while it is handed over [s].
+    fn idle_s(&self, settings: &Settings) -> f64 {
+        let benefit = &settings.benefit;
+        self.plug_s.unwrap_or(benefit.plug_s) + self.unplug_s.unwrap_or(benefit.unplug_s)
+    }
+
     /// The price of handing a VF over between guests that gain so much from it [µs].
     pub fn price_us(&self, gain_in: f64, gain_out: f64, settings: &Settings) -> f64 {
         let benefit = &settings.benefit;
-        let seconds = self.plug_s.unwrap_or(benefit.plug_s)
-            + self.unplug_s.unwrap_or(benefit.unplug_s)
-            + benefit.penalty_s;
         benefit.fixed_us
             + self.lost_packets.unwrap_or(benefit.lost_packets) * benefit.loss_us
-            + seconds * gain_in.max(gain_out)
+            + (self.idle_s(settings) + benefit.penalty_s) * gain_in.max(gain_out)
     }
 }
 
@@ -218,8 +221,8 @@ impl Histories {
         self.guests.len()
     }
 
-    fn slot_or_new(&mut self, place: usize, id: &GuestId, new: impl FnOnce() -> History) -> usize {
-        self.slot(place, id).unwrap_or_else(|| {
+    fn slot_or_new(&mut self, id: &GuestId, new: impl FnOnce() -> History) -> usize {
+        self.slots.get(id).copied().unwrap_or_else(|| {
             let slot = self.guests.len();
             self.guests.push(new());
             self.names.push(id.clone());
@@ -259,7 +262,7 @@ impl Histories {
         // Whose VF a guest takes: it was taken from that one in the same plan.
         let mut lost: BTreeMap<VfId, usize> = BTreeMap::new();
         for (id, holds) in changes {
-            let slot = self.slot_or_new(usize::MAX, id, History::default);
+            let slot = self.slot_or_new(id, History::default);
             let history = &mut self.guests[slot];
             history.changed_ms = Some(now_ms);
             let before = std::mem::replace(&mut history.holds, holds.cloned());
@@ -287,13 +290,13 @@ impl Histories {
     /// A lead is over: its guest and all learn from it.
     fn end_advantage(&mut self, slot: usize) {
         let history = &mut self.guests[slot];
-        let Advantage { most, price_us, there_and_back, .. } =
+        let Advantage { most, switches, .. } =
             std::mem::replace(&mut history.advantage, Advantage::NONE);
         let used = history.past.threshold;
         for (learner, keep) in
             [(&mut self.learned[slot], KEEP_OWN), (&mut self.advantages, KEEP_SHARED)]
         {
-            learner.ended(most, price_us, there_and_back, used, keep);
+            learner.ended(most, switches, used, keep);
         }
     }
 
@@ -305,7 +308,7 @@ impl Histories {
     /// Remembers that this VF could not be given to this guest: it is tried again after one interval,
     /// then after two, four, …, up to the bound.
     pub fn undone(&mut self, id: &GuestId, vf: &VfId, now_ms: u64, settings: &Settings) {
-        let slot = self.slot_or_new(usize::MAX, id, History::default);
+        let slot = self.slot_or_new(id, History::default);
         let history = &mut self.guests[slot];
         let intervals = 2_f64.powi(i32::try_from(history.undone.min(64)).unwrap_or(64));
         let wait_s = (settings.interval_s * intervals).min(settings.retry_most_s);
@@ -342,7 +345,7 @@ impl Histories {
         for (place, guest) in now.guests.iter().enumerate() {
             let known = self.names.get(order[place]).is_some_and(|name| *name == guest.id);
             if !known {
-                order[place] = self.slot_or_new(usize::MAX, &guest.id, || History {
+                order[place] = self.slot_or_new(&guest.id, || History {
                     past: Past { arrived_ms: now.now_ms, ..Past::NONE },
                     holds: guest.holds.as_ref().map(|held| held.vf.clone()),
                     ..History::default()
@@ -449,29 +452,36 @@ impl Histories {
         let mut ended = Vec::new();
         for (place, &waiter) in self.waiters.iter().enumerate() {
             let Some(&holder) = self.holders.get(place).or(self.holders.last()) else { break };
+            let unknown = Standing::is_unknown(holder >> 32);
             let (slot, holder) =
                 (self.by_name[!waiter as u32 as usize], self.by_name[holder as u32 as usize]);
             let (waiting, holding) = (self.values[slot], self.values[holder]);
             let history = &mut self.guests[slot];
             // Who sees a lead late also sees its end late: a switch costs that much, too.
-            let price_us = self.switch.price_us(waiting, holding, settings)
-                + lag_s * (waiting - holding).max(0.0);
+            let ahead = (waiting - holding).max(0.0);
+            let price_us = self.switch.price_us(waiting, holding, settings) + lag_s * ahead;
             let lead = in_prices((waiting - holding) * seconds, price_us);
             let begins = history.past.regret == 0.0;
             history.past.regret = (history.past.regret + lead).max(0.0);
+            if unknown {
+                // Nobody can tell what it gains: no lead over it teaches anything.
+                history.past.threshold = Past::NONE.threshold;
+                continue;
+            }
             if history.past.regret > history.advantage.most {
                 // Back again leads at most whom the VF was taken from, by all that it gains.
-                let back_us = self.switch.price_us(holding, holding, settings)
-                    + lag_s * (waiting - holding).clamp(0.0, holding);
+                let back_us =
+                    self.switch.price_us(holding, holding, settings) + lag_s * ahead.min(holding);
+                let passing_us = (self.switch.idle_s(settings) + lag_s) * ahead;
+                let [passing, back] =
+                    [passing_us, back_us].map(|us| (us / price_us.max(f64::MIN_POSITIVE)).min(1.0));
+                let switches = Switches { passing, sunk: 1.0 - passing + back };
                 let advantage = &mut history.advantage;
-                advantage.most = history.past.regret;
-                advantage.price_us = price_us;
-                advantage.there_and_back =
-                    1.0 + (back_us / price_us.max(f64::MIN_POSITIVE)).min(1.0);
-                if begins {
-                    let there_and_back = advantage.there_and_back;
+                (advantage.most, advantage.price_us) = (history.past.regret, price_us);
+                if begins || switches.differ(advantage.switches) {
+                    advantage.switches = switches;
                     history.past.threshold =
-                        self.learned[slot].threshold(&self.advantages, there_and_back);
+                        self.learned[slot].threshold(&self.advantages, switches);
                 }
             }
             if history.past.regret == 0.0 && history.advantage.most > 0.0 {
@@ -515,5 +525,39 @@ fn in_prices(amount_us: f64, price_us: f64) -> f64 {
         0.0
     } else {
         (amount_us / price_us.max(f64::MIN_POSITIVE)).clamp(-1e6, 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Holding, Origin, Rate, Wish};
+
+    fn guest(id: &str, pps: Option<f64>, holds: bool) -> GuestView {
+        let holds = holds.then(|| Holding { vf: VfId::new("pf0", 0), since_ms: 0 });
+        let origin = Origin::HostSide;
+        GuestView {
+            id: id.into(),
+            rate: pps.map(|pps| Rate { pps, bytes_per_s: 0.0, origin, blind_ms: 0 }),
+            wish: Wish::default(),
+            holds,
+            health: Health::Ready,
+            paravirtual_up: true,
+        }
+    }
+
+    #[test]
+    fn a_lead_over_a_guest_of_which_nothing_is_known_teaches_nothing() {
+        // The holder's counters have a new base: it is known again after a second.
+        for (before, learned) in [(Some(0.0), true), (None, false)] {
+            let mut histories = Histories::default();
+            for second in 0..20 {
+                let holder = guest("holds", if second < 2 { before } else { Some(9_000.0) }, true);
+                let guests = vec![holder, guest("waits", Some(5_000.0), false)];
+                let now = Snapshot { now_ms: second * 1_000, guests, vfs: Vec::new() };
+                histories.observe(&now, &Settings::default());
+            }
+            assert_eq!(histories.advantages != Advantages::new(), learned, "{before:?}");
+        }
     }
 }

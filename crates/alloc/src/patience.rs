@@ -10,17 +10,35 @@
 //! Linial, Saks: An optimal on-line algorithm for metrical task systems, J. ACM 39, 1992, for two
 //! states), which is proven where both cost the same. The second price is that of the switch back, which is
 //! less where the holder gains little: a VF given for a burst is then worth having even if it is given
-//! back. Past advantages tell more: the threshold here is the one that would have cost least on them
-//! (average-case ski rental: Fujiwara, Iwama, Algorithmica 42, 2005). It is used as long as it has cost
-//! a guest, or all of them together, no more than `CREDIT` prices beyond what the bound's threshold would
-//! have; then that takes over. So with equal prices the cost is at most three times that of knowing, and a
-//! constant.
+//! back. Nor is the whole price paid in any case: what the waiter itself forgoes while the VF moves is lost
+//! only as long as it would have gained, so that an advantage that ends meanwhile has cost no more by the
+//! switch than by waiting. The bound's threshold is the rest, what is sunk there and back.
+//!
+//! Past advantages tell more: the threshold here is the one that would have cost least on them at the price
+//! of now (average-case ski rental: Fujiwara, Iwama, Algorithmica 42, 2005). The price is that of now, as
+//! leads differ: over a guest that has gone quiet next to nothing is sunk, over one that is as busy two
+//! prices. It is used as long as it has cost a guest, or all of them together, no more than `CREDIT` prices
+//! beyond what the bound's threshold would have; then that takes over. So with equal prices the cost is at
+//! most three times that of knowing, and a constant.
 
-/// Thresholds to choose from: none at all, then an eighth of a price to four, each √2 above the one before.
-const THRESHOLDS: usize = 12;
-const LEAST: f64 = 0.125;
-/// The largest threshold, as `LEAST` · √2¹⁰.
-pub const MOST: f64 = 4.0;
+use std::f64::consts::SQRT_2;
+
+/// Thresholds to choose from [prices]: none at all, then each √2 above the one before.
+const THRESHOLDS: [f64; 12] = [
+    0.0,
+    0.125,
+    0.125 * SQRT_2,
+    0.25,
+    0.25 * SQRT_2,
+    0.5,
+    0.5 * SQRT_2,
+    1.0,
+    SQRT_2,
+    2.0,
+    2.0 * SQRT_2,
+    MOST,
+];
+const MOST: f64 = 4.0;
 
 /// So few advantages teach nothing yet.
 const FEW: f32 = 5.0;
@@ -33,101 +51,95 @@ pub const KEEP_OWN: f32 = 0.98;
 pub const KEEP_SHARED: f32 = 0.995;
 /// What is known of all guests counts as much as so many advantages of one's own, which is as many as are
 /// remembered: by its own few, a guest takes chance for its nature.
-const SHARED: f64 = 50.0;
+const SHARED: f32 = 50.0;
 
-fn threshold(place: usize) -> f64 {
-    match place {
-        0 => 0.0,
-        _ => LEAST * ((place - 1) as f64 / 2.0).exp2(),
+/// What a switch and the one that undoes it cost [prices of the first].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Switches {
+    /// The part that is forgone of the advantage itself, while the VF moves and as long as what is seen is
+    /// old: an advantage that ends meanwhile costs no more than was left of it.
+    pub passing: f64,
+    /// The part that is paid whatever the advantage comes to.
+    pub sunk: f64,
+}
+
+impl Switches {
+    /// Both cost the same, and all of it is paid in any case.
+    pub const ALIKE: Self = Self { passing: 0.0, sunk: 2.0 };
+
+    /// By so much that another threshold may be the best?
+    pub fn differ(self, other: Self) -> bool {
+        const LITTLE: f64 = 0.05;
+        (self.passing - other.passing).abs().max((self.sunk - other.sunk).abs()) > LITTLE
+    }
+
+    /// What an advantage costs somebody who switches at this threshold [prices].
+    fn cost(self, threshold: f64, advantage: f64) -> f64 {
+        if advantage < threshold {
+            advantage
+        } else {
+            threshold + (advantage - threshold).min(self.passing) + self.sunk
+        }
     }
 }
 
-/// Past advantages: how often they came to so much, weighed by the price at the time.
+/// Past advantages: how often they came to so much.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Advantages {
-    /// By the number of thresholds that the advantage reached: weight, and weight times advantage and
-    /// times the price of the switches there and back.
-    bins: [[f32; 3]; THRESHOLDS + 1],
-    /// How many there were, older ones forgotten.
-    count: f32,
+    /// By the number of thresholds that the advantage reached: how many, and what they came to [prices].
+    bins: [[f32; 2]; THRESHOLDS.len() + 1],
     /// What thresholds that were in force cost more than those of the bound would have [prices].
     excess: f64,
-}
-
-/// What an advantage costs somebody who switches at this threshold, and pays for going there and back
-/// [prices].
-fn cost(threshold: f64, advantage: f64, there_and_back: f64) -> f64 {
-    if advantage < threshold { advantage } else { threshold + there_and_back }
 }
 
 impl Advantages {
     /// None yet.
     pub const fn new() -> Self {
-        Self { bins: [[0.0; 3]; THRESHOLDS + 1], count: 0.0, excess: 0.0 }
+        Self { bins: [[0.0; 2]; THRESHOLDS.len() + 1], excess: 0.0 }
     }
 
-    /// Takes in an advantage that has ended [prices], the price that a switch had [µs], that of the
-    /// switches there and back [prices], and the threshold that was in force [prices]. Of older ones so
-    /// much is kept.
-    pub fn ended(
-        &mut self,
-        advantage: f64,
-        price_us: f64,
-        there_and_back: f64,
-        used: f64,
-        keep: f32,
-    ) {
-        if !(advantage > 0.0 && advantage.is_finite() && price_us > 0.0 && price_us.is_finite()) {
+    /// Takes in an advantage that has ended [prices], what the switches cost then, and the threshold that
+    /// was in force [prices]. Of older ones so much is kept.
+    pub fn ended(&mut self, advantage: f64, switches: Switches, used: f64, keep: f32) {
+        if !(advantage > 0.0 && advantage.is_finite()) {
             return;
         }
         self.bins.iter_mut().flatten().for_each(|sum| *sum *= keep);
-        self.count = self.count * keep + 1.0;
-        self.excess +=
-            cost(used, advantage, there_and_back) - cost(there_and_back, advantage, there_and_back);
-        let reached = (0..THRESHOLDS).take_while(|&at| threshold(at) <= advantage).count();
-        let [weight, sum, paid] = &mut self.bins[reached];
-        *weight += price_us as f32;
-        *sum += (price_us * advantage.min(2.0 * MOST)) as f32;
-        *paid += (price_us * there_and_back) as f32;
+        self.excess += switches.cost(used, advantage) - switches.cost(switches.sunk, advantage);
+        let reached = THRESHOLDS.partition_point(|threshold| *threshold <= advantage);
+        let [count, sum] = &mut self.bins[reached];
+        *count += 1.0;
+        *sum += advantage.min(2.0 * MOST) as f32;
     }
 
-    /// What each threshold would have cost on average [prices]; none when nothing is known.
-    fn costs(&self) -> Option<[f64; THRESHOLDS]> {
-        let total = |of: usize| self.bins.iter().map(|bin| f64::from(bin[of])).sum::<f64>();
-        let all = total(0);
-        if all <= 0.0 {
-            return None;
-        }
-        let (mut rented, mut bought, mut paid) = (0.0, all, total(2));
-        let mut costs = [0.0; THRESHOLDS];
-        for (at, cost) in costs.iter_mut().enumerate() {
-            let [weight, sum, switches] = self.bins[at].map(f64::from);
-            rented += sum;
-            bought -= weight;
-            paid -= switches;
-            *cost = (rented + bought.max(0.0) * threshold(at) + paid.max(0.0)) / all;
-        }
-        Some(costs)
+    /// How many there were, older ones forgotten.
+    fn count(&self) -> f32 {
+        self.bins.iter().map(|[count, _]| count).sum()
     }
 
     /// The threshold for a guest with these advantages, where those of all guests are `shared` and the
-    /// switches there and back cost so much [prices]. That of the bound when nothing is known.
-    pub fn threshold(&self, shared: &Self, there_and_back: f64) -> f64 {
+    /// switches cost so much now. That of the bound when nothing is known.
+    pub fn threshold(&self, shared: &Self, switches: Switches) -> f64 {
         let given_up = self.excess > CREDIT && shared.excess > CREDIT;
-        if given_up || self.count + shared.count < FEW {
-            return there_and_back;
+        let of_all = shared.count();
+        if given_up || self.count() + of_all < FEW {
+            return switches.sunk;
         }
-        let mut cost = [0.0; THRESHOLDS];
-        for (costs, weight) in [(self.costs(), f64::from(self.count)), (shared.costs(), SHARED)] {
-            for (sum, cost) in cost.iter_mut().zip(costs.unwrap_or_default()) {
-                *sum += weight * cost;
+        let weight = if of_all > 0.0 { SHARED / of_all } else { 0.0 };
+        let mut costs = [0.0; THRESHOLDS.len()];
+        for (reached, (own, all)) in self.bins.iter().zip(&shared.bins).enumerate() {
+            let [count, sum] = [0, 1].map(|of| f64::from(own[of] + weight * all[of]));
+            // Advantages between the same two thresholds are taken to be alike.
+            let (bought, rented) = costs.split_at_mut(reached);
+            for (cost, threshold) in bought.iter_mut().zip(THRESHOLDS) {
+                let waited = count * threshold;
+                let passing = (sum - waited).clamp(0.0, count * switches.passing);
+                *cost += waited + passing + count * switches.sunk;
             }
+            rented.iter_mut().for_each(|cost| *cost += sum);
         }
-        let best = (0..THRESHOLDS).min_by(|&a, &b| cost[a].total_cmp(&cost[b]));
-        match best {
-            Some(at) if cost[at] > 0.0 => threshold(at),
-            _ => there_and_back,
-        }
+        let best = THRESHOLDS.iter().zip(costs).min_by(|(_, a), (_, b)| a.total_cmp(b));
+        best.map_or(switches.sunk, |(threshold, _)| *threshold)
     }
 }
 
@@ -135,19 +147,34 @@ impl Advantages {
 mod tests {
     use super::*;
 
-    /// The threshold after these advantages, over and over, with switches that cost the same both ways.
-    fn learned(advantages: &[f64], there_and_back: f64) -> f64 {
+    /// The threshold after these advantages, over and over, with switches that cost so much.
+    fn learned_with(advantages: &[f64], switches: Switches) -> f64 {
         let (mut own, nobody) = (Advantages::new(), Advantages::new());
         for advantage in advantages.iter().cycle().take(40) {
-            let used = own.threshold(&nobody, there_and_back);
-            own.ended(*advantage, 1_000.0, there_and_back, used, KEEP_OWN);
+            let used = own.threshold(&nobody, switches);
+            own.ended(*advantage, switches, used, KEEP_OWN);
         }
-        own.threshold(&nobody, there_and_back)
+        own.threshold(&nobody, switches)
+    }
+
+    /// The same where the switches cost so much whatever the advantage comes to.
+    fn learned(advantages: &[f64], sunk: f64) -> f64 {
+        learned_with(advantages, Switches { passing: 0.0, sunk })
     }
 
     #[test]
-    fn who_knows_nothing_waits_for_the_price_there_and_back() {
-        assert_eq!(Advantages::new().threshold(&Advantages::new(), 1.5), 1.5);
+    fn a_switch_costs_an_advantage_that_ends_meanwhile_no_more_than_is_left_of_it() {
+        // Two of three end before the VF has moved: nothing is lost by having tried.
+        let advantages = [0.5, 0.5, 3.0];
+        assert_eq!(learned_with(&advantages, Switches { passing: 0.9, sunk: 0.2 }), 0.0);
+        // Where the same price is paid in any case, it is better to let them pass.
+        assert!(learned(&advantages, 1.1) > 0.5);
+    }
+
+    #[test]
+    fn who_knows_nothing_waits_for_what_is_paid_in_any_case() {
+        let switches = Switches { passing: 0.4, sunk: 1.5 };
+        assert_eq!(Advantages::new().threshold(&Advantages::new(), switches), 1.5);
     }
 
     #[test]
@@ -165,44 +192,42 @@ mod tests {
     fn a_guest_without_a_past_does_as_all_the_others_do() {
         let mut shared = Advantages::new();
         for _ in 0..40 {
-            shared.ended(20.0, 5.0, 2.0, 2.0, KEEP_SHARED);
+            shared.ended(20.0, Switches::ALIKE, 2.0, KEEP_SHARED);
         }
-        assert_eq!(Advantages::new().threshold(&shared, 2.0), 0.0);
+        assert_eq!(Advantages::new().threshold(&shared, Switches::ALIKE), 0.0);
         let mut own = Advantages::new();
         for _ in 0..40 {
-            own.ended(0.4, 5_000.0, 2.0, 2.0, KEEP_OWN);
+            own.ended(0.4, Switches::ALIKE, 2.0, KEEP_OWN);
         }
-        assert!(own.threshold(&shared, 2.0) > 0.4);
+        assert!(own.threshold(&shared, Switches::ALIKE) > 0.4);
     }
 
     #[test]
     fn a_threshold_that_has_cost_too_much_is_given_up() {
         let mut shared = Advantages::new();
         for _ in 0..40 {
-            shared.ended(20.0, 1.0, 2.0, 2.0, KEEP_SHARED);
+            shared.ended(20.0, Switches::ALIKE, 2.0, KEEP_SHARED);
         }
         // The others' advantages lasted; each of this guest's passes just when it has switched.
         let mut own = Advantages::new();
         for _ in 0..3 {
-            let used = own.threshold(&shared, 2.0);
-            own.ended(used + 0.01, 1.0, 2.0, used, KEEP_OWN);
-            shared.ended(used + 0.01, 1.0, 2.0, used, KEEP_SHARED);
+            let used = own.threshold(&shared, Switches::ALIKE);
+            own.ended(used + 0.01, Switches::ALIKE, used, KEEP_OWN);
+            shared.ended(used + 0.01, Switches::ALIKE, used, KEEP_SHARED);
         }
-        assert_eq!(own.threshold(&shared, 2.0), 2.0);
+        assert_eq!(own.threshold(&shared, Switches::ALIKE), 2.0);
         // As long as all together are better off, chance may be against one of them.
         for _ in 0..10 {
-            shared.ended(20.0, 1.0, 2.0, 0.0, KEEP_SHARED);
+            shared.ended(20.0, Switches::ALIKE, 0.0, KEEP_SHARED);
         }
-        assert!(own.threshold(&shared, 2.0) < 2.0);
+        assert!(own.threshold(&shared, Switches::ALIKE) < 2.0);
     }
 
     #[test]
     fn numbers_that_make_no_sense_teach_nothing() {
         let mut own = Advantages::new();
-        for (advantage, price_us) in
-            [(f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
-        {
-            own.ended(advantage, price_us, 2.0, 2.0, KEEP_OWN);
+        for advantage in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            own.ended(advantage, Switches::ALIKE, 2.0, KEEP_OWN);
         }
         assert_eq!(own, Advantages::new());
     }

@@ -70,6 +70,11 @@ impl Standing {
             | ((self.tier as u128) << 64)
             | value as u128
     }
+
+    /// Is nothing known of the traffic of whoever has this key?
+    pub const fn is_unknown(key: u128) -> bool {
+        (key >> 64) as u8 == Tier::Unknown as u8
+    }
 }
 
 /// A number's bits, turned so that they rise with it (the order of `f64::total_cmp`).

@@ -5,6 +5,7 @@ use super::Player;
 use super::outcome::Tally;
 use super::scenario::Scenario;
 use crate::allocator::Allocator;
+use crate::gain::GainCurve;
 use crate::model::{
     GuestId, GuestView, Health, Holding, Origin, Snapshot, VfId, VfState, VfView, Wish,
 };
@@ -25,6 +26,15 @@ pub struct Interval {
     pub pps: Vec<f64>,
     /// By guest: what a VF would save it [µs/s].
     pub gain: Vec<f64>,
+}
+
+impl Interval {
+    /// Sets the gains by the rates.
+    pub fn set_gains(&mut self, curve: &GainCurve) {
+        let gain = |pps: &f64| if pps.is_nan() { 0.0 } else { curve.gain_us_per_s(*pps) };
+        self.gain.clear();
+        self.gain.extend(self.pps.iter().map(gain));
+    }
 }
 
 /// How one guest fares.

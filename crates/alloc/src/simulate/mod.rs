@@ -131,9 +131,7 @@ pub fn play(
     let mut record = Record::default();
     let (mut seconds, mut step_s) = (0.0, 1.0);
     while feed.next(&mut interval)? {
-        interval.gain.clear();
-        let gain = |pps: &f64| if pps.is_nan() { 0.0 } else { scenario.curve.gain_us_per_s(*pps) };
-        interval.gain.extend(interval.pps.iter().map(gain));
+        interval.set_gains(&scenario.curve);
         for host in &mut hosts {
             host.live(&interval, &|guest| feed.name(guest))?;
         }

@@ -76,6 +76,23 @@ fn advantages_that_last_longer_than_a_switch_are_taken_as_often_as_by_activity()
 }
 
 #[test]
+fn where_a_switch_takes_half_a_burst_ours_serves_as_many_as_activity() {
+    let mut scenario = Scenario::named("download").expect("built in");
+    (scenario.duration_s, scenario.switch_s) = (1_800, 4.5);
+    let players = [PolicyKind::Activity, PolicyKind::Benefit].map(Player::Policy);
+    let mut saved_us = [0.0; 2];
+    for seed in 1001..1004 {
+        scenario.seed = seed;
+        let played = compare(&scenario, &players, &Settings::default(), Shard::WHOLE);
+        for (sum, tally) in saved_us.iter_mut().zip(played.expect("simulated").tallies) {
+            *sum += tally.saved_us;
+        }
+    }
+    let [activity, benefit] = saved_us;
+    assert!(benefit > 0.99 * activity, "{:.4}", benefit / activity);
+}
+
+#[test]
 fn nobody_saves_more_than_the_optimum() {
     for BuiltIn { name, .. } in built_in().expect("built in") {
         for outcome in play(&name, &unbounded()) {

@@ -193,11 +193,18 @@ impl<R: Read> Trace<R> {
 }
 
 fn unreadable(source: &str, error: csv::Error) -> Error {
-    Error::bad_input(
-        source,
-        "give CSV in UTF-8 with a header, each row with as many fields as that",
-    )
-    .caused_by(error)
+    let remedy = "give CSV in UTF-8 with a header, each row with as many fields as that";
+    let line = error.position().map_or(1, csv::Position::line);
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => Error::bad_input(
+            format!("{source}:{line}: it has {len} fields, and the header {expected_len}"),
+            remedy,
+        ),
+        csv::ErrorKind::Utf8 { .. } => {
+            Error::bad_input(format!("{source}:{line}: it is no text in UTF-8"), remedy)
+        }
+        _ => Error::bad_input(source, remedy).caused_by(error),
+    }
 }
 
 impl<R: Read> Feed for Trace<R> {
@@ -289,11 +296,13 @@ mod tests {
             ("0,a,NaN\n", "t.csv:2: \"NaN\" is not a rate"),
             ("noon,a,1\n", "t.csv:2: \"noon\" is not a time in seconds"),
             ("0,,1\n", "t.csv:2: the guest has no name"),
-            ("0,a\n", "t.csv: CSV error"),
+            ("0,a\n", "t.csv:2: it has 2 fields, and the header 3"),
         ] {
             let error = intervals(&format!("{head}{rows}")).expect_err(rows);
             assert!(error.what.starts_with(what) && !error.remedy.is_empty(), "{error}");
         }
+        let picture = Trace::new("t.csv", &b"\x89PNG\r\n"[..], None).expect_err("no text");
+        assert_eq!(picture.what, "t.csv:1: it is no text in UTF-8");
         for (header, what) in [
             ("time_s,guest,mbps", "no unit is known for column mbps"),
             ("time_s,guest", "one column of rates"),
