@@ -71,7 +71,7 @@ def test_a_parquet_trace_that_is_refused_midway_says_why(
     trace = tmp_path / "trace.parquet"
     rates = [1.0, -1.0, *[1.0] * 50_000]
     pl.DataFrame({"time_s": range(len(rates)), "guest": "a", "pps": rates}).write_parquet(trace)
-    with pytest.raises(BadInputError, match=r"is not a rate"):
+    with pytest.raises(BadInputError, match=r'trace\.parquet: row 2: "-1.0" is not a rate'):
         CliRunner().invoke(
             app,
             ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],
@@ -84,3 +84,12 @@ def test_a_parquet_trace_that_is_refused_midway_says_why(
             ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],
             catch_exceptions=False,
         )
+
+
+def test_words_that_planewised_does_not_take_are_said_as_all_errors_are(tmp_path: Path) -> None:
+    trace = ["alloc", "simulate", "--trace", str(tmp_path / "trace.csv")]
+    with pytest.raises(BadInputError, match="how many VFs"):
+        CliRunner().invoke(app, trace, catch_exceptions=False)
+    with pytest.raises(BadInputError) as raised:
+        CliRunner().invoke(app, [*trace, "--vfs", "1", "--mix", "64:x"], catch_exceptions=False)
+    assert str(raised.value).startswith("invalid value '64:x' for '--mix")

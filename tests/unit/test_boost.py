@@ -312,6 +312,7 @@ def test_advise_gives_no_figure_of_an_emulated_gain(gain_toml: Path) -> None:
     ("old", "new", "said"),
     [
         ("format = 2", "format = 3", "format: input should be 1 or 2"),
+        ("format = 2", "", "format: field required"),
         ('kind = "gain"', 'kind = "chains"', "kind"),
         ("pps = 2000.0", "pps = 100.0", "100 packets/s come after 200"),
         ("saved_us = ", "saved_us = -", "saved_us"),

@@ -85,8 +85,8 @@ class SwitchPrice(_Part):
 class GainProfile(_Part):
     """The file."""
 
-    format: Literal[1, 2] = 2
-    kind: Literal["gain"] = "gain"
+    format: Literal[1, 2]
+    kind: Literal["gain"]
     planewise: str
     run: str
     slow: str
@@ -210,6 +210,8 @@ def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> 
     """The gain with the host of the run's sender, whose fingerprint it carries."""
     host = _host(info)
     return GainProfile(
+        format=2,
+        kind="gain",
         planewise=info.planewise,
         run=info.run,
         slow=gain.slow,

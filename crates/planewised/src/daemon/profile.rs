@@ -139,17 +139,18 @@ pub fn parse(text: &str, name: &str, here: Option<&Host>) -> Result<Gain> {
     let remedy =
         "measure this host: `planewise run experiments/boost.yaml`, then `planewise boost`";
     let wrong = |what: String| Error::bad_input(format!("{name}: {what}"), remedy);
-    let head: Head = config::read(text, name)?;
+    let unread = |error: Error| Error::bad_input(error.what, remedy);
+    let head: Head = config::read(text, name).map_err(unread)?;
     if head.kind != "gain" {
         return Err(wrong(format!("this is a profile of {:?}, not of the gain", head.kind)));
     }
     if !(1..=FORMAT).contains(&head.format) {
         return Err(wrong(format!(
-            "its format is {}, and this daemon reads formats 1 to {FORMAT}",
+            "its format is {}, and formats 1 to {FORMAT} are read",
             head.format
         )));
     }
-    let profile: Profile = config::read(text, name)?;
+    let profile: Profile = config::read(text, name).map_err(unread)?;
     let mut notes = vec![format!(
         "the gain of {} over {} was measured by {}",
         profile.fast, profile.slow, profile.run
@@ -261,7 +262,7 @@ mod tests {
     #[test]
     fn what_is_no_profile_is_said_in_a_sentence() {
         let bad = [
-            ("format = 2", "format = 3", "its format is 3, and this daemon reads formats 1 to 2"),
+            ("format = 2", "format = 3", "its format is 3, and formats 1 to 2 are read"),
             ("kind = \"gain\"", "kind = \"chains\"", "not of the gain"),
             ("pps = 2000.0", "pps = 100.0", "not above the one before"),
             ("saved_us = 9.0", "saved_us = 0.1", "falls from 200 to 2000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -104,12 +105,21 @@ def simulate(
     options += ["--unbounded"] * unbounded + ["--json"] * json_
     if merge:
         options += ["--merge", *map(str, merge)]
+    if "--trace" in options and vfs is None:
+        raise BadInputError(
+            "a trace does not tell how many VFs its host has", where="--trace", remedy="give --vfs"
+        )
     command = [str(find_planewised()), "simulate", *options]
     done = _run(command, table)
     if done.returncode:
         what, _, remedy = done.stderr.decode().strip().partition("\n")
+        what = re.sub("^(planewised|error): ", "", what)
+        if table is not None:
+            # It reads standard input, whose first line is the header.
+            what = re.sub(r"^-:(\d+):", lambda line: f"{table}: row {int(line[1]) - 1}:", what)
+            what = re.sub("^-:", f"{table}:", what)
         kind = BadInputError if done.returncode == 2 else PlanewiseError
-        raise kind(what.removeprefix("planewised: "), remedy=remedy.strip())
+        raise kind(what, remedy=remedy.strip())
     sys.stdout.write(done.stdout.decode())
 
 
