@@ -68,11 +68,11 @@ def test_a_switch_is_measured_in_guests_of_each_kind(name: str, kind: str) -> No
 @pytest.mark.parametrize(
     ("guest", "plane", "more", "said"),
     [
-        ("vm", "bridge", "", "vm on virtio-bridge, not on bridge"),
-        ("container", "virtio-bridge", "", "container on bridge, not on virtio-bridge"),
+        ("vm", "bridge", "", "virtual machines on virtio-bridge, not on bridge"),
+        ("container", "virtio-bridge", "", "containers on bridge, not on virtio-bridge"),
         ("vm", "vf-passthrough", "", "not on vf-passthrough"),
         ("vm", "virtio-bridge", "rtt: {}", "by `alloc` alone, not by `rtt`"),
-        ("process", "vhost-user", "", "not to a process"),
+        ("process", "vhost-user", "", "gives no VFs to guests that are"),
     ],
 )
 def test_guests_and_planes_that_planewised_does_not_manage_are_refused(

@@ -15,7 +15,7 @@ from planewise.measure.problem import Problem
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Asked, Kind, Levels, unsupported
 from planewise.store.models import Level, TrialKind
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 ALLOC_PLANES: Mapping[GuestKind, str] = MappingProxyType(
     {"namespace": "bridge", "container": "bridge", "vm": "virtio-bridge"}
@@ -134,8 +134,8 @@ def _guests_problem(design: Design) -> Problem | None:
         if kind not in ALLOC_PLANES:
             return Problem(
                 ("factors", "guest", index),
-                f"the allocator gives VFs to a {', a '.join(ALLOC_PLANES)}, not to a {kind}",
-                "name one of these",
+                f"the allocator gives no VFs to guests that are {GUEST_WORDS[kind][1]}",
+                f"set `factors.guest` to {', '.join(ALLOC_PLANES)}",
             )
     if "vm" in factors.guest and (others := design.kinds().keys() - {"alloc"}):
         return Problem(
@@ -144,15 +144,15 @@ def _guests_problem(design: Design) -> Problem | None:
             f"`{'`, `'.join(sorted(others))}`",
             "make a design of its own for each",
         )
-    planes = {ALLOC_PLANES[kind]: kind for kind in factors.guest}
+    guests = " and ".join(GUEST_WORDS[kind][1] for kind in factors.guest)
+    planes = tuple(dict.fromkeys(ALLOC_PLANES[kind] for kind in factors.guest))
     for place, own in (("plane", factors.plane), ("background_plane", factors.background_plane)):
         for index, name in enumerate(own):
             if name not in (*planes, SAME):
                 known = " and ".join(planes)
                 return Problem(
                     ("factors", place, index),
-                    f"the allocator gives VFs to guests that are {' or '.join(factors.guest)} on "
-                    f"{known}, not on {name}",
+                    f"the allocator gives VFs to {guests} on {known}, not on {name}",
                     f"set `factors.{place}` to {known}, and make a design of its own for other "
                     "planes",
                 )
