@@ -19,14 +19,15 @@ pytestmark = pytest.mark.timeout(900)
 # A paced generator: an emulated NIC that is flooded keeps its host from everything else.
 DESIGN = """
 title: chains on VFs in the lab
-factors:
-  guest: [process, container]
-  plane: [vf, vhost-user]
-  path: [north-south, east-west]
-  vnfs: 2
+functions:
+  - {forwarder: kernel, plane: vf}
+  - {forwarder: kernel, guest: container, plane: vf}
+  - {forwarder: xdp, plane: vf}
+  - {forwarder: testpmd, plane: vhost-user}
+factors: {path: [north-south, east-west], vnfs: 2}
 constraints:
   - when: {guest: container}
-    require: {plane: vf, path: east-west}
+    require: {path: east-west}
 chain: {duration_s: 1, warmup_s: 0, offered_pps: 300}
 blocks: 1
 """
@@ -46,10 +47,13 @@ def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(
     assert "QEMU machines" in info["emulated"]
     assert {one["cell"]["plane"] for one in info["skipped"]} == {"vhost-user"}
     trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
-    assert sorted((one["cell"]["guest"], one["cell"]["path"]) for one in trials) == [
-        ("container", "east-west"),
-        ("process", "east-west"),
-        ("process", "north-south"),
+    names = ("forwarder", "guest", "path")
+    assert sorted(tuple(one["cell"][name] for name in names) for one in trials) == [
+        ("kernel", "container", "east-west"),
+        ("kernel", "process", "east-west"),
+        ("kernel", "process", "north-south"),
+        ("xdp", "process", "east-west"),
+        ("xdp", "process", "north-south"),
     ]
     for trial in trials:
         assert not trial.get("reason"), trial
