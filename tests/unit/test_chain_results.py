@@ -15,13 +15,14 @@ from planewise.cli import app
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.figures import schedule
-from planewise.report.figures.chains import figures
+from planewise.report.figures.chains import account, figures
 from planewise.store.models import (
     ChainLimit,
     ChainResult,
     CoreUse,
     Counts,
     Fingerprint,
+    FrameAccount,
     KpiSample,
     Level,
     RunInfo,
@@ -235,3 +236,18 @@ def test_what_routes_beside_an_xdp_program_is_the_planes_evidence() -> None:
     assert one_kind([kernel, xdp]) == [kernel]
     assert one_kind([plain]) == [plain]
     assert one_kind([xdp]) == []
+
+
+def test_frames_of_others_have_a_column_where_some_came_to_the_end(tmp_path: Path) -> None:
+    for foreign in (0, 7):
+        trial = chain("bridge", "north-south", 2, 64, 1e6, 0)
+        frames = FrameAccount(sent=30, received=29, lost={"to vnf1": 1}, foreign=foreign)
+        assert trial.chain is not None
+        result = trial.chain.model_copy(update={"frames": frames})
+        reader = write(tmp_path / str(foreign), [trial.model_copy(update={"chain": result})])
+        table = account(RunData(reader).chains)
+        (row,) = table.rows
+        told = dict(zip(table.columns, map(str, row), strict=True))
+        assert told["Lost, by place"] == "1 to vnf1"
+        assert ("Others at the end" in told) == bool(foreign)
+        assert not foreign or "7" in told["Others at the end"]

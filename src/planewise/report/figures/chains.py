@@ -213,18 +213,18 @@ def account(cells: Sequence[ChainCell]) -> Table:
     def lost(frames: FrameAccount) -> str:
         return ", ".join(f"{theme.count(n)} {place}" for place, n in frames.lost.items()) or "none"
 
-    return Table.of(
-        accounts,
-        {
-            "Plane": lambda row: row[0].plane,
-            "Path": lambda row: row[0].path,
-            "Functions": lambda row: PrintedNumber.plain(row[0].vnfs),
-            "Frames": lambda row: _size(row[0].size),
-            "Sent": lambda row: PrintedNumber.count(row[1].sent),
-            "Came back": lambda row: PrintedNumber.count(row[1].received),
-            "Lost, by place": lambda row: lost(row[1]),
-        },
-    )
+    columns: dict[str, Callable[[tuple[ChainCell, FrameAccount]], Entry]] = {
+        "Plane": lambda row: row[0].plane,
+        "Path": lambda row: row[0].path,
+        "Functions": lambda row: PrintedNumber.plain(row[0].vnfs),
+        "Frames": lambda row: _size(row[0].size),
+        "Sent": lambda row: PrintedNumber.count(row[1].sent),
+        "Came back": lambda row: PrintedNumber.count(row[1].received),
+        "Lost, by place": lambda row: lost(row[1]),
+    }
+    if any(frames.foreign for _, frames in accounts):
+        columns["Others at the end"] = lambda row: PrintedNumber.count(row[1].foreign)
+    return Table.of(accounts, columns)
 
 
 def cores(cells: Sequence[ChainCell]) -> Table:
