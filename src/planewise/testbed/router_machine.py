@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Self
 
 from planewise.testbed.chains.machines import router_script, run_script
+from planewise.testbed.chains.routing import router_settings
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import Guest
+from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import SetSysctl
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.domain import VmOptions
@@ -58,4 +59,5 @@ class RouterMachine:
         nic = replace(nic_of("virtio", guest, port, self._guests), ring_packets=ring_packets)
         self._guests.start(guest, nic, mtu_bytes, neighbours)
         ipv6 = SetSysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
-        run_script(self._guests, guest, router_script((ipv6,), guest.netns))
+        steps = (*router_settings(guest.netns, GUEST_INTERFACE), ipv6)
+        run_script(self._guests, guest, router_script(steps, guest.netns))

@@ -12,7 +12,7 @@ from planewise.testbed.chains.ends import CABLES, Ends, macs_of, netns
 from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
 from planewise.testbed.chains.guests import peers, router_scripts
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
-from planewise.testbed.chains.routing import new_function, router_settings, routing
+from planewise.testbed.chains.routing import function_settings, new_function, routing
 from planewise.testbed.chains.xdp import attach_in_machine, attach_to_namespaces
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
 
@@ -72,7 +72,7 @@ def _create_functions(chain: Chain, nic: str) -> list[object]:
             if chain.by_vfio:
                 made.append(f"planewised vf bind <VF of {nic}> vfio-pci")
             continue
-        made += router_settings(name) if chain.kind == "container" else new_function(name)
+        made += function_settings(name) if chain.kind == "container" else new_function(name)
         if chain.on_vfs:
             made.append(_vf_move(nic, name))
     return made

@@ -27,7 +27,7 @@ from planewise.testbed.chains.machines import FunctionMachines, function_guest, 
 from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import HostCounters, VnfCounters, now_s, vnf_counters
-from planewise.testbed.chains.routing import router_settings, routing
+from planewise.testbed.chains.routing import function_settings, routing
 from planewise.testbed.guests import MAKERS
 from planewise.testbed.guests.container import JoiningHost
 from planewise.testbed.host import Host
@@ -110,7 +110,7 @@ class Routers(Functions):
         parts, here = self.parts, self.parts.here
         placed = self._place("container" if parts.chain.kind == "container" else "namespace")
         guests = [one.guest for one in placed]
-        here.perform([step for guest in guests for step in router_settings(guest.netns)])
+        here.perform([step for guest in guests for step in function_settings(guest.netns)])
         if not parts.chain.on_vfs:
             return macs_of(parts.chain)
         return move_vfs(here, parts.opened, guests)
@@ -206,7 +206,12 @@ def _run_machines(
 def router_scripts(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
     """By number, the scripts that make virtual machines routers. Pure."""
     steps = routing(chain, str, macs, ends.macs)
-    return {number: router_script(steps, str(number)) for number in macs}
+    return {
+        number: router_script(
+            (*function_settings(str(number), GUEST_INTERFACE), *steps), str(number)
+        )
+        for number in macs
+    }
 
 
 class Pollers(Functions):

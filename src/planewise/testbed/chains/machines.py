@@ -19,7 +19,7 @@ from planewise.testbed import counters
 from planewise.testbed.chains.ends import MTU_BYTES, netns
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
 from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
-from planewise.testbed.chains.routing import address, router_settings
+from planewise.testbed.chains.routing import address
 from planewise.testbed.machine import MachineState
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
@@ -74,7 +74,7 @@ def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
     routes to the same destinations are replaced.
     """
     lines = []
-    for step in (*router_settings(name, GUEST_INTERFACE), *steps):
+    for step in steps:
         if isinstance(step, SetSysctl) and step.netns == name:
             lines.append(f"echo {shlex.quote(step.value)} >/proc/sys/{step.key}")
         elif isinstance(step, AddRoute) and step.netns == name:

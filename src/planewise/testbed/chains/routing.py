@@ -34,7 +34,7 @@ def target(number: int) -> str:
 
 def new_function(netns: str) -> tuple[Step, ...]:
     """A namespace that routes, without an interface yet."""
-    return (*new_namespace(netns), *router_settings(netns))
+    return (*new_namespace(netns), *function_settings(netns))
 
 
 def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
@@ -46,9 +46,14 @@ def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
         SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
         SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
         SetSysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
-        # Chains carry IPv4: a kernel would send multicast of its own among their frames (MLD).
-        SetSysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1"),
     )
+
+
+def function_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
+    """The same of a chain's function: chains carry IPv4, and a kernel with IPv6 would send
+    multicast of its own among their frames (MLD)."""
+    silent = SetSysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1")
+    return (*router_settings(netns, interface), silent)
 
 
 def routing(
