@@ -446,11 +446,11 @@ def test_a_redis_server_answers_every_request_in_frames_of_that_size(
     assert output["rtt_kernel"] is None
     assert not [words for words in output["warnings"] if "stamp" in words]
     check_stamps(list(csv.DictReader(file.open())))
-    # Eleven requests warm up; what else passes: bare acknowledgements, handshake, neighbours.
+    # Eleven requests warm up; what else passes are bare acknowledgements and the handshake.
     packets, carried = (now - then for then, now in zip(before, after, strict=True))
     requests = 200 + 11
-    others = packets - requests
-    assert 42 * others <= carried - requests * (size - 4) <= 110 * others
+    assert packets >= requests
+    assert abs(carried - requests * (size - 4) - (packets - requests) * 66) <= 100
 
 
 def test_requests_leave_on_schedule_while_the_server_stands_still(netns_pair: Network) -> None:

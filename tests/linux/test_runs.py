@@ -86,20 +86,22 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
     design = tmp_path / "redis.yaml"
     design.write_text(
         "factors: {plane: [veth, macvlan], size_bytes: 128, protocol: [icmp, redis]}\n"
-        "rtt: {packets: 100}\n"
-        "blocks: 1\n"
+        "rtt: {packets: 1000}\n"
+        "blocks: 3\n"
     )
     out = tmp_path / "run"
     finished = run("run", design, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
-    assert len(trials) == 4
+    assert len(trials) == 12
     for trial in trials:
         asked = trial.cell["protocol"] == "redis"
         assert trial.counts is not None
-        assert trial.counts.received == 100
+        assert trial.counts.received == 1000
         assert ("rtt_kernel" in trial.latency) is not asked
         assert {"rtt_kernel", "overhead", "response"} <= set(trial.not_measurable) or not asked
+    compared = run("compare", out)
+    assert "at 1 kpps, answered by Redis" in compared.stdout
     assert nothing_is_left()
 
 

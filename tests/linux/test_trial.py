@@ -28,15 +28,12 @@ def trial(network: Network, *args: str, ipv6: bool = False) -> Outcome:
     return run("trial", *path, *KNOWN_MAX, *args)
 
 
-def check_account(output: dict[str, Any], *, flooded: bool = False) -> None:
-    """Every frame is somewhere. On a busy machine the kernel itself loses some, and says so.
-
-    What is `flooded` was asked for more than a generator can send.
-    """
+def check_account(output: dict[str, Any]) -> None:
+    """Every frame is somewhere. On a busy machine the kernel itself loses some, and says so."""
     assert output["sent"] == output["received"] + output["lost"]
     explained = sum(part["count"] for part in output["loss"])
     assert output["unexplained"] == output["lost"] - explained
-    assert output["sent"] > (0 if flooded else output["planned"] / 2)
+    assert output["sent"] > output["planned"] / 2
 
 
 @pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
@@ -220,8 +217,8 @@ def test_the_sinks_namespace_answers_no_frame(netns_pair: Network) -> None:
         return int(values[names.index("OutDestUnreachs")])
 
     before = unreachables()
-    output = trial(netns_pair, "--rate", "1k", "--duration", "0.3").output
-    assert output["received"] > 0
+    output = trial(netns_pair, "--rate", "1k", "--duration", "1").output
+    assert output["received"] > 100
     assert unreachables() == before
 
 
@@ -514,8 +511,8 @@ def test_another_cpu_carries_frames_and_loses_none_that_no_counter_explains(
     assert kept.output["generator"]["backend"] == "live-carried"
     assert kept.output["received"] > 0
     flooded = trial(netns_pair, "--rate", "5M", "--duration", "0.3", *chosen)
-    check_account(flooded.output, flooded=True)
-    assert {part["counter"] for part in flooded.output["loss"]} <= {"xdp_cpumap_enqueue"}
+    check_account(flooded.output)
+    assert {part["counter"] for part in flooded.output["loss"]} == {"xdp_cpumap_enqueue"}
     assert kept.output["unexplained"] == flooded.output["unexplained"] == 0
 
 

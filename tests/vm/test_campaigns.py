@@ -14,7 +14,7 @@ from tests.linux.test_runs import nothing_is_left, run
 
 
 @pytest.mark.parametrize("ip_version", [4, 6])
-def test_a_router_in_a_virtual_machine_brings_or_counts_every_frame_and_leaves_nothing(
+def test_a_router_in_a_virtual_machine_brings_every_frame_and_leaves_nothing(
     platform: VmPlatform, ip_version: int
 ) -> None:
     sut = RouterUnderTest(ip_version, platform="vm")  # type: ignore[arg-type]
@@ -22,9 +22,7 @@ def test_a_router_in_a_virtual_machine_brings_or_counts_every_frame_and_leaves_n
         assert measurer.cell["platform"] == "vm"
         assert bool(measurer.facts.emulated) == (platform.accelerator.name == "tcg")
         result = measurer.trial(500, 1)
-    # How many are sent in time, and how long it stands still, is the machine's affair.
-    assert result.received + result.drops == result.sent
-    assert result.received > result.sent / 2
+    assert (result.sent, result.received) == (500, 500)
     assert nothing_is_left()
 
 
