@@ -1,8 +1,12 @@
 //! `planewised simulate`: what the policies would do with given traffic. Touches nothing.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pw_alloc::replay;
 use pw_alloc::settings::Settings;
@@ -126,7 +130,7 @@ pub fn run(args: &Args) -> Result<()> {
         return output::print("simulate", &Body::new(scenario, settings, &played), args.json, text);
     }
     let shard = args.shard.unwrap_or(Shard::WHOLE);
-    let played = simulate::compare(&scenario, players, &settings, shard)?;
+    let played = on_all_cpus(&scenario, players, &settings, shard)?;
     match args.shard {
         Some(shard) => {
             let body = ShardBody { scenario, settings, shard, played };
@@ -134,6 +138,43 @@ pub fn run(args: &Args) -> Result<()> {
         }
         None => output::print("simulate", &Body::new(scenario, settings, &played), args.json, text),
     }
+}
+
+/// Plays the hosts on all CPUs that this process may use. Says on a terminal how long it will take.
+fn on_all_cpus(
+    scenario: &Scenario,
+    players: &[Player],
+    settings: &Settings,
+    shard: Shard,
+) -> Result<Played> {
+    let hosts = shard.hosts(scenario.hosts);
+    let cpus =
+        thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32).min(hosts.max(1));
+    let all_s = u64::from(hosts) * u64::from(scenario.duration_s);
+    let done_s = AtomicU64::new(0);
+    let (end, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        if std::io::stderr().is_terminal() {
+            scope.spawn(|| say_time_left(&done_s, all_s, ended));
+        }
+        let played = simulate::compare_on(cpus, scenario, players, settings, shard, &done_s);
+        drop(end);
+        played
+    })
+}
+
+/// Says each second how much was played, until the other end of `ended` is dropped.
+fn say_time_left(done_s: &AtomicU64, all_s: u64, ended: mpsc::Receiver<()>) {
+    const CLEAR_LINE: &str = "\r\x1b[K";
+    let began = Instant::now();
+    while ended.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+        let share = done_s.load(Ordering::Relaxed) as f64 / all_s as f64;
+        if share > 0.0 && began.elapsed().as_secs() >= 2 {
+            let left_s = began.elapsed().as_secs_f64() * (1.0 / share - 1.0);
+            eprint!("{CLEAR_LINE}{:.0} % played, {left_s:.0} s left", share * 100.0);
+        }
+    }
+    eprint!("{CLEAR_LINE}");
 }
 
 /// Replays a recording. Fails where a plan differs.

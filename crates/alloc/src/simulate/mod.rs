@@ -7,6 +7,10 @@ mod outcome;
 mod scenario;
 pub mod trace;
 
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::GuestId;
@@ -111,6 +115,25 @@ impl Feed for MadeUp {
     }
 }
 
+/// Traffic that counts the seconds that were fed.
+#[derive(Debug)]
+struct Counted<'a> {
+    feed: MadeUp,
+    done_s: &'a AtomicU64,
+}
+
+impl Feed for Counted<'_> {
+    fn next(&mut self, interval: &mut Interval) -> Result<bool> {
+        let more = self.feed.next(interval)?;
+        self.done_s.fetch_add(u64::from(more), Ordering::Relaxed);
+        Ok(more)
+    }
+
+    fn name(&self, guest: usize) -> GuestId {
+        self.feed.name(guest)
+    }
+}
+
 /// Plays what comes from a feed for all these players, interval by interval. `group` tells each guest's
 /// group; `look_back` wants what could have been had with the future known, which needs memory for it.
 ///
@@ -166,6 +189,20 @@ pub struct Shard {
 impl Shard {
     /// All hosts.
     pub const WHOLE: Self = Self { number: 1, of: 1 };
+
+    /// How many hosts of so many are in it.
+    pub fn hosts(self, of_hosts: u32) -> u32 {
+        of_hosts.saturating_sub(self.number - 1).div_ceil(self.of)
+    }
+
+    /// This many shards, which together are this one; those without a host are empty.
+    fn split(self, parts: u32) -> impl Iterator<Item = Self> {
+        let of = self.of.saturating_mul(parts);
+        (0..parts).map(move |nth| {
+            let number = self.number.saturating_add(self.of.saturating_mul(nth));
+            Self { number, of }
+        })
+    }
 }
 
 impl std::str::FromStr for Shard {
@@ -191,13 +228,49 @@ pub fn compare(
     settings: &Settings,
     shard: Shard,
 ) -> Result<Played> {
+    compare_counting(scenario, players, settings, shard, &AtomicU64::new(0))
+}
+
+/// Like [`compare`], on this many CPUs at once: each plays a part of the shard's hosts. `done_s` counts
+/// the seconds that were played, of all hosts together, for those who wait.
+///
+/// # Errors
+/// The scenario or the settings make no sense.
+pub fn compare_on(
+    cpus: u32,
+    scenario: &Scenario,
+    players: &[Player],
+    settings: &Settings,
+    shard: Shard,
+    done_s: &AtomicU64,
+) -> Result<Played> {
+    thread::scope(|scope| {
+        let parts = shard.split(cpus).map(|part| {
+            scope.spawn(move || compare_counting(scenario, players, settings, part, done_s))
+        });
+        let parts: Vec<_> = parts.collect();
+        let mut played = Played::of(scenario, players);
+        for part in parts {
+            played.add(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        }
+        Ok(played)
+    })
+}
+
+fn compare_counting(
+    scenario: &Scenario,
+    players: &[Player],
+    settings: &Settings,
+    shard: Shard,
+    done_s: &AtomicU64,
+) -> Result<Played> {
     scenario.check()?;
     let groups = scenario.group_of_guests();
     let mut played = Played::of(scenario, players);
     let cells = groups.len().saturating_mul(scenario.duration_s as usize);
     let look_back = cells.saturating_mul(scenario.hosts as usize) <= hindsight::MOST_CELLS;
     for host in (shard.number - 1..scenario.hosts).step_by(shard.of as usize) {
-        let mut feed = MadeUp::new(scenario, host);
+        let mut feed = Counted { feed: MadeUp::new(scenario, host), done_s };
         let group = |guest: usize| groups[guest];
         let host = play(&mut feed, scenario, host, players, settings, &group, look_back)?;
         played.add(host);

@@ -93,6 +93,30 @@ fn where_a_switch_takes_half_a_burst_ours_serves_as_many_as_activity() {
 }
 
 #[test]
+fn on_more_cpus_than_hosts_the_same_comes_out_and_each_second_is_counted() {
+    let mut scenario = Scenario::named("bursts").expect("built in");
+    (scenario.duration_s, scenario.hosts) = (300, 5);
+    let settings = Settings::default();
+    for (shard, hosts) in [(Shard::WHOLE, 5), (Shard { number: 2, of: 3 }, 2)] {
+        let one = compare(&scenario, &PLAYERS, &settings, shard).expect("simulated");
+        for cpus in [1, 2, 7] {
+            let done_s = AtomicU64::new(0);
+            let many = compare_on(cpus, &scenario, &PLAYERS, &settings, shard, &done_s);
+            let many = many.expect("simulated");
+            assert_eq!(done_s.into_inner(), 300 * hosts);
+            let optimum_us = |played: &Played| played.hindsight.expect("small enough").optimum_us;
+            assert!((optimum_us(&one) / optimum_us(&many) - 1.0).abs() < 1e-9);
+            for (one, many) in one.tallies.iter().zip(&many.tallies) {
+                assert_eq!(one.moves, many.moves);
+                let differ_us = (one.saved_us - many.saved_us).abs();
+                assert!(differ_us <= 1e-9 * one.saved_us.abs());
+            }
+        }
+        assert_eq!(u64::from(shard.hosts(5)), hosts);
+    }
+}
+
+#[test]
 fn nobody_saves_more_than_the_optimum() {
     for BuiltIn { name, .. } in built_in().expect("built in") {
         for outcome in play(&name, &unbounded()) {
