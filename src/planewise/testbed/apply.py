@@ -11,12 +11,24 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import (
+    RTM_DELADDR,
+    RTM_DELLINK,
+    RTM_DELROUTE,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    RTM_NEWNEIGH,
+    RTM_NEWROUTE,
+    rt_proto,
+    rt_scope,
+    rt_type,
+)
+from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
+from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NUD_NOARP, NUD_PERMANENT
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed import netns
@@ -48,14 +60,10 @@ from planewise.testbed.plan import (
     SetUp,
     Step,
 )
+from planewise.testbed.rtnetlink import APPEND, CHANGE, CREATE, REPLACE, RouteSocket, nested
 
-_NODAD = 0x02
 _ONLINK = 4
-_PERMANENT = 0x80
-_NTF_SELF = 0x02
-_NTF_MASTER = 0x04
-_NUD_NOARP = 0x40
-_LOOPBACK = 1
+_MAIN_TABLE = 254
 _OPEN_SOCKETS = 4
 _IFF_UP = 1
 _FORWARDING = 3
@@ -100,8 +108,6 @@ def _perform(plan: Plan, thread: NamespaceThread, home: str | None, stop: thread
                 return
             try:
                 _ACTIONS[type(step)](links, step)
-            except NetlinkError as error:
-                raise explain(step, error.code, str(error.args[-1])) from error
             except OSError as error:
                 raise explain(step, error.errno or 0, error.strerror or str(error)) from error
 
@@ -112,7 +118,7 @@ class _Links:
     def __init__(self, thread: NamespaceThread, home: str | None) -> None:
         self.thread = thread
         self._home = home
-        self._open: OrderedDict[str, Any] = OrderedDict()
+        self._open: OrderedDict[str, RouteSocket] = OrderedDict()
         self._index: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> _Links:
@@ -126,13 +132,13 @@ class _Links:
         """Moves the thread into namespace `name`; empty: into the host's own."""
         self.thread.enter(name or self._home)
 
-    def route(self, name: str) -> Any:
+    def route(self, name: str) -> RouteSocket:
         """The rtnetlink socket of namespace `name`."""
         if name in self._open:
             self._open.move_to_end(name)
             return self._open[name]
         self.enter(name)
-        self._open[name] = IPRoute()
+        self._open[name] = RouteSocket()
         if len(self._open) > _OPEN_SOCKETS:
             self._open.popitem(last=False)[1].close()
         return self._open[name]
@@ -148,9 +154,12 @@ class _Links:
                 raise OSError(errno.ENODEV, f"there is no {interface}") from error
         return self._index[key]
 
-    def change(self, netns: str, interface: str, **attributes: object) -> None:
+    def change(self, netns: str, interface: str, up: bool = False, **attributes: object) -> None:
         """Changes an interface of a namespace (`ip link set`)."""
-        self.route(netns).link("set", index=self.index(netns, interface), **attributes)
+        fields = {"index": self.index(netns, interface)}
+        if up:
+            fields |= {"flags": _IFF_UP, "change": _IFF_UP}
+        self.route(netns).request(RTM_NEWLINK, CHANGE, fields, **attributes)
 
     def descriptor(self, name: str) -> Any:
         """The namespace as an open file."""
@@ -162,62 +171,73 @@ class _Links:
 def _add_namespace(links: _Links, step: AddNamespace) -> None:
     links.thread.enter(None)
     links.thread.create_here(step.name)
-    links.route(step.name).link("set", index=_LOOPBACK, state="up")
+    links.change(step.name, "lo", up=True)
+
+
+def _add_link(
+    route: RouteSocket, kind: str, data: Mapping[str, object], index: int = 0, **attributes: object
+) -> None:
+    """A new interface of a kind, with what is particular to the kind."""
+    info = nested(IFLA_INFO_KIND=kind, IFLA_INFO_DATA=nested(**data))
+    route.request(RTM_NEWLINK, CREATE, {"index": index}, **attributes, IFLA_LINKINFO=info)
 
 
 def _add_veth(links: _Links, step: AddVeth) -> None:
     with links.descriptor(step.peer_netns) as there:
-        links.route(step.netns).link(
-            "add",
-            kind="veth",
-            ifname=step.name,
+        peer = nested(
+            IFLA_IFNAME=step.peer,
+            IFLA_ADDRESS=step.peer_mac,
+            IFLA_MTU=step.mtu_bytes,
+            IFLA_NET_NS_FD=there.fileno(),
+        )
+        _add_link(
+            links.route(step.netns),
+            "veth",
+            {"VETH_INFO_PEER": peer},
             index=step.index,
-            address=step.mac,
-            mtu=step.mtu_bytes,
-            peer={
-                "ifname": step.peer,
-                "address": step.peer_mac,
-                "mtu": step.mtu_bytes,
-                "net_ns_fd": there.fileno(),
-            },
+            IFLA_IFNAME=step.name,
+            IFLA_ADDRESS=step.mac,
+            IFLA_MTU=step.mtu_bytes,
         )
 
 
 def _add_bridge(links: _Links, step: AddBridge) -> None:
-    links.route(step.netns).link(
-        "add",
-        kind="bridge",
-        ifname=step.name,
-        address=step.mac,
-        mtu=step.mtu_bytes,
-        br_stp_state=0,
-        br_mcast_snooping=0,
-        br_ageing_time=step.ageing_s * 100,
+    _add_link(
+        links.route(step.netns),
+        "bridge",
+        {
+            "IFLA_BR_STP_STATE": 0,
+            "IFLA_BR_MCAST_SNOOPING": 0,
+            "IFLA_BR_AGEING_TIME": step.ageing_s * 100,
+        },
+        IFLA_IFNAME=step.name,
+        IFLA_ADDRESS=step.mac,
+        IFLA_MTU=step.mtu_bytes,
     )
 
 
 def _add_macvlan(links: _Links, step: AddMacvlan) -> None:
     with links.descriptor(step.guest_netns) as there:
-        links.route(step.netns).link(
-            "add",
-            kind="macvlan",
-            ifname=step.name,
-            link=links.index(step.netns, step.parent),
-            macvlan_mode=step.mode,
-            address=step.mac,
-            net_ns_fd=there.fileno(),
+        _add_link(
+            links.route(step.netns),
+            "macvlan",
+            {"IFLA_MACVLAN_MODE": step.mode},
+            IFLA_IFNAME=step.name,
+            IFLA_ADDRESS=step.mac,
+            IFLA_LINK=links.index(step.netns, step.parent),
+            IFLA_NET_NS_FD=there.fileno(),
         )
 
 
 def _add_ipvlan(links: _Links, step: AddIpvlan) -> None:
     with links.descriptor(step.guest_netns) as there:
-        links.route(step.netns).link(
-            "add",
-            kind="ipvlan",
-            ifname=step.name,
-            link=links.index(step.netns, step.parent),
-            ipvlan_mode={"l2": 0, "l3": 1, "l3s": 2}[step.mode],
-            net_ns_fd=there.fileno(),
+        _add_link(
+            links.route(step.netns),
+            "ipvlan",
+            {"IFLA_IPVLAN_MODE": {"l2": 0, "l3": 1, "l3s": 2}[step.mode]},
+            IFLA_IFNAME=step.name,
+            IFLA_LINK=links.index(step.netns, step.parent),
+            IFLA_NET_NS_FD=there.fileno(),
         )
 
 
@@ -231,70 +251,97 @@ def _add_tap(links: _Links, step: AddTap) -> None:
         fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
     finally:
         os.close(descriptor)
-    links.change(step.netns, step.name, address=step.mac, mtu=step.mtu_bytes)
+    links.change(step.netns, step.name, IFLA_ADDRESS=step.mac, IFLA_MTU=step.mtu_bytes)
 
 
 def _add_macvtap(links: _Links, step: AddMacvtap) -> None:
-    links.route(step.netns).link(
-        "add",
-        kind="macvtap",
-        ifname=step.name,
+    _add_link(
+        links.route(step.netns),
+        "macvtap",
+        {"IFLA_MACVTAP_MODE": step.mode},
         index=step.index,
-        link=links.index(step.netns, step.parent),
-        macvlan_mode=step.mode,
-        **({"address": step.mac} if step.mac else {}),
+        IFLA_IFNAME=step.name,
+        IFLA_LINK=links.index(step.netns, step.parent),
+        **({"IFLA_ADDRESS": step.mac} if step.mac else {}),
     )
 
 
 def _set_master(links: _Links, step: SetMaster) -> None:
-    links.change(step.netns, step.interface, master=links.index(step.netns, step.bridge))
+    links.change(step.netns, step.interface, IFLA_MASTER=links.index(step.netns, step.bridge))
 
 
 def _release_master(links: _Links, step: ReleaseMaster) -> None:
-    links.change(step.netns, step.interface, master=0)
+    links.change(step.netns, step.interface, IFLA_MASTER=0)
 
 
 def _delete_link(links: _Links, step: DeleteLink) -> None:
-    links.route(step.netns).link("del", index=links.index(step.netns, step.interface))
+    fields = {"index": links.index(step.netns, step.interface)}
+    links.route(step.netns).request(RTM_DELLINK, CHANGE, fields)
 
 
 def _set_address(links: _Links, step: SetAddress) -> None:
-    _change_address(links, step, "add", **({"flags": _NODAD} if ":" in step.address else {}))
+    flags = {"IFA_FLAGS": IFA_F_NODAD} if ":" in step.address else {}
+    _change_address(links, step, RTM_NEWADDR, CREATE, **flags)
 
 
 def _remove_address(links: _Links, step: RemoveAddress) -> None:
-    _change_address(links, step, "delete")
+    _change_address(links, step, RTM_DELADDR, CHANGE)
 
 
 def _change_address(
-    links: _Links, step: SetAddress | RemoveAddress, verb: str, **flags: int
+    links: _Links, step: SetAddress | RemoveAddress, kind: int, how: int, **attributes: object
 ) -> None:
     address, _, prefix = step.address.partition("/")
-    index = links.index(step.netns, step.interface)
-    links.route(step.netns).addr(verb, index=index, address=address, prefixlen=int(prefix), **flags)
+    fields = {
+        "family": _family(address),
+        "prefixlen": int(prefix),
+        "index": links.index(step.netns, step.interface),
+    }
+    both = {"IFA_LOCAL": address, "IFA_ADDRESS": address}
+    links.route(step.netns).request(kind, how, fields, **both, **attributes)
 
 
 def _set_link_address(links: _Links, step: SetLinkAddress) -> None:
-    links.change(step.netns, step.interface, address=step.mac)
+    links.change(step.netns, step.interface, IFLA_ADDRESS=step.mac)
 
 
 def _set_up(links: _Links, step: SetUp) -> None:
-    links.change(step.netns, step.interface, state="up")
+    links.change(step.netns, step.interface, up=True)
 
 
 def _set_mtu(links: _Links, step: SetMtu) -> None:
-    links.change(step.netns, step.interface, mtu=step.mtu_bytes)
+    links.change(step.netns, step.interface, IFLA_MTU=step.mtu_bytes)
 
 
 def _add_route(links: _Links, step: AddRoute) -> None:
-    via = {"gateway": step.via, "flags": _ONLINK} if step.via else {"scope": 253}
-    interface = links.index(step.netns, step.interface)
-    links.route(step.netns).route("add", dst=step.destination, oif=interface, **via)
+    via = {"RTA_GATEWAY": step.via} if step.via else {}
+    fields = {
+        "proto": rt_proto["static"],
+        "scope": rt_scope["universe" if step.via else "link"],
+        "type": rt_type["unicast"],
+        "flags": _ONLINK if step.via else 0,
+    }
+    _change_route(links, step, RTM_NEWROUTE, CREATE, fields, **via)
 
 
 def _remove_route(links: _Links, step: RemoveRoute) -> None:
+    _change_route(links, step, RTM_DELROUTE, CHANGE, {"scope": rt_scope["nowhere"]})
+
+
+def _change_route(
+    links: _Links,
+    step: AddRoute | RemoveRoute,
+    kind: int,
+    how: int,
+    fields: Mapping[str, int],
+    **attributes: object,
+) -> None:
+    address, _, prefix = step.destination.partition("/")
+    where = {"family": _family(address), "dst_len": int(prefix), "table": _MAIN_TABLE}
     interface = links.index(step.netns, step.interface)
-    links.route(step.netns).route("delete", dst=step.destination, oif=interface)
+    links.route(step.netns).request(
+        kind, how, {**fields, **where}, RTA_DST=address, RTA_OIF=interface, **attributes
+    )
 
 
 def _run_program(links: _Links, step: RunProgram) -> None:
@@ -305,33 +352,38 @@ def _run_program(links: _Links, step: RunProgram) -> None:
 
 
 def _add_neighbour(links: _Links, step: AddNeighbour) -> None:
-    links.route(step.netns).neigh(
-        "replace",
-        dst=step.address,
-        lladdr=step.mac,
-        ifindex=links.index(step.netns, step.interface),
-        state=_PERMANENT,
+    fields = {
+        "family": _family(step.address),
+        "ifindex": links.index(step.netns, step.interface),
+        "state": NUD_PERMANENT,
+    }
+    links.route(step.netns).request(
+        RTM_NEWNEIGH, REPLACE, fields, NDA_DST=step.address, NDA_LLADDR=step.mac
     )
 
 
 def _add_forwarding(links: _Links, step: AddForwarding) -> None:
-    links.route(step.netns).fdb(
-        "replace",
-        ifindex=links.index(step.netns, step.port),
-        lladdr=step.mac,
-        state=_NUD_NOARP,
-        flags=_NTF_MASTER,
-    )
+    fields = {
+        "family": socket.AF_BRIDGE,
+        "ifindex": links.index(step.netns, step.port),
+        "state": NUD_NOARP,
+        "flags": NTF_MASTER,
+    }
+    links.route(step.netns).request(RTM_NEWNEIGH, REPLACE, fields, NDA_LLADDR=step.mac)
 
 
 def _accept_address(links: _Links, step: AcceptAddress) -> None:
-    links.route(step.netns).fdb(
-        "append",
-        ifindex=links.index(step.netns, step.interface),
-        lladdr=step.mac,
-        state=_PERMANENT,
-        flags=_NTF_SELF,
-    )
+    fields = {
+        "family": socket.AF_BRIDGE,
+        "ifindex": links.index(step.netns, step.interface),
+        "state": NUD_NOARP | NUD_PERMANENT,
+        "flags": NTF_SELF,
+    }
+    links.route(step.netns).request(RTM_NEWNEIGH, APPEND, fields, NDA_LLADDR=step.mac)
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _set_sysctl(links: _Links, step: SetSysctl) -> None:
@@ -354,9 +406,9 @@ def _await_up(links: _Links, step: AwaitUp) -> None:
         time.sleep(0.002)
 
 
-def _readiness(route: Any) -> Iterator[tuple[str, bool]]:
+def _readiness(route: RouteSocket) -> Iterator[tuple[str, bool]]:
     """Every interface that is set up, and whether it carries (a bridge port: forwards) frames."""
-    for link in route.get_links():
+    for link in route.links():
         if not link["flags"] & _IFF_UP:
             continue
         ready = link.get_attr("IFLA_OPERSTATE") in ("UP", "UNKNOWN")
