@@ -15,18 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyroute2.netlink.rtnl import (
-    RTM_DELADDR,
-    RTM_DELLINK,
-    RTM_DELROUTE,
-    RTM_NEWADDR,
-    RTM_NEWLINK,
-    RTM_NEWNEIGH,
-    RTM_NEWROUTE,
-    rt_proto,
-    rt_scope,
-    rt_type,
-)
+from pyroute2.netlink import rtnl
 from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
 from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NUD_NOARP, NUD_PERMANENT
 
@@ -159,7 +148,7 @@ class _Links:
         fields = {"index": self.index(netns, interface)}
         if up:
             fields |= {"flags": _IFF_UP, "change": _IFF_UP}
-        self.route(netns).request(RTM_NEWLINK, CHANGE, fields, **attributes)
+        self.route(netns).request(rtnl.RTM_NEWLINK, CHANGE, fields, **attributes)
 
     def descriptor(self, name: str) -> Any:
         """The namespace as an open file."""
@@ -179,7 +168,7 @@ def _add_link(
 ) -> None:
     """A new interface of a kind, with what is particular to the kind."""
     info = nested(IFLA_INFO_KIND=kind, IFLA_INFO_DATA=nested(**data))
-    route.request(RTM_NEWLINK, CREATE, {"index": index}, **attributes, IFLA_LINKINFO=info)
+    route.request(rtnl.RTM_NEWLINK, CREATE, {"index": index}, **attributes, IFLA_LINKINFO=info)
 
 
 def _add_veth(links: _Links, step: AddVeth) -> None:
@@ -276,16 +265,16 @@ def _release_master(links: _Links, step: ReleaseMaster) -> None:
 
 def _delete_link(links: _Links, step: DeleteLink) -> None:
     fields = {"index": links.index(step.netns, step.interface)}
-    links.route(step.netns).request(RTM_DELLINK, CHANGE, fields)
+    links.route(step.netns).request(rtnl.RTM_DELLINK, CHANGE, fields)
 
 
 def _set_address(links: _Links, step: SetAddress) -> None:
     flags = {"IFA_FLAGS": IFA_F_NODAD} if ":" in step.address else {}
-    _change_address(links, step, RTM_NEWADDR, CREATE, **flags)
+    _change_address(links, step, rtnl.RTM_NEWADDR, CREATE, **flags)
 
 
 def _remove_address(links: _Links, step: RemoveAddress) -> None:
-    _change_address(links, step, RTM_DELADDR, CHANGE)
+    _change_address(links, step, rtnl.RTM_DELADDR, CHANGE)
 
 
 def _change_address(
@@ -316,16 +305,16 @@ def _set_mtu(links: _Links, step: SetMtu) -> None:
 def _add_route(links: _Links, step: AddRoute) -> None:
     via = {"RTA_GATEWAY": step.via} if step.via else {}
     fields = {
-        "proto": rt_proto["static"],
-        "scope": rt_scope["universe" if step.via else "link"],
-        "type": rt_type["unicast"],
+        "proto": rtnl.rt_proto["static"],
+        "scope": rtnl.rt_scope["universe" if step.via else "link"],
+        "type": rtnl.rt_type["unicast"],
         "flags": _ONLINK if step.via else 0,
     }
-    _change_route(links, step, RTM_NEWROUTE, CREATE, fields, **via)
+    _change_route(links, step, rtnl.RTM_NEWROUTE, CREATE, fields, **via)
 
 
 def _remove_route(links: _Links, step: RemoveRoute) -> None:
-    _change_route(links, step, RTM_DELROUTE, CHANGE, {"scope": rt_scope["nowhere"]})
+    _change_route(links, step, rtnl.RTM_DELROUTE, CHANGE, {"scope": rtnl.rt_scope["nowhere"]})
 
 
 def _change_route(
@@ -352,34 +341,35 @@ def _run_program(links: _Links, step: RunProgram) -> None:
 
 
 def _add_neighbour(links: _Links, step: AddNeighbour) -> None:
-    fields = {
-        "family": _family(step.address),
-        "ifindex": links.index(step.netns, step.interface),
-        "state": NUD_PERMANENT,
-    }
-    links.route(step.netns).request(
-        RTM_NEWNEIGH, REPLACE, fields, NDA_DST=step.address, NDA_LLADDR=step.mac
-    )
+    family = _family(step.address)
+    fields = {"family": family, "state": NUD_PERMANENT}
+    _add_entry(links, step.interface, step, REPLACE, fields, NDA_DST=step.address)
 
 
 def _add_forwarding(links: _Links, step: AddForwarding) -> None:
-    fields = {
-        "family": socket.AF_BRIDGE,
-        "ifindex": links.index(step.netns, step.port),
-        "state": NUD_NOARP,
-        "flags": NTF_MASTER,
-    }
-    links.route(step.netns).request(RTM_NEWNEIGH, REPLACE, fields, NDA_LLADDR=step.mac)
+    fields = {"family": socket.AF_BRIDGE, "state": NUD_NOARP, "flags": NTF_MASTER}
+    _add_entry(links, step.port, step, REPLACE, fields)
 
 
 def _accept_address(links: _Links, step: AcceptAddress) -> None:
-    fields = {
-        "family": socket.AF_BRIDGE,
-        "ifindex": links.index(step.netns, step.interface),
-        "state": NUD_NOARP | NUD_PERMANENT,
-        "flags": NTF_SELF,
-    }
-    links.route(step.netns).request(RTM_NEWNEIGH, APPEND, fields, NDA_LLADDR=step.mac)
+    state = NUD_NOARP | NUD_PERMANENT
+    fields = {"family": socket.AF_BRIDGE, "state": state, "flags": NTF_SELF}
+    _add_entry(links, step.interface, step, APPEND, fields)
+
+
+def _add_entry(
+    links: _Links,
+    interface: str,
+    step: AddNeighbour | AddForwarding | AcceptAddress,
+    how: int,
+    fields: Mapping[str, int],
+    **attributes: object,
+) -> None:
+    """A neighbour, or an entry of a forwarding table, which are of one kind to rtnetlink."""
+    fields = {**fields, "ifindex": links.index(step.netns, interface)}
+    links.route(step.netns).request(
+        rtnl.RTM_NEWNEIGH, how, fields, **attributes, NDA_LLADDR=step.mac
+    )
 
 
 def _family(address: str) -> int:

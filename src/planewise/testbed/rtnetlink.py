@@ -12,27 +12,15 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from pyroute2.netlink import (
-    NETLINK_ROUTE,
-    NLM_F_ACK,
-    NLM_F_APPEND,
-    NLM_F_CREATE,
-    NLM_F_DUMP,
-    NLM_F_DUMP_INTR,
-    NLM_F_EXCL,
-    NLM_F_REPLACE,
-    NLM_F_REQUEST,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-)
+from pyroute2 import netlink
 from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 CHANGE = 0
 """Flags of a request: changes what is there, or removes it."""
-CREATE = NLM_F_CREATE | NLM_F_EXCL
-REPLACE = NLM_F_CREATE | NLM_F_REPLACE
-APPEND = NLM_F_CREATE | NLM_F_APPEND
+CREATE = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+REPLACE = netlink.NLM_F_CREATE | netlink.NLM_F_REPLACE
+APPEND = netlink.NLM_F_CREATE | netlink.NLM_F_APPEND
 
 _HEADER = struct.Struct("=IHHII")
 _CODE = struct.Struct("=i")
@@ -49,7 +37,7 @@ class RouteSocket:
     """An rtnetlink socket of the network namespace that the thread is in when it is opened."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_ROUTE)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink.NETLINK_ROUTE)
 
     def request(
         self, kind: int, flags: int, fields: Mapping[str, int], **attributes: object
@@ -61,13 +49,13 @@ class RouteSocket:
         Raises:
             OSError: the kernel refused.
         """
-        self._send(kind, NLM_F_ACK | flags, {**fields, **nested(**attributes)})
+        self._send(kind, netlink.NLM_F_ACK | flags, {**fields, **nested(**attributes)})
         self._receive()
 
     def links(self) -> list[Any]:
         """All interfaces of the namespace."""
         while True:
-            self._send(RTM_GETLINK, NLM_F_DUMP, {})
+            self._send(RTM_GETLINK, netlink.NLM_F_DUMP, {})
             links, interrupted = self._receive()
             # An interface that came or went meanwhile may have hidden another.
             if not interrupted:
@@ -81,7 +69,7 @@ class RouteSocket:
         message = MarshalRtnl.msg_map[kind]()
         message.update(content)
         message["header"]["type"] = kind
-        message["header"]["flags"] = NLM_F_REQUEST | flags
+        message["header"]["flags"] = netlink.NLM_F_REQUEST | flags
         message.encode()
         self._socket.send(message.data)
 
@@ -94,8 +82,8 @@ class RouteSocket:
             start = 0
             while start < len(data):
                 length, kind, flags, _, _ = _HEADER.unpack_from(data, start)
-                interrupted |= bool(flags & NLM_F_DUMP_INTR)
-                if kind in (NLMSG_ERROR, NLMSG_DONE):
+                interrupted |= bool(flags & netlink.NLM_F_DUMP_INTR)
+                if kind in (netlink.NLMSG_ERROR, netlink.NLMSG_DONE):
                     (code,) = _CODE.unpack_from(data, start + _HEADER.size)
                     if code:
                         raise OSError(-code, os.strerror(-code))
