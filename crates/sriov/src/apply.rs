@@ -5,12 +5,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pw_error::{Error, Result};
-use pw_linux::rtnetlink::Errno;
 
 use crate::address::PciAddress;
 use crate::discover;
 use crate::kernel::{Kernel, explain};
-use crate::link::{Change, Setting};
+use crate::link::{Change, Outcome, Setting};
 use crate::mac::Mac;
 use crate::model::{NetNs, Netdev};
 use crate::plan::{PROBE, Step};
@@ -121,7 +120,7 @@ fn already(netdev: &Netdev, change: &Change) -> bool {
 }
 
 /// Repeats a change while the kernel answers that the device is busy.
-fn until_settled(mut change: impl FnMut() -> Result<std::result::Result<(), Errno>>) -> Result<()> {
+fn until_settled(mut change: impl FnMut() -> Result<Outcome>) -> Result<()> {
     let begun = Instant::now();
     loop {
         match change()? {

@@ -9,25 +9,15 @@ pub const VFIO: &str = "vfio-pci";
 pub const LETS_GO: &[&str] = &[VFIO, "pci-stub", "pcieport"];
 
 /// The network driver of the VFs of a PF that this driver drives; none when it is not known.
-pub fn network_driver_of_vfs(pf_driver: &str) -> Option<&'static str> {
+pub fn network_driver_of_vfs(pf_driver: &str) -> Option<&str> {
     Some(match pf_driver {
         "igb" => "igbvf",
         "ixgbe" => "ixgbevf",
         "i40e" | "ice" | "idpf" => "iavf",
-        "fm10k" => "fm10k",
-        "mlx5_core" => "mlx5_core",
-        "mlx4_core" => "mlx4_core",
-        "bnxt_en" => "bnxt_en",
-        "bnx2x" => "bnx2x",
-        "qede" => "qede",
-        "sfc" => "sfc",
-        "ionic" => "ionic",
         "cxgb4" => "cxgb4vf",
-        "be2net" => "be2net",
-        "enic" => "enic",
-        "nfp" => "nfp",
-        "hinic" => "hinic",
         "LiquidIO" => "LiquidIO_VF",
+        "fm10k" | "mlx5_core" | "mlx4_core" | "bnxt_en" | "bnx2x" | "qede" | "sfc" | "ionic"
+        | "be2net" | "enic" | "nfp" | "hinic" => pf_driver,
         _ => return None,
     })
 }
@@ -84,19 +74,9 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    const ZEROS: Option<VfCounters> = Some(VfCounters {
-        rx_packets: 0,
-        tx_packets: 0,
-        rx_bytes: 0,
-        tx_bytes: 0,
-        broadcast_packets: 0,
-        multicast_packets: 0,
-        rx_dropped_packets: 0,
-        tx_dropped_packets: 0,
-    });
-
     fn supported(driver: &str, kernel: (u32, u32), seen: bool) -> bool {
-        matches!(judge(Some(driver), kernel, ZEROS, seen), Counters::Supported(_))
+        let zeros = Some(VfCounters::default());
+        matches!(judge(Some(driver), kernel, zeros, seen), Counters::Supported(_))
     }
 
     #[test]

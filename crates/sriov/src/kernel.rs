@@ -13,8 +13,8 @@ use pw_linux::rtnetlink::{Errno, errno_text};
 
 use crate::address::PciAddress;
 use crate::driver;
-use crate::link::{Change, Links, Seen, Setting};
-use crate::model::{Namespace, NetNs, Netdev, NetdevCounters};
+use crate::link::{Change, Links, Outcome, Seen, Setting};
+use crate::model::{Namespace, NetNs, Netdev};
 use crate::namespaces::{self, run_at};
 use crate::sysfs::{Tree, device};
 use crate::vfinfo::VfInfo;
@@ -61,33 +61,19 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The socket failed; inside, the kernel's errno.
-    fn set_vf(
-        &mut self,
-        pf: &Netdev,
-        vf: u32,
-        setting: Setting,
-    ) -> Result<std::result::Result<(), Errno>>;
+    fn set_vf(&mut self, pf: &Netdev, vf: u32, setting: Setting) -> Result<Outcome>;
 
     /// Changes an interface in its namespace.
     ///
     /// # Errors
     /// The socket failed or the namespace is gone; inside, the kernel's errno.
-    fn change(
-        &mut self,
-        netdev: &Netdev,
-        change: &Change,
-    ) -> Result<std::result::Result<(), Errno>>;
+    fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome>;
 
     /// Moves an interface from its namespace to another, where it gets `name`.
     ///
     /// # Errors
     /// The socket failed or a namespace is gone; inside, the kernel's errno.
-    fn move_to_netns(
-        &mut self,
-        netdev: &Netdev,
-        to: &NetNs,
-        name: &str,
-    ) -> Result<std::result::Result<(), Errno>>;
+    fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome>;
 }
 
 /// Who holds a function through VFIO.
@@ -150,11 +136,9 @@ impl Linux {
                         mtu_bytes: number("mtu").unwrap_or(0),
                         up: number("flags").is_some_and(|flags| flags & 1 == 1),
                         carrier: number("carrier").map(|carrier| carrier != 0),
-                        addresses: Vec::new(),
                         attached_to: self.tree.upper(&name).into_iter().next(),
-                        netns: NetNs::Host,
-                        counters: NetdevCounters::default(),
                         name,
+                        ..Netdev::default()
                     };
                     found.push(Seen { device: Some(function), representor: false, netdev });
                 }
@@ -255,31 +239,17 @@ impl Kernel for Linux {
         std::io::Write::write(&mut opened, value.as_bytes()).map(|_| ())
     }
 
-    fn set_vf(
-        &mut self,
-        pf: &Netdev,
-        vf: u32,
-        setting: Setting,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn set_vf(&mut self, pf: &Netdev, vf: u32, setting: Setting) -> Result<Outcome> {
         self.must_be_real()?;
         run_at(&pf.netns, || Links::open()?.set_vf(pf.index, vf, setting))
     }
 
-    fn change(
-        &mut self,
-        netdev: &Netdev,
-        change: &Change,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome> {
         self.must_be_real()?;
         run_at(&netdev.netns, || Links::open()?.change(netdev.index, change))
     }
 
-    fn move_to_netns(
-        &mut self,
-        netdev: &Netdev,
-        to: &NetNs,
-        name: &str,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome> {
         self.must_be_real()?;
         let path = match to {
             NetNs::Host => "/proc/self/ns/net",

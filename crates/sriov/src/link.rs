@@ -342,19 +342,8 @@ struct Row {
 fn read_link(message: LinkMessage, place: &NetNs) -> Row {
     let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
     let up = message.header.flags.contains(LinkFlags::Up);
-    let mut netdev = Netdev {
-        name: String::new(),
-        index: message.header.index,
-        mac: None,
-        mac_is_permanent: None,
-        mtu_bytes: 0,
-        up,
-        carrier: None,
-        addresses: Vec::new(),
-        attached_to: None,
-        netns: place.clone(),
-        counters: NetdevCounters::default(),
-    };
+    let index = message.header.index;
+    let mut netdev = Netdev { index, up, netns: place.clone(), ..Netdev::default() };
     let (mut device, mut representor, mut master, mut lower) = (None, false, None, None);
     let (mut elsewhere, mut permanent, mut bus_is_pci) = (false, None, true);
     for attribute in message.attributes {

@@ -179,7 +179,7 @@ impl VfCounters {
 }
 
 /// An interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netdev {
     /// Its name in its namespace.
     pub name: String,

@@ -168,10 +168,7 @@ pub fn run_at<T: Send>(place: &NetNs, work: impl FnOnce() -> Result<T> + Send) -
             })?;
             work()
         });
-        match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

@@ -340,7 +340,7 @@ impl<K: Kernel> Operator<'_, K> {
                 }
             })
             .filter(|record| owner.is_none() || record.owner == owner)
-            .map(|record| (kind(record), record.address()))
+            .map(|record| (record.kind(), record.address()))
             .collect())
     }
 
@@ -577,13 +577,6 @@ impl<K: Kernel> Operator<'_, K> {
             }
         }
         Ok(())
-    }
-}
-
-fn kind(record: &Record) -> Kind {
-    match record.before {
-        Before::Pf(_) => Kind::Pf,
-        Before::Vf { .. } => Kind::Vf,
     }
 }
 

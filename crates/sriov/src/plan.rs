@@ -11,7 +11,7 @@ use crate::address::PciAddress;
 use crate::driver;
 use crate::link::{Change, Cidr, Setting};
 use crate::mac::Mac;
-use crate::model::{LinkState, NetNs, Netdev, Pf, Vf, Vlan};
+use crate::model::{NetNs, Netdev, Pf, Vf, VfConfig};
 
 pub use self::restore::{differences, differences_of_vf, restore_pf, restore_vf};
 
@@ -300,17 +300,7 @@ fn vfio_held(vf: &Vf) -> bool {
 }
 
 /// What `set` is asked for; none leaves a setting as it is.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields of VfConfig")]
-pub struct Settings {
-    pub mac: Option<Mac>,
-    pub vlan: Option<Vlan>,
-    pub min_tx_mbps: Option<u32>,
-    pub max_tx_mbps: Option<u32>,
-    pub spoof_check: Option<bool>,
-    pub trust: Option<bool>,
-    pub link_state: Option<LinkState>,
-}
+pub type Settings = VfConfig;
 
 /// Tells a PF about a VF what it does not know yet.
 ///
@@ -319,26 +309,7 @@ pub struct Settings {
 pub fn set(pf: &Pf, vf: &Vf, wanted: &Settings, force: bool) -> Result<Plan> {
     let config = config(pf, vf)?;
     let mut plan = Plan::new();
-    let tell = |setting| Step::Set { pf: pf.address, vf: vf.index, setting };
-    if let Some(vlan) = wanted.vlan.filter(|vlan| config.vlan != Some(*vlan)) {
-        plan.push(tell(Setting::Vlan(vlan)));
-    }
-    let min_tx_mbps = wanted.min_tx_mbps.or(config.min_tx_mbps).unwrap_or(0);
-    let max_tx_mbps = wanted.max_tx_mbps.or(config.max_tx_mbps).unwrap_or(0);
-    if wanted.min_tx_mbps.is_some_and(|rate| config.min_tx_mbps != Some(rate))
-        || wanted.max_tx_mbps.is_some_and(|rate| config.max_tx_mbps != Some(rate))
-    {
-        plan.push(tell(Setting::Rate { min_tx_mbps, max_tx_mbps }));
-    }
-    if let Some(on) = wanted.spoof_check.filter(|on| config.spoof_check != Some(*on)) {
-        plan.push(tell(Setting::SpoofCheck(on)));
-    }
-    if let Some(on) = wanted.trust.filter(|on| config.trust != Some(*on)) {
-        plan.push(tell(Setting::Trust(on)));
-    }
-    if let Some(state) = wanted.link_state.filter(|state| config.link_state != Some(*state)) {
-        plan.push(tell(Setting::LinkState(state)));
-    }
+    tell(pf.address, vf.index, config, wanted, &mut plan);
     if let Some(mac) = wanted.mac.filter(|mac| !carries(vf, *mac)) {
         if vf.driver.is_some() {
             refuse_one_used(vf, force)?;
@@ -353,7 +324,31 @@ pub fn set(pf: &Pf, vf: &Vf, wanted: &Settings, force: bool) -> Result<Plan> {
     Ok(plan)
 }
 
-fn config<'a>(pf: &Pf, vf: &'a Vf) -> Result<&'a crate::model::VfConfig> {
+/// The steps that tell a PF all settings of a VF but its MAC that are wanted and are not there.
+fn tell(pf: PciAddress, vf: u32, now: &VfConfig, wanted: &VfConfig, plan: &mut Plan) {
+    let mut tell = |setting| plan.push(Step::Set { pf, vf, setting });
+    if let Some(vlan) = wanted.vlan.filter(|vlan| now.vlan != Some(*vlan)) {
+        tell(Setting::Vlan(vlan));
+    }
+    let rates = |config: &VfConfig| (config.min_tx_mbps, config.max_tx_mbps);
+    let ((min, max), (min_now, max_now)) = (rates(wanted), rates(now));
+    let wanted_rates = (min.or(min_now), max.or(max_now));
+    if wanted_rates != rates(now) {
+        let (min_tx_mbps, max_tx_mbps) = (wanted_rates.0.unwrap_or(0), wanted_rates.1.unwrap_or(0));
+        tell(Setting::Rate { min_tx_mbps, max_tx_mbps });
+    }
+    if let Some(on) = wanted.spoof_check.filter(|on| now.spoof_check != Some(*on)) {
+        tell(Setting::SpoofCheck(on));
+    }
+    if let Some(on) = wanted.trust.filter(|on| now.trust != Some(*on)) {
+        tell(Setting::Trust(on));
+    }
+    if let Some(state) = wanted.link_state.filter(|state| now.link_state != Some(*state)) {
+        tell(Setting::LinkState(state));
+    }
+}
+
+fn config<'a>(pf: &Pf, vf: &'a Vf) -> Result<&'a VfConfig> {
     vf.config.as_ref().ok_or_else(|| {
         Error::failed(
             format!("{} cannot be told about its VFs: it has no interface here", pf.label()),
@@ -464,19 +459,7 @@ pub fn move_to_netns(pf: &Pf, vf: &Vf, wanted: &Move, taken: &[String]) -> Resul
 
 /// An interface that a driver has just made: where and with which MAC is not known yet.
 fn fresh() -> Netdev {
-    Netdev {
-        name: String::new(),
-        index: 0,
-        mac: None,
-        mac_is_permanent: None,
-        mtu_bytes: 1500,
-        up: false,
-        carrier: None,
-        addresses: Vec::new(),
-        attached_to: None,
-        netns: NetNs::Host,
-        counters: crate::model::NetdevCounters::default(),
-    }
+    Netdev { mtu_bytes: 1500, ..Netdev::default() }
 }
 
 /// Brings an interface from one state to another.

@@ -75,7 +75,8 @@ impl Record {
         }
     }
 
-    fn kind(&self) -> Kind {
+    /// What it is of.
+    pub fn kind(&self) -> Kind {
         match &self.before {
             Before::Pf(_) => Kind::Pf,
             Before::Vf { .. } => Kind::Vf,

@@ -49,16 +49,12 @@ impl Tree {
                 "sysfs is usually mounted at /sys",
             ));
         }
-        let entries = fs::read_dir(&place).map_err(|error| {
+        let pf = |name: &str| {
+            place.join(name).join("sriov_totalvfs").exists().then(|| name.parse().ok())?
+        };
+        listed(&place, pf).map_err(|error| {
             Error::failed(format!("cannot list {}", place.display()), "").caused_by(error)
-        })?;
-        let mut found: Vec<PciAddress> = entries
-            .flatten()
-            .filter(|entry| entry.path().join("sriov_totalvfs").exists())
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .collect();
-        found.sort_unstable();
-        Ok(found)
+        })
     }
 
     /// Whether there is a function at this address.
@@ -85,30 +81,15 @@ impl Tree {
 
     /// The VFs of a PF: index and address, by index.
     pub fn vfs(&self, pf: PciAddress) -> Vec<(u32, PciAddress)> {
-        let Ok(entries) = fs::read_dir(self.path(device(pf))) else { return Vec::new() };
-        let mut found: Vec<(u32, PciAddress)> = entries
-            .flatten()
-            .filter_map(|entry| {
-                let index = vf_index(entry.file_name().to_str()?)?;
-                let target = fs::read_link(entry.path()).ok()?;
-                Some((index, target.file_name()?.to_str()?.parse().ok()?))
-            })
-            .collect();
-        found.sort_unstable();
-        found
+        let vf = |name: &str| Some((vf_index(name)?, self.link(pf, name)?.parse().ok()?));
+        listed(&self.path(device(pf)), vf).unwrap_or_default()
     }
 
     /// The other functions of a function's IOMMU group, by address; none without an IOMMU.
     pub fn group_mates(&self, address: PciAddress) -> Option<Vec<PciAddress>> {
         let place = self.path(device(address)).join("iommu_group/devices");
-        let mut found: Vec<PciAddress> = fs::read_dir(place)
-            .ok()?
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .filter(|mate| *mate != address)
-            .collect();
-        found.sort_unstable();
-        Some(found)
+        let mate = |name: &str| name.parse().ok().filter(|mate| *mate != address);
+        listed(&place, mate).ok()
     }
 
     /// The PF that a VF belongs to; none when it is not a VF.
@@ -123,13 +104,8 @@ impl Tree {
 
     /// The interfaces of a function as this tree shows them, by name.
     pub fn interfaces(&self, address: PciAddress) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.path(device(address)).join("net")) else {
-            return Vec::new();
-        };
-        let mut names: Vec<String> =
-            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort_unstable();
-        names
+        let place = self.path(device(address)).join("net");
+        listed(&place, |name| Some(name.to_owned())).unwrap_or_default()
     }
 
     /// A file of an interface of a function, without the closing newline.
@@ -149,16 +125,17 @@ impl Tree {
     }
 
     fn related(&self, name: &str, prefix: &str) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.path("class/net").join(name)) else {
-            return Vec::new();
-        };
-        let mut found: Vec<String> = entries
-            .flatten()
-            .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix(prefix)?.to_owned()))
-            .collect();
-        found.sort_unstable();
-        found
+        let place = self.path("class/net").join(name);
+        listed(&place, |name| Some(name.strip_prefix(prefix)?.to_owned())).unwrap_or_default()
     }
+}
+
+/// What `read` makes of the names in a directory, in order.
+fn listed<T: Ord>(place: &Path, read: impl Fn(&str) -> Option<T>) -> std::io::Result<Vec<T>> {
+    let names = fs::read_dir(place)?.flatten().map(|entry| entry.file_name());
+    let mut found: Vec<T> = names.filter_map(|name| read(name.to_str()?)).collect();
+    found.sort_unstable();
+    Ok(found)
 }
 
 /// A number as sysfs writes it: decimal, or hexadecimal after `0x`; negative ones mean none.

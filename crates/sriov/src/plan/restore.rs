@@ -2,7 +2,7 @@
 
 use pw_error::{Error, Result};
 
-use super::{Plan, Step, bind, fresh, reach, refuse_used, unbind, vfio_held, write};
+use super::{Plan, Step, bind, fresh, reach, refuse_used, tell, unbind, vfio_held, write};
 use crate::address::PciAddress;
 use crate::link::{Change, Setting};
 use crate::mac::Mac;
@@ -27,7 +27,6 @@ fn chose_itself(vf: &Vf) -> bool {
 }
 
 fn converge(pf: PciAddress, now: &Vf, before: &Vf, plan: &mut Plan) -> Result<()> {
-    let tell = |setting| Step::Set { pf, vf: now.index, setting };
     let mac_now = now.config.as_ref().and_then(|config| config.mac);
     let mac_before = before.config.as_ref().and_then(|config| config.mac);
     // A MAC that the VF's driver had chosen is the driver's to set again: to tell the PF would
@@ -46,28 +45,10 @@ fn converge(pf: PciAddress, now: &Vf, before: &Vf, plan: &mut Plan) -> Result<()
         plan.push(unbind(now.address));
     }
     if let (Some(is), Some(was)) = (&now.config, &before.config) {
-        if let Some(vlan) = was.vlan.filter(|vlan| is.vlan != Some(*vlan)) {
-            plan.push(tell(Setting::Vlan(vlan)));
-        }
-        let rates = |config: &VfConfig| (config.min_tx_mbps, config.max_tx_mbps);
-        if rates(is) != rates(was) {
-            plan.push(tell(Setting::Rate {
-                min_tx_mbps: was.min_tx_mbps.unwrap_or(0),
-                max_tx_mbps: was.max_tx_mbps.unwrap_or(0),
-            }));
-        }
-        if let Some(on) = was.spoof_check.filter(|on| is.spoof_check != Some(*on)) {
-            plan.push(tell(Setting::SpoofCheck(on)));
-        }
-        if let Some(on) = was.trust.filter(|on| is.trust != Some(*on)) {
-            plan.push(tell(Setting::Trust(on)));
-        }
-        if let Some(state) = was.link_state.filter(|state| is.link_state != Some(*state)) {
-            plan.push(tell(Setting::LinkState(state)));
-        }
+        tell(pf, now.index, is, was, plan);
     }
     if let Some(mac) = told.filter(|told| new_mac && mac_now != Some(*told)) {
-        plan.push(tell(Setting::Mac(mac)));
+        plan.push(Step::Set { pf, vf: now.index, setting: Setting::Mac(mac) });
     }
     let mut overridden = now.driver_override.clone();
     if let Some(driver) = before.driver.as_deref().filter(|_| rebind) {

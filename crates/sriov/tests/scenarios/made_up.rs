@@ -8,13 +8,12 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use pw_error::{Error, Result};
-use pw_linux::rtnetlink::Errno;
 use pw_sriov::address::PciAddress;
 use pw_sriov::kernel::{Holder, Kernel};
-use pw_sriov::link::{Change, Seen, Setting};
+use pw_sriov::link::{Change, Outcome, Seen, Setting};
 use pw_sriov::mac::Mac;
 use pw_sriov::model::{
-    LinkState, Namespace, NetNs, Netdev, NetdevCounters, VfConfig, VfCounters, Vlan, VlanProtocol,
+    LinkState, Namespace, NetNs, Netdev, VfConfig, VfCounters, Vlan, VlanProtocol,
 };
 use pw_sriov::sysfs::Tree;
 use pw_sriov::vfinfo::VfInfo;
@@ -164,12 +163,8 @@ impl MadeUp {
             mac: Some(mac),
             mac_is_permanent: Some(permanent),
             mtu_bytes: 1500,
-            up: false,
             carrier: Some(false),
-            addresses: Vec::new(),
-            attached_to: None,
-            netns: NetNs::Host,
-            counters: NetdevCounters::default(),
+            ..Netdev::default()
         };
         self.links.push(Seen { device: Some(address), representor: false, netdev });
     }
@@ -330,12 +325,7 @@ impl Kernel for MadeUp {
         Ok(())
     }
 
-    fn set_vf(
-        &mut self,
-        _pf: &Netdev,
-        vf: u32,
-        setting: Setting,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn set_vf(&mut self, _pf: &Netdev, vf: u32, setting: Setting) -> Result<Outcome> {
         let Some((info, told)) = self.vfs.get_mut(&vf) else { return Ok(Err(22)) };
         let config = &mut info.config;
         match setting {
@@ -358,11 +348,7 @@ impl Kernel for MadeUp {
         Ok(Ok(()))
     }
 
-    fn change(
-        &mut self,
-        netdev: &Netdev,
-        change: &Change,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome> {
         let taken = self.names(&netdev.netns);
         let Some(seen) = self.links.iter_mut().find(|seen| seen.netdev.index == netdev.index)
         else {
@@ -399,12 +385,7 @@ impl Kernel for MadeUp {
         Ok(Ok(()))
     }
 
-    fn move_to_netns(
-        &mut self,
-        netdev: &Netdev,
-        to: &NetNs,
-        name: &str,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome> {
         if let NetNs::Other(namespace) = to
             && !self.namespaces.contains(namespace)
         {

@@ -13,11 +13,10 @@ use std::time::Duration;
 
 use made_up::MadeUp;
 use pw_error::{Error, Result};
-use pw_linux::rtnetlink::Errno;
 use pw_sriov::address::PciAddress;
 use pw_sriov::discover;
 use pw_sriov::kernel::{Holder, Kernel, Linux};
-use pw_sriov::link::{Change, Seen, Setting};
+use pw_sriov::link::{Change, Outcome, Seen, Setting};
 use pw_sriov::lookup;
 use pw_sriov::model::{Counters, LinkState, Namespace, NetNs, Netdev, Pf, Vf};
 use pw_sriov::operate::{Operator, Options};
@@ -92,29 +91,15 @@ impl<K: Kernel> Kernel for Mortal<K> {
         self.inner.write(file, value)
     }
 
-    fn set_vf(
-        &mut self,
-        pf: &Netdev,
-        vf: u32,
-        setting: Setting,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn set_vf(&mut self, pf: &Netdev, vf: u32, setting: Setting) -> Result<Outcome> {
         if self.dead() { Err(killed()) } else { self.inner.set_vf(pf, vf, setting) }
     }
 
-    fn change(
-        &mut self,
-        netdev: &Netdev,
-        change: &Change,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome> {
         if self.dead() { Err(killed()) } else { self.inner.change(netdev, change) }
     }
 
-    fn move_to_netns(
-        &mut self,
-        netdev: &Netdev,
-        to: &NetNs,
-        name: &str,
-    ) -> Result<std::result::Result<(), Errno>> {
+    fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome> {
         if self.dead() { Err(killed()) } else { self.inner.move_to_netns(netdev, to, name) }
     }
 }

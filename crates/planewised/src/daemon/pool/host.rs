@@ -407,25 +407,14 @@ fn reading(counters: &model::Counters) -> Reading {
 
 #[cfg(test)]
 mod tests {
-    use pw_sriov::model::{Namespace, Netdev, NetdevCounters};
+    use pw_sriov::model::{Namespace, Netdev};
 
     use super::*;
 
     /// A VF at home that nobody uses.
     fn vf() -> model::Vf {
-        let netdev = Netdev {
-            name: "pf0v0".into(),
-            index: 7,
-            mac: None,
-            mac_is_permanent: None,
-            mtu_bytes: 1500,
-            up: false,
-            carrier: None,
-            addresses: Vec::new(),
-            attached_to: None,
-            netns: NetNs::Host,
-            counters: NetdevCounters::default(),
-        };
+        let netdev =
+            Netdev { name: "pf0v0".into(), index: 7, mtu_bytes: 1500, ..Netdev::default() };
         model::Vf {
             index: 0,
             address: "0000:01:10.0".parse().expect("valid"),
