@@ -6,15 +6,17 @@
 //! a packet.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::mman::MapFlags;
 
 use crate::error::{Error, Result};
+use crate::mapping::Mapping;
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
+use crate::timestamping::{get_option, set_option};
 
 /// A classic BPF program; its return value is the number of bytes to keep.
 pub type Filter = Vec<libc::sock_filter>;
@@ -58,16 +60,12 @@ pub struct RingStats {
 #[derive(Debug)]
 pub struct Ring {
     socket: OwnedFd,
-    map: NonNull<u8>,
-    map_bytes: usize,
+    map: Mapping,
     options: RingOptions,
     next_block: u32,
     stats: RingStats,
     place: String,
 }
-
-// SAFETY: the mapping belongs to this value alone and is reached through `&mut self` only.
-unsafe impl Send for Ring {}
 
 /// What a user without the right to capture can do.
 pub const NEEDS_RAW: &str = "run as root, or with CAP_NET_RAW, or inside a user namespace of your \
@@ -77,34 +75,14 @@ fn os_error() -> std::io::Error {
     std::io::Error::last_os_error()
 }
 
-/// Sets one socket option.
-pub fn set_option<T>(
-    socket: &OwnedFd,
-    level: libc::c_int,
-    name: libc::c_int,
-    value: &T,
-) -> std::io::Result<()> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes at `value`, which is a valid reference.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(os_error()) }
-}
-
 /// Attaches a filter in the kernel to a socket.
-pub fn attach_filter(socket: &OwnedFd, filter: &[libc::sock_filter]) -> std::io::Result<()> {
+pub fn attach_filter(socket: impl AsFd, filter: &[libc::sock_filter]) -> std::io::Result<()> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         // The kernel only reads the program; the field is mutable in C's declaration alone.
         filter: filter.as_ptr().cast_mut(),
     };
-    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
 /// Opens a packet socket that sees nothing yet.
@@ -164,7 +142,7 @@ impl Ring {
             )
             .caused_by(error)
         })?;
-        let set = |name, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, name, &value);
+        let set = |name, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, name, value);
         set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V3 as libc::c_int)
             .map_err(|_| failed("use a TPACKET_V3 ring"))?;
         if options.incoming_only {
@@ -182,31 +160,18 @@ impl Ring {
             tp_feature_req_word: 0,
         };
         let map_bytes = options.block_bytes as usize * options.blocks as usize;
-        set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request).map_err(|error| {
+        set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, request).map_err(|error| {
             Error::failed(
                 format!("no memory for a capture ring of {} KiB on {at}", map_bytes >> 10),
                 "give a smaller --ring-mib",
             )
             .caused_by(error)
         })?;
-        // SAFETY: a new mapping of the ring just made; length and offset are the ring's.
-        let map = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                map_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                socket.as_raw_fd(),
-                0,
-            )
-        };
-        let map = NonNull::new(map.cast::<u8>())
-            .filter(|_| map != libc::MAP_FAILED)
-            .ok_or_else(|| failed("map the capture ring"))?;
+        let map = Mapping::of(&socket, map_bytes, MapFlags::empty())
+            .map_err(|_| failed("map the capture ring"))?;
         let ring = Self {
             socket,
             map,
-            map_bytes,
             options,
             next_block: 0,
             stats: RingStats::default(),
@@ -214,12 +179,7 @@ impl Ring {
         };
         bind_packet_socket(&ring.socket, link.index, libc::ETH_P_ALL as u16)
             .map_err(|_| failed("capture"))?;
-        if !link.up {
-            return Err(Error::failed(
-                format!("the interface {at} is down"),
-                format!("set it up: ip link set {} up", at.interface),
-            ));
-        }
+        link.must_be_up(at)?;
         Ok(ring)
     }
 
@@ -266,7 +226,7 @@ impl Ring {
             let offset = self.next_block as usize * self.options.block_bytes as usize;
             // SAFETY: `next_block` is below the number of blocks, hence the block is inside the
             // mapping. The kernel aligns blocks to pages.
-            let block = unsafe { self.map.add(offset) };
+            let block = unsafe { self.map.start().add(offset) };
             let status_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr)
                 + std::mem::offset_of!(libc::tpacket_hdr_v1, block_status);
             // SAFETY: the status word is inside the block and aligned; the kernel and we hand the
@@ -289,22 +249,11 @@ impl Ring {
 
     /// The counters since the ring was opened.
     pub fn stats(&mut self) -> RingStats {
-        let mut delta = libc::tpacket_stats_v3 { tp_packets: 0, tp_drops: 0, tp_freeze_q_cnt: 0 };
-        let mut length = size_of::<libc::tpacket_stats_v3>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes to `delta`.
-        let result = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                std::ptr::from_mut(&mut delta).cast(),
-                &mut length,
-            )
-        };
-        if result == 0 {
+        let stats = get_option(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS);
+        if let Ok(libc::tpacket_stats_v3 { tp_packets, tp_drops, .. }) = stats {
             // Reading resets the kernel's counters.
-            self.stats.packets += u64::from(delta.tp_packets);
-            self.stats.dropped += u64::from(delta.tp_drops);
+            self.stats.packets += u64::from(tp_packets);
+            self.stats.dropped += u64::from(tp_drops);
         }
         self.stats
     }
@@ -312,13 +261,6 @@ impl Ring {
     /// How long a packet may stay unseen in a block that is not full.
     pub fn retire_time(&self) -> Duration {
         Duration::from_millis(u64::from(self.options.retire_ms))
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, of this length, and no reference into it outlives `poll`.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_bytes) };
     }
 }
 

@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod filter;
 pub mod frame;
 pub mod histogram;
+mod mapping;
 pub mod netlink;
 pub mod network;
 pub mod output;

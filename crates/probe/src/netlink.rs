@@ -59,6 +59,22 @@ pub struct Hop {
     pub local: bool,
 }
 
+impl Link {
+    /// Refuses an interface that is down; `place` is what the user calls it.
+    ///
+    /// # Errors
+    /// It is down.
+    pub fn must_be_up(&self, place: &dyn std::fmt::Display) -> Result<()> {
+        if self.up {
+            return Ok(());
+        }
+        Err(Error::failed(
+            format!("the interface {place} is down"),
+            format!("set it up: ip link set {} up", self.name),
+        ))
+    }
+}
+
 /// A socket to the kernel's routing tables, bound to the namespace it was opened in.
 #[derive(Debug)]
 pub struct Netlink {
@@ -77,6 +93,18 @@ impl Netlink {
         flags: u16,
     ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Errno>> {
         self.socket.request(message, flags)
+    }
+
+    /// Has the kernel change something; `what` begins the sentence if it refuses.
+    fn change(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
+        self.request(message, NLM_F_ACK | flags)?
+            .map(|_| ())
+            .map_err(|code| Error::failed(format!("{}: {}", what(), errno_text(code)), ""))
     }
 
     /// The interface `name`; none when there is none.
@@ -111,9 +139,7 @@ impl Netlink {
         message.header.index = index;
         message.header.flags = LinkFlags::Up;
         message.header.change_mask = LinkFlags::Up;
-        self.request(RouteNetlinkMessage::SetLink(message), NLM_F_ACK)?.map(|_| ()).map_err(
-            |code| Error::failed(format!("cannot set a link up: {}", errno_text(code)), ""),
-        )
+        self.change(RouteNetlinkMessage::SetLink(message), 0, || "cannot set a link up".into())
     }
 
     /// Sets the largest IP packet that an interface takes [bytes].
@@ -121,12 +147,8 @@ impl Netlink {
         let mut message = LinkMessage::default();
         message.header.index = index;
         message.attributes.push(LinkAttribute::Mtu(mtu_bytes));
-        self.request(RouteNetlinkMessage::SetLink(message), NLM_F_ACK)?.map(|_| ()).map_err(
-            |code| {
-                let why = errno_text(code);
-                Error::failed(format!("the MTU {mtu_bytes} is not possible: {why}"), "")
-            },
-        )
+        let what = || format!("the MTU {mtu_bytes} is not possible");
+        self.change(RouteNetlinkMessage::SetLink(message), 0, what)
     }
 
     /// Gives an interface an address; one that it has is no error.
@@ -137,10 +159,9 @@ impl Netlink {
         message.header.index = index;
         message.attributes.push(AddressAttribute::Local(address));
         message.attributes.push(AddressAttribute::Address(address));
-        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
-        self.request(RouteNetlinkMessage::NewAddress(message), flags)?.map(|_| ()).map_err(|code| {
-            Error::failed(format!("cannot give {address}/{prefix}: {}", errno_text(code)), "")
-        })
+        let flags = NLM_F_CREATE | NLM_F_REPLACE;
+        let what = || format!("cannot give {address}/{prefix}");
+        self.change(RouteNetlinkMessage::NewAddress(message), flags, what)
     }
 
     /// Tells the neighbour table a MAC address, for good.
@@ -154,13 +175,9 @@ impl Netlink {
             IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
         }));
         message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
-        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
-        self.request(RouteNetlinkMessage::NewNeighbour(message), flags)?.map(|_| ()).map_err(
-            |code| {
-                let why = errno_text(code);
-                Error::failed(format!("cannot tell the MAC address of {address}: {why}"), "")
-            },
-        )
+        let flags = NLM_F_CREATE | NLM_F_REPLACE;
+        let what = || format!("cannot tell the MAC address of {address}");
+        self.change(RouteNetlinkMessage::NewNeighbour(message), flags, what)
     }
 
     /// Makes a veth pair in this namespace whose ends take IP packets of up to `mtu` bytes.
@@ -175,11 +192,9 @@ impl Netlink {
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
         ]));
-        self.request(RouteNetlinkMessage::NewLink(message), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?
-            .map(|_| ())
-            .map_err(|code| {
-                Error::failed(format!("cannot make a veth pair: {}", errno_text(code)), "")
-            })
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let what = || "cannot make a veth pair".into();
+        self.change(RouteNetlinkMessage::NewLink(message), flags, what)
     }
 
     /// How a packet from this namespace to `destination` leaves, by the interface `by` if it must;

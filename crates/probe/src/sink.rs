@@ -17,6 +17,7 @@ use crate::clock;
 use crate::error::{Error, Result};
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
+use crate::timestamping;
 
 /// Takes UDP datagrams on a port, counts them by source address, and discards them.
 ///
@@ -156,17 +157,7 @@ fn receive(socket: &OwnedFd, at_once: bool) -> nix::Result<(usize, IpAddr)> {
 fn dropped(socket: &OwnedFd) -> Option<u64> {
     /// Place of the drops (linux/sock_diag.h).
     const SK_MEMINFO_DROPS: usize = 8;
-    let mut info = [0_u32; SK_MEMINFO_DROPS + 1];
-    let mut length = size_of_val(&info) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `info`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            info.as_mut_ptr().cast(),
-            &mut length,
-        )
-    };
-    (result == 0).then_some(info[SK_MEMINFO_DROPS].into())
+    let info: std::io::Result<[u32; SK_MEMINFO_DROPS + 1]> =
+        timestamping::get_option(socket, libc::SOL_SOCKET, libc::SO_MEMINFO);
+    info.ok().map(|info| info[SK_MEMINFO_DROPS].into())
 }

@@ -8,14 +8,14 @@
 
 use std::io;
 use std::mem::{MaybeUninit, size_of, size_of_val};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::clock;
 use crate::error::{Error, Result};
 
 /// Sets a socket option to a plain value.
 pub fn set_option<T: Copy>(
-    socket: BorrowedFd<'_>,
+    socket: impl AsFd,
     level: libc::c_int,
     name: libc::c_int,
     value: T,
@@ -23,7 +23,7 @@ pub fn set_option<T: Copy>(
     // SAFETY: the pointer and length describe `value`, which lives through the call.
     let done = unsafe {
         libc::setsockopt(
-            socket.as_raw_fd(),
+            socket.as_fd().as_raw_fd(),
             level,
             name,
             (&raw const value).cast(),
@@ -33,19 +33,22 @@ pub fn set_option<T: Copy>(
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads an integer socket option.
-pub fn get_option(
-    socket: BorrowedFd<'_>,
+/// Reads a socket option of plain integers.
+pub fn get_option<T: Copy>(
+    socket: impl AsFd,
     level: libc::c_int,
     name: libc::c_int,
-) -> io::Result<libc::c_int> {
-    let mut value: libc::c_int = 0;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
     // SAFETY: pointers and length describe `value`, which lives through the call.
-    let done = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &mut length)
-    };
-    if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    let done = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: callers ask for integers and C structures of them, for which any bytes are a value.
+    Ok(unsafe { value.assume_init() })
 }
 
 /// Lets a socket send and receive through one interface alone.

@@ -2,19 +2,18 @@
 //! Knows the probes only by the filter.
 
 use std::io;
-use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::MapFlags;
 
 use super::record::MISSING;
 use super::watch::Statuses;
 use crate::capture::{self, attach_filter, bind_packet_socket};
 use crate::clock;
 use crate::filter::{self, Wanted};
-use crate::timestamping::{self, set_option};
+use crate::mapping::Mapping;
+use crate::timestamping::{self, get_option, set_option};
 
 /// What an answer needs of a ring slot: 66 bytes of kernel headers and address, 106 of frame.
 const SLOT_BYTES: usize = 256;
@@ -36,15 +35,12 @@ fn slots(peak_pps: f64) -> usize {
 #[derive(Debug)]
 pub struct AnswerRing {
     socket: OwnedFd,
-    memory: NonNull<u8>,
+    memory: Mapping,
     /// A power of two.
     slots: usize,
     /// How many slots were read; the next one is this modulo their number.
     pub next: u64,
 }
-
-// SAFETY: the mapping belongs to this value alone and is reachable from any thread.
-unsafe impl Send for AnswerRing {}
 
 impl AnswerRing {
     /// Opens a ring on interface number `interface` for what is `wanted` at `peak_pps`.
@@ -67,19 +63,7 @@ impl AnswerRing {
             tp_frame_nr: slots as u32,
         };
         set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, request)?;
-        let length = NonZeroUsize::new(slots * SLOT_BYTES).unwrap_or(NonZeroUsize::MIN);
-        // SAFETY: a fresh mapping of the ring that was just made, of its size.
-        let memory = unsafe {
-            mmap(
-                None,
-                length,
-                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE,
-                fd,
-                0,
-            )
-        }?
-        .cast();
+        let memory = Mapping::of(fd, slots * SLOT_BYTES, MapFlags::MAP_POPULATE)?;
         let ring = Self { socket, memory, slots, next: 0 };
         // Sockets for all protocols see what leaves, and get what comes before the IP stack does.
         bind_packet_socket(&ring.socket, interface, libc::ETH_P_ALL as u16)?;
@@ -91,7 +75,7 @@ impl AnswerRing {
         let slot = (self.next + ahead) as usize % self.slots;
         // SAFETY: `slot` is below `slots`, so that it lies within the mapping; slots are aligned to 16
         // bytes and more.
-        unsafe { self.memory.as_ptr().add(slot * SLOT_BYTES).cast() }
+        unsafe { self.memory.start().as_ptr().add(slot * SLOT_BYTES).cast() }
     }
 
     fn status(&self, ahead: u64) -> &AtomicU32 {
@@ -102,7 +86,7 @@ impl AnswerRing {
 
     /// Where the slots' states lie, for another thread to watch.
     pub fn statuses(&self) -> Statuses {
-        let first = self.memory.as_ptr().cast::<libc::tpacket2_hdr>();
+        let first = self.memory.start().as_ptr().cast::<libc::tpacket2_hdr>();
         Statuses {
             // SAFETY: slot 0 lies within the mapping; the address alone is taken.
             first: unsafe { &raw const (*first).tp_status },
@@ -157,26 +141,8 @@ impl AnswerRing {
 
     /// Packets that found the ring full since this was last asked.
     pub fn drops(&self) -> u64 {
-        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
-        let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-        // SAFETY: pointers and length describe `stats`, which lives through the call.
-        let done = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                (&raw mut stats).cast(),
-                &mut length,
-            )
-        };
-        if done == 0 { u64::from(stats.tp_drops) } else { 0 }
-    }
-}
-
-impl Drop for AnswerRing {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `open` with this size and nothing refers to it any more.
-        let _ = unsafe { munmap(self.memory.cast(), self.slots * SLOT_BYTES) };
+        let stats = get_option(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS);
+        stats.map_or(0, |stats: libc::tpacket_stats| u64::from(stats.tp_drops))
     }
 }
 

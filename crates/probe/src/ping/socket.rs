@@ -13,9 +13,11 @@ use nix::sys::socket::{
 
 use super::probe::Probe;
 use super::record::{Arrival, MISSING};
-use super::transport::{StampCount, Transport};
+use super::transport::{StampCount, Transport, named};
+use crate::capture::attach_filter;
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::filter::{self, Wanted};
 use crate::stamp::TimeFormat;
 use crate::timestamping::{self, QueueEntry, set_option};
 
@@ -151,15 +153,8 @@ impl SocketTransport {
 
     /// From now on the socket only holds its port: whatever arrives is dropped, unread.
     pub fn hold_port(&self) -> io::Result<()> {
-        drop_everything(self.socket.as_fd())
+        attach_filter(&self.socket, &filter::program(Wanted::Nothing))
     }
-}
-
-/// Attaches a filter that accepts nothing.
-fn drop_everything(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let mut nothing = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
-    let program = libc::sock_fprog { len: 1, filter: &mut nothing };
-    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
 fn unspecified(ipv6: bool) -> IpAddr {
@@ -353,10 +348,7 @@ impl Transport for SocketTransport {
     }
 
     fn interface(&self) -> (String, bool) {
-        match &self.interface {
-            Some(name) => (name.clone(), nix::net::if_::if_nametoindex(name.as_str()).is_ok()),
-            None => (String::new(), true),
-        }
+        named(self.interface.as_deref())
     }
 
     fn dropped(&mut self) -> u64 {

@@ -16,6 +16,7 @@ use crate::frame::{self, Template};
 use crate::netlink::Netlink;
 use crate::netns::IfSpec;
 use crate::stop;
+use crate::timestamping::set_option;
 
 /// The backend's name in results.
 pub const AF_PACKET: &str = "af_packet";
@@ -60,22 +61,14 @@ impl PacketGenerator {
         cpu: Option<usize>,
     ) -> Result<Self> {
         let link = Netlink::open()?.link_at(interface, place)?;
-        if !link.up {
-            return Err(Error::failed(
-                format!("the interface {place} is down"),
-                format!("set it up: ip link set {interface} up"),
-            ));
-        }
+        link.must_be_up(place)?;
         let failed = |error: std::io::Error| {
             Error::failed(format!("cannot send frames on {place}"), "").caused_by(error)
         };
         let socket = capture::packet_socket()?;
-        let one: libc::c_int = 1;
-        capture::set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &one)
-            .map_err(failed)?;
+        set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1).map_err(failed)?;
         // Room for several batches that a NIC has not sent yet.
-        let room: libc::c_int = 4 << 20;
-        let _ = capture::set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &room);
+        let _ = set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 4 << 20);
         // Protocol 0: this socket receives nothing.
         capture::bind_packet_socket(&socket, link.index, 0).map_err(failed)?;
         let (bytes, batch) = (template.bytes(), usize::from(batch));

@@ -78,12 +78,7 @@ impl XskGenerator {
                     "the backend af_packet sends longer ones",
                 ));
             }
-            if !link.up {
-                return Err(Error::failed(
-                    format!("the interface {tx} is down"),
-                    format!("set it up: ip link set {} up", tx.interface),
-                ));
-            }
+            link.must_be_up(tx)?;
             let failed = |error: &(dyn std::error::Error + 'static)| refused(tx, error);
             let config = UmemCfgBuilder {
                 frame_size: FrameSize::FourK,
@@ -109,7 +104,8 @@ impl XskGenerator {
             };
             // SAFETY: the socket is open as long as this is used.
             let fd = unsafe { BorrowedFd::borrow_raw(socket.raw_fd()) };
-            let options = timestamping::get_option(fd, libc::SOL_XDP, XDP_OPTIONS).unwrap_or(0);
+            let options: libc::c_int =
+                timestamping::get_option(fd, libc::SOL_XDP, XDP_OPTIONS).unwrap_or(0);
             let zero_copy = options & XDP_OPTIONS_ZEROCOPY != 0;
             let batch = batch.unwrap_or(BATCH);
             Ok(Self {

@@ -9,18 +9,17 @@ pub mod live;
 mod raw;
 pub mod xdp;
 
-use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
-use std::ptr::NonNull;
+use std::marker::PhantomData;
 
 use aya::maps::Map;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::MapFlags;
 
 use crate::error::{Error, Result};
 use crate::histogram::{BUCKETS, LatencyRecorder};
+use crate::mapping::Mapping;
 
 /// What bpf/trial.bpf.c is compiled to.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/trial.bpf.o");
@@ -132,15 +131,10 @@ fn absent(name: &str) -> Error {
 /// next.
 #[derive(Debug)]
 struct Mapped<T> {
-    at: NonNull<T>,
+    mapping: Mapping,
     entries: usize,
-    bytes: usize,
+    values: PhantomData<T>,
 }
-
-// SAFETY: the mapping is memory that all threads of the process may reach; accesses are volatile.
-unsafe impl<T: Send> Send for Mapped<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Mapped<T> {}
 
 impl<T: Copy> Mapped<T> {
     /// Maps the array `name`, whose values are `T` of the C source.
@@ -150,28 +144,17 @@ impl<T: Copy> Mapped<T> {
         let bytes = (entries * size_of::<T>()).next_multiple_of(page);
         let failed =
             |what: &str| Error::failed(format!("cannot map the BPF array {name}: {what}"), "");
-        let length = NonZeroUsize::new(bytes).ok_or_else(|| failed("it is empty"))?;
-        // SAFETY: a new mapping, which nothing else lies in; the kernel refuses one that is longer
-        // than the array.
-        let at = unsafe {
-            mmap(
-                None,
-                length,
-                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                MapFlags::MAP_SHARED,
-                map.fd().as_fd(),
-                0,
-            )
-        }
-        .map_err(|errno| failed(errno.desc()))?;
-        Ok(Self { at: at.cast(), entries, bytes })
+        // The kernel refuses a mapping that is longer than the array.
+        let mapping = Mapping::of(map.fd(), bytes, MapFlags::empty())
+            .map_err(|errno| failed(errno.desc()))?;
+        Ok(Self { mapping, entries, values: PhantomData })
     }
 
     /// Where value `index` is.
     fn at(&self, index: usize) -> *mut T {
         assert!(index < self.entries, "array index {index} of {}", self.entries);
         // SAFETY: the mapping has `entries` values, and the index is below that.
-        unsafe { self.at.as_ptr().add(index) }
+        unsafe { self.mapping.start().cast::<T>().as_ptr().add(index) }
     }
 
     fn read(&self, index: usize) -> T {
@@ -182,13 +165,6 @@ impl<T: Copy> Mapped<T> {
     fn write(&self, index: usize, value: T) {
         // SAFETY: as in `read`; the mapping is writable.
         unsafe { self.at(index).write_volatile(value) }
-    }
-}
-
-impl<T> Drop for Mapped<T> {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's alone, and no pointer into it outlives the value.
-        let _ = unsafe { munmap(self.at.cast(), self.bytes) };
     }
 }
 
