@@ -143,10 +143,7 @@ pub fn run_in<T: Send>(
             netns.enter()?;
             work()
         });
-        match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

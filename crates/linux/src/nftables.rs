@@ -180,7 +180,8 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
-fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+/// The value of the first netlink attribute of this kind.
+pub fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
 }
 

@@ -47,8 +47,7 @@ pub fn keep_off(cpu: usize) {
 /// # Errors
 /// As [`pin`].
 pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
-    std::thread::scope(|scope| match scope.spawn(|| pin(cpu)).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
+    std::thread::scope(|scope| {
+        scope.spawn(|| pin(cpu)).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

@@ -20,20 +20,8 @@ use crate::error::{Error, Result};
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
 
-/// Ticks by mode, as the kernel has counted them since boot.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Ticks {
-    usr: u64,
-    nice: u64,
-    sys: u64,
-    iowait: u64,
-    irq: u64,
-    soft: u64,
-    steal: u64,
-    guest: u64,
-    gnice: u64,
-    idle: u64,
-}
+/// Ticks by mode, in the order of [`Shares`], as the kernel has counted them since boot.
+type Ticks = [u64; 10];
 
 /// Shares of the time by mode, each from 0 to 1, together 1: mpstat's columns, and what is in none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -178,7 +166,7 @@ fn parse_ticks(fields: &str) -> Option<Ticks> {
     }
     let [user, nice, sys, idle, iowait, irq, soft, steal, guest, gnice] = columns;
     let (usr, nice) = (user.saturating_sub(guest), nice.saturating_sub(gnice));
-    Some(Ticks { usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle })
+    Some([usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle])
 }
 
 /// Reads /proc/net/softnet_stat: the second and third column of every CPU, summed up. Each is a
@@ -198,10 +186,6 @@ fn parse_softnet(text: &str) -> Option<Softnet> {
 ///
 /// Counters that tell of more than that are taken at their word: they are rounded, each by itself.
 fn shares(before: &Ticks, after: &Ticks, passed: f64) -> Shares {
-    let columns = |t: &Ticks| {
-        [t.usr, t.nice, t.sys, t.iowait, t.irq, t.soft, t.steal, t.guest, t.gnice, t.idle]
-    };
-    let (before, after) = (columns(before), columns(after));
     let spent: [f64; 10] = std::array::from_fn(|i| after[i].saturating_sub(before[i]) as f64);
     let told: f64 = spent.iter().sum();
     let total = told.max(passed);

@@ -269,12 +269,13 @@ pub fn read_payload(payload: &[u8]) -> Option<(u64, i64)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use etherparse::{SlicedPacket, TransportSlice};
 
     use super::*;
 
-    fn spec(ipv6: bool, size_bytes: usize) -> FrameSpec {
+    /// Frames of the benchmarking networks, to the port 9, in 7 flows.
+    pub(crate) fn spec(ipv6: bool, size_bytes: usize) -> FrameSpec {
         let (source, destination) =
             if ipv6 { ("2001:2::1", "2001:2::2") } else { ("198.18.0.1", "198.18.0.2") };
         FrameSpec {

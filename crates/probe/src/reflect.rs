@@ -24,7 +24,8 @@ use crate::trial::kernel::xdp::XdpReflector;
 use crate::{units, wire};
 
 /// How the reflector numbers its answers (RFC 8762, section 4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Copies the sender's sequence number.
     #[default]
@@ -96,18 +97,6 @@ struct Report {
     /// Packets that XDP answered in the driver; none without --xdp.
     #[serde(skip_serializing_if = "Option::is_none")]
     reflected_by_driver: Option<u64>,
-}
-
-impl Serialize for Mode {
-    fn serialize<S: serde::Serializer>(
-        &self,
-        serializer: S,
-    ) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_str(match self {
-            Self::Stateless => "stateless",
-            Self::Stateful => "stateful",
-        })
-    }
 }
 
 /// Most sessions that are counted at once; the oldest counts are forgotten beyond it.

@@ -15,7 +15,8 @@ use crate::stop::Lifetime;
 use crate::{units, wire};
 
 /// The protocol of the probes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// ICMP or ICMPv6 echo: any host answers.
     Icmp,
@@ -115,19 +116,6 @@ pub struct Args {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
-}
-
-impl Serialize for Protocol {
-    fn serialize<S: serde::Serializer>(
-        &self,
-        serializer: S,
-    ) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_str(match self {
-            Self::Icmp => "icmp",
-            Self::Stamp => "stamp",
-            Self::Redis => "redis",
-        })
-    }
 }
 
 impl Args {

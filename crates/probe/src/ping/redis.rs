@@ -16,7 +16,7 @@ use nix::sys::socket::{
 
 use super::record::{Arrival, MISSING};
 use super::socket::ProbeRoute;
-use super::transport::Transport;
+use super::transport::{Transport, named};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::timestamping;
@@ -39,8 +39,8 @@ fn request_bytes(message_bytes: usize) -> usize {
     b"*2\r\n$4\r\nECHO\r\n$\r\n\r\n".len() + message_bytes.to_string().len() + message_bytes
 }
 
-/// Frame with FCS around a request that travels alone.
-fn frame_bytes(target: IpAddr, message_bytes: usize) -> usize {
+/// The frame of a request with this message, which travels alone [bytes, FCS included].
+pub fn size_bytes(message_bytes: usize, target: IpAddr) -> usize {
     wire::ETHERNET_HEADER_BYTES
         + wire::ip_header_bytes(target)
         + TCP_HEADER_BYTES
@@ -55,7 +55,7 @@ fn frame_bytes(target: IpAddr, message_bytes: usize) -> usize {
 /// No message does: too small, too large, or a size that one more digit of the length jumps over.
 pub fn message_bytes(size_bytes: Option<usize>, target: IpAddr) -> Result<usize> {
     let Some(size_bytes) = size_bytes else { return Ok(DIGITS) };
-    let smallest = frame_bytes(target, DIGITS);
+    let smallest = self::size_bytes(DIGITS, target);
     let largest = wire::LARGEST_FRAME_BYTES;
     if !(smallest..=largest).contains(&size_bytes) {
         return Err(Error::bad_input(
@@ -65,18 +65,13 @@ pub fn message_bytes(size_bytes: Option<usize>, target: IpAddr) -> Result<usize>
     }
     let longest = DIGITS + (size_bytes - smallest);
     (longest.saturating_sub(4)..=longest)
-        .find(|&message| frame_bytes(target, message) == size_bytes)
+        .find(|&message| self::size_bytes(message, target) == size_bytes)
         .ok_or_else(|| {
             Error::bad_input(
                 format!("no request to Redis makes a frame of exactly {size_bytes} bytes"),
                 format!("give --size {}", size_bytes + 1),
             )
         })
-}
-
-/// The frame of a request with this message [bytes, FCS included].
-pub fn size_bytes(message_bytes: usize, target: IpAddr) -> usize {
-    frame_bytes(target, message_bytes)
 }
 
 /// What the front of a stream of answers is.
@@ -344,10 +339,7 @@ impl Transport for RedisTransport {
     }
 
     fn interface(&self) -> (String, bool) {
-        match &self.interface {
-            Some(name) => (name.clone(), nix::net::if_::if_nametoindex(name.as_str()).is_ok()),
-            None => (String::new(), true),
-        }
+        named(self.interface.as_deref())
     }
 
     fn ended(&mut self) -> Option<Error> {

@@ -69,6 +69,12 @@ pub trait Transport {
     fn name(&self) -> &'static str;
 }
 
+/// [`Transport::interface`] of one that is known by its name, or not known.
+pub fn named(interface: Option<&str>) -> (String, bool) {
+    let name = interface.unwrap_or_default();
+    (name.to_owned(), name.is_empty() || nix::net::if_::if_nametoindex(name).is_ok())
+}
+
 /// Which transmit stamp belongs to which packet.
 ///
 /// The kernel counts a socket's packets from when stamps were enabled. A packet that it refused

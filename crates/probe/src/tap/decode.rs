@@ -112,43 +112,24 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
                 warmup: ours.is_some_and(|sequence| sequence & wire::WARMUP_BIT != 0),
             })
         }
-        (Probes::Stamp { port, id }, TransportSlice::Udp(udp)) => {
+        (Probes::Stamp { port, id } | Probes::Udp { port, id }, TransportSlice::Udp(udp)) => {
             let reply = udp.source_port() == port;
             if !reply && udp.destination_port() != port {
                 return None;
             }
             let sender = if reply { udp.destination_port() } else { udp.source_port() };
-            let sequence = if reply {
-                stamp::ReflectorPacket::parse(udp.payload())?.sender_sequence
+            let payload = udp.payload();
+            let (protocol, sequence) = if matches!(probes, Probes::Udp { .. }) {
+                (Protocol::Udp, Sequence::Wide(frame::read_payload(payload)?.0))
+            } else if reply {
+                let sequence = stamp::ReflectorPacket::parse(payload)?.sender_sequence;
+                (Protocol::Stamp, Sequence::Half(sequence))
             } else {
-                stamp::SenderPacket::parse(udp.payload())?.sequence
+                let sequence = stamp::SenderPacket::parse(payload)?.sequence;
+                (Protocol::Stamp, Sequence::Half(sequence))
             };
-            let sequence = Sequence::Half(sequence);
-            let protocol = Protocol::Stamp;
-            wanted(id, sender).then_some(PassedProbe {
-                protocol,
-                id: sender,
-                sequence,
-                reply,
-                warmup: false,
-            })
-        }
-        (Probes::Udp { port, id }, TransportSlice::Udp(udp)) => {
-            let reply = udp.source_port() == port;
-            if !reply && udp.destination_port() != port {
-                return None;
-            }
-            let sender = if reply { udp.destination_port() } else { udp.source_port() };
-            let (sequence, _) = frame::read_payload(udp.payload())?;
-            let sequence = Sequence::Wide(sequence);
-            let protocol = Protocol::Udp;
-            wanted(id, sender).then_some(PassedProbe {
-                protocol,
-                id: sender,
-                sequence,
-                reply,
-                warmup: false,
-            })
+            let probe = PassedProbe { protocol, id: sender, sequence, reply, warmup: false };
+            wanted(id, sender).then_some(probe)
         }
         _ => None,
     }

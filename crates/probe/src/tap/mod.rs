@@ -329,10 +329,9 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
             clock::sleep_until(end_ns.min(now + 20_000_000));
         }
         ended.store(true, Ordering::Relaxed);
-        let joined = threads.into_iter().map(|thread| match thread.join() {
-            Ok(seen) => seen,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         Ok(joined.collect())
     })
 }

@@ -58,6 +58,24 @@ fn stack(frames: &FrameOptions) -> Egress {
     frames.carrier_cpu.map_or(Egress::Stack, Egress::Carried)
 }
 
+type Open = Result<Box<dyn Generator>>;
+
+fn live(tx: &IfSpec, template: &Template, way: Egress, frames: &FrameOptions) -> Open {
+    Ok(Box::new(LiveGenerator::open(tx, template, way, frames.batch, frames.tx_cpu, 0)?))
+}
+
+fn xsk(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
+    Ok(Box::new(XskGenerator::open(tx, template, frames.batch, frames.tx_cpu)?))
+}
+
+fn packet(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
+    let batch = frames.batch.unwrap_or(PACKET_BATCH);
+    run_in(tx.netns.as_ref(), || {
+        let open = PacketGenerator::open(&tx.interface, tx, template, batch, frames.tx_cpu)?;
+        Ok(Box::new(open) as Box<dyn Generator>)
+    })
+}
+
 /// The generator for these frames.
 ///
 /// Frames of a plane leave by the interface's ordinary way, as its guests' do: XDP frames are for
@@ -72,30 +90,20 @@ pub fn generator(
     schedule: &Schedule,
     count: u64,
 ) -> Result<Chosen<dyn Generator>> {
-    let live = |way| -> Result<Box<dyn Generator>> {
+    let live = |way| {
         if schedule.due_ns(count) > MOST_NS {
             return Err(Error::bad_input(
                 "live frames are paced for up to 2 h at a time",
                 "measure for a shorter time, or with --backend af_packet",
             ));
         }
-        let (batch, cpu) = (frames.batch, frames.tx_cpu);
-        Ok(Box::new(LiveGenerator::open(tx, template, way, batch, cpu, 0)?))
+        live(tx, template, way, frames)
     };
-    let packet = || -> Result<Box<dyn Generator>> {
-        let batch = frames.batch.unwrap_or(PACKET_BATCH);
-        run_in(tx.netns.as_ref(), || {
-            let open = PacketGenerator::open(&tx.interface, tx, template, batch, frames.tx_cpu)?;
-            Ok(Box::new(open) as Box<dyn Generator>)
-        })
-    };
+    let packet = || packet(tx, template, frames);
     let asked = |generator| Ok(Chosen { chosen: generator, not_faster: None });
     match frames.backend {
         GeneratorChoice::AfPacket => return asked(packet()?),
-        GeneratorChoice::Xsk => {
-            let open = XskGenerator::open(tx, template, frames.batch, frames.tx_cpu)?;
-            return asked(Box::new(open));
-        }
+        GeneratorChoice::Xsk => return asked(xsk(tx, template, frames)?),
         GeneratorChoice::Live => return asked(live(Egress::Redirect)?),
         GeneratorChoice::LiveSkb => return asked(live(stack(frames))?),
         GeneratorChoice::Auto => {}
@@ -176,23 +184,14 @@ pub fn private_generator(
     choice: GeneratorChoice,
 ) -> Result<Box<dyn Generator>> {
     let tx = IfSpec { interface: interface.to_string(), netns: None };
-    let live = |way| -> Result<Box<dyn Generator>> {
-        let open = LiveGenerator::open(&tx, template, way, frames.batch, frames.tx_cpu, 0)?;
-        Ok(Box::new(open))
-    };
-    let packet = || -> Result<Box<dyn Generator>> {
-        let batch = frames.batch.unwrap_or(PACKET_BATCH);
-        let open = PacketGenerator::open(interface, &tx, template, batch, frames.tx_cpu)?;
-        Ok(Box::new(open))
-    };
     match choice {
-        GeneratorChoice::AfPacket => packet(),
-        GeneratorChoice::Xsk => {
-            Ok(Box::new(XskGenerator::open(&tx, template, frames.batch, frames.tx_cpu)?))
-        }
+        GeneratorChoice::AfPacket => packet(&tx, template, frames),
+        GeneratorChoice::Xsk => xsk(&tx, template, frames),
         GeneratorChoice::Live => Ok(Box::new(BeyondXdp::open(&tx, template, frames)?)),
-        GeneratorChoice::LiveSkb => live(stack(frames)),
-        GeneratorChoice::Auto => live(stack(frames)).or_else(|_| packet()),
+        GeneratorChoice::LiveSkb => live(&tx, template, stack(frames), frames),
+        GeneratorChoice::Auto => {
+            live(&tx, template, stack(frames), frames).or_else(|_| packet(&tx, template, frames))
+        }
     }
 }
 

@@ -356,10 +356,7 @@ fn send_and_receive(
         });
         sink_error =
             affinity::pin(rx_cpu).and_then(|()| receiving.receive((&sent, &done), drain_ns)).err();
-        match generator.join() {
-            Ok(generated) => generated,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        generator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     (generated, sink_error)
 }

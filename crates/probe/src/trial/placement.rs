@@ -115,9 +115,6 @@ pub fn maximum_pps(
             let (backend, batch) = (generator.backend(), generator.batch());
             Ok(Maximum { backend, batch, pps: best, measured_on: place })
         });
-        match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

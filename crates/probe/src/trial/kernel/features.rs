@@ -54,15 +54,7 @@ fn ask(socket: &Socket, kind: u16, command: u8, (name, value): (u16, &[u8])) -> 
 
 /// The contents of the first attribute of this type.
 fn attribute(answer: &[u8], name: u16) -> Option<&[u8]> {
-    let mut rest = answer.get(HEADERS..)?;
-    loop {
-        let length = usize::from(u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?));
-        let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
-        if kind & 0x3fff == name {
-            return rest.get(4..length);
-        }
-        rest = rest.get(length.max(4).next_multiple_of(4)..)?;
-    }
+    pw_linux::nftables::attribute(answer.get(HEADERS..)?, name)
 }
 
 #[cfg(test)]

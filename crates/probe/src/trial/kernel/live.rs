@@ -104,12 +104,7 @@ impl LiveGenerator {
         }
         let generator = run_in(tx.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&tx.interface, tx)?;
-            if !link.up {
-                return Err(Error::failed(
-                    format!("the interface {tx} is down"),
-                    format!("set it up: ip link set {} up", tx.interface),
-                ));
-            }
+            link.must_be_up(tx)?;
             if way == Egress::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
                 return Err(takes_no_xdp_frames(tx));
             }
@@ -259,10 +254,7 @@ impl LiveGenerator {
     fn drive_once(&self) -> Result<()> {
         std::thread::scope(|scope| {
             let once = scope.spawn(|| self.drive(1, &AtomicBool::new(false), &AtomicI32::new(0)));
-            match once.join() {
-                Ok(driven) => driven,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            once.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
@@ -428,10 +420,7 @@ impl Generator for LiveGenerator {
                 interrupt(thread.load(Ordering::Acquire));
                 placement::pause(Duration::from_millis(1));
             }
-            let driven = match worker.join() {
-                Ok(driven) => driven,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
+            let driven = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             driven.and(watched).err()
         });
         let raw = self.settled();
@@ -464,23 +453,11 @@ mod tests {
 
     use super::*;
     use crate::clock::Schedule;
-    use crate::frame::FrameSpec;
+    use crate::frame::{FrameSpec, tests::spec};
     use crate::trial::order::Refusals;
 
     fn template(ipv6: bool, flows: u16) -> Template {
-        let (source, destination) =
-            if ipv6 { ("2001:2::1", "2001:2::2") } else { ("198.18.0.1", "198.18.0.2") };
-        Template::new(&FrameSpec {
-            source_mac: [2, 0, 0, 0, 0, 1],
-            destination_mac: [2, 0, 0, 0, 0, 2],
-            source: source.parse().expect("address"),
-            destination: destination.parse().expect("address"),
-            first_source_port: 49_152,
-            destination_port: 9,
-            size_bytes: 100,
-            flows,
-        })
-        .expect("possible")
+        Template::new(&FrameSpec { flows, ..spec(ipv6, 100) }).expect("possible")
     }
 
     /// None, and the reason on stderr, where this user may not load programs.

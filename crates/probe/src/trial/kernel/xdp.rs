@@ -23,7 +23,7 @@ use crate::trial::placement;
 
 /// `struct expected` of the C source.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct RawExpected {
     first_sequence: u64,
     planned: u64,
@@ -103,9 +103,8 @@ impl Program {
             ipv6: u8::from(expected.ipv6),
             timed: u8::from(expected.late_after_ns.is_some()),
             kind: u32::from(echo),
-            address: [0; 4],
             sample_mask: expected.sample_mask,
-            reserved: 0,
+            ..RawExpected::default()
         };
         Self::with(raw, words, if echo { frames } else { 1 })
     }
@@ -241,18 +240,11 @@ impl XdpReflector {
             return Err(takes_no_xdp_frames(interface));
         }
         let raw = RawExpected {
-            first_sequence: 0,
-            planned: 0,
-            late_after_ns: 0,
             realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
             flows: 1,
             port: port.to_be_bytes(),
-            ipv6: 0,
-            timed: 0,
-            kind: 0,
             address: address.octets(),
-            sample_mask: 0,
-            reserved: 0,
+            ..RawExpected::default()
         };
         let mut program = Program::with(raw, 1, 1)?;
         program.attach_native("reflect", index)?;
@@ -308,7 +300,7 @@ mod tests {
     use aya::programs::{TestRun, TestRunOptions};
 
     use super::*;
-    use crate::frame::{self, FrameSpec, Template};
+    use crate::frame::{self, FrameSpec, Template, tests::spec};
     use crate::trial::account::Account;
 
     const FIRST: u64 = 1_000;
@@ -317,19 +309,8 @@ mod tests {
     const LATE_NS: i64 = 1_000_000_000;
 
     fn template(ipv6: bool, port: u16) -> Template {
-        let (source, destination) =
-            if ipv6 { ("2001:2::1", "2001:2::2") } else { ("198.18.0.1", "198.18.0.2") };
-        Template::new(&FrameSpec {
-            source_mac: [2, 0, 0, 0, 0, 1],
-            destination_mac: [2, 0, 0, 0, 0, 2],
-            source: source.parse().expect("address"),
-            destination: destination.parse().expect("address"),
-            first_source_port: 49_152,
-            destination_port: port,
-            size_bytes: 84,
-            flows: 3,
-        })
-        .expect("possible")
+        let spec = FrameSpec { destination_port: port, flows: 3, ..spec(ipv6, 84) };
+        Template::new(&spec).expect("possible")
     }
 
     /// A frame of the trial, or one that is a little beside it.
