@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use pw_alloc::model::{GuestId, GuestView, Health, Origin, Snapshot, VfId, VfState, VfView, Wish};
+use pw_alloc::model::{GuestView, Origin, Snapshot, VfId, VfState, VfView};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::signal::{Counters, Reading, Sample, Smoothing, Tracker};
 use pw_alloc::{Allocator, Settings};
@@ -34,16 +34,7 @@ fn measure(count: usize, policy: PolicyKind) {
     let mut trackers = vec![Tracker::default(); count];
     let mut now = Snapshot {
         now_ms: 0,
-        guests: (0..count)
-            .map(|at| GuestView {
-                id: GuestId::from(format!("guest-{at}")),
-                rate: None,
-                wish: Wish::default(),
-                holds: None,
-                health: Health::Ready,
-                paravirtual_up: true,
-            })
-            .collect(),
+        guests: (0..count).map(|at| GuestView::new(format!("guest-{at}"))).collect(),
         vfs: (0..126)
             .map(|index| VfView {
                 id: VfId::new(if index < 63 { "pf0" } else { "pf1" }, index % 63),

@@ -531,19 +531,13 @@ fn in_prices(amount_us: f64, price_us: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Holding, Origin, Rate, Wish};
+    use crate::model::{Holding, Origin, Rate};
 
     fn guest(id: &str, pps: Option<f64>, holds: bool) -> GuestView {
         let holds = holds.then(|| Holding { vf: VfId::new("pf0", 0), since_ms: 0 });
         let origin = Origin::HostSide;
-        GuestView {
-            id: id.into(),
-            rate: pps.map(|pps| Rate { pps, bytes_per_s: 0.0, origin, blind_ms: 0 }),
-            wish: Wish::default(),
-            holds,
-            health: Health::Ready,
-            paravirtual_up: true,
-        }
+        let rate = pps.map(|pps| Rate { pps, bytes_per_s: 0.0, origin, blind_ms: 0 });
+        GuestView { rate, holds, ..GuestView::new(id) }
     }
 
     #[test]

@@ -282,6 +282,20 @@ pub struct GuestView {
     pub paravirtual_up: bool,
 }
 
+impl GuestView {
+    /// A guest that can be moved, of whose traffic nothing is known.
+    pub fn new(id: impl Into<GuestId>) -> Self {
+        Self {
+            id: id.into(),
+            rate: None,
+            wish: Wish::default(),
+            holds: None,
+            health: Health::Ready,
+            paravirtual_up: true,
+        }
+    }
+}
+
 /// What a VF is good for now.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -87,23 +87,18 @@ impl SignalSettings {
     /// Are these numbers usable?
     pub fn check(&self) -> Result<()> {
         let (Smoothing::Ewma(over_s) | Smoothing::Window(over_s)) = self.smoothing;
-        if !(0.1..=86_400.0).contains(&over_s) {
-            return Err(Error::bad_input(
-                format!("signal.smoothing over {over_s} s is out of range"),
-                "give a number of seconds from 0.1 to 86400",
-            ));
-        }
-        if !(1.0..=1e12).contains(&self.fastest_pps) {
-            return Err(Error::bad_input(
-                format!("signal.fastest_pps = {} is out of range", self.fastest_pps),
-                "give a packet rate from 1 to 1e12",
-            ));
-        }
-        if !(0.0..=86_400.0).contains(&self.fresh_s) {
-            return Err(Error::bad_input(
-                format!("signal.fresh_s = {} is out of range", self.fresh_s),
-                "give a number of seconds from 0 to 86400",
-            ));
+        let limits = [
+            ("smoothing over", over_s, 0.1, 86_400.0, "a number of seconds from 0.1 to 86400"),
+            ("fastest_pps =", self.fastest_pps, 1.0, 1e12, "a packet rate from 1 to 1e12"),
+            ("fresh_s =", self.fresh_s, 0.0, 86_400.0, "a number of seconds from 0 to 86400"),
+        ];
+        for (name, value, least, most, range) in limits {
+            if !(least..=most).contains(&value) {
+                return Err(Error::bad_input(
+                    format!("signal.{name} {value} is out of range"),
+                    format!("give {range}"),
+                ));
+            }
         }
         Ok(())
     }

@@ -6,9 +6,7 @@ use super::outcome::Tally;
 use super::scenario::Scenario;
 use crate::allocator::Allocator;
 use crate::gain::GainCurve;
-use crate::model::{
-    GuestId, GuestView, Health, Holding, Origin, Snapshot, VfId, VfState, VfView, Wish,
-};
+use crate::model::{GuestId, GuestView, Holding, Origin, Snapshot, VfId, VfState, VfView};
 use crate::plan::{Direction, Plan};
 use crate::settings::Settings;
 use crate::signal::{Counters, Reading, Sample, Tracker};
@@ -160,7 +158,7 @@ impl Host {
         let mut newcomers = false;
         for number in (0..interval.pps.len()).filter(there) {
             newcomers |= before[number].is_none();
-            let guest = before[number].take().unwrap_or_else(|| idle_guest(name(number)));
+            let guest = before[number].take().unwrap_or_else(|| GuestView::new(name(number)));
             self.now.guests.push(guest);
             self.present.push(number);
         }
@@ -263,16 +261,5 @@ impl Host {
         tally.saved_us = self.saved_us;
         tally.moves = self.moves;
         tally
-    }
-}
-
-fn idle_guest(id: GuestId) -> GuestView {
-    GuestView {
-        id,
-        rate: None,
-        wish: Wish::default(),
-        holds: None,
-        health: Health::Ready,
-        paravirtual_up: true,
     }
 }

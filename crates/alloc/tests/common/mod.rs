@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use pw_alloc::model::{
-    GuestId, GuestView, Health, Holding, Origin, Rate, Stance, VfId, VfState, VfView, Wish,
+    GuestId, GuestView, Health, Holding, Origin, Rate, Stance, VfId, VfState, VfView,
 };
 use pw_alloc::settings::{PolicyKind, Settings};
 use pw_alloc::{Allocator, Snapshot};
@@ -12,14 +12,7 @@ pub fn rate(pps: f64) -> Option<Rate> {
 }
 
 pub fn guest(id: &str, pps: f64) -> GuestView {
-    GuestView {
-        id: id.into(),
-        rate: rate(pps),
-        wish: Wish::default(),
-        holds: None,
-        health: Health::Ready,
-        paravirtual_up: true,
-    }
+    GuestView { rate: rate(pps), ..GuestView::new(id) }
 }
 
 /// Guests g000, g001 … with these rates.
