@@ -2,28 +2,37 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind, Result};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use planewised::daemon::config::{self, Config, Simulated};
-use planewised::daemon::core::{Core, Host};
+use planewised::daemon::config::Simulated;
 use planewised::daemon::journal::{Journal, Storage};
-use planewised::daemon::request::{Answer, Request, ends};
+use planewised::daemon::request::{Answer, Request};
 use planewised::daemon::simulated::World;
-use planewised::daemon::status::Status;
 use pw_alloc::journal::{self, Entry};
 use pw_alloc::model::{GuestId, VfId};
-use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
 use pw_alloc::world::{Found, VfPlace};
 
-use super::{Daemon, SETTINGS, daemon, faults, id, start, vf};
+use super::{Daemon, SETTINGS, core_on, daemon, faults, id, start, vf};
 
-fn core(host: Host, journal: Journal, directory: &Path) -> Core {
-    let mut config: Config = config::parse(SETTINGS, "test").expect("valid");
-    config.state_directory = directory.to_owned();
-    let (core_ends, _) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
-    Core::new(config, host, journal, core_ends, false, Box::new(|| false)).expect("starts")
+/// Lets a daemon begin anew in its world, with its journal on this storage.
+fn keep_journal_on(daemon: &mut Daemon, storage: impl Storage + 'static) {
+    let (journal, _) = Journal::with_storage("j", Box::new(storage), b"", false).expect("begun");
+    let directory = daemon.directory.path();
+    (daemon.core, _) = core_on(SETTINGS, daemon.world.host(), journal, directory);
+}
+
+/// A directory with a journal that says who holds what and who is marked, and nothing else.
+fn with_checkpoint(
+    holders: BTreeMap<VfId, GuestId>,
+    marked: BTreeMap<GuestId, String>,
+) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut journal, _) = Journal::open(directory.path()).expect("a journal");
+    let (format, quarantined) = (journal::FORMAT, BTreeMap::new());
+    let entry = Entry::Checkpoint { format, holders, marked, quarantined };
+    journal.append(&entry).expect("written");
+    directory
 }
 
 #[test]
@@ -34,7 +43,7 @@ fn of_two_guests_of_one_name_and_two_kinds_the_first_is_managed_until_it_goes() 
     host.kinds.extend(machines.host().kinds);
     let directory = tempfile::tempdir().expect("a directory");
     let (journal, _) = Journal::open(directory.path()).expect("a journal");
-    daemon.core = core(host, journal, directory.path());
+    (daemon.core, _) = core_on(SETTINGS, host, journal, directory.path());
     daemon.directory = directory;
     daemon.world.add("web", Traffic::Constant(100.0));
     daemon.pass(10);
@@ -113,9 +122,7 @@ impl Storage for Disk {
 fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_room() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     let disk = Disk::default();
-    let (journal, _) =
-        Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
-    daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+    keep_journal_on(&mut daemon, disk.clone());
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
     disk.0.lock().expect("no panic").1 = true;
@@ -138,9 +145,7 @@ fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_roo
 fn a_disk_that_is_full_again_after_a_quarter_of_an_hour_is_said_again() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
     let disk = Disk::default();
-    let (journal, _) =
-        Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
-    daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+    keep_journal_on(&mut daemon, disk.clone());
     daemon.pass(20);
     for times in [1, 2] {
         disk.0.lock().expect("no panic").1 = true;
@@ -214,16 +219,8 @@ fn a_mark_ends_with_its_guest_and_does_not_pass_to_the_next_of_that_name() {
 
 #[test]
 fn a_mark_outlives_a_kind_that_cannot_say_which_guests_there_are() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut journal, _) = Journal::open(directory.path()).expect("a journal");
-    let entry = Entry::Checkpoint {
-        format: journal::FORMAT,
-        holders: BTreeMap::new(),
-        marked: [(id("a"), "let go of nothing".to_owned())].into(),
-        quarantined: BTreeMap::new(),
-    };
-    journal.append(&entry).expect("written");
-    drop(journal);
+    let marked = [(id("a"), "let go of nothing".to_owned())].into();
+    let directory = with_checkpoint(BTreeMap::new(), marked);
     let world = World::new(&Simulated { vfs: 1, guests: BTreeMap::new(), pods: None });
     world.add("a", Traffic::Constant(500.0));
     world.answers("a", false);
@@ -264,17 +261,7 @@ fn a_vf_of_a_guest_that_is_not_managed_is_neither_fetched_nor_given() {
 
 #[test]
 fn a_vf_whose_holder_by_the_journal_nobody_has_heard_of_is_in_no_plan() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut journal, _) = Journal::open(directory.path()).expect("a journal");
-    let holders: BTreeMap<VfId, GuestId> = [(vf(0), id("ghost"))].into();
-    let entry = Entry::Checkpoint {
-        format: journal::FORMAT,
-        holders,
-        marked: BTreeMap::new(),
-        quarantined: BTreeMap::new(),
-    };
-    journal.append(&entry).expect("written");
-    drop(journal);
+    let directory = with_checkpoint([(vf(0), id("ghost"))].into(), BTreeMap::new());
     let world = World::new(&Simulated { vfs: 1, guests: BTreeMap::new(), pods: None });
     world.add("web", Traffic::Constant(9000.0));
     world.place(&vf(0), VfPlace::Unknown("process 7 cannot be read".into()));
@@ -340,9 +327,7 @@ fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_wit
     for refused in 0..40 {
         let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
         let disk = Hiccup(Arc::new(Mutex::new((Vec::new(), refused))));
-        let (journal, _) =
-            Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
-        daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+        keep_journal_on(&mut daemon, disk.clone());
         daemon.pass(20);
         daemon.world.send("b", Traffic::Constant(5000.0));
         daemon.world.restart("a");
@@ -402,9 +387,7 @@ fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce
         let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
         let disk =
             Filling { room: Arc::new(Mutex::new((lines, None))), world: daemon.world.clone() };
-        let (journal, _) =
-            Journal::with_storage("j", Box::new(disk.clone()), b"", false).expect("begun");
-        daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+        keep_journal_on(&mut daemon, disk.clone());
         let full = || disk.room.lock().expect("no panic").1.is_some();
         daemon.pass(20);
         if !full() {

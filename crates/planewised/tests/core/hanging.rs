@@ -8,19 +8,19 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use planewised::daemon::config::{self, Config, Simulated};
+use planewised::daemon::config::{Config, Simulated};
 use planewised::daemon::core::{Core, Host};
 use planewised::daemon::journal::Journal;
 use planewised::daemon::pool::PoolView;
-use planewised::daemon::request::{FaceEnds, ends};
+use planewised::daemon::request::FaceEnds;
 use planewised::daemon::simulated::World;
-use planewised::daemon::status::Status;
 use planewised::daemon::tasks::{Executor, Report, Task, TaskRunner, ThreadRunner, Work};
 use planewised::face;
 use pw_alloc::execute::Failure;
-use pw_alloc::settings::PolicyKind;
 use pw_alloc::step::Step;
 use pw_alloc::traffic::Traffic;
+
+use super::core_on;
 
 /// So many guests never answer.
 const HANGING: usize = 20;
@@ -92,13 +92,9 @@ impl TaskRunner for Clocked {
     }
 }
 
-fn core_on(host: Host, directory: &std::path::Path) -> (Core, FaceEnds) {
-    let mut config: Config = config::parse(SETTINGS, "test").expect("valid");
-    config.state_directory = directory.to_owned();
+fn core(host: Host, directory: &std::path::Path) -> (Core, FaceEnds) {
     let (journal, _) = Journal::open(directory).expect("a journal");
-    let (core_ends, face) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
-    let core = Core::new(config, host, journal, core_ends, false, Box::new(|| false));
-    (core.expect("starts"), face)
+    core_on(SETTINGS, host, journal, directory)
 }
 
 /// A host with a VF for each guest.
@@ -126,7 +122,7 @@ fn two_minutes(hang: bool) -> SourceState {
     let world = world();
     let tasks = Clocked { world: world.clone(), state: Arc::default() };
     let directory = tempfile::tempdir().expect("a directory");
-    let (mut core, _face) = core_on(world.host_with(Box::new(tasks.clone())), directory.path());
+    let (mut core, _face) = core(world.host_with(Box::new(tasks.clone())), directory.path());
     let mut served_ms = BTreeMap::new();
     for now_ms in (0..120_000).step_by(50) {
         tasks.state().now_ms = now_ms;
@@ -217,7 +213,7 @@ fn served(hang: bool) -> Served {
         false => Box::new(threads),
     };
     let directory = tempfile::tempdir().expect("a directory");
-    let (mut core, ends) = core_on(world.host_with(tasks), directory.path());
+    let (mut core, ends) = core(world.host_with(tasks), directory.path());
     let socket = directory.path().join("socket");
     let face = face::start(&Config { socket: socket.clone(), ..Config::default() }, ends);
     let face = face.expect("a face");

@@ -8,10 +8,11 @@ mod hanging;
 mod recorded;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Instant;
 
 use planewised::daemon::config::{self, Config, Simulated};
-use planewised::daemon::core::Core;
+use planewised::daemon::core::{Core, Host};
 use planewised::daemon::journal::Journal;
 use planewised::daemon::request::{
     Answer, Caller, Envelope, FaceEnds, Fault, Refused, Request, ends,
@@ -47,14 +48,18 @@ fn daemon(settings: &str, vfs: u16, guests: &[(&str, f64)]) -> Daemon {
 }
 
 fn start(settings: &str, world: World, directory: tempfile::TempDir, now_ms: u64) -> Daemon {
-    let mut config: Config = config::parse(settings, "test").expect("valid");
-    config.state_directory = directory.path().to_owned();
     let (journal, _) = Journal::open(directory.path()).expect("a journal");
-    let first = Status::new(PolicyKind::Activity, 1.0, 1.0);
-    let (core_ends, face) = ends(first);
-    let never = Box::new(|| false);
-    let core = Core::new(config, world.host(), journal, core_ends, false, never).expect("starts");
+    let (core, face) = core_on(settings, world.host(), journal, directory.path());
     Daemon { core, world, now_ms, face, directory }
+}
+
+/// A core that keeps its state in `directory`, and the ends for a face.
+fn core_on(settings: &str, host: Host, journal: Journal, directory: &Path) -> (Core, FaceEnds) {
+    let mut config: Config = config::parse(settings, "test").expect("valid");
+    config.state_directory = directory.to_owned();
+    let (core_ends, face) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
+    let core = Core::new(config, host, journal, core_ends, false, Box::new(|| false));
+    (core.expect("starts"), face)
 }
 
 impl Daemon {
@@ -87,6 +92,14 @@ impl Daemon {
         }
         let held = status.vfs.iter().filter(|vf| vf.place == VfState::Held).count();
         assert_eq!(held, status.guests.iter().filter(|guest| guest.vf.is_some()).count());
+    }
+
+    /// Ends, and starts anew in a world that has changed meanwhile.
+    fn restarted(self, change: impl FnOnce(&World)) -> Self {
+        let Self { core, world, directory, .. } = self;
+        drop(core);
+        change(&world);
+        start(SETTINGS, world, directory, 0)
     }
 
     fn holders(&self) -> Vec<&str> {
@@ -292,9 +305,7 @@ fn what_the_operator_wishes_holds_at_once_and_over_a_restart() {
     assert_eq!(daemon.holders(), ["b"]);
     let unknown = daemon.ask(Request::Pin { guest: id("nobody") }).expect_err("no such guest");
     assert_eq!(unknown.fault, Fault::NotFound);
-    let Daemon { core, world, directory, .. } = daemon;
-    drop(core);
-    let mut daemon = start(SETTINGS, world, directory, 0);
+    let mut daemon = daemon.restarted(|_| ());
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["b"]);
     daemon.ask(Request::Free { guest: id("b") }).expect("done");
@@ -443,11 +454,8 @@ fn guests_that_cannot_be_asked_about_keep_what_they_have_also_over_a_restart() {
     let mut first = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
     first.pass(20);
     assert_eq!(first.holders(), ["a", "b"]);
-    let Daemon { core, world, directory, .. } = first;
-    drop(core);
-    let before = world.found();
-    world.silence(Some("Docker does not answer"));
-    let mut second = start(SETTINGS, world, directory, 0);
+    let before = first.world.found();
+    let mut second = first.restarted(|world| world.silence(Some("Docker does not answer")));
     second.pass(30);
     assert_eq!(second.world.found(), before, "nothing was touched");
     second.world.silence(None);
@@ -465,10 +473,7 @@ fn a_mark_is_there_after_a_restart() {
     first.world.send("b", Traffic::Constant(5000.0));
     first.pass(30);
     assert!(first.core.status().guests[0].marked.is_some());
-    let Daemon { core, world, directory, .. } = first;
-    drop(core);
-    world.answers("a", true);
-    let mut second = start(SETTINGS, world, directory, 0);
+    let mut second = first.restarted(|world| world.answers("a", true));
     second.pass(30);
     let marked = |daemon: &Daemon| {
         let a = &daemon.core.status().guests[0];
@@ -476,9 +481,7 @@ fn a_mark_is_there_after_a_restart() {
     };
     marked(&second);
     // The journal was begun anew meanwhile: what it came to holds the mark, too.
-    let Daemon { core, world, directory, .. } = second;
-    drop(core);
-    let mut third = start(SETTINGS, world, directory, 0);
+    let mut third = second.restarted(|_| ());
     third.pass(30);
     marked(&third);
 }
