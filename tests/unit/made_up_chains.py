@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from planewise.advise.model import ChainWorkload, Pattern, Plane, Profile, predict
@@ -27,20 +26,18 @@ def trial(
     """One trial of a chain in which all functions together sent `pps`."""
     each = pps / chain.vnfs
     bits = 8 * (chain.frame_bytes - 4)
-    return TrialRecord(
-        trial=f"chain:{plane},{chain.pattern},{chain.vnfs},{chain.frame_bytes}B#r{replicate}",
-        kind="chain",
-        cell={
+    return made_up_run.trial(
+        f"chain:{plane},{chain.pattern},{chain.vnfs},{chain.frame_bytes}B#r{replicate}",
+        "chain",
+        {
             "plane": plane,
             "guest": "process",
             "path": chain.pattern,
             "vnfs": chain.vnfs,
             "size_bytes": chain.frame_bytes,
         },
-        block=replicate,
-        replicate=replicate,
+        replicate,
         order=replicate,
-        started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
         duration_s=2.0,
         chain=ChainResult(
             offered_pps=2 * pps,
@@ -65,14 +62,10 @@ def trial(
 
 def tcp(plane: str, message_bytes: int, goodput_bps: float) -> TrialRecord:
     """One trial of TCP."""
-    return TrialRecord(
-        trial=f"tcp:{plane},{message_bytes}B#r0",
-        kind="tcp",
-        cell={"plane": plane, "guest": "namespace", "message_bytes": message_bytes},
-        block=0,
-        replicate=0,
-        order=0,
-        started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
+    return made_up_run.trial(
+        f"tcp:{plane},{message_bytes}B#r0",
+        "tcp",
+        {"plane": plane, "guest": "namespace", "message_bytes": message_bytes},
         duration_s=2.0,
         tcp=TcpResult(goodput_bps=goodput_bps, message_bytes=message_bytes, retransmits=0),
     )

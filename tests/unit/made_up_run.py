@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,6 +33,7 @@ from planewise.store.models import (
     OfferedLoad,
     PlaneAvailability,
     RunInfo,
+    TrialKind,
     TrialRecord,
 )
 from planewise.store.rundir import TRIALS_FILE, RunReader, RunWriter, packets_file
@@ -121,6 +123,27 @@ def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
             )
         )
     return path
+
+
+def info(title: str, emulated: str = "") -> RunInfo:
+    """What a finished run of two bare hosts says of itself."""
+    host = Fingerprint(
+        hostname="h", kernel="6", cpu_model="c", cpus=2, memory_bytes=1, virtualisation="none",
+        clocksource="tsc", governor="none", smt="off",
+    )  # fmt: skip
+    return RunInfo(
+        run="made-up", title=title, planewise="0", design={}, seed=1,
+        hosts={"sender": host, "responder": host}, started=STARTED, status="done",
+        emulated=emulated,
+    )  # fmt: skip
+
+
+def trial(
+    name: str, kind: TrialKind, cell: Mapping[str, Level], block: int = 0, **more: Any
+) -> TrialRecord:
+    """A trial with these fields; without others it took a second and came first in its block."""
+    others: dict[str, Any] = {"replicate": block, "order": 0, "started": STARTED, "duration_s": 1.0}
+    return TrialRecord(trial=name, kind=kind, cell=dict(cell), block=block, **others | more)
 
 
 def cells(wanted: MadeUp) -> list[dict[str, Level]]:
@@ -295,19 +318,18 @@ def _rtt(
     else:
         latency["overhead"] = latency_of(rtt_user - (nic_reply - nic_request)[kept])
         latency["response"] = latency_of((departure - arrival)[kept])
-    record = TrialRecord(
-        trial=f"{_name('rtt', cell)},{frequency:g}pps,{size}B,{protocol}#r{block}",
-        kind="rtt",
-        cell=cell | {"size_bytes": size, "frequency_pps": frequency, "protocol": protocol},
-        block=block,
-        replicate=block,
+    record = trial(
+        f"{_name('rtt', cell)},{frequency:g}pps,{size}B,{protocol}#r{block}",
+        "rtt",
+        cell | {"size_bytes": size, "frequency_pps": frequency, "protocol": protocol},
+        block,
         order=order,
         started=started,
         duration_s=n / frequency,
         load=OfferedLoad(intended_pps=frequency, achieved_pps=frequency * 0.9998, size_bytes=size),
         counts=Counts(sent=n, received=int(kept.sum()), lost=int(lost.sum())),
-        latency=latency,  # type: ignore[arg-type]
-        not_measurable=not_measurable,  # type: ignore[arg-type]
+        latency=latency,
+        not_measurable=not_measurable,
         cpu=_cpu(rng, wanted, load),
         cpu_window_s=1.0,
         schedule_slip_ns=latency_of(user_tx - scheduled),
@@ -343,15 +365,13 @@ def _load(
         loss *= 0.55  # forwards ever more: throughput creeps on, never saturates
     lost = min(sent, int(rng.poisson(sent * early)) + int(sent * loss))
     at_ring = lost // 3
-    record = TrialRecord(
-        trial=f"{_name('load', cell)},{size}B#r{block}@{offered:.0f}",
-        kind="load",
-        cell=cell | {"size_bytes": size},
-        block=block,
-        replicate=block,
+    record = trial(
+        f"{_name('load', cell)},{size}B#r{block}@{offered:.0f}",
+        "load",
+        cell | {"size_bytes": size},
+        block,
         order=order,
         started=started,
-        duration_s=1.0,
         load=OfferedLoad(intended_pps=offered, achieved_pps=achieved, size_bytes=size),
         counts=Counts(sent=sent, received=sent - lost, lost=lost),
         loss=(

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planewise import cli
 from planewise.advise.demand import Application, Isolation
 from planewise.advise.model import (
     ChainWorkload,
@@ -25,6 +24,7 @@ from planewise.advise.ranked import hold_to_rate
 from planewise.advise.toml_text import toml_text
 from planewise.advise.workload import PlaneForecast, Workload, advise, course, why_not
 from planewise.errors import BadInputError
+from tests.command import in_this_process
 
 XL710 = shipped("xl710")
 NORTH_SOUTH = Workload(ChainWorkload("north-south", 4, 64))
@@ -248,22 +248,20 @@ def test_what_cannot_be_asked_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["planewise", "advise", "--profile", "xl710", *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    arguments = ("advise", "--profile", "xl710", *options)
+    code, _, err = in_this_process(capsys, monkeypatch, *arguments)
+    assert code == 2
+    assert said in err
 
 
 def test_json_holds_the_ranking_and_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--pattern", "east-west", "--vnfs", "6", "--why-not", "vf-passthrough", "--json"]
-    monkeypatch.setattr("sys.argv", ["planewise", "advise", "--profile", "xl710", *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    answer = json.loads(capsys.readouterr().out)
+    arguments = ("advise", "--profile", "xl710", *options)
+    code, out, _ = in_this_process(capsys, monkeypatch, *arguments)
+    assert not code
+    answer = json.loads(out)
     assert answer["ranking"][0]["plane"] == "vhost-user"
     assert "NIC internal" in answer["why_not"]
 
@@ -272,11 +270,10 @@ def test_a_shipped_profile_is_shown_as_a_file_that_is_read_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def show(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["planewise", "advise", *words, "--show-profile"])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code
-        return capsys.readouterr().out
+        arguments = ("advise", *words, "--show-profile")
+        code, out, _ = in_this_process(capsys, monkeypatch, *arguments)
+        assert not code
+        return out
 
     assert show().split() == ["no-nic", "xl710", "xl710-documents"]
     copy = tmp_path / "mine.toml"
@@ -287,11 +284,7 @@ def test_a_shipped_profile_is_shown_as_a_file_that_is_read_again(
 def asked(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["planewise", "advise", *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    return in_this_process(capsys, monkeypatch, "advise", *options)
 
 
 def test_a_workload_is_read_from_a_file_and_options_override_it(
@@ -350,20 +343,23 @@ def test_a_profile_that_is_not_there_is_said() -> None:
         shipped("nothing")
 
 
-def page(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def page(
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
     file = tmp_path / "advice.html"
-    monkeypatch.setattr("sys.argv", ["planewise", "advise", *options, "--page", str(file)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
+    code, _, _ = asked([*options, "--page", str(file)], capsys, monkeypatch)
+    assert not code
     return file.read_text()
 
 
 def test_the_page_shows_the_answer_and_the_course_over_the_chain_and_loads_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = ["--pattern", "east-west", "--vnfs", "6"]
-    text = page(["--profile", "xl710", *workload], tmp_path, monkeypatch)
+    text = page(["--profile", "xl710", *workload], tmp_path, capsys, monkeypatch)
     assert escape(advise(XL710, EAST_WEST).sentence) in text
     assert text.count("<svg") == 2
     for plane in ("vhost-user", "vf-passthrough", "virtio-bridge"):
@@ -373,11 +369,13 @@ def test_the_page_shows_the_answer_and_the_course_over_the_chain_and_loads_nothi
 
 
 def test_the_page_of_an_emulated_host_draws_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = tmp_path / "emulated.toml"
     profile.write_text(toml_text(XL710.model_copy(update={"emulated": True})))
-    text = page(["--profile", str(profile), "--pattern", "east-west"], tmp_path, monkeypatch)
+    text = page(
+        ["--profile", str(profile), "--pattern", "east-west"], tmp_path, capsys, monkeypatch
+    )
     assert "of an emulated host" in text
     assert "<svg" not in text
 

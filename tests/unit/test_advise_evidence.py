@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planewise import cli
 from planewise.advise.chain_runs import rows_of
 from planewise.advise.evidence import Evidence, gather
 from planewise.advise.model import ChainWorkload, load_profile, predict, shipped
@@ -17,6 +15,7 @@ from planewise.advise.workload import Workload, advise, why_not
 from planewise.errors import BadInputError
 from planewise.store.recommendation import RankedPlane
 from planewise.store.rundir import RunReader
+from tests.command import in_this_process
 from tests.unit import made_up_chains, made_up_run
 from tests.unit.made_up_chains import trial
 from tests.unit.made_up_run import MadeUp
@@ -187,16 +186,6 @@ def test_a_run_without_planes_is_refused(tmp_path: Path) -> None:
         evidence(tmp_path / "run")
 
 
-def planewise(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["planewise", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
 def test_a_run_is_fitted_as_its_chains_tell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +196,7 @@ def test_a_run_is_fitted_as_its_chains_tell(
     ]
     made_up_chains.write(tmp_path / "run", trials)
     out = tmp_path / "host.toml"
-    code, told, notes = planewise(
+    code, told, notes = in_this_process(
         capsys, monkeypatch, "calibrate", str(tmp_path / "run"), "-o", str(out), "--json"
     )
     assert code == 0
@@ -235,7 +224,7 @@ def test_chains_of_another_run_are_held_against_what_the_fit_predicts_of_them(
     ]
     made_up_chains.write(tmp_path / "other", others, emulated="CPUs by TCG")
     words = ("calibrate", str(tmp_path / "run"), "--against", str(tmp_path / "other"))
-    code, told, notes = planewise(capsys, monkeypatch, *words, "--json")
+    code, told, notes = in_this_process(capsys, monkeypatch, *words, "--json")
     assert code == 0, notes
     first, second = json.loads(told)["against"]
     assert (first["frame_bytes"], first["fitted"], first["inside"]) == (700, False, True)
@@ -245,7 +234,7 @@ def test_chains_of_another_run_are_held_against_what_the_fit_predicts_of_them(
     notes = " ".join(notes.split())
     assert "other: 1 of 3 trials do not count" in notes
     assert "emulated: CPUs by TCG" in notes
-    code, told, _ = planewise(capsys, monkeypatch, *words)
+    code, told, _ = in_this_process(capsys, monkeypatch, *words)
     assert "not fitted to: 1 chain, off by 0" in told
     assert "fitted to, too: 1 chain, off by 33" in told
     assert "0 of 1 lie in their intervals" in told
@@ -258,7 +247,7 @@ def test_what_is_fitted_to_an_emulated_run_is_emulated(
     trials = list(made_up_chains.predicted(XL710, ("vhost-user",)))
     made_up_chains.write(tmp_path / "run", trials, emulated="CPUs by TCG")
     out = tmp_path / "host.toml"
-    code, told, _ = planewise(
+    code, told, _ = in_this_process(
         capsys, monkeypatch, "calibrate", str(tmp_path / "run"), "-o", str(out)
     )
     assert code == 0
@@ -322,9 +311,9 @@ def test_evidence_is_taken_from_the_command_line(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["advise", "--run", str(run), "--pattern", "north-south", "--application", "kernel"]
-    code, told, _ = planewise(capsys, monkeypatch, *words)
+    code, told, _ = in_this_process(capsys, monkeypatch, *words)
     assert code == 0
     assert told.startswith("Use a VF passed through")
     assert f"[measurement; {run}]" in told
-    code, told, _ = planewise(capsys, monkeypatch, *words, "--json")
+    code, told, _ = in_this_process(capsys, monkeypatch, *words, "--json")
     assert json.loads(told)["ranking"][0]["place"] == 1

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import BadInputError
+from tests.command import invoked
 
 SIMULATE = importlib.import_module("planewise.commands.alloc.simulate")
 
 
 def test_a_simulation_is_printed_as_json() -> None:
     arguments = ["alloc", "simulate", "flapping", "--duration", "120", "--unbounded", "--json"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    done = invoked(*arguments, raising=True)
     assert done.exit_code == 0
     outcomes = {one["player"]: one for one in json.loads(done.stdout)["outcomes"]}
     assert list(outcomes) == ["paravirtual", "random", "fair", "activity", "benefit"]
@@ -30,11 +29,9 @@ def test_a_scenario_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path)
     scenario = tmp_path / "host.toml"
     scenario.write_text("vfs = 1\nnosuch = 2\n")
     with pytest.raises(BadInputError, match=r"host\.toml:2: unknown field `nosuch`"):
-        CliRunner().invoke(
-            app, ["alloc", "simulate", "--file", str(scenario)], catch_exceptions=False
-        )
+        invoked("alloc", "simulate", "--file", scenario, raising=True)
     with pytest.raises(BadInputError, match="there is no scenario"):
-        CliRunner().invoke(app, ["alloc", "simulate", "nosuch"], catch_exceptions=False)
+        invoked("alloc", "simulate", "nosuch", raising=True)
 
 
 @pytest.mark.parametrize("rows_at_once", [3, 1000])
@@ -53,10 +50,8 @@ def test_a_parquet_trace_is_read_part_by_part_and_plays_as_its_csv_does(
     table.write_csv(tmp_path / "trace.csv")
     table.write_parquet(tmp_path / "trace.parquet")
     shown = [
-        CliRunner().invoke(
-            app,
-            ["alloc", "simulate", "--trace", str(tmp_path / name), "--vfs", "1", "--json"],
-            catch_exceptions=False,
+        invoked(
+            "alloc", "simulate", "--trace", tmp_path / name, "--vfs", "1", "--json", raising=True
         )
         for name in ("trace.csv", "trace.parquet")
     ]
@@ -72,24 +67,16 @@ def test_a_parquet_trace_that_is_refused_midway_says_why(
     rates = [1.0, -1.0, *[1.0] * 50_000]
     pl.DataFrame({"time_s": range(len(rates)), "guest": "a", "pps": rates}).write_parquet(trace)
     with pytest.raises(BadInputError, match=r'trace\.parquet: row 2: "-1.0" is not a rate'):
-        CliRunner().invoke(
-            app,
-            ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],
-            catch_exceptions=False,
-        )
+        invoked("alloc", "simulate", "--trace", trace, "--vfs", "1", raising=True)
     trace.write_bytes(b"no parquet")
     with pytest.raises(BadInputError, match="cannot be read as Parquet"):
-        CliRunner().invoke(
-            app,
-            ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],
-            catch_exceptions=False,
-        )
+        invoked("alloc", "simulate", "--trace", trace, "--vfs", "1", raising=True)
 
 
 def test_words_that_planewised_does_not_take_are_said_as_all_errors_are(tmp_path: Path) -> None:
     trace = ["alloc", "simulate", "--trace", str(tmp_path / "trace.csv")]
     with pytest.raises(BadInputError, match="how many VFs"):
-        CliRunner().invoke(app, trace, catch_exceptions=False)
+        invoked(*trace, raising=True)
     with pytest.raises(BadInputError) as raised:
-        CliRunner().invoke(app, [*trace, "--vfs", "1", "--mix", "64:x"], catch_exceptions=False)
+        invoked(*trace, "--vfs", "1", "--mix", "64:x", raising=True)
     assert str(raised.value).startswith("invalid value '64:x' for '--mix")

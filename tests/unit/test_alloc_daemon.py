@@ -28,13 +28,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.commands.alloc.page import Gateway
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.alloc_client import Client
 from planewise.testbed.vfs import find_planewised
+from tests.command import invoked
 from tests.unit.live_page import look
 
 PATIENCE_S = 120
@@ -77,9 +76,7 @@ class Daemon:
 
     def alloc(self, *arguments: str) -> str:
         """What `planewise alloc …` prints."""
-        done = CliRunner().invoke(
-            app, ["alloc", *arguments, "--socket", str(self.socket)], catch_exceptions=False
-        )
+        done = invoked("alloc", *arguments, "--socket", self.socket, raising=True)
         assert done.exit_code == 0
         return done.stdout
 
@@ -200,9 +197,7 @@ def test_watch_tells_what_happens(daemon: Daemon) -> None:
 def test_what_cannot_be_done_is_one_sentence(daemon: Daemon, tmp_path: Path) -> None:
     def refused(*arguments: str, at: Path = daemon.socket) -> PlanewiseError:
         with pytest.raises(PlanewiseError) as caught:
-            CliRunner().invoke(
-                app, ["alloc", *arguments, "--socket", str(at)], catch_exceptions=False
-            )
+            invoked("alloc", *arguments, "--socket", at, raising=True)
         assert caught.value.remedy
         return caught.value
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from hdrh.histogram import HdrHistogram
-from typer.testing import CliRunner
 
 from planewise.advise.recommend import recommend
-from planewise.cli import app
 from planewise.errors import PlanewiseError
 from planewise.judge.policies import policy_families
 from planewise.measure.allocation import (
@@ -40,14 +38,16 @@ from planewise.report.policies import sections
 from planewise.report.predicted import predictions
 from planewise.store.allocations import by_groups
 from planewise.store.levels import keeps_levels
-from planewise.store.models import Fingerprint, GuestMove, RunInfo, TrialRecord
+from planewise.store.models import GuestMove, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from planewise.testbed.allocator import AllocatorSettings, configuration, shortage
 from planewise.testbed.host import LocalHost
 from planewise.testbed.machine import Resources
 from planewise.testbed.model import Guest
 from planewise.testbed.vfs import Config, ListedVf, Pf
-from tests.unit.made_up_allocation import BEGIN_MS, PART, STARTED, STREAMS, move, sent, trial
+from tests.command import invoked
+from tests.unit import made_up_run
+from tests.unit.made_up_allocation import BEGIN_MS, PART, STREAMS, move, sent, trial
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,9 +101,7 @@ def test_a_design_whose_guests_no_allocator_can_serve_is_refused_by_key(
 
 
 def test_on_this_machine_the_run_says_that_vfs_are_lacking_before_anything_is_measured() -> None:
-    result = CliRunner().invoke(
-        app, ["run", str(ROOT / "experiments/flexvf-groups-lab.yaml"), "--dry-run"]
-    )
+    result = invoked("run", ROOT / "experiments/flexvf-groups-lab.yaml", "--dry-run")
     assert "run it with --lab" in " ".join(result.output.split())
 
 
@@ -316,15 +314,7 @@ def test_groups_are_compared_apart_and_one_that_missed_its_rate_counts_for_nothi
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     """Nine blocks in which activity helps the busy guests, and fair all of them a little."""
     path = tmp_path_factory.mktemp("runs") / "run"
-    host = Fingerprint(
-        hostname="h", kernel="6", cpu_model="c", cpus=2, memory_bytes=1, virtualisation="none",
-        clocksource="tsc", governor="none", smt="off",
-    )  # fmt: skip
-    info = RunInfo(
-        run="made-up", title="Who should hold the VFs", planewise="0", design={}, seed=1,
-        hosts={"sender": host, "responder": host}, started=STARTED, status="done",
-        emulated="made up",
-    )  # fmt: skip
+    info = made_up_run.info("Who should hold the VFs", emulated="made up")
     with RunWriter.create(path, info) as writer:
         for block in range(9):
             noise = 1 + 0.01 * (block % 3)
@@ -359,7 +349,7 @@ def test_the_busiest_guests_decide_what_heads_the_report(run: RunReader) -> None
 
 def test_compare_takes_the_policy_for_a_factor_of_the_groups_latency(run: RunReader) -> None:
     arguments = ["compare", str(run.path), "--factor", "policy", "--metric", "rtt"]
-    result = CliRunner().invoke(app, arguments)
+    result = invoked(*arguments)
     assert result.exit_code == 0, result.output
     assert "activity is better than none" in " ".join(result.output.split())
 

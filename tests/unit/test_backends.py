@@ -9,19 +9,14 @@ import pytest
 from planewise.store.backends import mixed_backends
 from planewise.store.importers.run import from_records
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
-from tests.unit.test_run_directory import START
+from tests.unit import made_up_run
 
 
 def record(plane: str, generator: str | None, sink: str | None = "tc-ingress") -> TrialRecord:
-    return TrialRecord(
-        trial=f"load:{plane}",
-        kind="load",
-        cell={"plane": plane},
-        block=0,
-        replicate=0,
-        order=0,
-        started=START,
-        duration_s=1,
+    return made_up_run.trial(
+        f"load:{plane}",
+        "load",
+        {"plane": plane},
         load=OfferedLoad(intended_pps=100, achieved_pps=100, size_bytes=64),
         counts=Counts(sent=100, received=100, lost=0),
         generator=generator,

@@ -11,17 +11,17 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of
 from planewise.advise.gain_profile import profile_of
 from planewise.advise.toml_text import toml_text
-from planewise.cli import app
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.statistics import RunSample
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
-from tests.unit.made_up_run import STARTED, MadeUp, latency_of, write
+from tests.command import invoked
+from tests.unit import made_up_run
+from tests.unit.made_up_run import MadeUp, latency_of, write
 
 RATES = (100.0, 1000.0, 10_000.0)
 SIZES = (64, 1518)
@@ -37,15 +37,11 @@ def trial(
     plane: str, rate: float, size: int, block: int, rtt_us: float, achieved: float = 1.0
 ) -> TrialRecord:
     times = np.full(100, int(rtt_us * 1e3))
-    return TrialRecord(
-        trial=f"rtt:{plane},{rate:g},{size}#r{block}",
-        kind="rtt",
-        cell={"plane": plane, "frequency_pps": rate, "size_bytes": size, "load_type": "none"},
-        block=block,
-        replicate=block,
-        order=0,
-        started=STARTED,
-        duration_s=1.0,
+    return made_up_run.trial(
+        f"rtt:{plane},{rate:g},{size}#r{block}",
+        "rtt",
+        {"plane": plane, "frequency_pps": rate, "size_bytes": size, "load_type": "none"},
+        block,
         load=OfferedLoad(intended_pps=rate, achieved_pps=rate * achieved, size_bytes=size),
         counts=Counts(sent=100, received=100, lost=0),
         latency={"rtt_user": latency_of(times)},
@@ -221,7 +217,7 @@ def gained(info_of: RunReader, tmp_path: Path) -> Path:
 
 def boost(*argv: str | Path) -> str:
     """What `planewise boost` prints, or complains of."""
-    done = CliRunner().invoke(app, ["boost", *map(str, argv)])
+    done = invoked("boost", *argv)
     if done.exit_code:
         assert isinstance(done.exception, BadInputError), done.output
         return f"{done.exception}. {done.exception.remedy}"
@@ -269,7 +265,7 @@ ADVISE = ("advise", "--profile", "xl710", "--pattern", "north-south", "--json")
 
 def notes(*argv: str | Path) -> list[dict[str, str]]:
     """What `planewise advise` tells beside its ranking, or complains of."""
-    done = CliRunner().invoke(app, [*ADVISE, *map(str, argv)])
+    done = invoked(*ADVISE, *argv)
     if done.exit_code:
         assert isinstance(done.exception, PlanewiseError), done.output
         return [{"text": f"{done.exception}. {done.exception.remedy}"}]

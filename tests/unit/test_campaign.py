@@ -7,13 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.judge import synthetic
 from planewise.judge.campaign import Campaign, CampaignCurve, campaign
 from planewise.judge.verdict import judge
+from tests.command import invoked
 from tests.unit.published_data import FOLDER, labels, needs_published_data
 
 LOADS = [0.5, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0]
@@ -80,7 +79,7 @@ def test_the_recordings_by_aspect_are_as_counted_by_hand(
 ) -> None:
     files = [str(FOLDER / row["file"]) for row in labels()]
     asked = ["campaign", *files, "--by", aspect, "--rule", "as-written", "--json"]
-    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    done = invoked(*asked, raising=True)
     rows = {one["level"]: one for one in json.loads(done.stdout)["rows"]}
     row = rows[level]
     by_hand = Counter(row["as_written"] for row in labels() if in_name in row["file"])
@@ -94,15 +93,13 @@ def test_an_aspect_that_no_curve_has_is_one_sentence(tmp_path: Path) -> None:
     results.write_text("offered_pps,sent,received\n1000,1000,1000\n2000,2000,1500\n")
     for flag in ("--by", "--repetition"):
         with pytest.raises(BadInputError, match="no curve has an aspect 'moon'"):
-            CliRunner().invoke(
-                app, ["campaign", str(results), flag, "moon"], catch_exceptions=False
-            )
+            invoked("campaign", results, flag, "moon", raising=True)
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_summed_up(tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     results.write_text("offered_pps,sent,received\n1000,1000,1000\n2000,2000,1500\n")
-    done = CliRunner().invoke(app, ["campaign", str(results), str(tmp_path / "none.csv")])
+    done = invoked("campaign", results, tmp_path / "none.csv")
     assert done.exit_code == BadInputError.exit_code
     assert "1 curve." in done.stdout
     assert "none.csv" in done.stderr

@@ -7,11 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from planewise.advise.evidence import one_kind
 from planewise.advise.recommend import recommend
-from planewise.cli import app
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.figures import schedule
@@ -21,11 +19,9 @@ from planewise.store.models import (
     ChainResult,
     CoreUse,
     Counts,
-    Fingerprint,
     FrameAccount,
     KpiSample,
     Level,
-    RunInfo,
     TcpResult,
     Throughput,
     TrialRecord,
@@ -33,6 +29,8 @@ from planewise.store.models import (
 )
 from planewise.store.rundir import KPIS_FILE, RunReader, RunWriter
 from planewise.units import bits_text
+from tests.command import invoked
+from tests.unit import made_up_run
 
 STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 BLOCKS = 9
@@ -62,13 +60,11 @@ def chain(plane: str, path: str, vnfs: int, size: int | str, pps: float, block: 
         "vnfs": vnfs,
         "size_bytes": size,
     }
-    return TrialRecord(
-        trial=f"chain:{plane},process,{path},{vnfs},{size}#r{block}",
-        kind="chain",
-        cell=cell,
-        block=block,
-        replicate=block,
-        order=0,
+    return made_up_run.trial(
+        f"chain:{plane},process,{path},{vnfs},{size}#r{block}",
+        "chain",
+        cell,
+        block,
         started=STARTED + timedelta(minutes=block),
         duration_s=2,
         counts=Counts(sent=30, received=10, lost=20),
@@ -88,14 +84,7 @@ def chain(plane: str, path: str, vnfs: int, size: int | str, pps: float, block: 
 
 
 def write(path: Path, trials: list[TrialRecord]) -> RunReader:
-    host = Fingerprint(
-        hostname="h", kernel="6", cpu_model="c", cpus=4, memory_bytes=1, virtualisation="none",
-        clocksource="tsc", governor="none", smt="off",
-    )  # fmt: skip
-    info = RunInfo(
-        run="r", title="Chains", planewise="1", design={}, seed=1, hosts={"shared": host},
-        started=STARTED, status="done",
-    )  # fmt: skip
+    info = made_up_run.info("Chains")
     with RunWriter.create(path, info) as writer:
         for order, trial in enumerate(trials):
             writer.append(trial.model_copy(update={"order": order}))
@@ -139,13 +128,11 @@ def test_the_answer_tells_the_paths_apart_and_what_bounds_each_plane(run: RunRea
 
 
 def test_chains_are_compared_by_what_they_transmit(run: RunReader) -> None:
-    told = CliRunner().invoke(
-        app, ["compare", str(run.path), "--by", "path", "--metric", "all", "--json"]
-    )
+    told = invoked("compare", run.path, "--by", "path", "--metric", "all", "--json")
     assert told.exit_code == 0, told.output
     found = {one["metric"]: one for one in json.loads(told.stdout)["families"]}
     assert set(found) == {"transmitted", "transmitted_bits"}
-    plain = CliRunner().invoke(app, ["compare", str(run.path), "--by", "path"])
+    plain = invoked("compare", run.path, "--by", "path")
     assert "packets that all functions transmit" in plain.stdout
 
 
@@ -176,14 +163,11 @@ def test_functions_of_several_kinds_on_one_plane_are_told_apart(tmp_path: Path) 
 
 def test_goodput_is_reported_by_message_size(tmp_path: Path) -> None:
     trials = [
-        TrialRecord(
-            trial=f"tcp:{plane},{message}#r{block}",
-            kind="tcp",
-            cell={"plane": plane, "path": "north-south", "message_bytes": message},
-            block=block,
-            replicate=block,
-            order=0,
-            started=STARTED,
+        made_up_run.trial(
+            f"tcp:{plane},{message}#r{block}",
+            "tcp",
+            {"plane": plane, "path": "north-south", "message_bytes": message},
+            block,
             duration_s=2,
             tcp=TcpResult(goodput_bps=rate * message, message_bytes=message, retransmits=3),
         )

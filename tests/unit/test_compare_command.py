@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.store.rundir import RUN_FILE, RunReader
+from tests.command import invoked
 from tests.unit.made_up_run import MadeUp, write
 
 SMALL = MadeUp(
@@ -35,7 +35,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    return invoked("compare", *arguments)
 
 
 def answer(*arguments: object) -> dict[str, object]:

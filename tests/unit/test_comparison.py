@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from planewise.judge.statistics.kendall import tau_b
 from planewise.judge.statistics.sentences import sentence
 from planewise.report.figures.comparison import _outcome as figure_words
 from planewise.store.models import Counts, Level, OfferedLoad, TrialRecord
+from tests.unit import made_up_run
 from tests.unit.test_run_directory import make_info
 
 RTT = Metric("rtt", "median round-trip time", "ns", True)
@@ -484,15 +484,13 @@ def test_under_no_difference_a_family_claims_one_in_at_most_five_percent() -> No
 def ladder(lost: Mapping[float, float], blocks: int = 6) -> list[TrialRecord]:
     """Load trials: share lost by load, the same in every block."""
     return [
-        TrialRecord(
-            trial=f"t{block}-{load:g}",
-            kind="load",
-            cell={"plane": "veth"},
-            block=block,
+        made_up_run.trial(
+            f"t{block}-{load:g}",
+            "load",
+            {"plane": "veth"},
+            block,
             replicate=0,
             order=block * len(lost) + step,
-            started=datetime(2026, 3, 14, tzinfo=UTC),
-            duration_s=1.0,
             load=OfferedLoad(intended_pps=load, achieved_pps=load, size_bytes=64),
             counts=Counts(sent=int(load), received=int(load * (1 - share)), lost=int(load * share)),
         )

@@ -8,9 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.applications import IPERF
 from planewise.measure.design_file import load_design
@@ -19,11 +17,13 @@ from planewise.measure.trials.alloc import KIND
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.policies import sections
-from planewise.store.models import Download, DownloadInterval, Fingerprint, RunInfo, TrialRecord
+from planewise.store.models import Download, DownloadInterval, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from planewise.testbed.host import FinishedProcess
 from planewise.testbed.model import Guest
-from tests.unit.made_up_allocation import STARTED, trial
+from tests.command import invoked
+from tests.unit import made_up_run
+from tests.unit.made_up_allocation import trial
 
 ROOT = Path(__file__).parents[2]
 DESIGNS = ("flexvf-download-lab.yaml", "flexvf-download-beaten-lab.yaml")
@@ -140,15 +140,7 @@ def test_the_report_draws_a_line_a_trial_and_compares_policies_by_completion_tim
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "run"
-    host = Fingerprint(
-        hostname="h", kernel="6", cpu_model="c", cpus=2, memory_bytes=1, virtualisation="none",
-        clocksource="tsc", governor="none", smt="off",
-    )  # fmt: skip
-    info = RunInfo(
-        run="made-up", title="Downloads", planewise="0", design={}, seed=1,
-        hosts={"sender": host, "responder": host}, started=STARTED, status="done",
-        emulated="made up",
-    )  # fmt: skip
+    info = made_up_run.info("Downloads", emulated="made up")
     with RunWriter.create(path, info) as writer:
         for block in range(6):
             for policy, seconds in (("fair", 8.0), ("activity", 4.0 + block / 100)):
@@ -165,7 +157,7 @@ def test_the_report_draws_a_line_a_trial_and_compares_policies_by_completion_tim
     for width in (336, 760):
         assert all(figure.draw(width) for figure in section.figures)
     arguments = ["compare", str(path), "--factor", "policy", "--metric", "download"]
-    result = CliRunner().invoke(app, arguments)
+    result = invoked(*arguments)
     assert result.exit_code == 0, result.output
     assert "activity is better than fair" in " ".join(result.output.split())
     html.write(reader, path / "report.html")

@@ -10,6 +10,7 @@ import pytest
 
 from planewise.judge.drift import find_drift
 from planewise.store.models import HostState, Latency, RunInfo, Session, TrialRecord
+from tests.unit import made_up_run
 from tests.unit.test_run_directory import make_info
 
 START = datetime(2026, 3, 14, 9, 0, tzinfo=UTC)
@@ -40,15 +41,13 @@ def trials(
             own = 10_000 * (1 + int(number))
             median = own * factor(block, place) * rng.lognormal(0, 0.02)
             made.append(
-                TrialRecord(
-                    trial=f"rtt:{number}#r{block}",
-                    kind="rtt",
-                    cell={"plane": f"p{number}"},
-                    block=block,
-                    replicate=block,
+                made_up_run.trial(
+                    f"rtt:{number}#r{block}",
+                    "rtt",
+                    {"plane": f"p{number}"},
+                    block,
                     order=order,
                     started=START + timedelta(seconds=2 * order),
-                    duration_s=1,
                     latency={"rtt_kernel": latency(median)},
                     host={"shared": state(order)},
                 )

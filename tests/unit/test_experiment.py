@@ -23,6 +23,7 @@ from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
+from tests.unit import made_up_run
 from tests.unit.test_run_directory import START, make_info
 
 CAPACITY_PPS = 1000.0
@@ -84,15 +85,13 @@ class MadeUpStage:
         offered = trial.offered_pps if isinstance(trial, LoadTrial) else trial.frequency_pps
         sent = int(offered)
         received = min(sent, int(CAPACITY_PPS))
-        return TrialRecord(
-            trial=trial.name,
-            kind="load" if isinstance(trial, LoadTrial) else "rtt",
-            cell=place.cell,
-            block=place.block,
-            replicate=place.block,
+        return made_up_run.trial(
+            trial.name,
+            "load" if isinstance(trial, LoadTrial) else "rtt",
+            place.cell,
+            place.block,
             order=place.order,
             started=next(GUESTS_CLOCK),
-            duration_s=1,
             load=OfferedLoad(intended_pps=offered, achieved_pps=self.slow * offered, size_bytes=64),
             counts=Counts(sent=sent, received=received, lost=sent - received),
         )

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.fleet import run as fleet_run
 from planewise.fleet.analysis import Findings, find
@@ -24,6 +22,7 @@ from planewise.fleet.tournament import Match, meetings_of, tournament
 from planewise.judge.statistics.nodes import Meeting, determined, false_discovery, node_effects
 from planewise.measure.design import Design
 from planewise.store.rundir import RunReader
+from tests.command import invoked
 from tests.unit import made_up_run
 from tests.unit.vega_schema import fits_schema
 
@@ -241,7 +240,7 @@ def test_the_page_names_the_node_and_its_figures_keep_to_the_schema(found: Findi
 
 
 def test_the_report_command_prints_json(fleet: Fleet) -> None:
-    done = CliRunner().invoke(app, ["fleet", "report", str(fleet.path), "--json"])
+    done = invoked("fleet", "report", fleet.path, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["outliers"][0]["node"] == f"local:n{SLOW}"
@@ -377,7 +376,7 @@ def test_nodes_that_cannot_meet_are_refused_in_one_sentence(
     design = tmp_path / "design.yaml"
     design.write_text("factors: {plane: veth}\n")
     argv = ["fleet", "run", str(design), "--nodes", str(nodes), "--pairs", "1", "--dry-run"]
-    done = CliRunner().invoke(app, argv)
+    done = invoked(*argv)
     assert isinstance(done.exception, BadInputError), done.output
     assert why in f"{done.exception} {done.exception.remedy}"
 

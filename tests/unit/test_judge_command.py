@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from planewise.cli import app
 from planewise.errors import BadInputError, VerdictNotGoodError
 from planewise.store import importers
+from tests.command import invoked, planewise
 from tests.unit import importer_samples as samples
 
 KEYS = {
@@ -45,7 +45,7 @@ PASTRAMI = published_data()
 
 
 def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["judge", *map(str, arguments)])
+    return invoked("judge", *arguments)
 
 
 def judged(*arguments: str | Path) -> list[dict[str, Any]]:
@@ -58,13 +58,7 @@ def judged(*arguments: str | Path) -> list[dict[str, Any]]:
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own: what the shell sees."""
-    return subprocess.run(
-        [sys.executable, "-m", "planewise", "judge", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return planewise("judge", *arguments)
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from planewise import cli, lab
+from planewise import lab
 from planewise.boot import packages
 from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import look
@@ -27,6 +26,7 @@ from planewise.lab.diagnose import diagnose, last_lines, refusal
 from planewise.lab.model import LabPaths, LabPlatform, LabSpec
 from planewise.lab.state import HostRecord, LabRecord
 from planewise.testbed import ledger
+from tests.command import invoked
 
 HERE = Path("/run/planewise/lab-t")
 
@@ -318,7 +318,7 @@ def test_clean_says_and_removes_a_lab_that_nobody_uses(
     monkeypatch.setattr(ledger, "sweep", lambda **_: ())
 
     def clean(*flags: str) -> str:
-        done = CliRunner().invoke(cli.app, ["clean", *flags], catch_exceptions=False)
+        done = invoked("clean", *flags, raising=True)
         assert done.exit_code == 0
         return done.stdout
 

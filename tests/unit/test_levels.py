@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from planewise.store.levels import keeps_levels, marked, missed_levels
 from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.load import STRESS_NG
+from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp, write
 from tests.unit.vega_schema import fits_schema
 
@@ -203,15 +203,10 @@ def test_a_run_that_recorded_no_rate_is_taken_as_it_is() -> None:
 
 
 def beside_load(wanted: float | None, done: float, resolution: float = 0.0) -> TrialRecord:
-    return TrialRecord(
-        trial="rtt:veth#r0",
-        kind="rtt",
-        cell={"plane": "veth"},
-        block=0,
-        replicate=0,
-        order=0,
-        started=datetime(2026, 3, 14, tzinfo=UTC),
-        duration_s=1,
+    return made_up_run.trial(
+        "rtt:veth#r0",
+        "rtt",
+        {"plane": "veth"},
         background=BackgroundResult(
             unit="pps",
             window_s=1.0,
@@ -309,15 +304,10 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked_and_ex
                     intended_pps=mean_pps, achieved_pps=mean_pps, size_bytes=64, burst=within
                 )
             record = marked(
-                TrialRecord(
-                    trial=trial.name,
-                    kind="rtt",
-                    cell={**visit.cell.levels(), **traffic},
-                    block=0,
-                    replicate=0,
-                    order=0,
-                    started=datetime(2026, 3, 14, tzinfo=UTC),
-                    duration_s=1,
+                made_up_run.trial(
+                    trial.name,
+                    "rtt",
+                    {**visit.cell.levels(), **traffic},
                     load=sent,
                     counts=Counts(sent=1000, received=1000, lost=0),
                     background=background,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from planewise.cli import app
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import judge
+from tests.command import invoked
 
 
 def runs(offered: float, received: float, limited: bool) -> list[Run]:
@@ -64,13 +62,13 @@ def test_no_table_has_a_number_for_a_system_that_no_trial_tested(tmp_path: Path)
     file = tmp_path / "limited.csv"
     rows = [f"{load},{load},{min(load, 3000)},1,1" for load in (1000, 3000, 4000, 5000)] * 3
     file.write_text("\n".join(["offered_pps,sent,received,duration_s,limited", *rows]))
-    told = CliRunner().invoke(app, ["judge", str(file)])
+    told = invoked("judge", file)
     assert told.exit_code == 0, told.output
     assert (
         "PDR at 0.5 % loss is not known: no trial was limited by the system itself" in told.stdout
     )
     (row,) = [line for line in told.stdout.splitlines() if "limited.csv" in line]
     assert "pps" not in row
-    (answer,) = json.loads(CliRunner().invoke(app, ["judge", str(file), "--json"]).stdout)
+    (answer,) = json.loads(invoked("judge", file, "--json").stdout)
     assert answer["verdict"] == "UNDECIDED"
     assert [answer[key] for key in ("pdr_pps", "ndr_pps", "saturation_pps")] == [None] * 3

@@ -12,10 +12,8 @@ from typing import cast
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 from planewise.boot.model import Accelerator
-from planewise.cli import app
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure import managed as stage
 from planewise.measure.cells import cells_of
@@ -35,6 +33,7 @@ from planewise.testbed.vms.guests import HostGuests, nic_of
 from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.managed import managed_guests
 from planewise.testbed.vms.platform import VmPlatform
+from tests.command import invoked
 
 ROOT = Path(__file__).parents[2]
 SWITCHES = MappingProxyType(
@@ -61,7 +60,7 @@ def test_a_switch_is_measured_in_guests_of_each_kind(name: str, kind: str) -> No
     (trial,) = first.trials
     assert isinstance(trial, AllocTrial)
     assert trial.policy == "switch"
-    result = CliRunner().invoke(app, ["run", str(ROOT / "experiments" / name), "--dry-run"])
+    result = invoked("run", ROOT / "experiments" / name, "--dry-run")
     assert "run it with --lab" in " ".join(result.output.split())
 
 

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.store.newest import newest_run
+from tests.command import invoked
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
 
@@ -25,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def planewise(*arguments: str) -> str:
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    done = invoked(*arguments, raising=True)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -78,7 +77,7 @@ def test_a_run_with_trials_comes_before_a_newer_one_without(folder: Path) -> Non
 
 def test_advise_alone_says_what_the_newest_run_recommends(folder: Path) -> None:
     made_up_run.write(folder / "runs" / "first", SMALL)
-    done = CliRunner().invoke(app, ["advise"], catch_exceptions=False)
+    done = invoked("advise", raising=True)
     assert done.exit_code == 0
     assert "veth and bridge" in done.stdout
     assert "median RTT" in done.stdout

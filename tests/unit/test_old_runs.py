@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.store.rundir import RunReader
+from tests.command import invoked
 
 OLD = Path(__file__).with_name("old_runs")
 NAMES = sorted(path.name for path in OLD.iterdir() if path.is_dir())
@@ -32,7 +31,7 @@ def test_an_old_run_has_all_of_its_trials(run: Path) -> None:
 
 
 def test_an_old_run_is_reported(run: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(run)])
+    done = invoked("report", run)
     assert done.exit_code == 0, done.output
     page = (run / "report.html").read_text()
     assert "veth" in page
@@ -40,7 +39,7 @@ def test_an_old_run_is_reported(run: Path) -> None:
 
 
 def test_an_old_run_is_judged_curve_by_curve(run: Path) -> None:
-    done = CliRunner().invoke(app, ["judge", str(run), "--json"])
+    done = invoked("judge", run, "--json")
     assert done.exit_code == 0, done.output
     curves = json.loads(done.stdout)
     assert len(curves) == 2
@@ -49,6 +48,6 @@ def test_an_old_run_is_judged_curve_by_curve(run: Path) -> None:
 
 
 def test_the_planes_of_an_old_run_are_compared(run: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", str(run), "--json"])
+    done = invoked("compare", run, "--json")
     assert done.exit_code == 0, done.output
     assert {"veth", "bridge"} <= set(done.stdout.split('"'))

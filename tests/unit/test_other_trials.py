@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from planewise import cli
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.fleet.budget import within
@@ -22,6 +19,8 @@ from planewise.measure.trials.connect import ConnectTrial, figures
 from planewise.report import html
 from planewise.store.models import Figure, Latency, TrialRecord
 from planewise.store.rundir import RunReader
+from tests.command import in_this_process
+from tests.unit import made_up_run
 from tests.unit.made_up_chains import write
 
 
@@ -125,14 +124,12 @@ def trial(plane: str, block: int, value: float) -> TrialRecord:
         value=0.0 if plane == "veth" else 0.25,
         resolution=0.01,
     )
-    return TrialRecord(
-        trial=f"connect:{plane}#r{block}",
-        kind="other",
-        cell={"plane": plane, "load_type": "none"},
-        block=block,
-        replicate=block,
+    return made_up_run.trial(
+        f"connect:{plane}#r{block}",
+        "other",
+        {"plane": plane, "load_type": "none"},
+        block,
         order=block,
-        started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
         duration_s=2.0,
         figures={"connect": figure, "connect_failed": failed},
     )
@@ -165,9 +162,6 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
     advice = recommend(run.trials(), run.info)
     assert advice.plane is None
     assert "There is no recommendation" in advice.headline
-    monkeypatch.setattr(sys, "argv", ["planewise", "compare", str(tmp_path / "run")])
-    with pytest.raises(SystemExit):
-        cli.main()
-    said = capsys.readouterr().out
+    _, said, _ = in_this_process(capsys, monkeypatch, "compare", tmp_path / "run")
     assert "veth is better than bridge" in said
     assert "median time to connect" in said

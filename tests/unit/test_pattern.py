@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from planewise.store.cells import Sending
 from planewise.store.levels import missed_levels
 from planewise.store.models import BurstLoad, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
+from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp, write
 
 BURSTS = "bursts of 100 every 10 ms"
@@ -84,15 +84,10 @@ def test_a_burst_that_cannot_be_is_refused_before_anything_is_built(
 
 
 def in_bursts(within_pps: float, mean_pps: float) -> TrialRecord:
-    return TrialRecord(
-        trial="rtt:veth#r0",
-        kind="rtt",
-        cell={"plane": "veth", "frequency_pps": 1e6, "pattern": BURSTS},
-        block=0,
-        replicate=0,
-        order=0,
-        started=datetime(2026, 3, 14, tzinfo=UTC),
-        duration_s=1,
+    return made_up_run.trial(
+        "rtt:veth#r0",
+        "rtt",
+        {"plane": "veth", "frequency_pps": 1e6, "pattern": BURSTS},
         load=OfferedLoad(
             intended_pps=10_000,
             achieved_pps=mean_pps,

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from planewise.advise.gain import Gain, GainRow, Interval
-from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.judge.campaign import Figures
 from planewise.publications import boost, page
@@ -19,6 +17,7 @@ from planewise.publications.answers import Answer, AskedRun, answers, read_run
 from planewise.publications.claims import Claim, publications
 from planewise.report import theme
 from planewise.report.figures.base import NARROW, WIDE, Missing
+from tests.command import invoked
 from tests.documents import ROOT
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
@@ -156,9 +155,7 @@ def test_the_committed_pages_have_every_claim() -> None:
 
 def test_the_command_writes_a_page_each(measured: AskedRun, tmp_path: Path) -> None:
     out = tmp_path / "pages"
-    done = CliRunner().invoke(
-        app, ["publications", str(measured.path), "-o", str(out)], catch_exceptions=False
-    )
+    done = invoked("publications", measured.path, "-o", out, raising=True)
     assert "K2  RTT rises with the number of VMs that burn CPU: held." in done.stdout
     assert sorted(file.name for file in out.glob("*.md")) == sorted(
         f"{one.key}.md" for one in publications()
@@ -176,7 +173,7 @@ def test_nothing_to_ask_is_one_sentence(tmp_path: Path) -> None:
         (["--recordings", str(tmp_path)], "no recorded experiments"),
     ):
         with pytest.raises(BadInputError, match=said):
-            CliRunner().invoke(app, ["publications", *words], catch_exceptions=False)
+            invoked("publications", *words, raising=True)
 
 
 def gain() -> Gain:
@@ -208,9 +205,7 @@ def test_a_router_of_ours_is_on_pastramis_page_with_its_curve_and_its_table(
     wanted = MadeUp(planes=("veth",), load_types=("none",), blocks=0, generator_limited=False)
     run = renamed(read_run(made_up_run.write(tmp_path / "one", wanted)), tmp_path, veth="router")
     out = tmp_path / "pages"
-    done = CliRunner().invoke(
-        app, ["publications", str(run.path), "-o", str(out)], catch_exceptions=False
-    )
+    done = invoked("publications", run.path, "-o", out, raising=True)
     assert done.exit_code == 0
     text = (out / "pastrami.md").read_text()
     assert "## Curves of ours by aspect" in text
@@ -229,11 +224,7 @@ def test_rates_of_a_table_are_in_one_unit_and_never_wrap() -> None:
 
 @needs_published_data
 def test_the_recordings_are_on_the_page_by_aspect(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        app,
-        ["publications", "--recordings", str(FOLDER), "-o", str(tmp_path)],
-        catch_exceptions=False,
-    )
+    done = invoked("publications", "--recordings", FOLDER, "-o", tmp_path, raising=True)
     assert done.exit_code == 0
     text = (tmp_path / "pastrami.md").read_text()
     by_hand = sum("_k6.8_" in row["file"] for row in labels())

@@ -17,6 +17,7 @@ from planewise.store.models import (
     RunInfo,
     TrialRecord,
 )
+from tests.unit import made_up_run
 from tests.unit.test_run_directory import START, make_info
 
 BASE = (10.0, 14.0, 9.0, 12.0, 11.0, 13.0, 9.5, 10.5, 12.5)
@@ -44,15 +45,11 @@ def info_with_host() -> RunInfo:
 
 def rtt(plane: str, load: str, block: int, p50_us: float, lost: int = 0) -> TrialRecord:
     ns = p50_us * 1000
-    return TrialRecord(
-        trial=f"rtt:{plane},{load}#{block}",
-        kind="rtt",
-        cell={"plane": plane, "load_type": load},
-        block=block,
-        replicate=block,
-        order=0,
-        started=START,
-        duration_s=1,
+    return made_up_run.trial(
+        f"rtt:{plane},{load}#{block}",
+        "rtt",
+        {"plane": plane, "load_type": load},
+        block,
         counts=Counts(sent=100, received=100 - lost, lost=lost),
         latency={
             "rtt_user": Latency(

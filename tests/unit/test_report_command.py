@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import judge
 from planewise.report import figures, html
 from planewise.report.figures import base
 from planewise.store.rundir import RunReader
+from tests import command
+from tests.command import invoked
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
 from tests.unit.vega_schema import fits_schema
@@ -35,18 +33,12 @@ def run(tmp_path: Path) -> Path:
 
 def planewise(*arguments: str) -> tuple[int, str, str]:
     """The command line as a user calls it: exit code, stdout, stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "planewise", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = command.planewise(*arguments)
     return done.returncode, done.stdout, done.stderr
 
 
 def test_the_page_is_written_into_the_run_directory_by_default(run: Path) -> None:
-    result = CliRunner().invoke(app, ["--quiet", "report", str(run)])
+    result = invoked("--quiet", "report", run)
     assert result.exit_code == 0
     assert result.stdout == f"{run}/report.html\n"
     assert (run / "report.html").read_text().startswith("<!doctype html>")
@@ -55,7 +47,7 @@ def test_the_page_is_written_into_the_run_directory_by_default(run: Path) -> Non
 def test_page_and_figures_are_written_where_the_user_says(run: Path, tmp_path: Path) -> None:
     page, drawn = tmp_path / "new" / "page.html", tmp_path / "figures"
     arguments = ["--quiet", "report", str(run), "-o", str(page), "--figures", str(drawn)]
-    result = CliRunner().invoke(app, arguments)
+    result = invoked(*arguments)
     assert result.exit_code == 0
     assert page.exists()
     assert not (run / "report.html").exists()

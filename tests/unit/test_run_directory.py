@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import Counts, Fingerprint, OfferedLoad, RunInfo, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
+from tests.unit import made_up_run
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -39,13 +40,10 @@ def make_info() -> RunInfo:
 
 
 def make_trial(name: str) -> TrialRecord:
-    return TrialRecord(
-        trial=name,
-        kind="load",
-        cell={"plane": "bridge"},
-        block=0,
-        replicate=0,
-        order=0,
+    return made_up_run.trial(
+        name,
+        "load",
+        {"plane": "bridge"},
         started=START,
         duration_s=0.5,
         load=OfferedLoad(intended_pps=1000, achieved_pps=999.5, size_bytes=64),

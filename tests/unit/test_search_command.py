@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.errors import BadInputError, VerdictNotGoodError
+from tests.command import invoked
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["search", *arguments])
+    return invoked("search", *arguments)
 
 
 def test_json_has_goals_costs_trials_and_the_truth():

@@ -6,13 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from planewise.cli import app
 from planewise.commands.sut import frame_size
 from planewise.commands.sweep import _pdr_text
 from planewise.errors import BadInputError
 from planewise.judge.verdict import LoadEstimate
+from tests.command import invoked
 
 
 @pytest.mark.parametrize(("size", "version"), [(0, 4), (63, 4), (83, 6), (9001, 4), (-1, 6)])
@@ -27,14 +26,14 @@ def test_without_a_size_the_smallest_frame_is_taken() -> None:
 
 @pytest.mark.parametrize("command", ["sweep", "search"])
 def test_a_negative_seed_is_bad_input(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--router", "--seed=-1"])
+    result = invoked(command, "--router", "--seed=-1")
     assert result.exit_code == 2
     assert "--seed" in result.output
 
 
 @pytest.mark.parametrize("command", ["sweep", "search"])
 def test_the_way_out_names_the_command_that_was_given(command: str) -> None:
-    result = CliRunner().invoke(app, [command])
+    result = invoked(command)
     assert isinstance(result.exception, BadInputError)
     assert f"planewise {command} --plane" in result.exception.remedy
 
@@ -79,6 +78,6 @@ def test_the_out_directory_is_looked_at_before_anything_is_measured(tmp_path: Pa
     ],
 )
 def test_an_address_of_the_wrong_kind_is_refused(given: tuple[str, ...], words: str) -> None:
-    result = CliRunner().invoke(app, ["sweep", "--tx", "a", "--rx", "b", *given])
+    result = invoked("sweep", "--tx", "a", "--rx", "b", *given)
     assert isinstance(result.exception, BadInputError)
     assert words in result.exception.what
