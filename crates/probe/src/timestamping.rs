@@ -33,8 +33,23 @@ pub fn set_option<T: Copy>(
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads a socket option of plain integers.
-pub fn get_option<T: Copy>(
+/// What the kernel may fill with any bytes.
+///
+/// # Safety
+/// Any bytes of its size are a value of it, as of integers and C structures of them.
+pub unsafe trait Plain: Copy {}
+
+// SAFETY: an integer.
+unsafe impl Plain for libc::c_int {}
+// SAFETY: integers, without padding.
+unsafe impl<const N: usize> Plain for [u32; N] {}
+// SAFETY: a structure of integers.
+unsafe impl Plain for libc::tpacket_stats {}
+// SAFETY: a structure of integers.
+unsafe impl Plain for libc::tpacket_stats_v3 {}
+
+/// Reads a socket option; what the kernel leaves out is zero.
+pub fn get_option<T: Plain>(
     socket: impl AsFd,
     level: libc::c_int,
     name: libc::c_int,
@@ -47,7 +62,7 @@ pub fn get_option<T: Copy>(
     if done != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: callers ask for integers and C structures of them, for which any bytes are a value.
+    // SAFETY: any bytes are a value of such a type.
     Ok(unsafe { value.assume_init() })
 }
 

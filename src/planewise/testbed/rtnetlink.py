@@ -6,6 +6,7 @@ namespaces: a build opens a socket a namespace, and asks the kernel for one thin
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -24,6 +25,7 @@ APPEND = netlink.NLM_F_CREATE | netlink.NLM_F_APPEND
 
 _HEADER = struct.Struct("=IHHII")
 _CODE = struct.Struct("=i")
+_MOST_DUMPS = 100
 _RECEIVED_BYTES = 65_536
 """More than the kernel puts into one datagram of a dump (32 KiB)."""
 
@@ -53,13 +55,18 @@ class RouteSocket:
         self._receive()
 
     def links(self) -> list[Any]:
-        """All interfaces of the namespace."""
-        while True:
+        """All interfaces of the namespace.
+
+        Raises:
+            OSError: they never stood still while they were listed.
+        """
+        for _ in range(_MOST_DUMPS):
             self._send(RTM_GETLINK, netlink.NLM_F_DUMP, {})
             links, interrupted = self._receive()
             # An interface that came or went meanwhile may have hidden another.
             if not interrupted:
                 return links
+        raise OSError(errno.EINTR, os.strerror(errno.EINTR))
 
     def close(self) -> None:
         """Closes it."""
