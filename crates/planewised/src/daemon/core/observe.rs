@@ -368,16 +368,18 @@ impl Core {
         if let Some(doubt) = self.doubts.get(id) {
             return Some(doubt.why.clone());
         }
+        // A move may have waited while its PF went away.
+        let Some(seen) = self.view.vfs.get(id) else {
+            return Some("it is not to be seen on this host".to_owned());
+        };
         match self.journal.ledger().holders.get(id) {
             // It could not be known to be free once taken.
-            Some(holder) if self.guests.contains_key(holder) => {
-                match &self.view.vfs.get(id)?.user {
-                    unknown @ User::Unknown(_) => unknown.unavailable_reason(),
-                    _ => None,
-                }
-            }
+            Some(holder) if self.guests.contains_key(holder) => match &seen.user {
+                unknown @ User::Unknown(_) => unknown.unavailable_reason(),
+                _ => None,
+            },
             Some(holder) => Some(format!("{holder} holds it, of which nothing is known")),
-            None => self.view.vfs.get(id)?.user.unavailable_reason(),
+            None => seen.user.unavailable_reason(),
         }
     }
 
