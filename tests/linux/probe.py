@@ -224,14 +224,10 @@ while True:
 
 
 @contextmanager
-def forwarder(netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1) -> Iterator[None]:
-    """Passes frames on between `left` and `right`. Of every ten frames of an IPv4 trial it drops
-    the one at place `drop`, sends the one at `twice` twice, and the one at `hold` after the next.
-    """
-    command = ["ip", "netns", "exec", netns, sys.executable, "-c", _FORWARDER]
-    process = subprocess.Popen(
-        [*command, str(drop), str(twice), str(hold)], stdout=subprocess.PIPE, text=True
-    )
+def passing_on(netns: str, script: str, *options: float) -> Iterator[None]:
+    """Runs a script in a namespace that says `ready` and passes frames on, until this ends."""
+    command = ["ip", "netns", "exec", netns, sys.executable, "-c", script, *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -241,3 +237,12 @@ def forwarder(netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1) ->
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@contextmanager
+def forwarder(netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1) -> Iterator[None]:
+    """Passes frames on between `left` and `right`. Of every ten frames of an IPv4 trial it drops
+    the one at place `drop`, sends the one at `twice` twice, and the one at `hold` after the next.
+    """
+    with passing_on(netns, _FORWARDER, drop, twice, hold):
+        yield

@@ -20,7 +20,7 @@ from hdrh.histogram import HdrHistogram
 from planewise.measure.applications import REDIS, REDIS_PORT, redis_command
 from planewise.store.models import Counts, Latency, OfferedLoad
 from planewise.testbed.host import find_probe
-from tests.linux.probe import Network, Outcome, Running, eventually, ip, run
+from tests.linux.probe import Network, Outcome, Running, eventually, ip, passing_on, run
 
 pytestmark = pytest.mark.linux
 
@@ -197,21 +197,8 @@ def echo_forwarder(
     """Passes frames on between `left` and `right`. Of every ten echo requests it drops the one at
     place `drop`, sends the one at `twice` twice and the one at `hold` after the next; each waits
     `sleep_s`. Warm-up requests pass untouched."""
-    options = [str(drop), str(twice), str(hold), str(sleep_s)]
-    process = subprocess.Popen(
-        ["ip", "netns", "exec", netns, sys.executable, "-c", _ECHO_FORWARDER, *options],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with passing_on(netns, _ECHO_FORWARDER, drop, twice, hold, sleep_s):
         yield
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.mark.parametrize("path", PATHS)
