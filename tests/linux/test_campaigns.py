@@ -9,7 +9,8 @@ import pytest
 
 from planewise.measure.sut import RouterUnderTest, SutMeasurer
 from planewise.testbed.containers import why_no_docker
-from tests.linux.test_runs import nothing_is_left, run
+from tests.command import planewise
+from tests.linux.test_runs import nothing_is_left
 
 
 @pytest.mark.parametrize("forwarding", ["kernel", "xdp", "bridge"])
@@ -42,7 +43,7 @@ def test_a_campaign_is_measured_summed_up_and_gone_on_with(tmp_path: Path) -> No
         "sut: router\nfactors: {forwarding: [kernel, bridge], "
         "duration_s: 0.2, runs: 3}\noffered_pps: [5000, 10000, 20000]\nrepetitions: 2\n"
     )
-    finished = run("run", design, "--out", out, "--json")
+    finished = planewise("run", design, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     found = json.loads(finished.stdout)
     # On a busy machine the generator may limit every trial of a curve, which is then told of.
@@ -55,10 +56,10 @@ def test_a_campaign_is_measured_summed_up_and_gone_on_with(tmp_path: Path) -> No
         assert {row["aspect"] for row in found["rows"]} == {"forwarding"}
         assert all(row["curves"] == 2 for row in found["rows"])
         assert found["agreement"]["configurations"] == found["agreement"]["pairs"] == 2
-    again = json.loads(run("run", design, "--out", out, "--json").stdout)
+    again = json.loads(planewise("run", design, "--out", out, "--json").stdout)
     kept = {curve["repetition"]["run"] for curve in again["curves"]}
     assert kept >= {curve["repetition"]["run"] for curve in found["curves"]}
-    table = run(
+    table = planewise(
         "campaign", *sorted(p.parent for p in out.glob("router-*/run.json")), "--by", "forwarding"
     )
     assert f"{len(again['curves'])} curves." in table.stdout

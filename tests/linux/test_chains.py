@@ -37,22 +37,12 @@ from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import leftovers, token_of
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.planes.kinds import Forwarder
+from tests.command import planewise
 
 pytestmark = pytest.mark.linux
 
 LIMIT_S = 400
 """Far more than any of these takes on a machine that has other work."""
-
-
-def planewise(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "planewise", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 def needs(plane: str, forwarder: Forwarder | Literal[""] = "") -> None:

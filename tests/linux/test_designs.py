@@ -20,6 +20,7 @@ from planewise.measure.design_file import load_design
 from planewise.store.models import Level, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
+from tests import command
 
 REDUCED = Path(__file__).parents[2] / "experiments" / "reduced"
 BLOCKS = 2
@@ -37,13 +38,7 @@ def smaller(name: str, directory: Path) -> Path:
 
 def planewise(*argv: str | Path) -> str:
     """What the command prints on its standard output."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "planewise", *argv],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    finished = command.planewise(*argv, timeout_s=PATIENCE_S)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

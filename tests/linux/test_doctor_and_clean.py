@@ -13,17 +13,9 @@ from planewise.store.models import Fingerprint
 from planewise.testbed import netns
 from planewise.testbed.ledger import sweep
 from planewise.testbed.planes import known
+from tests.command import planewise
 
 pytestmark = pytest.mark.linux
-
-
-def planewise(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, sys.executable, "-m", "planewise", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def test_the_doctor_tries_every_plane_and_leaves_nothing() -> None:

@@ -23,6 +23,7 @@ from planewise.measure.trials.load import LoadTrial
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 from planewise.testbed.host import LocalHost, find_probe
+from tests.command import PLANEWISE, planewise
 from tests.linux.testbeds import here
 
 DESIGN = """\
@@ -42,16 +43,6 @@ def design(tmp_path: Path) -> Path:
     return path
 
 
-def planewise(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "planewise", *map(str, arguments)]
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        planewise(*arguments), capture_output=True, text=True, timeout=200, check=False
-    )
-
-
 def nothing_is_left() -> bool:
     left = (*ledger.leftovers(), *scratch.leftovers())
     print("left behind:", left)
@@ -60,7 +51,7 @@ def nothing_is_left() -> bool:
 
 def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    finished = run("run", design, "--out", out, "--json")
+    finished = planewise("run", design, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     answer = json.loads(finished.stdout)
     assert (answer["status"], answer["trials_done"], answer["trials_failed"]) == ("done", TRIALS, 0)
@@ -90,7 +81,7 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
         "blocks: 3\n"
     )
     out = tmp_path / "run"
-    finished = run("run", design, "--out", out, "--json")
+    finished = planewise("run", design, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
     assert len(trials) == 12
@@ -100,7 +91,7 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
         assert trial.counts.received == 1000
         assert ("rtt_kernel" in trial.latency) is not asked
         assert {"rtt_kernel", "overhead", "response"} <= set(trial.not_measurable) or not asked
-    compared = run("compare", out)
+    compared = planewise("compare", out)
     assert "at 1 kpps, answered by Redis" in compared.stdout
     assert nothing_is_left()
 
@@ -111,7 +102,7 @@ def test_connections_are_timed_beside_load_and_compared(tmp_path: Path) -> None:
         "factors: {plane: [veth, bridge], load_type: [none, network], background_guests: 2}\n"
         "connect: {count: 50, per_s: 500}\nblocks: 2\n"
     )
-    finished = run("run", path, "--out", out, "--json")
+    finished = planewise("run", path, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(out).trials()
     assert [trial.kind for trial in trials] == ["other"] * 8
@@ -121,7 +112,7 @@ def test_connections_are_timed_beside_load_and_compared(tmp_path: Path) -> None:
         assert figures["connect_failed"] == 0
         assert (trial.background is None) == (trial.cell["load_type"] == "none")
     assert "What else was measured" in (out / "report.html").read_text()
-    compared = run("compare", out, "--metric", "connect", "--json")
+    compared = planewise("compare", out, "--metric", "connect", "--json")
     (family,) = json.loads(compared.stdout)["families"]
     assert family["metric"] == "connect"
     assert nothing_is_left()
@@ -147,7 +138,7 @@ def test_stamp_round_trips_are_taken_apart_at_frames_of_any_size(tmp_path: Path)
         "rtt: {packets: 20}\n"
         "blocks: 1\n"
     )
-    finished = run("run", design, "--out", tmp_path / "run")
+    finished = planewise("run", design, "--out", tmp_path / "run")
     assert finished.returncode == 0, finished.stderr
     trials = RunReader(tmp_path / "run").trials()
     assert sorted(trial.cell["size_bytes"] for trial in trials) == [128, 9000]
@@ -160,7 +151,7 @@ def test_stamp_round_trips_are_taken_apart_at_frames_of_any_size(tmp_path: Path)
 
 def test_a_dry_run_prints_the_plan_and_makes_nothing(design: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    finished = run("run", design, "--out", out, "--dry-run", "--json")
+    finished = planewise("run", design, "--out", out, "--dry-run", "--json")
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["trials"] == TRIALS
     assert not out.exists()
@@ -171,7 +162,7 @@ def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
 ) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
-        planewise("run", design, "--out", out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*PLANEWISE, "run", design, "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     try:
         deadline = time.monotonic() + 100
@@ -186,9 +177,9 @@ def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
             process.stderr.close()
     before = _lines(out)
     assert 0 < before < TRIALS
-    assert run("clean").returncode == 0
+    assert planewise("clean").returncode == 0
     assert nothing_is_left()
-    finished = run("run", "--resume", out, "--json")
+    finished = planewise("run", "--resume", out, "--json")
     assert finished.returncode == 0, finished.stderr
     answer = json.loads(finished.stdout)
     assert answer["trials_done"] == TRIALS - before
@@ -206,7 +197,7 @@ def _lines(out: Path) -> int:
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
-        planewise("run", design, "--out", out),
+        [*PLANEWISE, "run", design, "--out", out],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -228,7 +219,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_p
 
 def test_an_unknown_plane_is_refused_with_a_suggestion(design: Path, tmp_path: Path) -> None:
     design.write_text(DESIGN.replace("bridge", "brigde"))
-    finished = run("run", design, "--out", tmp_path / "run")
+    finished = planewise("run", design, "--out", tmp_path / "run")
     assert finished.returncode == 2
     assert "brigde" in finished.stderr
     assert "did you mean bridge" in finished.stderr

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from planewise.store.rundir import RunReader
+from tests.command import planewise
 
 pytestmark = pytest.mark.linux
 
@@ -32,12 +31,7 @@ def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows(
         "--json",
         *("--out", str(out)),
     ]
-    ran = subprocess.run(
-        [sys.executable, "-m", "planewise", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    ran = planewise(*arguments)
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     assert [goal["goal"] for goal in result["goals"]] == ["ndr", "pdr:0.005"]
@@ -59,10 +53,5 @@ def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows(
     assert run.info.result["goals"] == result["goals"]
     assert "trial_list" not in run.info.result
     assert "<html" in (out / "report.html").read_text()
-    judged = subprocess.run(
-        [sys.executable, "-m", "planewise", "judge", str(out), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    judged = planewise("judge", out, "--json")
     assert json.loads(judged.stdout)[0]["runs"] == len(trials)

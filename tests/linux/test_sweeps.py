@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from planewise.store.rundir import RunReader
-from tests.linux.test_runs import nothing_is_left, run
+from tests.command import planewise
+from tests.linux.test_runs import nothing_is_left
 
 WORDS = {"GOOD", "BAD", "UNDECIDED"}
 
 
 def test_a_sweep_until_the_verdict_on_the_ipv6_router(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    finished = run(
+    finished = planewise(
         *("sweep", "--router", "--ip", "6", "--until-verdict", "--runs", "4", "--steps", "6"),
         *("--duration", "0.1", "--out", out, "--json"),
     )
@@ -38,14 +39,14 @@ def test_a_sweep_until_the_verdict_on_the_ipv6_router(tmp_path: Path) -> None:
         assert trial.counts is not None
         assert trial.counts.sent == trial.counts.received + trial.counts.lost
     assert "<html" in (out / "report.html").read_text()
-    judged = run("judge", out, "--json")
+    judged = planewise("judge", out, "--json")
     assert judged.returncode == 0, judged.stderr
     assert json.loads(judged.stdout)[0]["verdict"] == answer["verdict"]
     assert nothing_is_left()
 
 
 def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -> None:
-    finished = run(
+    finished = planewise(
         *("sweep", "--plane", "veth", "--loads", "1000,2000,3000", "--runs", "2"),
         *("--duration", "0.05", "--out", tmp_path / "run", "--require-good"),
     )
@@ -77,7 +78,7 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
 def test_bad_flags_of_a_sweep_get_one_clear_sentence(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    finished = run("sweep", *arguments, "--out", tmp_path / "run")
+    finished = planewise("sweep", *arguments, "--out", tmp_path / "run")
     assert finished.returncode == 2
     assert words in finished.stderr.replace("\n", " ")
     assert "Traceback" not in finished.stderr

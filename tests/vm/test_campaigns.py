@@ -10,7 +10,8 @@ import pytest
 from planewise.measure.sut import RouterUnderTest, SutMeasurer
 from planewise.store.rundir import RunReader
 from planewise.testbed.vms.platform import VmPlatform
-from tests.linux.test_runs import nothing_is_left, run
+from tests.command import planewise
+from tests.linux.test_runs import nothing_is_left
 
 
 @pytest.mark.parametrize("ip_version", [4, 6])
@@ -34,7 +35,7 @@ def test_a_campaign_of_rings_is_labelled_with_what_its_machines_cpus_are(
         "sut: router\nfactors: {platform: vm, nic_ring: [256, 1024], duration_s: 0.2, runs: 2}\n"
         "offered_pps: [200, 1000, 100000]\nrepetitions: 1\n"
     )
-    finished = run("run", design, "--out", out, "--json")
+    finished = planewise("run", design, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
     curves = json.loads(finished.stdout)["curves"]
     # On a busy machine the generator may limit every trial of a curve, which is then told of.
