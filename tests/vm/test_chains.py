@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from planewise.measure.chains.stage import unavailable_here
+from planewise.store.models import TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains import hugepages
 from planewise.testbed.chains.model import Chain
@@ -117,18 +118,16 @@ def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that
     assert "virtio-bridge" in (out / "report.html").read_text()
 
 
-def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that_poll(
-    tmp_path: Path,
-) -> None:
+def carried(text: str, folder: Path) -> list[TrialRecord]:
+    """The trials of a design with machines on vhost-user, each of whose frames is accounted for."""
     if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
         pytest.skip(reason)
-    design, out = tmp_path / "design.yaml", tmp_path / "run"
-    design.write_text(BESIDE)
+    design, out = folder / "design.yaml", folder / "run"
+    design.write_text(text)
     with planewise("run", str(design), "--out", str(out)) as process:
         _, complaint = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, complaint
     trials = RunReader(out).trials()
-    assert sorted(str(one.cell["guest"]) for one in trials) == ["process", "vm"]
     for trial in trials:
         assert trial.status == "done", trial.reason
         assert trial.chain is not None
@@ -136,26 +135,24 @@ def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that
         assert frames is not None
         assert frames.received > 0
         assert frames.sent == frames.received + sum(frames.lost.values())
+    return trials
+
+
+def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that_poll(
+    tmp_path: Path,
+) -> None:
+    trials = carried(BESIDE, tmp_path)
+    assert sorted(str(one.cell["guest"]) for one in trials) == ["process", "vm"]
+    for trial in trials:
+        assert trial.chain is not None
         assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
 
 
 def test_an_xdp_program_forwards_in_virtual_machines_by_virtios_own_driver(tmp_path: Path) -> None:
-    if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
-        pytest.skip(reason)
-    design, out = tmp_path / "design.yaml", tmp_path / "run"
-    design.write_text(BY_XDP)
-    with planewise("run", str(design), "--out", str(out)) as process:
-        _, complaint = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, complaint
-    trials = RunReader(out).trials()
+    trials = carried(BY_XDP, tmp_path)
     assert sorted(str(one.cell["plane"]) for one in trials) == ["vhost-user", "virtio-bridge"]
     for trial in trials:
-        assert trial.status == "done", trial.reason
         assert trial.chain is not None
-        frames = trial.chain.frames
-        assert frames is not None
-        assert frames.received > 0
-        assert frames.sent == frames.received + sum(frames.lost.values())
         # Generic XDP would be a warning, and virtio's header is no part of a frame.
         assert not any("XDP" in words for words in trial.warnings)
         assert trial.chain.frame_bytes == pytest.approx(512, abs=0.01)
