@@ -189,6 +189,34 @@ def test_goodput_is_reported_by_message_size(tmp_path: Path) -> None:
     assert "65536 bytes" in page
 
 
+def test_goodput_of_guests_of_several_kinds_is_compared_kind_by_kind(tmp_path: Path) -> None:
+    """The best plane of all and the next may have met nowhere: VMs have planes of their own."""
+    rates = {
+        "namespace": {"macvlan": 3e5, "veth": 2e5},
+        "vm": {"e1000-bridge": 2e4, "virtio-bridge": 1e4},
+    }
+    trials = [
+        made_up_run.trial(
+            f"tcp:{plane},{message}#r{block}",
+            "tcp",
+            {"guest": guest, "plane": plane, "path": "north-south", "message_bytes": message},
+            block,
+            duration_s=2,
+            tcp=TcpResult(goodput_bps=rate * message, message_bytes=message, retransmits=3),
+        )
+        for block in range(BLOCKS)
+        for guest, planes in rates.items()
+        for plane, rate in planes.items()
+        for message in (64, 65536)
+    ]
+    advice = write(tmp_path / "run", trials).recommendation()
+    assert advice is not None
+    assert advice.plane is None
+    namespaces, machines = advice.headline.split("; ")
+    assert namespaces.startswith("Namespaces: use macvlan: it carries ")
+    assert machines.startswith("virtual machines: use e1000-bridge: it carries ")
+
+
 def test_seconds_of_a_trial_measured_twice_are_those_of_the_second_time(
     run: RunReader, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from planewise.judge.statistics import Family, RunSample, compare_levels, observ
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
+from planewise.store.cells import level_words
 from planewise.store.models import ChainLimit, RunInfo, TrialRecord
 from planewise.store.recommendation import Recommendation
 from planewise.units import bits_text, percent_text, rate_text
@@ -37,10 +38,13 @@ def recommend_chains(
     chains = [trial for trial in trials if trial.chain is not None]
     name, show = ("transmitted", rate_text) if chains else ("goodput", bits_text)
     observed = observe([RunSample("run", info, trials)], name)
-    family = compare_levels(observed, "plane", by="path")
+    # Guests of one kind are compared with one another: each kind has planes of its own.
+    guests = {str(trial.cell.get("guest", "")) for trial in trials if trial.tcp is not None}
+    by = "guest" if len(guests) > 1 else "path"
+    family = compare_levels(observed, "plane", by=by)
     planes = {str(observation.cell["plane"]) for observation in observed.observations}
     strata = [stratum for stratum in family.strata if stratum != OVERALL] or [OVERALL]
-    winners_in_words = [_best_plane(family, stratum, show) for stratum in strata]
+    winners_in_words = [_best_plane(family, by, stratum, show) for stratum in strata]
     winners = {winner for winner, _ in winners_in_words}
     plane = winners.pop() if len(winners) == 1 else None
     if len(planes) == 1:
@@ -57,17 +61,20 @@ def recommend_chains(
     )
 
 
-def _best_plane(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
-    """The best plane of a path (None where it is not told) and that in words."""
+def _best_plane(family: Family, by: str, stratum: str, show: object) -> tuple[str | None, str]:
+    """The best plane of a path or kind of guests (None where it is not told), and that in words."""
     assert callable(show)
-    where = "" if stratum == OVERALL else f"{stratum}: "
+    words = level_words("guest", stratum) if by == "guest" else stratum
+    where = "" if stratum == OVERALL else f"{words}: "
     values = best_first(family, stratum)
     if len(values) == 1:
         return str(values[0].level), f"{where}only {values[0].level} was measured"
     best, second = values[0], values[1]
     against = family.find(best.level, second.level, stratum)
-    if against is None or against.outcome != "better":
-        names = " and ".join(str(value.level) for value in values[:2])
+    names = " and ".join(str(value.level) for value in values[:2])
+    if against is None:
+        return None, f"{where}{names} were not measured under one condition"
+    if against.outcome != "better":
         return None, f"{where}{names} are not told apart by this run"
     return (
         str(best.level),
