@@ -309,6 +309,25 @@ def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_no
         assert hugepages.HugePagePool().pages == pages
 
 
+def test_four_containers_answer_while_twelve_streams_are_sent_to_them(tmp_path: Path) -> None:
+    # Docker's containers together weigh as much as a single stream's generator.
+    needs("vhost-user")
+    if not shutil.which("dockerd"):
+        pytest.skip("there is no dockerd on this machine")
+    path = design(
+        tmp_path / "chains.yaml",
+        "path: north-south, vnfs: 4, size_bytes: imix",
+        "functions: [{forwarder: testpmd, guest: container, plane: vhost-user}]\n"
+        "chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 2000}",
+    )
+    out = tmp_path / "run"
+    finished = planewise("run", path, "--out", out)
+    assert finished.returncode == 0, finished.stderr
+    (trial,) = RunReader(out).trials()
+    assert trial.status == "done", trial.reason
+    check(trial)
+
+
 def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
     tmp_path: Path,
 ) -> None:

@@ -25,7 +25,7 @@ from planewise.testbed.chains.account import account, at_rest, frame_path
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import Function, PortStats, parse_port
-from planewise.testbed.chains.generator import came_back
+from planewise.testbed.chains.generator import came_back, commands
 from planewise.testbed.chains.guests import Pollers, peers
 from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
@@ -174,6 +174,20 @@ def test_what_came_back_was_lost_nowhere_on_its_way_whatever_a_counter_says_yet(
     before = frame_path(chain, 0, 0, {"vnf1": (0, 0)})
     found = account(before, frame_path(chain, 100, 100, {"vnf1": (100, 98)}), 0)
     assert (found.received, found.lost, found.foreign) == (100, {}, 0)
+
+
+def test_streams_whose_frames_are_far_apart_leave_the_cpu_to_functions_in_between() -> None:
+    chain = Chain("vhost-user", "north-south", 4, "container", "testpmd")
+    macs = {number: f"02:00:00:00:00:0{number}" for number in range(1, 5)}
+
+    def sleeps(pps: float) -> list[bool]:
+        given = commands(chain, "imix", 1.0, pps, ends=("eth0@a", "eth0@b"), macs=macs)
+        return ["af_packet" in arguments for arguments in given]
+
+    assert sleeps(2_000) == [True] * 12
+    # 7 : 4 : 1 of 10 kpps a function: those of 1518 bytes are 833 a second.
+    assert sleeps(40_000) == [False, True, True] * 4
+    assert not any(sleeps(1e6))
 
 
 def test_what_a_probe_saw_of_its_frames_is_told_by_their_content() -> None:

@@ -16,6 +16,11 @@ _MIXED = 0.7
 _OVERLOAD = 1.5
 """Overload: the generator is asked for this times its maximum."""
 
+_SLEEPS_PPS = 5_000
+"""Up to this rate of a probe its frames are so far apart that a generator in user space sleeps
+between them. One in the kernel is fast because it never does, and would leave functions on its CPU
+a share of it, each stream anew."""
+
 PORT = 4862
 """UDP destination port of the first stream."""
 _RING_MIB = 8
@@ -50,7 +55,8 @@ def commands(
     entries = range(1, len(chain.entries) + 1)
     streams = [(entry, *frame) for entry in entries for frame in frames]
     for number, (entry, frame_bytes, count) in enumerate(streams):
-        rate = f"{pps * count / total / len(entries):.0f}"
+        rate_pps = pps * count / total / len(entries)
+        rate = f"{rate_pps:.0f}"
         yield (
             *("trial", "--tx", ends[0], "--rx", ends[1], "--src", SOURCE),
             *(
@@ -61,6 +67,7 @@ def commands(
             ),
             *("--dst-mac", macs[entry], "--size", str(frame_bytes), "--rate", rate),
             *("--max-pps", rate, "--duration", f"{limit_s:g}"),
+            *(("--backend", "af_packet") if rate_pps <= _SLEEPS_PPS else ()),
             *("--ring-mib", str(_RING_MIB), *options),
         )
 
