@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 
 from planewise.judge.statistics import Family, RunSample, by_sending, compare_levels, observe
 from planewise.store.allocations import by_groups
-from planewise.store.models import RunInfo, TrialRecord
+from planewise.store.models import RunInfo, SwitchPhase, TrialRecord
+from planewise.units import time_text
 
 FACTOR = "policy"
+SWITCH_QUANTILES = ("p50_ns", "p99_ns")
+"""What is told of requests around a switch."""
 
 
 def policy_families(
@@ -20,3 +24,28 @@ def policy_families(
     groups = by_sending(observed, FACTOR) if observed.observations else ()
     families = (compare_levels(one, FACTOR) for one in reversed(groups) if one.observations)
     return [family for family in families if family.comparisons]
+
+
+def by_phase(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[SwitchPhase]]]:
+    """The phases of all switches, by name, in the order of time."""
+    found: dict[str, list[SwitchPhase]] = {}
+    for trial in trials:
+        for one in trial.alloc.switch if trial.alloc is not None else ():
+            found.setdefault(one.name, []).append(one)
+    yield from found.items()
+
+
+def switch_sentence(trials: Sequence[TrialRecord]) -> str:
+    """Median and tail of the moved guest in each phase, and what it lost."""
+    lost = sent = 0
+    told = []
+    for name, own in by_phase(trials):
+        lost, sent = lost + sum(p.counts.lost for p in own), sent + sum(p.counts.sent for p in own)
+        known = [one.rtt for one in own if one.rtt is not None]
+        if known:
+            p50, p99 = (
+                statistics.median(getattr(one, quantile) for one in known)
+                for quantile in SWITCH_QUANTILES
+            )
+            told.append(f"{name} {time_text(p50)} ({time_text(p99)})")
+    return f"Median (99th percentile): {', '.join(told)}; {lost} of {sent} requests lost."

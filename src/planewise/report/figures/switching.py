@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
+from planewise.judge.policies import SWITCH_QUANTILES, by_phase, switch_sentence
 from planewise.report import theme
 from planewise.report.figures import vega
 from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
@@ -61,14 +62,14 @@ def figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
     return Figure(
         name="switch",
         title="Requests while a VF is given and taken",
-        lead=sentence([trial]),
+        lead=switch_sentence([trial]),
         caption=(
             "A dot is a request by the moment when it was due, the line the median of each second; "
             "grey: the VF is being given, later taken. Packets have the sender's time and moves "
             f"the daemon's; the two may be {time_text(error * 1e9)} off. The axis upwards is "
             f"{span.word}."
         ),
-        alt=f"Round-trip times along time. {sentence([trial])}",
+        alt=f"Round-trip times along time. {switch_sentence([trial])}",
         draw=draw,
         table=table([trial]),
     )
@@ -134,7 +135,7 @@ def _panel(
 def table(trials: Sequence[TrialRecord]) -> Table:
     """The phases: medians over trials, and what was lost in all of them."""
     rows: list[tuple[Entry, ...]] = []
-    for name, own in _by_phase(trials):
+    for name, own in by_phase(trials):
         length_s = statistics.median(one.end_s - one.begin_s for one in own)
         sent, lost = sum(one.counts.sent for one in own), sum(one.counts.lost for one in own)
         beside_lost = sum(one.beside_lost for one in own)
@@ -144,24 +145,13 @@ def table(trials: Sequence[TrialRecord]) -> Table:
                 PrintedNumber(time_text(length_s * 1e9), length_s),
                 PrintedNumber.count(sent),
                 PrintedNumber.count(lost),
-                *(_time([one.rtt for one in own], quantile) for quantile in _QUANTILES),
+                *(_time([one.rtt for one in own], quantile) for quantile in SWITCH_QUANTILES),
                 PrintedNumber.count(beside_lost),
-                *(_time([one.beside for one in own], quantile) for quantile in _QUANTILES),
+                *(_time([one.beside for one in own], quantile) for quantile in SWITCH_QUANTILES),
             )
         )
     columns = ("Phase", "Takes", "Requests", "Lost", "p50", "p99", "p50 beside", "p99 beside")
     return Table((*columns[:6], "Lost beside", *columns[6:]), tuple(rows))
-
-
-_QUANTILES = ("p50_ns", "p99_ns")
-
-
-def _by_phase(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[SwitchPhase]]]:
-    found: dict[str, list[SwitchPhase]] = {}
-    for trial in trials:
-        for one in trial.alloc.switch if trial.alloc is not None else ():
-            found.setdefault(one.name, []).append(one)
-    yield from found.items()
 
 
 def _time(latencies: Sequence[Latency | None], quantile: str) -> Entry:
@@ -169,19 +159,3 @@ def _time(latencies: Sequence[Latency | None], quantile: str) -> Entry:
     if not known:
         return Missing("nothing was sent, or no answer came")
     return PrintedNumber.time(statistics.median(known))
-
-
-def sentence(trials: Sequence[TrialRecord]) -> str:
-    """Median and tail of the moved guest in each phase, and what it lost."""
-    lost = sent = 0
-    told = []
-    for name, own in _by_phase(trials):
-        lost, sent = lost + sum(p.counts.lost for p in own), sent + sum(p.counts.sent for p in own)
-        known = [one.rtt for one in own if one.rtt is not None]
-        if known:
-            p50, p99 = (
-                statistics.median(getattr(one, quantile) for one in known)
-                for quantile in _QUANTILES
-            )
-            told.append(f"{name} {time_text(p50)} ({time_text(p99)})")
-    return f"Median (99th percentile): {', '.join(told)}; {lost} of {sent} requests lost."
