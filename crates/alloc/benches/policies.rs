@@ -1,8 +1,9 @@
 //! How close policies come to the optimum, by family of traffic: mean share over seeds with its 95 %
 //! interval, VFs given an hour, and `benefit` less the better of the others, seed by seed. With `--bound` beside
 //! them: `benefit` told the load of the second to come (`told`), the same without limits of residency and moves
-//! (`freed`), the best that guests could hold from first to last (`static`), and the bound of all policies that do
-//! not know the future (`bound`). Prints figures; never passes or fails.
+//! (`freed`), the best that guests could hold from first to last (`static`), the bound of all policies that do
+//! not know the future (`bound`), that of all who know it but keep to the settings' residency and moves an interval
+//! (`limits`), and what `benefit` has of the latter (`of it`). Prints figures; never passes or fails.
 //!
 //! Run: cargo bench -p pw-alloc --bench policies --
 //!     [--bound] [SEEDS [SECONDS [SWITCH_S [SETTINGS [FAMILY [FIRST]]]]]]
@@ -16,12 +17,14 @@ use std::time::Instant;
 
 use bound::{Family, WORTHS};
 use pw_alloc::Settings;
+use pw_alloc::limited::{Limits, bound_us};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::signal::Smoothing;
 use pw_alloc::simulate::{
-    BuiltIn, Feed, Host, Interval, MadeUp, Player, Scenario, Shard, built_in, compare,
+    BuiltIn, Feed, Host, Interval, MadeUp, Player, Record, Scenario, Shard, built_in, compare,
 };
 
+const BENEFIT: [Player; 1] = [Player::Policy(PolicyKind::Benefit)];
 const POLICIES: [PolicyKind; 3] = [PolicyKind::Fair, PolicyKind::Activity, PolicyKind::Benefit];
 
 fn main() {
@@ -92,20 +95,25 @@ fn bounds(scenario: &mut Scenario, settings: &Settings, seeds: Range<u32>) {
     told.signal.smoothing = Smoothing::Ewma(0.1);
     let freed = Settings { min_residency_s: 0.0, max_moves: None, ..told.clone() };
     let family = Family::of(scenario);
-    let mut shares = [const { Vec::new() }; 3];
+    let mut shares = [const { Vec::new() }; 5];
     let (mut optima, mut bounds) = (Vec::new(), WORTHS.map(|_| Vec::new()));
     for seed in seeds {
         scenario.seed = u64::from(seed);
-        let Some(best) =
-            compare(scenario, &[], settings, Shard::WHOLE).ok().and_then(|played| played.hindsight)
+        let Ok(played) = compare(scenario, &BENEFIT, settings, Shard::WHOLE) else { continue };
+        let (Some(best), Some(limited_us)) =
+            (played.hindsight, limited(scenario, settings, played.tallies[0].saved_us))
         else {
             continue;
         };
         let saved_us = [&told, &freed].map(|settings| forecast(scenario, settings));
-        let saved_us =
-            saved_us.map(|us| us.unwrap_or(f64::NAN)).into_iter().chain([best.static_us]);
-        for (shares, saved_us) in shares.iter_mut().zip(saved_us) {
-            shares.push(100.0 * saved_us / best.optimum_us);
+        let saved_us = saved_us.map(|us| us.unwrap_or(f64::NAN));
+        // The bound need not be the best that could be had, which limits do not raise.
+        let limited_us = limited_us.min(best.optimum_us);
+        let saved_us = saved_us.into_iter().chain([best.static_us, limited_us]);
+        let of_optimum = saved_us.map(|us| us / best.optimum_us);
+        let of_limited = played.tallies[0].saved_us / limited_us;
+        for (shares, share) in shares.iter_mut().zip(of_optimum.chain([of_limited])) {
+            shares.push(100.0 * share);
         }
         optima.push(best.optimum_us);
         if let Some(family) = &family {
@@ -114,7 +122,7 @@ fn bounds(scenario: &mut Scenario, settings: &Settings, seeds: Range<u32>) {
             }
         }
     }
-    for (name, shares) in ["told", "freed", "static"].iter().zip(&shares) {
+    for (name, shares) in ["told", "freed", "static", "limits", "of it"].iter().zip(&shares) {
         let (mean, half) = mean_and_half_width(shares);
         print!("  {name} {mean:6.2} ±{half:4.2}");
     }
@@ -126,12 +134,30 @@ fn bounds(scenario: &mut Scenario, settings: &Settings, seeds: Range<u32>) {
     }
 }
 
+/// What nobody can exceed who keeps to the settings' residency and moves, whatever he knows [µs].
+fn limited(scenario: &Scenario, settings: &Settings, had_us: f64) -> Option<f64> {
+    let (mut feed, mut interval) = (MadeUp::new(scenario, 0), Interval::default());
+    let mut record = Record::default();
+    while feed.next(&mut interval).ok()? {
+        interval.set_gains(&scenario.curve);
+        record.push(&interval.gain);
+    }
+    // A second is an interval; what a policy pays for lost packets it pays here.
+    let fixed_us = scenario.lost_packets * settings.benefit.loss_us;
+    let gains = record.gains(1.0, scenario.switch_s, fixed_us)?;
+    let limits = Limits {
+        vfs: usize::from(scenario.vfs),
+        residency: settings.min_residency_s.ceil() as usize,
+        gives: settings.max_moves.map(|most| most as usize),
+    };
+    Some(bound_us(&gains, limits, had_us))
+}
+
 /// What `benefit` collects when each decision knows the rates of the second that it is for [µs]: packets are
 /// counted a second before they count.
 fn forecast(scenario: &Scenario, settings: &Settings) -> Option<f64> {
     let (mut now, mut next) = (MadeUp::new(scenario, 0), MadeUp::new(scenario, 0));
-    let player = Player::Policy(PolicyKind::Benefit);
-    let mut host = Host::new(scenario, 0, player, settings).ok()?;
+    let mut host = Host::new(scenario, 0, BENEFIT[0], settings).ok()?;
     let (mut interval, mut ahead) = (Interval::default(), Interval::default());
     next.next(&mut ahead).ok()?;
     while now.next(&mut interval).ok()? {

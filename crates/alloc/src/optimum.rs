@@ -39,16 +39,32 @@ impl Gains {
         self.price.extend_from_slice(price);
     }
 
+    pub(crate) const fn guests(&self) -> usize {
+        self.guests
+    }
+
+    pub(crate) fn intervals(&self) -> usize {
+        self.held.len().checked_div(self.guests).unwrap_or(0)
+    }
+
+    /// What a VF saves each guest in an interval [µs].
+    pub(crate) fn held(&self, at: usize) -> &[f64] {
+        &self.held[at * self.guests..(at + 1) * self.guests]
+    }
+
+    /// What a give at the beginning of an interval costs, by guest [µs].
+    pub(crate) fn price(&self, at: usize) -> &[f64] {
+        &self.price[at * self.guests..(at + 1) * self.guests]
+    }
+
     /// The intervals as (the first of some that are alike, how many).
     fn rows(&self) -> Vec<(usize, usize)> {
         let mut rows: Vec<(usize, usize)> = Vec::new();
-        let row = |at: usize| at * self.guests..(at + 1) * self.guests;
-        let count = self.held.len().checked_div(self.guests).unwrap_or(0);
-        for at in 0..count {
+        for at in 0..self.intervals() {
             match rows.last_mut() {
                 Some((first, times))
-                    if self.held[row(*first)] == self.held[row(at)]
-                        && self.price[row(*first)] == self.price[row(at)] =>
+                    if self.held(*first) == self.held(at)
+                        && self.price(*first) == self.price(at) =>
                 {
                     *times += 1;
                 }
@@ -134,11 +150,8 @@ impl Network {
         let most = rows
             .iter()
             .flat_map(|&(at, times)| {
-                let row = at * gains.guests..(at + 1) * gains.guests;
-                gains.held[row.clone()]
-                    .iter()
-                    .map(move |v| v * times as f64)
-                    .chain(gains.price[row].iter().copied())
+                let held = gains.held(at).iter().map(move |v| v * times as f64);
+                held.chain(gains.price(at).iter().copied())
             })
             .fold(0.0, f64::max);
         // A power of two, so that whole numbers stay exact.
@@ -148,9 +161,8 @@ impl Network {
         let mut gain = Vec::with_capacity(guests * intervals);
         let mut price = Vec::with_capacity(guests * (intervals + 1));
         for (at, times) in rows {
-            let row = at * guests..(at + 1) * guests;
-            gain.extend(gains.held[row.clone()].iter().map(|v| whole(v * times as f64)));
-            price.extend(gains.price[row].iter().map(|v| whole(*v)));
+            gain.extend(gains.held(at).iter().map(|v| whole(v * times as f64)));
+            price.extend(gains.price(at).iter().map(|v| whole(*v)));
         }
         let nodes = (intervals + 1) * (guests + 1);
         let mut network = Self {

@@ -18,7 +18,7 @@ use crate::settings::{PolicyKind, Settings};
 use crate::traffic::{Flow, Random};
 use pw_error::Result;
 
-use hindsight::Record;
+pub use hindsight::Record;
 pub use host::{Host, Interval};
 pub use outcome::{Five, GroupOutcome, Hindsight, Outcome, Played, Tally};
 pub use scenario::{BuiltIn, Group, Scenario, built_in};
