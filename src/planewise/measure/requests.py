@@ -22,8 +22,9 @@ from planewise.store.models import Counts, Latency
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest
 
-PATIENCE_S = 10.0
-"""How long the first answer of all may take: a lab's hosts stand still for seconds."""
+PATIENCE_S = 60.0
+"""How long the first answer of all may take. A lab's hosts stand still for seconds, machines on
+them for tens of seconds, and each SYN is sent again only after twice as long."""
 _MARK = "\x1e"
 
 
