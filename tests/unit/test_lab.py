@@ -310,6 +310,19 @@ def test_a_host_whose_lab_has_no_directory_any_more_is_found(
     assert impostor.wait(5) != 0
 
 
+def test_a_host_whose_directory_only_we_do_not_see_is_nobodys_leftover(
+    state_directory: Path, impostor: subprocess.Popen[bytes]
+) -> None:
+    hide = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+    apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hide, "sh")
+    look = (sys.executable, "-c", "from planewise import lab; print(lab.sweep())")
+    done = subprocess.run([*apart, state_directory, *look], capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
+    assert done.stdout == "()\n", done.stderr
+    assert impostor.poll() is None
+
+
 def test_clean_says_and_removes_a_lab_that_nobody_uses(
     state_directory: Path, impostor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,14 @@ def alive(seen: Seen) -> bool:
     return now is not None and now.start_ticks == seen.start_ticks
 
 
+def shares_mounts(seen: Seen, proc: Path = _PROC) -> bool:
+    """Whether it sees this program's files. To others a directory that they have may seem gone."""
+    try:
+        return (proc / str(seen.pid) / "ns/mnt").readlink() == (proc / "self/ns/mnt").readlink()
+    except OSError:
+        return False
+
+
 def end(wanted: Iterable[Seen], grace_s: float = 3.0) -> None:
     """Asks the processes to end, kills them after a grace, and waits until they are gone.
 

@@ -476,6 +476,8 @@ def _orphans() -> tuple[AbandonedLab, ...]:
         directory = Path(pidfile).parent if pidfile else None
         if directory is None or directory.parent != root or directory.is_dir():
             continue
+        if not process.shares_mounts(seen):
+            continue
         labs.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
     return tuple(
         AbandonedLab(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
