@@ -10,6 +10,7 @@ use pw_sriov::address::PciAddress;
 use tokio::sync::watch;
 
 use crate::daemon::config::Kubernetes;
+use crate::daemon::forwarding::Addresses;
 use crate::daemon::guests::source::Source;
 use crate::daemon::pool::{Pool, PoolView};
 use crate::daemon::status::Status;
@@ -89,11 +90,7 @@ impl Pool for ExclusivePool {
         Ok(())
     }
 
-    fn settle(
-        &mut self,
-        view: &PoolView,
-        managed: &std::collections::BTreeSet<pw_alloc::model::Mac>,
-    ) -> Result<()> {
+    fn settle(&mut self, view: &PoolView, managed: &Addresses) -> Result<()> {
         self.pool.settle(view, managed)
     }
 

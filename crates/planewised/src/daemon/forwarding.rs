@@ -1,6 +1,6 @@
-//! Keeps unmanaged stations on the host's bridges reachable for guests on VFs: the NIC's embedded switch
-//! delivers to the PF only addresses in its filter, so those that the host's bridge has learned are added
-//! to it. Addresses of managed guests are left alone.
+//! Keeps stations on the host's bridges reachable for guests on VFs: the NIC's embedded switch delivers to the
+//! PF only addresses in its filter, so those that the host's bridge has learned are added to it, and those of
+//! managed machines without a VF. Addresses that executors see to are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,37 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long an address stays in the filter after the bridge has forgotten it, as bridges do after five
 /// minutes of silence.
 const REMEMBERED: Duration = Duration::from_secs(3600);
+/// The same after a managed machine is gone. A daemon that was started anew finds it meanwhile.
+const REMEMBERED_RESTING: Duration = Duration::from_secs(60);
+/// In place of a port: the address is that of a managed machine, which no budget limits.
+const RESTING: u32 = u32::MAX;
+
+/// The addresses of managed guests.
+#[derive(Debug, Clone, Default)]
+pub struct Addresses {
+    /// Executors of their guests see to them.
+    pub cared_for: BTreeSet<Mac>,
+    /// Of guests without a VF, with PFs that lead to their networks.
+    pub resting: BTreeMap<Mac, Vec<PfId>>,
+}
+
+impl Addresses {
+    fn contains(&self, mac: Mac) -> bool {
+        self.cared_for.contains(&mac) || self.resting.contains_key(&mac)
+    }
+
+    /// Those of guests without a VF, on all PFs of their bridges.
+    fn wanted(&self, view: &PoolView) -> impl Iterator<Item = (Asked, u32)> {
+        self.resting.iter().flat_map(|(mac, pfs)| {
+            let bridge = |pf: &PfId| view.pfs.get(pf).and_then(|pf| pf.bridge.as_ref());
+            let bridges: BTreeSet<&String> = pfs.iter().filter_map(bridge).collect();
+            view.pfs
+                .iter()
+                .filter(move |(_, pf)| pf.bridge.as_ref().is_some_and(|on| bridges.contains(on)))
+                .map(|(name, _)| (Asked { pf: name.clone(), mac: *mac }, RESTING))
+        })
+    }
+}
 
 /// An address in the filter of a PF.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -32,8 +63,14 @@ struct Asked {
 struct Known {
     /// When the bridge last knew the address.
     at: Instant,
-    /// The index of the port behind which it was learned; 0: the bridge itself.
+    /// The index of the port behind which it was learned; 0: the bridge itself; or [`RESTING`].
     port: u32,
+}
+
+impl Known {
+    fn is_forgotten(&self, now: Instant) -> bool {
+        now - self.at > if self.port == RESTING { REMEMBERED_RESTING } else { REMEMBERED }
+    }
 }
 
 /// An address on disk.
@@ -77,11 +114,11 @@ impl Forwarding {
         Self { path, asked: asked.collect(), budget, next: at }
     }
 
-    /// Adds new addresses to the PFs' filters, and removes old ones. `managed`: addresses to leave alone.
+    /// Adds new addresses to the PFs' filters, and removes old ones.
     ///
     /// # Errors
     /// The kernel refuses: a NIC has no room for more addresses.
-    pub fn settle(&mut self, view: &PoolView, managed: &BTreeSet<Mac>) -> Result<()> {
+    pub fn settle(&mut self, view: &PoolView, managed: &Addresses) -> Result<()> {
         let now = Instant::now();
         if now < self.next || view.pfs.values().all(|pf| pf.bridge.is_none()) {
             return Ok(());
@@ -89,7 +126,8 @@ impl Forwarding {
         self.next = now + PAUSE;
         let mut net = Net::here()?;
         let (links, forwards) = (net.all()?, net.fdb_entries()?);
-        let wanted = wanted(view, &links, &forwards, managed);
+        let mut wanted = wanted(view, &links, &forwards, managed);
+        wanted.extend(managed.wanted(view));
         for (asked, port) in &wanted {
             self.asked
                 .entry(asked.clone())
@@ -101,13 +139,17 @@ impl Forwarding {
                 .iter()
                 .any(|entry| entry.own && Some(entry.index) == index && entry.mac == asked.mac)
         };
-        // Addresses that others added are not ours.
-        let wanted = wanted.into_iter().filter(|(asked, _)| !has(asked)).collect();
+        // Addresses that others added are not ours; those of machines are, which executors leave there.
+        let left = |asked: &Asked, port| port == RESTING && !self.asked.contains_key(asked);
+        let wanted =
+            wanted.into_iter().filter(|(asked, port)| !has(asked) || left(asked, *port)).collect();
         let (new, crowded) = admit(&self.asked, wanted, self.budget);
         let gone: Vec<Asked> = self
             .asked
             .iter()
-            .filter(|(asked, known)| now - known.at > REMEMBERED || managed.contains(&asked.mac))
+            .filter(|(asked, known)| {
+                known.is_forgotten(now) || managed.cared_for.contains(&asked.mac)
+            })
             .map(|(asked, _)| asked.clone())
             .collect();
         let crowded = crowded.map_or(Ok(()), |port| {
@@ -140,7 +182,7 @@ impl Forwarding {
             }
         }
         for asked in gone {
-            if let Some(pf) = view.pfs.get(&asked.pf).filter(|_| !managed.contains(&asked.mac)) {
+            if let Some(pf) = view.pfs.get(&asked.pf).filter(|_| !managed.contains(asked.mac)) {
                 net.set_nic_filter(asked.mac, pf.index, false)?;
             }
             self.asked.remove(&asked);
@@ -169,13 +211,19 @@ fn admit(
 ) -> (BTreeMap<Asked, u32>, Option<u32>) {
     let mut per_port: BTreeMap<(PfId, u32), usize> = BTreeMap::new();
     let mut per_pf: BTreeMap<PfId, usize> = BTreeMap::new();
-    for (asked, known) in asked.iter().filter(|(asked, _)| !new.contains_key(*asked)) {
+    let counts =
+        |(asked, known): &(&Asked, &Known)| known.port != RESTING && !new.contains_key(*asked);
+    for (asked, known) in asked.iter().filter(counts) {
         *per_port.entry((asked.pf.clone(), known.port)).or_default() += 1;
         *per_pf.entry(asked.pf.clone()).or_default() += 1;
     }
     let mut crowded = None;
     let mut admitted = BTreeMap::new();
     for (address, port) in new {
+        if port == RESTING {
+            admitted.insert(address, port);
+            continue;
+        }
         let behind = per_port.entry((address.pf.clone(), port)).or_default();
         let of_pf = per_pf.entry(address.pf.clone()).or_default();
         let again = asked.contains_key(&address);
@@ -196,7 +244,7 @@ fn wanted(
     view: &PoolView,
     links: &[Link],
     forwards: &[FdbEntry],
-    managed: &BTreeSet<Mac>,
+    managed: &Addresses,
 ) -> BTreeMap<Asked, u32> {
     let mut wanted = BTreeMap::new();
     for (name, pf) in &view.pfs {
@@ -215,7 +263,7 @@ fn wanted(
             .filter(|entry| !entry.own && !entry.permanent && port(entry.index))
             .map(|entry| (entry.mac, entry.index));
         for (mac, port) in learned.chain(bridge.mac.map(|mac| (mac, 0))) {
-            if Some(mac) != own && !managed.contains(&mac) && mac.0[0] & 1 == 0 {
+            if Some(mac) != own && !managed.contains(mac) && mac.0[0] & 1 == 0 {
                 wanted.insert(Asked { pf: name.clone(), mac }, port);
             }
         }
@@ -261,10 +309,39 @@ mod tests {
             FdbEntry { permanent: true, ..learned(2, 6) },
             group,
         ];
-        let managed = BTreeSet::from([Mac([6, 0, 0, 0, 0, 2])]);
+        let cared_for = BTreeSet::from([Mac([6, 0, 0, 0, 0, 2])]);
+        let managed = Addresses { cared_for, ..Addresses::default() };
         let wanted = wanted(&view, &links, &forwards, &managed);
         let macs: Vec<Mac> = wanted.into_keys().map(|asked| asked.mac).collect();
         assert_eq!(macs, [Mac([2, 0, 0, 0, 0, 5]), Mac([6, 0, 0, 0, 0, 1])]);
+    }
+
+    #[test]
+    fn all_pfs_of_its_bridge_take_a_machine_that_never_had_a_vf_and_no_budget_limits_that() {
+        let pf = |index, bridge: Option<&str>| PoolPf {
+            index,
+            address: "0000:01:00.0".parse().expect("valid"),
+            numa: None,
+            link_up: true,
+            bridge: bridge.map(Into::into),
+        };
+        let pfs = [("pf0", Some("br0")), ("pf1", Some("br0")), ("pf2", Some("br1")), ("pf3", None)];
+        let pfs = (1..).zip(pfs).map(|(index, (name, on))| (PfId::from(name), pf(index, on)));
+        let view = PoolView { pfs: pfs.collect(), ..PoolView::default() };
+        let machines = (0..20).map(|last| (Mac([6, 0, 0, 0, 0, last]), vec!["pf0".into()]));
+        let managed = Addresses { resting: machines.collect(), ..Addresses::default() };
+        let wanted: BTreeMap<Asked, u32> = managed.wanted(&view).collect();
+        let first = |asked: &&Asked| asked.mac == Mac([6, 0, 0, 0, 0, 0]);
+        let on: Vec<String> =
+            wanted.keys().filter(first).map(|asked| asked.pf.to_string()).collect();
+        assert_eq!(on, ["pf0", "pf1"]);
+        let (admitted, crowded) = admit(&BTreeMap::new(), wanted.clone(), BUDGET);
+        assert_eq!((admitted.len(), crowded), (40, None));
+        // Nor do they take from that of others.
+        let at = Instant::now();
+        let asked = wanted.into_iter().map(|(asked, port)| (asked, Known { at, port })).collect();
+        let learned = (Asked { pf: "pf0".into(), mac: Mac([6, 0, 0, 0, 1, 0]) }, 7);
+        assert_eq!(admit(&asked, [learned].into(), BUDGET).0.len(), 1);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use pw_error::{Error, Result};
 
 use crate::daemon::config::Simulated;
 use crate::daemon::core::Host;
+use crate::daemon::forwarding::Addresses;
 use crate::daemon::guests::source::{Container, KnownContainers, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
@@ -55,6 +56,8 @@ struct Made {
     pf_away: bool,
     /// The fault that whoever looks at this host has.
     fault: Option<Fault>,
+    /// What PFs were last told to take.
+    addresses: Addresses,
 }
 
 impl Made {
@@ -105,6 +108,19 @@ impl World {
 
     fn made(&self) -> MutexGuard<'_, Made> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guests whose addresses PFs were told to take, and those whose executors see to it.
+    pub fn told(&self) -> [Vec<GuestId>; 2] {
+        let made = self.made();
+        let of = |told: &dyn Fn(&Mac) -> bool| {
+            let guests = made.found.guests.iter().filter(|(_, guest)| told(&guest.mac));
+            guests.map(|(id, _)| id.clone()).collect()
+        };
+        [
+            of(&|mac| made.addresses.resting.contains_key(mac)),
+            of(&|mac| made.addresses.cared_for.contains(mac)),
+        ]
     }
 
     /// Its pool and its guests, for the core; whatever is done is done at once.
@@ -387,6 +403,11 @@ impl Pool for SimulatedPool {
         Ok(())
     }
 
+    fn settle(&mut self, _view: &PoolView, managed: &Addresses) -> Result<()> {
+        self.0.made().addresses = managed.clone();
+        Ok(())
+    }
+
     fn executor(&self) -> Box<dyn Executor> {
         Box::new(self.0.clone())
     }
@@ -440,6 +461,10 @@ impl Guests for SimulatedGuests {
 
     fn kind(&self) -> GuestKind {
         if self.source.is_some() { GuestKind::Pod } else { GuestKind::Simulated }
+    }
+
+    fn needs_filters(&self) -> bool {
+        true
     }
 
     fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {

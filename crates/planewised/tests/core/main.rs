@@ -141,6 +141,22 @@ fn the_busiest_hold_and_a_vf_follows_when_traffic_shifts() {
 }
 
 #[test]
+fn pfs_take_the_addresses_of_those_without_a_vf_also_of_who_never_had_one() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 900.0), ("c", 0.0)]);
+    daemon.core.tick(0);
+    // Until all is known somebody may have a VF, by which its frames must not come twice.
+    assert_eq!(daemon.world.told(), [vec![], vec![id("a"), id("b"), id("c")]]);
+    daemon.pass(20);
+    assert_eq!(daemon.world.told(), [vec![id("a"), id("c")], vec![id("b")]]);
+    daemon.world.send("b", Traffic::Constant(1.0));
+    daemon.pass(20);
+    assert_eq!(daemon.world.told(), [vec![id("b"), id("c")], vec![id("a")]]);
+    let mut daemon = daemon.restarted(|_| ());
+    daemon.core.tick(0);
+    assert_eq!(daemon.world.told()[0], Vec::<GuestId>::new());
+}
+
+#[test]
 fn a_restart_finds_what_was_left() {
     let mut first = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 900.0), ("c", 10.0)]);
     first.pass(20);

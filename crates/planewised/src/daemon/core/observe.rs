@@ -12,6 +12,7 @@ use pw_alloc::signal::Tracker;
 use pw_error::Error;
 
 use super::{Core, Doubt, Tracked};
+use crate::daemon::forwarding::Addresses;
 use crate::daemon::guests::{Discovery, Managed};
 use crate::daemon::request::Event;
 use crate::daemon::status::unix_ms;
@@ -29,7 +30,7 @@ impl Core {
         self.observe_pool(now_ms);
         self.discover(now_ms);
         if !self.dry_run {
-            let managed = self.guests.values().map(|guest| guest.managed.mac).collect();
+            let managed = self.addresses();
             if let Err(error) = self.host.pool.settle(&self.view, &managed) {
                 self.report_once(&error);
             }
@@ -56,6 +57,25 @@ impl Core {
         self.allocator.observe(&snapshot);
         self.status.counters.samples += 1;
         self.status.counters.sample_durations.observe(begun.elapsed().as_secs_f64());
+    }
+
+    /// The addresses of managed guests, by who lets PFs take them.
+    fn addresses(&self) -> Addresses {
+        let mut addresses = Addresses::default();
+        for (id, guest) in &self.guests {
+            let managed = &guest.managed;
+            if self.host.kinds[guest.kind].needs_filters()
+                && self.held_by(id).is_none()
+                && !self.is_guest_under_way(id)
+                && !self.doubtful
+                && !self.suspected.contains(id)
+            {
+                addresses.resting.insert(managed.mac, managed.wish.pfs.clone());
+            } else {
+                addresses.cared_for.insert(managed.mac);
+            }
+        }
+        addresses
     }
 
     fn observe_pool(&mut self, now_ms: u64) {

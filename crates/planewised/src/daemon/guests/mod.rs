@@ -101,6 +101,12 @@ pub trait Guests: Send {
     /// is a gap ([`Found::gaps`]), not *nothing*.
     fn find(&mut self, pool: &PoolView) -> Finding;
 
+    /// Whether the pool is to let PFs take the addresses of its guests without a VF: those of other kinds are taken
+    /// from a guest's adoption on.
+    fn needs_filters(&self) -> bool {
+        false
+    }
+
     /// An executor of this guest's steps: `Attach`, `AwaitPath`, `Prefer`, `Direct`, `Verify` and
     /// `Detach`. `Reserve` prepares the VF for the guest as far as that loses no frames (those for the
     /// guest are lost once the VF has its address), and waits until the guest can be given a device;

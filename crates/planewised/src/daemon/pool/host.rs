@@ -1,6 +1,6 @@
 //! This host's VFs as a pool. Knows nothing of guests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use pw_sriov::plan::{self, Driver};
 use pw_sriov::state::{Before, Record, State};
 
 use crate::daemon::filters::Filters;
-use crate::daemon::forwarding::{Budget, Forwarding};
+use crate::daemon::forwarding::{Addresses, Budget, Forwarding};
 use crate::daemon::guests::containers::VF_NAME;
 use crate::daemon::net::Net;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
@@ -275,7 +275,7 @@ impl Pool for HostPool {
         Ok(())
     }
 
-    fn settle(&mut self, view: &PoolView, managed: &BTreeSet<Mac>) -> Result<()> {
+    fn settle(&mut self, view: &PoolView, managed: &Addresses) -> Result<()> {
         self.forwarding.settle(view, managed)
     }
 

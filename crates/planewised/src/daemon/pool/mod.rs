@@ -3,11 +3,9 @@
 pub mod host;
 pub mod view;
 
-use std::collections::BTreeSet;
-
-use pw_alloc::model::Mac;
 use pw_error::Result;
 
+use crate::daemon::forwarding::Addresses;
 use crate::daemon::tasks::Executor;
 
 pub use self::view::{PoolPf, PoolVf, PoolView};
@@ -27,12 +25,11 @@ pub trait Pool: Send {
     /// The kernel does not answer.
     fn sample(&mut self, view: &mut PoolView) -> Result<()>;
 
-    /// Keeps unmanaged stations on the host's bridges reachable for guests on VFs. `managed` are addresses
-    /// of guests, which their kinds take care of.
+    /// Keeps stations on the host's bridges reachable for guests on VFs.
     ///
     /// # Errors
     /// The kernel refuses.
-    fn settle(&mut self, _view: &PoolView, _managed: &BTreeSet<Mac>) -> Result<()> {
+    fn settle(&mut self, _view: &PoolView, _managed: &Addresses) -> Result<()> {
         Ok(())
     }
 

@@ -301,6 +301,10 @@ impl Guests for Machines {
         GuestKind::Vm
     }
 
+    fn needs_filters(&self) -> bool {
+        true
+    }
+
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
         {
             let board = self.watch.board();
