@@ -351,6 +351,16 @@ def test_a_process_deaf_to_sigint_is_stopped_all_the_same() -> None:
     assert process.stop().exit_code == 128 + signal.SIGKILL
 
 
+def test_the_end_of_a_process_is_told_and_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = LocalHost("x").start(["sleep", "0.2"])
+
+    def look_again_later(_: float) -> None:
+        raise AssertionError("it was looked for now and then")
+
+    monkeypatch.setattr(time, "sleep", look_again_later)
+    assert process.wait(60).exit_code == 0
+
+
 # Background load.
 
 

@@ -18,7 +18,7 @@ from planewise.measure.stage import Place
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed import netns
 from planewise.testbed.apply import apply
-from planewise.testbed.host import LocalHost
+from planewise.testbed.host import FinishedProcess, LocalHost, LocalProcess
 from planewise.testbed.ledger import Ownership
 from planewise.testbed.model import CapturePoint, Guest, HostRole, inside
 from planewise.testbed.netns import NamespaceThread
@@ -194,3 +194,26 @@ def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: 
         "sender_inside": 2 * PACKETS,
         "responder_inside": 2 * PACKETS,
     }
+
+
+def test_all_captures_are_asked_to_end_before_one_is_waited_for(
+    path: RttPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt, stop = LocalProcess.interrupt, LocalProcess.stop
+    asked: list[int] = []
+    waited_for: list[tuple[int, ...]] = []
+
+    def note_and_interrupt(process: LocalProcess) -> None:
+        asked.append(process.pid)
+        interrupt(process)
+
+    def note_and_stop(process: LocalProcess) -> FinishedProcess:
+        if "tap" in process.argv:
+            waited_for.append(tuple(asked))
+        return stop(process)
+
+    monkeypatch.setattr(LocalProcess, "interrupt", note_and_interrupt)
+    monkeypatch.setattr(LocalProcess, "stop", note_and_stop)
+    trial = RttTrial("captured", frequency_pps=50, size_bytes=64, packets=2)
+    measure_rtt(path, trial, Place("captured", {"plane": "veth"}, 0, 0))
+    assert {len(before) for before in waited_for} == {2}  # a capture a host

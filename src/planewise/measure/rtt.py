@@ -110,6 +110,8 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
         cpu = _cpu(ping, watch)
         captures: list[Capture] = []
         for tap in taps:
+            tap.process.interrupt()  # all at once: each waits for what its kernel still holds
+        for tap in taps:
             output = parse(tap.process.stop(), TapOutput)
             for point in output.points:
                 if point.error is not None:
