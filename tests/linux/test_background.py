@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from planewise.testbed.host import find_probe
-from tests.linux.probe import Network, Running, eventually, run
+from tests.linux.probe import Network, Running, cable, eventually, run
 
 pytestmark = pytest.mark.linux
 
@@ -113,39 +115,13 @@ def test_a_probe_started_with_its_parent_dies_with_it(
             os.kill(child, 9)
 
 
-@pytest.mark.parametrize("rate", ["1k", "1M"])
-@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
-def test_cpu_time_by_mode_agrees_with_mpstat_within_two_points(
-    netns_pair: Network, load: float, rate: str
-) -> None:
-    if shutil.which("mpstat") is None:
-        pytest.skip("mpstat is not here; `scripts/setup test` installs it (sysstat)")
-    cpus, b = str(os.cpu_count()), netns_pair.b
-    burn = ("burn", "--load", str(load), "--threads", cpus, "--duration", "8")
-    ping = ("ping", b.ipv4, "--rate", rate, "--duration", "8")
-    with (
-        Running(*burn, netns=netns_pair.a.netns) as burning,
-        Running(*ping, netns=netns_pair.a.netns),
-        Running("cpu", "--duration", "4", netns=netns_pair.a.netns) as own,
-        subprocess.Popen(["mpstat", "-o", "JSON", "4", "1"], stdout=subprocess.PIPE) as other,
-    ):
-        told, _ = other.communicate(timeout=60)
-        ours = own.finish().output["cpu"]["all"]
-        burning.stop()
-    (host,) = json.loads(told)["sysstat"]["hosts"]
-    theirs = host["statistics"][0]["cpu-load"][0]
-    told_of = 1 - ours.pop("unaccounted")  # mpstat's shares are of this
-    for mode, share in ours.items():
-        assert abs(100 * share / told_of - theirs[mode]) <= 2, (mode, ours, theirs)
-    assert 1 - ours["idle"] >= load - 0.02
-
-
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 
 
 def scheduled_s() -> tuple[float, float]:
     """CPU time of all tasks in user mode and in the kernel [s], as the scheduler charged control
-    groups with it in nanoseconds: another account than the clock ticks of /proc/stat."""
+    groups with it in nanoseconds: another account than the clock ticks of /proc/stat. Zeros where
+    none count."""
     if (CPUACCT / "cpuacct.usage_user").exists():  # version 1: the root's are those of all tasks
         user, system = (
             int((CPUACCT / f"cpuacct.usage_{mode}").read_text()) / 1e9 for mode in ("user", "sys")
@@ -159,8 +135,6 @@ def scheduled_s() -> tuple[float, float]:
             total + int(told[f"{mode}_usec"]) / 1e6
             for total, mode in zip(totals, ("user", "system"), strict=True)
         ]
-    if not any(totals):
-        pytest.skip("no control groups count CPU time here")
     return totals[0], totals[1]
 
 
@@ -174,36 +148,86 @@ def ran_s(processes: tuple[Running, ...]) -> float:
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
+@dataclass(frozen=True)
+class Told:
+    """What several accounts have of the same busy CPUs."""
+
+    by_mpstat: dict[str, float] | None
+    """In percent; None where there is none."""
+    meanwhile: dict[str, float]
+    """What the probe told of the same 4 s."""
+    long: dict[str, float]
+    """What it told of `WINDOW_S`."""
+    charged_s: tuple[float, float]
+    """To control groups meanwhile, in user mode and in the kernel."""
+    others_s: float
+    """CPU time of processes that are not of this test."""
+    took_s: float
+
+
+# A busy tick is one of a hundred a second: in 4 s on two CPUs half a load is told to 2 points or
+# so, now and then not.
+WINDOW_S = 10.0
+
+
+@cache
+def told(load: float, rate: str) -> Told:
+    """Keeps the CPUs busy, and asks all at once: each of them takes its time."""
+    cpus, by_mpstat = str(os.cpu_count()), None
+    look = ("cpu", "--duration")
+    with cable() as network:
+        a, b = network.a.netns, network.b
+        burn = ("burn", "--load", str(load), "--threads", cpus, "--duration", "15")
+        ping = ("ping", b.ipv4, "--rate", rate, "--duration", "15")
+        with Running(*burn, netns=a) as burning, Running(*ping, netns=a) as pinging:
+            began, before, mine = time.monotonic(), scheduled_s(), ran_s((burning, pinging))
+            with (
+                Running(*look, f"{WINDOW_S:g}", netns=a) as long,
+                Running(*look, "4", netns=a) as own,
+            ):
+                if shutil.which("mpstat") is not None:
+                    argv = ["mpstat", "-o", "JSON", "4", "1"]
+                    printed = subprocess.run(argv, stdout=subprocess.PIPE, timeout=60, check=True)
+                    (host,) = json.loads(printed.stdout)["sysstat"]["hosts"]
+                    by_mpstat = host["statistics"][0]["cpu-load"][0]
+                meanwhile, ours = (one.finish().output["cpu"]["all"] for one in (own, long))
+            took_s, after = time.monotonic() - began, scheduled_s()
+            others_s = sum(after) - sum(before) - (ran_s((burning, pinging)) - mine)
+            burning.stop()
+    charged_s = (after[0] - before[0], after[1] - before[1])
+    return Told(by_mpstat, meanwhile, ours, charged_s, others_s, took_s)
+
+
+@pytest.mark.parametrize("rate", ["1k", "1M"])
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+def test_cpu_time_by_mode_agrees_with_mpstat_within_two_points(load: float, rate: str) -> None:
+    theirs = told(load, rate).by_mpstat
+    if theirs is None:
+        pytest.skip("mpstat is not here; `scripts/setup test` installs it (sysstat)")
+    ours = dict(told(load, rate).meanwhile)
+    told_of = 1 - ours.pop("unaccounted")  # mpstat's shares are of this
+    for mode, share in ours.items():
+        assert abs(100 * share / told_of - theirs[mode]) <= 2, (mode, ours, theirs)
+    assert 1 - ours["idle"] >= load - 0.02
+
+
 @pytest.mark.parametrize("rate", ["1k", "1M"])
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
 def test_cpu_time_by_mode_agrees_with_what_control_groups_were_charged_within_two_points(
-    netns_pair: Network, load: float, rate: str
+    load: float, rate: str
 ) -> None:
-    cpus, b = os.cpu_count() or 1, netns_pair.b
-    # A busy tick is one of a hundred a second: in 4 s on two CPUs half a load is told to 2 points
-    # or so, now and then not.
-    window_s = 10.0
-    burn = ("burn", "--load", str(load), "--threads", str(cpus), "--duration", "15")
-    ping = ("ping", b.ipv4, "--rate", rate, "--duration", "15")
-    with (
-        Running(*burn, netns=netns_pair.a.netns) as burning,
-        Running(*ping, netns=netns_pair.a.netns) as pinging,
-    ):
-        began, before, mine = time.monotonic(), scheduled_s(), ran_s((burning, pinging))
-        with Running("cpu", "--duration", f"{window_s:g}", netns=netns_pair.a.netns) as own:
-            ours = own.finish().output["cpu"]["all"]
-        took_s, after = time.monotonic() - began, scheduled_s()
-        others_s = sum(after) - sum(before) - (ran_s((burning, pinging)) - mine)
-        burning.stop()
-    user, system = ((later - earlier) / cpus for earlier, later in zip(before, after, strict=True))
+    cpus, seen = os.cpu_count() or 1, told(load, rate)
+    if not any(seen.charged_s):
+        pytest.skip("no control groups count CPU time here")
+    ours, took_s, others_s = seen.long, seen.took_s, seen.others_s
+    user, system = (charged_s / cpus for charged_s in seen.charged_s)
     # The groups were charged a little longer than the probe looked: while it started and ended,
     # the CPUs may have done anything.
-    told = f"{ours}, {user}, {system}, {took_s}, {others_s}"
-    beside_s, points_s = took_s - window_s, 0.02 * window_s
-    ours_s = window_s * (ours["usr"] + ours["nice"])
-    kernel_s = window_s * sum(ours[mode] for mode in ("sys", "irq", "soft"))
+    beside_s, points_s = took_s - WINDOW_S, 0.02 * WINDOW_S
+    ours_s = WINDOW_S * (ours["usr"] + ours["nice"])
+    kernel_s = WINDOW_S * sum(ours[mode] for mode in ("sys", "irq", "soft"))
     # Time that a hypervisor took is in the account of the task that it was taken from.
-    stolen_s = window_s * ours["steal"]
+    stolen_s = WINDOW_S * ours["steal"]
     agree = all(
         theirs_s - beside_s - points_s - stolen_s <= mode_s <= theirs_s + points_s
         for theirs_s, mode_s in ((user, ours_s), (system, kernel_s))
@@ -213,4 +237,4 @@ def test_cpu_time_by_mode_agrees_with_what_control_groups_were_charged_within_tw
             f"other processes had {others_s:.1f} s of CPU time meanwhile: turns in step with the"
             " clock's tick, which /proc/stat counts, and the scheduler's nanoseconds differ"
         )
-    assert agree, told
+    assert agree, seen

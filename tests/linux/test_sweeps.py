@@ -6,13 +6,15 @@ import json
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from planewise.store.rundir import RunReader
-from tests.command import planewise
+from planewise.testbed import ledger, netns
+from tests.command import in_this_process, planewise
 from tests.linux.test_runs import nothing_is_left
 
 WORDS = {"GOOD", "BAD", "UNDECIDED"}
@@ -55,6 +57,12 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def made() -> set[str]:
+    """Namespaces, notes of them and scratch directories: this process's own, too."""
+    scratch = Path(tempfile.gettempdir()).glob("pw-scratch-*")
+    return {*netns.names(), *map(str, ledger.STATE.glob("*")), *map(str, scratch)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -76,13 +84,19 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
     ],
 )
 def test_bad_flags_of_a_sweep_get_one_clear_sentence(
-    tmp_path: Path, arguments: tuple[str, ...], words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
 ) -> None:
-    finished = planewise("sweep", *arguments, "--out", tmp_path / "run")
-    assert finished.returncode == 2
-    assert words in finished.stderr.replace("\n", " ")
-    assert "Traceback" not in finished.stderr
-    assert nothing_is_left()
+    before = made()
+    run = ("sweep", *arguments, "--out", tmp_path / "run")
+    code, _, said = in_this_process(capsys, monkeypatch, *run)
+    assert code == 2
+    assert words in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert made() == before
 
 
 @pytest.mark.parametrize("command", ["sweep", "search"])

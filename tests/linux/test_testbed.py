@@ -344,7 +344,8 @@ def test_a_process_runs_in_its_guest_and_ends_with_the_host() -> None:
         LocalHost("x").run(["no-such-program"])
 
 
-def test_a_process_deaf_to_sigint_is_stopped_all_the_same() -> None:
+def test_a_process_deaf_to_sigint_is_stopped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planewise.testbed.host.GRACE_S", 0.2)
     deaf = "import signal, sys, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); print('ready', file=sys.stderr, flush=True); time.sleep(600)"  # noqa: E501
     process = LocalHost("x").start([sys.executable, "-c", deaf])
     process.wait_ready("ready", 10)
