@@ -12,7 +12,8 @@ setup:
 
 # Measurements and the lab's hosts mostly wait: what needs neither runs beside them, in the time that they leave.
 test: test-setup
-	scripts/beside '$(LINUX) && make lab-setup && $(LAB)' 'make lint crates && $(UNIT)'
+	scripts/beside '$(LINUX) -m "not apart" && make lab-setup && $(LAB)' \
+	  'make lint crates && $(UNIT) && scripts/apart $(LINUX) -m apart'
 
 test-setup:
 	@scripts/setup test

@@ -19,6 +19,8 @@ from planewise.errors import PlanewiseError
 from planewise.testbed.alloc_client import Client
 from planewise.testbed.vfs import find_planewised
 
+pytestmark = [pytest.mark.linux, pytest.mark.apart]
+
 PATIENCE_S = 120
 STRANGER = 65_534
 

@@ -15,7 +15,7 @@ from planewise.testbed.ledger import sweep
 from planewise.testbed.planes import known
 from tests.command import planewise
 
-pytestmark = pytest.mark.linux
+pytestmark = [pytest.mark.linux, pytest.mark.apart]
 
 
 def test_the_doctor_tries_every_plane_and_leaves_nothing() -> None:

@@ -15,7 +15,7 @@ from planewise.fleet.plan import Fleet
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 
-pytestmark = pytest.mark.linux
+pytestmark = [pytest.mark.linux, pytest.mark.apart]
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 

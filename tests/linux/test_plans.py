@@ -40,7 +40,7 @@ from planewise.testbed.plan import (
 )
 from planewise.testbed.rtnetlink import RouteSocket
 
-pytestmark = pytest.mark.linux
+pytestmark = [pytest.mark.linux, pytest.mark.apart]
 
 MACVTAP_INDEX = 29_001
 
