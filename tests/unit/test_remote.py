@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -75,3 +77,11 @@ def test_a_server_that_speaks_no_ssh_is_said() -> None:
         with pytest.raises(PlanewiseError, match=f"ssh to ssh://127.0.0.1:{port} failed"):
             open_host(f"ssh://127.0.0.1:{port}", "sender")
         thread.join()
+
+
+def test_who_measures_on_this_machine_loads_nothing_that_reaches_others() -> None:
+    script = "import sys, planewise.pipeline\n"
+    script += "print(sorted({'asyncssh', 'docker', 'libvirt'} & set(sys.modules)))"
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
@@ -26,10 +27,11 @@ from planewise.testbed.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
 from planewise.testbed.openvswitch import has_datapath, remove_datapath
 from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step, new_namespace
-from planewise.testbed.remote import open_host, parse_lab
-from planewise.testbed.remote_host import RemoteHost
 from planewise.testbed.vfs import Tool, restore
 from planewise.testbed.vms.cleanup import remove_guests
+
+if TYPE_CHECKING:
+    from planewise.testbed.remote_host import RemoteHost
 
 LAB_NIC = "pf0"
 
@@ -75,6 +77,8 @@ class Targets:
         """Why times there are not those of hardware, as a sentence; empty when they are."""
         for target in (self.sender, self.responder):
             if target.startswith("lab:"):
+                from planewise.testbed.remote import parse_lab
+
                 status = lab.status(parse_lab(target)[0])
                 how = "" if status is None else f" under {status.record.accelerator.upper()}"
                 return f"the hosts are QEMU machines of `planewise lab`{how}, their NICs emulated"
@@ -98,6 +102,8 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
     Raises:
         PlanewiseError: one cannot be reached, or its NIC is in use.
     """
+    from planewise.testbed.remote import open_host
+
     with ExitStack() as open_hosts:
         before = signals.raise_on_signals()
         open_hosts.callback(signals.restore, before)
@@ -227,6 +233,8 @@ def remove_elsewhere(left: DeadRun) -> None:
     Raises:
         PlanewiseError: a host cannot be reached, or something cannot be removed.
     """
+    from planewise.testbed.remote import open_host
+
     _remove_groups(left.token)
     unreachable: list[PlanewiseError] = []
     with ThreadPoolExecutor(max(1, len(left.hosts))) as pool:
@@ -305,6 +313,8 @@ def _clean_open(host: RemoteHost, note: HostNote, token: str) -> None:
 
 
 def _is_down(target: str) -> bool:
+    from planewise.testbed.remote import parse_lab
+
     status = lab.status(parse_lab(target)[0])
     return status is None or status.state in ("dead", "hung")
 
