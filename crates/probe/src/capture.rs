@@ -5,7 +5,7 @@
 //! copied, its return value bounds how many bytes are, and the reader wakes once a block, not once
 //! a packet.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -210,6 +210,12 @@ impl Ring {
             }
         }
         Ok(count)
+    }
+
+    /// Waits up to `timeout` for packets, or for what `other` waits for.
+    pub fn wait(&self, other: BorrowedFd<'_>, timeout: Duration) {
+        let mut fds = [self.socket.as_fd(), other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let _ = poll(&mut fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX));
     }
 
     fn vanished(&self) -> Error {

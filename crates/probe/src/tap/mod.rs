@@ -6,7 +6,8 @@ pub mod files;
 pub mod join;
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, PipeReader, Write, pipe};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -302,6 +303,9 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
     if rings.is_empty() {
         return Ok(Vec::new());
     }
+    // Whoever waits for packets sees at once that the other end is closed.
+    let (closed, open) =
+        pipe().map_err(|error| Error::failed("cannot make a pipe", "").caused_by(error))?;
     eprintln!("ready");
     let ended = AtomicBool::new(false);
     let counts: Vec<AtomicU64> = rings.iter().map(|_| AtomicU64::new(0)).collect();
@@ -313,8 +317,8 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
             .into_iter()
             .zip(&counts)
             .map(|(ring, count)| {
-                let ended = &ended;
-                scope.spawn(move || watch(ring, probes, count, ended))
+                let (ended, closed) = (&ended, &closed);
+                scope.spawn(move || watch(ring, probes, count, ended, closed))
             })
             .collect();
         let complete = || {
@@ -329,6 +333,7 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
             clock::sleep_until(end_ns.min(now + 20_000_000));
         }
         ended.store(true, Ordering::Relaxed);
+        drop(open);
         let joined = threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -336,8 +341,14 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
     })
 }
 
-/// Captures at one point until `ended`, then takes what is still in the ring.
-fn watch(mut ring: Ring, probes: Probes, count: &AtomicU64, ended: &AtomicBool) -> Seen {
+/// Captures at one point until `ended`, when `closed` is, then takes what is still in the ring.
+fn watch(
+    mut ring: Ring,
+    probes: Probes,
+    count: &AtomicU64,
+    ended: &AtomicBool,
+    closed: &PipeReader,
+) -> Seen {
     let mut seen = Seen::default();
     let mut take = |captured: Captured<'_>| {
         if let Some(probe) = decode(captured.network, probes) {
@@ -347,7 +358,8 @@ fn watch(mut ring: Ring, probes: Probes, count: &AtomicU64, ended: &AtomicBool) 
     };
     let mut error = None;
     while !ended.load(Ordering::Relaxed) {
-        if let Err(broken) = ring.poll(Duration::from_millis(100), &mut take) {
+        ring.wait(closed.as_fd(), Duration::from_secs(1));
+        if let Err(broken) = ring.poll(Duration::ZERO, &mut take) {
             error = Some(broken);
             ended.store(true, Ordering::Relaxed);
         }
