@@ -20,8 +20,15 @@ from hypothesis import strategies as st
 from planewise.boot.initramfs import program_entries
 from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.measure.rtt import await_late_end
 from planewise.measure.vms import load_path_of
-from planewise.testbed.host import Host, LocalHost
+from planewise.testbed.host import (
+    FinishedProcess,
+    Host,
+    LocalHost,
+    LocalProcess,
+    ProcessTimeoutError,
+)
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, Site
 from planewise.testbed.plan import AddTap
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
@@ -376,3 +383,37 @@ def test_an_agent_that_is_silent_is_not_ready_and_no_error() -> None:
     assert agent_of(fake).ready()
     fake.silent = True
     assert not agent_of(fake).ready()
+
+
+class LateProbe(LocalProcess):
+    """A process that ends when it is waited for once more than `late` times."""
+
+    def __init__(self, late: int) -> None:
+        self.waits: list[float | None] = []
+        self._late = late
+
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
+        self.waits.append(timeout_s)
+        if len(self.waits) <= self._late:
+            raise ProcessTimeoutError("it still runs")
+        return FinishedProcess(("pw-probe",), 0, "", "")
+
+
+def test_a_guest_that_ended_is_noticed_while_the_other_waits_for_its_answer() -> None:
+    def gone() -> None:
+        raise PlanewiseError("the virtual machine ended")
+
+    in_time, waiting, slow = LateProbe(0), LateProbe(99), LateProbe(2)
+    await_late_end(in_time, gone, expected_s=4.0, late_s=60.0)
+    with pytest.raises(PlanewiseError, match="the virtual machine ended"):
+        await_late_end(waiting, gone, expected_s=4.0, late_s=60.0)
+    assert in_time.waits == waiting.waits
+    assert waiting.waits[0] is not None
+    assert 4.0 < waiting.waits[0] < 10.0
+    await_late_end(slow, lambda: None, expected_s=4.0, late_s=60.0)
+    assert len(slow.waits) == 3
+
+
+def test_a_probe_that_hangs_is_left_to_its_limit() -> None:
+    hanging = LateProbe(1_000_000_000)
+    await_late_end(hanging, lambda: None, expected_s=0.0, late_s=0.05)

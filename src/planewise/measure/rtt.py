@@ -17,8 +17,9 @@ The same between a guest and its own interface, each by that guest's clock:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,6 +61,9 @@ seconds."""
 EMULATED_PATIENCE_S = 60.0
 """The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
 
+_CHECK_S = 2.0
+"""How often one looks whether the guests still live, while packets are late."""
+
 _PARTS: tuple[Metric, ...] = ("overhead", "response", "sender_stack", "responder_stack")
 
 _LATE_SHARE = 0.01
@@ -87,6 +91,8 @@ class RttPath:
     """How long the first answer of all may take."""
     most_steady_packets: int = 2_000_000
     """What the probe in the guest has memory for; a shorter window then tells nothing of CPUs."""
+    check: Callable[[], None] | None = None
+    """Raises where one of the guests ended, which leaves the other without an answer."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
@@ -207,16 +213,32 @@ def _start_taps(path: RttPath, protocol: Protocol, running: ExitStack) -> list[_
 def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
     host = path.hosts["sender"]
     file = f"{host.directory}/ping.csv"
-    finished = host.run(
-        [*_command(path, trial, trial.packets), "--packets", file],
-        netns=path.sender.netns,
-        timeout_s=120 + 10 * path.patience_s + 2 * trial.sending_s,
-        expected_s=trial.sending_s,
-    )
+    argv = [*_command(path, trial, trial.packets), "--packets", file]
+    limit_s = 120 + 10 * path.patience_s + 2 * trial.sending_s
+    expected_s = trial.sending_s
+    with host.start(argv, netns=path.sender.netns, expected_s=expected_s) as process:
+        if path.check is not None:
+            await_late_end(process, path.check, expected_s, path.patience_s)
+        finished = process.wait(limit_s)
     output = parse(finished, PingOutput)
     if output.interrupted:
         raise KeyboardInterrupt
     return output, read_packets(host.take(file, directory, netns=path.sender.netns))
+
+
+def await_late_end(
+    process: HostProcess, check: Callable[[], None], expected_s: float, late_s: float
+) -> None:
+    """Waits for a process, `late_s` longer than it is expected to take, and calls `check` now
+    and then meanwhile. Returns also when it still runs after that."""
+    deadline = time.monotonic() + expected_s + late_s
+    pause_s = expected_s + _CHECK_S
+    while time.monotonic() < deadline:
+        with suppress(ProcessTimeoutError):
+            process.wait(pause_s)
+            return
+        check()
+        pause_s = _CHECK_S
 
 
 def _steady(path: RttPath, trial: RttTrial) -> PingOutput:

@@ -210,6 +210,7 @@ class VmStation:
             separate=pair.separate and not arrangement.shared,
             patience_s=EMULATED_PATIENCE_S if emulated else 10.0,
             most_steady_packets=20_000,
+            check=check,
         )
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
