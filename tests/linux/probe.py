@@ -119,6 +119,13 @@ def relay() -> Iterator[Network]:
         yield Network(_end(a, 0), _end(b, 1), middle)
 
 
+def without_ipv6(*namespaces: str) -> None:
+    """Nothing but what a test sends shall pass: IPv6 introduces itself for seconds."""
+    for netns in namespaces:
+        off = ("sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1")
+        subprocess.run(["ip", "netns", "exec", netns, *off], check=True)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What pw-probe did."""

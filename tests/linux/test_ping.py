@@ -20,7 +20,16 @@ from hdrh.histogram import HdrHistogram
 from planewise.measure.applications import REDIS, REDIS_PORT, redis_command
 from planewise.store.models import Counts, Latency, OfferedLoad
 from planewise.testbed.host import find_probe
-from tests.linux.probe import Network, Outcome, Running, eventually, ip, passing_on, run
+from tests.linux.probe import (
+    Network,
+    Outcome,
+    Running,
+    eventually,
+    ip,
+    passing_on,
+    run,
+    without_ipv6,
+)
 
 pytestmark = pytest.mark.linux
 
@@ -90,6 +99,7 @@ def test_every_echo_over_a_cable_is_answered_and_stamped(
 def test_a_frame_on_the_wire_has_the_size_that_was_asked_for(
     netns_pair: Network, path: str
 ) -> None:
+    without_ipv6(netns_pair.a.netns, netns_pair.b.netns)
     before = netns_pair.b.counter("rx_bytes"), netns_pair.b.counter("rx_packets")
     assert ping(netns_pair, "--count", "50", "--size", "1000", "--path", path).code == 0
     bytes_ = netns_pair.b.counter("rx_bytes") - before[0]
@@ -419,6 +429,7 @@ def test_a_redis_server_answers_every_request_in_frames_of_that_size(
     netns_pair: Network, tmp_path: Path, size: int
 ) -> None:
     b, file = netns_pair.b, tmp_path / "packets.csv"
+    without_ipv6(netns_pair.a.netns, b.netns)
     with redis(netns_pair):
         before = b.counter("rx_packets"), b.counter("rx_bytes")
         options = ("--rate", "200", "--count", "200", "--size", str(size))

@@ -14,7 +14,16 @@ import pytest
 from planewise.testbed.gro import leftovers
 from planewise.testbed.host import find_probe
 from tests.linux import faults
-from tests.linux.probe import Network, Outcome, Running, eventually, forwarder, ip, run
+from tests.linux.probe import (
+    Network,
+    Outcome,
+    Running,
+    eventually,
+    forwarder,
+    ip,
+    run,
+    without_ipv6,
+)
 
 pytestmark = pytest.mark.linux
 
@@ -133,10 +142,7 @@ def test_a_sender_that_knows_no_receiver_cannot_ask_for_its_address(netns_pair: 
 
 def test_frames_that_a_queue_drops_are_explained_by_its_counter(netns_relay: Network) -> None:
     middle = netns_relay.middle
-    for netns in (netns_relay.a.netns, netns_relay.b.netns, middle):
-        # Nothing but the trial shall pass the queue.
-        off = ("sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1")
-        subprocess.run(["ip", "netns", "exec", netns, *off], check=True)
+    without_ipv6(netns_relay.a.netns, netns_relay.b.netns, middle)
     ip("-n", middle, "link", "add", "joint", "type", "bridge")
     for interface in ("left", "right"):
         ip("-n", middle, "link", "set", interface, "master", "joint")
