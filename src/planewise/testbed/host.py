@@ -350,7 +350,7 @@ def _ends_within(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     try:
         end = select.poll()
         end.register(pidfd, select.POLLIN)
-        return bool(end.poll(1000 * timeout_s))
+        return bool(end.poll(1000 * max(timeout_s, 0.0)))
     finally:
         os.close(pidfd)
 
