@@ -10,9 +10,8 @@ use pw_sriov::address::PciAddress;
 use tokio::sync::watch;
 
 use crate::daemon::config::Kubernetes;
-use crate::daemon::forwarding::Addresses;
 use crate::daemon::guests::source::Source;
-use crate::daemon::pool::{Pool, PoolView};
+use crate::daemon::pool::{Addresses, Pool, PoolView};
 use crate::daemon::status::Status;
 use crate::daemon::tasks::Executor;
 

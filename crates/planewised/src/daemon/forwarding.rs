@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::daemon::disk::write_json;
 use crate::daemon::net::{FdbEntry, Link, Net};
-use crate::daemon::pool::PoolView;
+use crate::daemon::pool::{Addresses, PoolView};
 
 /// Between two updates.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -23,33 +23,6 @@ const REMEMBERED: Duration = Duration::from_secs(3600);
 const REMEMBERED_RESTING: Duration = Duration::from_secs(60);
 /// In place of a port: the address is that of a managed machine, which no budget limits.
 const RESTING: u32 = u32::MAX;
-
-/// The addresses of managed guests.
-#[derive(Debug, Clone, Default)]
-pub struct Addresses {
-    /// Executors of their guests see to them.
-    pub cared_for: BTreeSet<Mac>,
-    /// Of guests without a VF, with PFs that lead to their networks.
-    pub resting: BTreeMap<Mac, Vec<PfId>>,
-}
-
-impl Addresses {
-    fn contains(&self, mac: Mac) -> bool {
-        self.cared_for.contains(&mac) || self.resting.contains_key(&mac)
-    }
-
-    /// Those of guests without a VF, on all PFs of their bridges.
-    fn wanted(&self, view: &PoolView) -> impl Iterator<Item = (Asked, u32)> {
-        self.resting.iter().flat_map(|(mac, pfs)| {
-            let bridge = |pf: &PfId| view.pfs.get(pf).and_then(|pf| pf.bridge.as_ref());
-            let bridges: BTreeSet<&String> = pfs.iter().filter_map(bridge).collect();
-            view.pfs
-                .iter()
-                .filter(move |(_, pf)| pf.bridge.as_ref().is_some_and(|on| bridges.contains(on)))
-                .map(|(name, _)| (Asked { pf: name.clone(), mac: *mac }, RESTING))
-        })
-    }
-}
 
 /// An address in the filter of a PF.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -127,7 +100,7 @@ impl Forwarding {
         let mut net = Net::here()?;
         let (links, forwards) = (net.all()?, net.fdb_entries()?);
         let mut wanted = wanted(view, &links, &forwards, managed);
-        wanted.extend(managed.wanted(view));
+        wanted.extend(of_resting(managed, view));
         for (asked, port) in &wanted {
             self.asked
                 .entry(asked.clone())
@@ -239,6 +212,18 @@ fn admit(
     (admitted, crowded)
 }
 
+/// Those of guests without a VF, on all PFs of their bridges.
+fn of_resting(managed: &Addresses, view: &PoolView) -> impl Iterator<Item = (Asked, u32)> {
+    managed.resting.iter().flat_map(|(mac, pfs)| {
+        let bridge = |pf: &PfId| view.pfs.get(pf).and_then(|pf| pf.bridge.as_ref());
+        let bridges: BTreeSet<&String> = pfs.iter().filter_map(bridge).collect();
+        view.pfs
+            .iter()
+            .filter(move |(_, pf)| pf.bridge.as_ref().is_some_and(|on| bridges.contains(on)))
+            .map(|(name, _)| (Asked { pf: name.clone(), mac: *mac }, RESTING))
+    })
+}
+
 /// Addresses for PFs' filters, with their ports: those that the bridge has learned on other ports, and its own.
 fn wanted(
     view: &PoolView,
@@ -330,7 +315,7 @@ mod tests {
         let view = PoolView { pfs: pfs.collect(), ..PoolView::default() };
         let machines = (0..20).map(|last| (Mac([6, 0, 0, 0, 0, last]), vec!["pf0".into()]));
         let managed = Addresses { resting: machines.collect(), ..Addresses::default() };
-        let wanted: BTreeMap<Asked, u32> = managed.wanted(&view).collect();
+        let wanted: BTreeMap<Asked, u32> = of_resting(&managed, &view).collect();
         let first = |asked: &&Asked| asked.mac == Mac([6, 0, 0, 0, 0, 0]);
         let on: Vec<String> =
             wanted.keys().filter(first).map(|asked| asked.pf.to_string()).collect();

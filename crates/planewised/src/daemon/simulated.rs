@@ -16,10 +16,9 @@ use pw_error::{Error, Result};
 
 use crate::daemon::config::Simulated;
 use crate::daemon::core::Host;
-use crate::daemon::forwarding::Addresses;
 use crate::daemon::guests::source::{Container, KnownContainers, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
-use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
+use crate::daemon::pool::{Addresses, Pool, PoolPf, PoolVf, PoolView};
 use crate::daemon::status::GuestKind;
 use crate::daemon::tasks::{Executor, InlineRunner, TaskRunner};
 

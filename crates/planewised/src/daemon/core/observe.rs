@@ -12,8 +12,8 @@ use pw_alloc::signal::Tracker;
 use pw_error::Error;
 
 use super::{Core, Doubt, Tracked};
-use crate::daemon::forwarding::Addresses;
 use crate::daemon::guests::{Discovery, Managed};
+use crate::daemon::pool::Addresses;
 use crate::daemon::request::Event;
 use crate::daemon::status::unix_ms;
 

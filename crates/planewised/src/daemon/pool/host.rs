@@ -22,10 +22,10 @@ use pw_sriov::plan::{self, Driver};
 use pw_sriov::state::{Before, Record, State};
 
 use crate::daemon::filters::Filters;
-use crate::daemon::forwarding::{Addresses, Budget, Forwarding};
+use crate::daemon::forwarding::{Budget, Forwarding};
 use crate::daemon::guests::containers::VF_NAME;
 use crate::daemon::net::Net;
-use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
+use crate::daemon::pool::{Addresses, Pool, PoolPf, PoolVf, PoolView};
 use crate::daemon::tasks::Executor;
 
 /// How long a process that has released a VF may take to close it.

@@ -5,10 +5,9 @@ pub mod view;
 
 use pw_error::Result;
 
-use crate::daemon::forwarding::Addresses;
 use crate::daemon::tasks::Executor;
 
-pub use self::view::{PoolPf, PoolVf, PoolView};
+pub use self::view::{Addresses, PoolPf, PoolVf, PoolView};
 
 /// The VFs of a host.
 pub trait Pool: Send {

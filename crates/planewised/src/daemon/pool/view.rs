@@ -1,6 +1,6 @@
 //! The last reading of the pool's VFs and PFs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pw_alloc::evidence::User;
@@ -54,4 +54,20 @@ pub struct PoolView {
     pub missing: Vec<PfId>,
     /// Filters on the host's bridges.
     pub filters: Arc<Filters>,
+}
+
+/// The addresses of managed guests.
+#[derive(Debug, Clone, Default)]
+pub struct Addresses {
+    /// Executors of their guests see to them.
+    pub cared_for: BTreeSet<Mac>,
+    /// Of guests without a VF, with PFs that lead to their networks.
+    pub resting: BTreeMap<Mac, Vec<PfId>>,
+}
+
+impl Addresses {
+    /// Whether a managed guest has it.
+    pub fn contains(&self, mac: Mac) -> bool {
+        self.cared_for.contains(&mac) || self.resting.contains_key(&mac)
+    }
 }
