@@ -98,6 +98,13 @@ def test_a_trial_that_lost_nothing_far_above_all_readings_is_of_a_higher_state()
     assert have_states(*readings(capacity))
 
 
+def test_a_trial_that_lost_nothing_where_others_lost_much_is_of_a_higher_state() -> None:
+    # All but one trial of the lower state were offered less than it, but lost more.
+    load = np.array([1.0, 1.001, 1.002, 1.003, 1.004, 1.005, 1.006, 1.007, 1.04, 1.03])
+    capacity = 0.99 + 0.001 * np.array([1, -1, 0, 2, -2, 1, 0, -1, 1, 200])
+    assert have_states(np.log(np.minimum(load, capacity)), np.log(load), capacity >= load)
+
+
 @pytest.mark.parametrize("count", [5, 8, 16])
 def test_noise_is_seldom_taken_for_states_by_few_trials_too(count: int) -> None:
     random = np.random.default_rng(count)

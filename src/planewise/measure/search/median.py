@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
 from planewise.measure.search.particles import Array
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 6
 """Least number of readings: the range of five holds the median in 94 % only."""
@@ -26,9 +29,11 @@ _STICKY = 0.3
 _APART = {4: 26.6, 5: 13.8, 6: 9.1, 7: 7.0, 8: 5.7, 10: 4.5, 12: 3.75, 16: 3.1, 20: 2.7}
 """Two states are told apart by a gap of so many deviations within, by the number of readings: the
 widest gap of normal readings is as wide in 1 % of cases (20 000 draws each)."""
-_WHATEVER_LOAD = 0.2
-"""… and trials of the lower state were offered more than those of the upper one in so many of
-their pairs: in half of them if the load does not matter, in none if throughput rises with it."""
+_LOST_MORE = 0.5
+"""… and trials of the lower state lost more than those of the upper one in so many of their pairs:
+in none if what differs is the load, and throughput rises with it, as loss then does, too;"""
+_OFFERED_MORE = 0.05
+"""… and were offered more in so many: in none if throughput rises at some load by steps."""
 _LEVELS = (np.arange(64) + 0.5) / 64
 """Where the chance that a trial keeps its state, and a state's share, are integrated over."""
 _SETS = 32
@@ -51,7 +56,7 @@ class SearchReadings:
     """Whether the capacity has two states (`have_states`)."""
 
 
-def sets_of(value: Array) -> Array:
+def sets_of(value: NDArray[Scalar]) -> NDArray[Scalar]:
     """At most `_SETS` of the rows."""
     return np.array(value[:: max(value.shape[0] // _SETS, 1)][:_SETS])
 
@@ -90,8 +95,11 @@ def have_states(value: Array, x: Array, bound: NDArray[np.bool_]) -> bool:
     for telling in (~bound, ~bound | (value > highest)):
         lower = _lower_state(value[telling])
         if lower is not None:
-            above = x[value > value[telling][lower].max()]
-            return bool((x[telling][lower][:, None] >= above).mean() >= _WHATEVER_LOAD)
+            upper = value > value[telling][lower].max()
+            more = x[telling][lower][:, None] >= x[upper]
+            loss = x - value
+            lost = loss[telling][lower][:, None] >= loss[upper]
+            return bool(more.mean() >= _OFFERED_MORE and lost.mean() >= _LOST_MORE)
     return False
 
 
@@ -124,12 +132,16 @@ def draw_median(
             normal[part] = _plausibility_of_normal(np.median(value[part], axis=0))
     middle = np.median(value, axis=0)
     lower = _lower_state(middle) if readings.states else None
+    chosen = np.arange(count) % sets
     if lower is None:
         number = _numbers_below(middle < np.median(value), random, count)
     else:
-        number = _numbers_of_states(lower, random, count)
+        # A bound may be of either state: each version of it has its own.
+        number = np.empty(count)
+        for row, of_lower in enumerate(value <= middle[lower].max()):
+            drawn = chosen == row
+            number[drawn] = _numbers_of_states(of_lower, random, int(drawn.sum()))
         value = value + _within_states(middle, lower, bound, random, sets)
-    chosen = np.arange(count) % sets
     return _beside(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
 
 
