@@ -56,6 +56,8 @@ class EdgePosterior:
     """Deviation of the edge that this goal is about; for NDR more than the noise."""
     soft: bool
     """Whether loss rises smoothly."""
+    flatter: bool
+    """Whether throughput still rises beyond saturation."""
     counted: bool
     """Whether it is fitted by `lossless`."""
     trials: int
@@ -115,6 +117,11 @@ class Fits:
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in trials])
         return Observations(x, sent, lost), np.array([t.offered_pps for t in trials])
 
+    def lowest_clean(self) -> float:
+        """The lowest load at which a trial of any duration lost nothing, or that may be offered."""
+        clean = [t.achieved_pps for t in self.session.trials if t.loss_ratio <= 0]
+        return math.log(min(clean, default=self.session.min_load_pps) / self.reference_pps)
+
     def highest_forwarded(self, goal: Goal) -> float:
         """The highest forwarding rate of any trial, as the ln(load/reference) at which that rate
         leaves the goal's share of loss."""
@@ -126,17 +133,21 @@ class Fits:
 
         Where the capacity has states, trials at one load lose either nothing or much, and the fit
         takes that for a steep curve: all versions then take throughput to be constant beyond
-        saturation. Where the edge is hard half of them do, as states may not have shown.
+        saturation. Where the edge is hard half of them do, as states may not have shown; but none
+        whose curve is flatter, as states do not look like that.
         """
         seen, offered = self.all_trials()
         usable = offered <= self.ceiling_pps
-        single = model.readings(self.posteriors[goal], seen)
+        posterior = self.posteriors[goal]
+        single = model.readings(posterior, seen)
         edge, constant = sets_of(single.edge), self._forwarded(seen, goal)
         states = have_states(constant[usable], seen.x[usable], single.bound[usable])
         if states:
             edge[:] = constant
         elif not self.soft:
-            edge[1::2] = constant
+            taken = ~sets_of(posterior.flatter())
+            taken[::2] = False
+            edge[taken] = constant
         time_s, _ = self.times_s()
         return SearchReadings(
             edge[:, usable],
@@ -170,7 +181,8 @@ class Fits:
         window = self.options.tuning.window
         law, noise, blur, seen = self.law(goal)
         low, middle, high = (law.quantile(share) for share in (0.025, 0.5, 0.975))
-        near = np.abs(seen.x - middle) < window / 2 + 3 * blur
+        reach = window / 2 + 3 * blur
+        near = (seen.x > middle - reach) & (seen.x < middle + max(reach, window))
         bad = seen.lost[near] > goal.loss_ratio * seen.sent[near]
         one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         if goal.loss_ratio > 0:
@@ -183,6 +195,7 @@ class Fits:
             noise,
             blur,
             soft=self.soft,
+            flatter=goal.loss_ratio > 0 and bool(self.posteriors[goal].flatter().mean() > 0.5),
             counted=self._counts_losses(goal),
             trials=int(near.sum()),
             lowest_bad=float(seen.x[near].min()) if one_sided and bad.all() else None,

@@ -433,6 +433,10 @@ class Posterior(Particles[_Trials]):
         """Median of β·σ: deviation of z in overload."""
         return float(np.exp(np.median(self.theta[:, SIGMA] + self.theta[:, SLOPE])))
 
+    def flatter(self) -> Bools:
+        """Whether throughput still rises beyond saturation, by particle."""
+        return np.asarray(self.theta[:, SLOPE] < -3 * _CONSTANT_SD)
+
     def soft(self) -> float:
         """Probability that the loss rises smoothly through the goal's share."""
         return float((self.theta[:, RISE] > math.log(self.scope.anchor / 3)).mean())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from planewise.measure.search.fits import EdgePosterior, Fits
 from planewise.measure.search.goals import Goal, StopReason
 from planewise.measure.search.median import open_above
@@ -23,10 +21,20 @@ def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> S
                 continue
             wide = any(_relative_width(fits, estimate) > 1 for estimate in estimates)
             return "trials" if wide else "precise"
-        for estimate in wanting:
+        for estimate in _ready(fits, wanting):
             for offered_pps, duration_s in _next_trials(fits, estimate, measured[estimate.goal]):
                 fits.session.measure(offered_pps, duration_s)
                 measured[estimate.goal] += 1
+
+
+def _ready(fits: Fits, wanting: list[EdgePosterior]) -> list[EdgePosterior]:
+    """Those of the goals whose trials can be placed: a stricter goal's, once the loosest that still
+    wants trials has a few near its load. Until then the stricter one is known by guess alone, and
+    its trials would lie where nothing is lost and tell of neither."""
+    loosest = max(wanting, key=lambda estimate: estimate.goal.loss_ratio)
+    if loosest.trials >= fits.options.min_trials:
+        return wanting
+    return [estimate for estimate in wanting if estimate.goal == loosest.goal]
 
 
 def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]) -> bool:
@@ -60,7 +68,7 @@ def _relative_width(fits: Fits, estimate: EdgePosterior) -> float:
 def _max_trials(fits: Fits, estimate: EdgePosterior) -> int:
     """Trials near a goal's edge (for NDR: spent on it) after which it is done."""
     most, tuning = fits.options.max_trials, fits.options.tuning
-    excess_noise = max(estimate.noise / tuning.reference_noise, 1.0)
+    excess_noise = max(estimate.noise / tuning.reference_noise, tuning.least_excess_noise)
     if estimate.goal.loss_ratio == 0:
         if not estimate.soft:
             return round(most * tuning.hard_ndr_share)
@@ -68,7 +76,7 @@ def _max_trials(fits: Fits, estimate: EdgePosterior) -> int:
         return round(most * (tuning.clumped_ndr_share if clumped else tuning.soft_ndr_share))
     return round(
         most
-        * (tuning.soft_share if estimate.soft else 1.0)
+        * (tuning.soft_share if estimate.soft or estimate.flatter else 1.0)
         * min(excess_noise, tuning.most_excess_noise)
     )
 
@@ -104,6 +112,10 @@ def _next_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> list[tuple[
         if above_pps is not None:
             chosen.append((above_pps, duration_s))
             continue
+        if goal.loss_ratio > 0 and not estimate.soft and (spent + step) % tuning.overloads == 0:
+            offered_pps = fits.load_pps(estimate.middle + _overload(fits, estimate))
+            chosen.append((min(offered_pps, fits.ceiling_pps), duration_s))
+            continue
         deviations, halves = offsets[(spent + step) % len(offsets)]
         half_width = estimate.high - estimate.middle
         if halves < 0:
@@ -124,6 +136,20 @@ def _offsets(fits: Fits, estimate: EdgePosterior) -> Offsets:
     return tuning.soft_ndr_places if estimate.soft else tuning.ndr_places
 
 
+def _overload(fits: Fits, estimate: EdgePosterior) -> float:
+    """How far above a goal's load, in ln(load), a trial tells the slope of the curve.
+
+    If some trial forwarded more, it goes above that, too, once throughput is known to be constant
+    there: a short one may have passed a queue's length besides, or the capacity has a higher state.
+    """
+    tuning = fits.options.tuning
+    above = tuning.climb
+    if estimate.trials >= fits.options.min_trials and not estimate.flatter:
+        above += max(fits.highest_forwarded(estimate.goal) - estimate.middle, 0.0)
+    most = tuning.climb * 2.0**tuning.doublings
+    return min(max(above, tuning.overload * estimate.blur), most)
+
+
 def _unbracketed(fits: Fits) -> float | None:
     """For NDR: the middle, as x, between the highest load without loss and the lowest with loss;
     None once these are near to each other."""
@@ -132,13 +158,10 @@ def _unbracketed(fits: Fits) -> float | None:
     lossy = seen.x[usable & (seen.lost > 0)]
     if not lossy.size:
         return None
-    # The highest clean load below which most trials are clean, too: losses may be rare.
+    # The highest clean load below which most trials are clean, too: losses may be rare. Before
+    # there is one, the lowest that a short trial found clean.
     clean = seen.x[usable & (seen.lost <= 0)]
-    low = (
-        float(clean.max())
-        if clean.size
-        else math.log(fits.session.min_load_pps / fits.reference_pps)
-    )
+    low = float(clean.max()) if clean.size else fits.lowest_clean()
     above = lossy[lossy > low]
     if not above.size or float(above.min()) - low < fits.options.tuning.bracketed:
         return None

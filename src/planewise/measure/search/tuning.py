@@ -62,11 +62,12 @@ class Tuning:
     low_share: float = 1 / 25
     """The curve is fitted to losses from the goal's share times this … Fit: a power of 25 to 120
     (`synthetic.RealisticCurve`) loses that within 3 to 13 % of load."""
-    high_share: float = 6.0
-    """… to the goal's share times this … Fit: 3 % for PDR at 0.5 %."""
-    noises: float = 2.5
+    high_share: float = 10.0
+    """… to the goal's share times this … Rule: PDR's trials that overload by `climb` lose 3.5 %."""
+    noises: float = 4.5
     """… or to so many deviations of the loss above it: noise blurs the curve on that scale, and
-    losses cut off nearer to it would tell neither slope nor noise. Rule: 99 % of a normal law."""
+    losses cut off nearer to it would tell neither slope nor noise. Rule: `overload`, and 93 % of a
+    normal law."""
     widest_reach: float = 0.15
     """But no further, as ln(sent/received)."""
     hard: float = 0.03
@@ -81,10 +82,14 @@ class Tuning:
     Rule: counts above it tell the rate to 10 % and nothing of single packets."""
 
     # -- placing trials ---------------------------------------------------------------------
-    places: Offsets = ((1.2, 0.0), (-0.3, -0.5), (0.6, 0.5))
-    """On both sides, so that the load is read off between trials whatever the curve's slope, and
-    far enough apart to tell slope from noise; more above the edge, where a trial tells how much
-    capacity there was, than below, where it says only that there was enough. Fit."""
+    places: Offsets = ((0.4, 0.25), (-0.4, -0.25))
+    """Near the edge on both sides, where a reading hardly depends on the curve's slope."""
+    overloads: int = 3
+    """One trial in so many goes above the edge, by `overload` deviations and by `climb` at least:
+    it tells the slope, and shows a higher state of the capacity, in which a trial at the edge loses
+    nothing, as many others do. Rule: with one in three or four the edge's error was smallest at
+    slopes of 1 and of 0.5, noise and slope unknown."""
+    overload: float = 3.0
     soft_places: Offsets = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
     """The same where loss rises smoothly, as the curve beside the goal's share is known less."""
     ndr_places: Offsets = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
@@ -98,16 +103,20 @@ class Tuning:
     """NDR is located where a trial with and one without loss are so near to each other. Fit."""
 
     # -- when a goal is done ----------------------------------------------------------------
-    reference_noise: float = 0.012
-    """`max_trials` holds for this deviation of the capacity; more noise gets more. Cost."""
+    reference_noise: float = 0.008
+    """`max_trials` holds for this deviation of the capacity; more noise gets more, less noise less.
+    Cost."""
+    least_excess_noise: float = 0.85
+    """… but at least by this factor. Cost: mlrsearch spends less there, too."""
     most_excess_noise: float = 1.25
-    """… but at most by this factor. Cost: a third of mlrsearch's."""
+    """… and at most by this. Cost: a third of mlrsearch's."""
     clumped: float = 8.0
     """Losses in larger clumps than this, in the mean, count as clumped. Fit."""
     hard_ndr_share: float = 0.15
     """Trials spent on NDR at a hard edge, as a share of `max_trials`; PDR's tell, too. Cost."""
-    soft_share: float = 0.9
-    """Trials near PDR where loss rises smoothly, as a share of `max_trials`. Cost."""
+    soft_share: float = 1.25
+    """Trials near PDR where loss rises smoothly, or throughput does beyond saturation, as a share
+    of `max_trials`: the curve's shape is to be told, too. Cost: mlrsearch spends more there."""
     soft_ndr_share: float = 1.45
     """Trials spent on NDR where loss rises smoothly … Cost."""
     clumped_ndr_share: float = 1.2
