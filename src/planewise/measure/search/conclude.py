@@ -55,13 +55,19 @@ def _final(
     if order is not None:
         draws = draws + order.draw(random, tuning.draws, float(draws.std()))
     middle = float(np.median(draws))
-    draws = middle + _caution(fits, estimate, order) * (draws - middle)
+    draws = likely = middle + _caution(fits, estimate, order) * (draws - middle)
     if not estimate.counted:
         trending = 0.0 if order is None else order.trending
         readings, (_, at_s) = fits.readings(estimate.goal), fits.times_s()
         free = draw_median(readings, random, tuning.draws, trending, at_s)
         if free is not None:
-            draws = np.where(random.random(tuning.draws) < free[1], draws, free[0])
+            # The estimate rests on the model by the odds of a normal law against any other, which
+            # are one at most; the interval always holds half of the other law. What NDR's model
+            # leaves open reaches far down, and is no estimate.
+            uniform = random.random(tuning.draws)
+            odds = free[1] * (2 if estimate.goal.loss_ratio > 0 else 1)
+            likely = np.where(uniform < odds, draws, free[0])
+            draws = np.where(uniform < free[1], draws, free[0])
     seen, offered = fits.all_trials()
     usable = offered <= fits.ceiling_pps
     if usable.any():
@@ -70,7 +76,8 @@ def _final(
         support = sides.support(draws)
         if support < tuning.contradicted:
             # Neither is trusted: the interval spans both.
-            draws = np.concatenate([draws, sides.draw(random, tuning.draws)])
+            either = sides.draw(random, tuning.draws)
+            draws, likely = (np.concatenate([law, either]) for law in (draws, likely))
         if support < tuning.misfit:
             fits.session.add_finding(
                 ViolatedAssumption(
@@ -79,7 +86,8 @@ def _final(
                     "to their losses: its interval spans what either says",
                 )
             )
-    low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
+    low, high = (float(q) for q in np.quantile(draws, (0.025, 0.975)))
+    middle = float(np.clip(np.median(likely), low, high))
     return replace(estimate, low=low, middle=middle, high=high)
 
 
