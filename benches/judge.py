@@ -2,7 +2,7 @@
 
     python benches/judge.py [--systems N] [--kinds ideal,…,queue,…] [--noise 0.01,…]
                             [--algorithms planewise,mlrsearch] [--keep FILE] [--processes P]
-                            [--no-verdicts] [--markdown]
+                            [--no-verdicts] [--times F] [--markdown]
 
 A case is a class of systems of judge/synthetic.py with a level of capacity noise, or a family of
 tests/adversaries.py (its noise is its own: `-`). Each case has N independent systems, every
@@ -10,7 +10,8 @@ parameter drawn at random, and each is searched once by every algorithm. The tru
 of 1 s. These systems were not used when the search was tuned. Figures only: nothing passes or
 fails. With --keep, finished systems are kept in FILE and not searched again: a run that was stopped
 goes on, and more systems can be added. With --no-verdicts the ladders of verdicts, which take most
-of the time, are left out.
+of the time, are left out. With --times the planewise search makes so many times its
+trials near each goal's load (give each its own FILE): what more time would buy.
 
 Columns (the traffic and the figures of the verdict's own ladder are apart):
     traffic, +0.5 s   mean seconds of traffic; the same with 0.5 s a trial
@@ -67,15 +68,23 @@ def make(kind: str, noise: str, index: int) -> System:
     return synthetic.make(kind, capacity_pps=capacity, noise_sd=float(noise), seed=index)
 
 
-def search_system(task: Task, verdicts: bool = True) -> tuple[Task, dict[str, Any]]:
+def search_system(
+    task: Task, verdicts: bool = True, times: float = 1.0
+) -> tuple[Task, dict[str, Any]]:
     """One search, with what it found beside the truth; for each goal estimate and interval over
     the truth (None where the search gave none)."""
     kind, noise, index, algorithm = task
     system = make(kind, noise, index)
     planewise = algorithm == "planewise"
+    usual = PlanewiseOptions()
+    search = PlanewiseOptions(
+        seed=index,
+        min_trials=round(times * usual.min_trials),
+        max_trials=round(times * usual.max_trials),
+    )
     result = run_search(
         system.start(1000 * index),
-        algorithm=PlanewiseSearch(PlanewiseOptions(seed=index)) if planewise else algorithm,
+        algorithm=PlanewiseSearch(search) if planewise else algorithm,
         with_verdict=planewise and verdicts,
     )
     searched = result.trials[: len(result.trials) - result.verdict_trials]
@@ -114,6 +123,7 @@ def main() -> None:
     parser.add_argument("--algorithms", default="planewise,mlrsearch")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--no-verdicts", action="store_true", help="judge no system")
+    parser.add_argument("--times", type=float, default=1.0, help="so many times its trials")
     parser.add_argument("--markdown", action="store_true", help="the table of the documentation")
     options = parser.parse_args()
     tasks: list[Task] = [
@@ -130,7 +140,7 @@ def main() -> None:
             kept[tuple(task)] = found
     left = [task for task in tasks if task not in kept]
     started = last = time.monotonic()
-    work = functools.partial(search_system, verdicts=not options.no_verdicts)
+    work = functools.partial(search_system, verdicts=not options.no_verdicts, times=options.times)
     # Spawned, not forked: numpy's threads do not survive a fork.
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for done, (task, found) in enumerate(pool.imap_unordered(work, left), start=1):
