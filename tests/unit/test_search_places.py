@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from planewise.judge import synthetic
-from planewise.measure.search.goals import Goal
+from planewise.judge.curve import Run
+from planewise.measure.search.conclude import sides_of
+from planewise.measure.search.fits import Fits, PlanewiseOptions
+from planewise.measure.search.goals import Goal, SearchTrial
 from planewise.measure.search.run import run_search
+from planewise.measure.search.session import Limits, SearchSession
 
 NDR, PDR = Goal(0.0), Goal(0.005)
 
@@ -40,3 +44,17 @@ def test_some_trials_overload_a_system_that_hardly_wavers() -> None:
     sut = synthetic.make("ideal", capacity_pps=1e6, noise_sd=0.002, seed=1)
     result = run_search(sut.start(1), [NDR, PDR])
     assert sum(t.loss_ratio > 0.025 for t in result.trials if t.duration_s == 1.0) >= 3
+
+
+def test_a_short_trial_that_lost_something_missed_ndr_and_tells_nothing_of_pdr() -> None:
+    session = SearchSession(gradual(1).start(1), Limits())
+    for load_pps, duration_s, lost in ((5e5, 0.2, 7), (6e5, 0.2, 0), (9e5, 1.0, 7), (1e6, 1.0, 9)):
+        sent = round(load_pps * duration_s)
+        session.trials.append(SearchTrial(load_pps, duration_s, Run(sent, sent - lost, duration_s)))
+    fits = Fits(session, PlanewiseOptions())
+    missed, met = sides_of(fits, NDR), sides_of(fits, PDR)
+    assert missed is not None
+    assert met is not None
+    assert missed.edges.size == 3 + 2
+    assert fits.load_pps(missed.edges[1]) == pytest.approx(5e5)
+    assert met.edges.size == 2 + 2

@@ -38,3 +38,10 @@ def test_intervals_by_sides_hold_the_load_where_the_edge_is_blurred():
         low, high = np.quantile(draws, [0.025, 0.975])
         held += low <= 0 <= high
     assert held >= 90
+
+
+def test_a_load_that_every_trial_missed_may_lie_far_below_them():
+    x = np.linspace(-0.1, 0.1, 21)
+    draws = Sides.of(x, x > 1, least=-1.2).draw(np.random.default_rng(1), 4000)
+    assert np.quantile(draws, 0.5) < -0.4
+    assert draws.min() > -1.2001

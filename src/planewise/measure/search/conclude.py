@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -68,11 +69,8 @@ def _final(
             odds = free[1] * (2 if estimate.goal.loss_ratio > 0 else 1)
             likely = np.where(uniform < odds, draws, free[0])
             draws = np.where(uniform < free[1], draws, free[0])
-    seen, offered = fits.all_trials()
-    usable = offered <= fits.ceiling_pps
-    if usable.any():
-        met = seen.lost <= estimate.goal.loss_ratio * seen.sent
-        sides = Sides.of(seen.x[usable], met[usable])
+    sides = sides_of(fits, estimate.goal)
+    if sides is not None:
         support = sides.support(draws)
         if support < tuning.contradicted:
             # Neither is trusted: the interval spans both.
@@ -89,6 +87,28 @@ def _final(
     low, high = (float(q) for q in np.quantile(draws, (0.025, 0.975)))
     middle = float(np.clip(np.median(likely), low, high))
     return replace(estimate, low=low, middle=middle, high=high)
+
+
+def sides_of(fits: Fits, goal: Goal) -> Sides | None:
+    """The law of which trials met a goal; None where no trial tells.
+
+    A trial of the goals' duration that begins like a short one which lost something does so, too:
+    that tells that NDR was missed. A short trial that met a goal tells nothing.
+    """
+    telling = [
+        trial
+        for trial in fits.session.trials
+        if trial.offered_pps <= fits.ceiling_pps
+        and (
+            trial.duration_s >= fits.options.goal_duration_s * (1 - 1e-9)
+            or (goal.loss_ratio == 0 and trial.loss_ratio > 0)
+        )
+    ]
+    if not telling:
+        return None
+    x = np.array([math.log(trial.achieved_pps / fits.reference_pps) for trial in telling])
+    met = np.array([trial.loss_ratio <= goal.loss_ratio for trial in telling])
+    return Sides.of(x, met, fits.lowest_clean() if goal.loss_ratio == 0 else math.inf)
 
 
 def _order(fits: Fits, estimate: EdgePosterior) -> OrderEffect | None:

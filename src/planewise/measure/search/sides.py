@@ -30,15 +30,16 @@ class Sides:
     """Between them, shape (n + 1,)."""
 
     @classmethod
-    def of(cls, x: Array, good: NDArray[np.bool_]) -> Sides:
-        """From trials at `x`, and whether they met the goal; at least one trial."""
+    def of(cls, x: Array, good: NDArray[np.bool_], least: float = math.inf) -> Sides:
+        """From trials at `x`, and whether they met the goal; at least one trial. The load may lie
+        as low as `least`."""
         order = np.argsort(x)
         met = np.concatenate([[0], np.cumsum(good[order])]).astype(np.float64)
         number = np.arange(x.size + 1.0)
         below = _log_mostly(met, number - met)
         missed_above = (number[-1] - met[-1]) - (number - met)
         above = _log_mostly(missed_above, met[-1] - met)
-        ends = np.array([x.min() - _BEYOND, x.max() + _BEYOND])
+        ends = np.array([min(x.min() - _BEYOND, least), x.max() + _BEYOND])
         return cls(np.concatenate([ends[:1], x[order], ends[1:]]), below + above)
 
     def support(self, draws: Array) -> float:

@@ -90,6 +90,7 @@ class Tuning:
     nothing, as many others do. Rule: with one in three or four the edge's error was smallest at
     slopes of 1 and of 0.5, noise and slope unknown."""
     overload: float = 3.0
+    """Deviations, so that losses tell both slope and noise. See `overloads`."""
     soft_places: Offsets = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
     """The same where loss rises smoothly, as the curve beside the goal's share is known less."""
     ndr_places: Offsets = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
