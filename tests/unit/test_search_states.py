@@ -41,6 +41,12 @@ def test_states_are_told_apart_by_trials_that_overload_the_highest() -> None:
     assert all(trial.loss_ratio > 0.005 for trial in above)
 
 
+def test_a_capacity_with_states_gets_more_trials() -> None:
+    # 18 before: which state the median lies in is to be told, too.
+    result = run_search(STATES.start(5), [PDR])
+    assert sum(trial.duration_s == 1.0 for trial in result.trials) > 18
+
+
 @pytest.mark.parametrize(("lossless", "step"), [(0, 0.03), (1, 0.06), (2, 0.12), (9, 0.24)])
 def test_trials_go_further_up_for_each_that_lost_nothing_there(lossless: int, step: float) -> None:
     value = np.concatenate([np.linspace(0.0, 0.01, 8), np.full(lossless, 0.02)])

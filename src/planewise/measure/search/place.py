@@ -76,9 +76,14 @@ def _max_trials(fits: Fits, estimate: EdgePosterior) -> int:
         return round(most * (tuning.clumped_ndr_share if clumped else tuning.soft_ndr_share))
     return round(
         most
-        * (tuning.soft_share if estimate.soft or estimate.flatter else 1.0)
+        * (tuning.shape_share if _has_shape(fits, estimate) else 1.0)
         * min(excess_noise, tuning.most_excess_noise)
     )
+
+
+def _has_shape(fits: Fits, estimate: EdgePosterior) -> bool:
+    """Whether trials must tell more than a capacity that wavers: a curve, or states."""
+    return estimate.soft or estimate.flatter or fits.readings(estimate.goal).states
 
 
 def _wants_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> bool:

@@ -115,9 +115,9 @@ class Tuning:
     """Losses in larger clumps than this, in the mean, count as clumped. Fit."""
     hard_ndr_share: float = 0.15
     """Trials spent on NDR at a hard edge, as a share of `max_trials`; PDR's tell, too. Cost."""
-    soft_share: float = 1.25
-    """Trials near PDR where loss rises smoothly, or throughput does beyond saturation, as a share
-    of `max_trials`: the curve's shape is to be told, too. Cost: mlrsearch spends more there."""
+    shape_share: float = 1.25
+    """Trials near PDR, as a share of `max_trials`, where loss rises smoothly, throughput does
+    beyond saturation, or the capacity has states. Cost: mlrsearch spends more there, too."""
     soft_ndr_share: float = 1.45
     """Trials spent on NDR where loss rises smoothly … Cost."""
     clumped_ndr_share: float = 1.2
