@@ -39,21 +39,23 @@ impl Gains {
         self.price.extend_from_slice(price);
     }
 
-    pub(crate) const fn guests(&self) -> usize {
+    /// How many guests there are.
+    pub const fn guests(&self) -> usize {
         self.guests
     }
 
-    pub(crate) fn intervals(&self) -> usize {
+    /// How many intervals there are.
+    pub fn intervals(&self) -> usize {
         self.held.len().checked_div(self.guests).unwrap_or(0)
     }
 
     /// What a VF saves each guest in an interval [µs].
-    pub(crate) fn held(&self, at: usize) -> &[f64] {
+    pub fn held(&self, at: usize) -> &[f64] {
         &self.held[at * self.guests..(at + 1) * self.guests]
     }
 
     /// What a give at the beginning of an interval costs, by guest [µs].
-    pub(crate) fn price(&self, at: usize) -> &[f64] {
+    pub fn price(&self, at: usize) -> &[f64] {
         &self.price[at * self.guests..(at + 1) * self.guests]
     }
 
