@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planewise.judge.policies import policy_families, switch_sentence
+from planewise.judge.policies import policy_families, switch_losses, switch_sentence
 from planewise.judge.statistics import Family
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
@@ -30,9 +30,14 @@ def recommend_policies(
     reservation = f"{missed} times the rate of a group was not kept: this counts for nothing here"
     kept = (*reservations, *((reservation,) if missed else ()))
     if any(trial.alloc is not None and trial.alloc.switch for trial in trials):
-        told = switch_sentence(trials)
-        headline = f"One guest was given a VF and lost it again. {told}"
-        return Recommendation(plane=None, headline=headline, reservations=kept)
+        lost, sent = switch_losses(trials)
+        return Recommendation(
+            plane=None,
+            headline=f"One guest was given a VF and lost it again: of {sent} requests {lost} were "
+            "lost.",
+            reasons=(switch_sentence(trials),),
+            reservations=kept,
+        )
     if not families:
         headline = "There is nothing to compare: one policy was measured, or no rate was kept."
         return Recommendation(plane=None, headline=headline, reservations=kept)

@@ -35,12 +35,16 @@ def by_phase(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[SwitchPh
     yield from found.items()
 
 
+def switch_losses(trials: Sequence[TrialRecord]) -> tuple[int, int]:
+    """Requests to the moved guests that were lost, and all of them."""
+    phases = [one for _, own in by_phase(trials) for one in own]
+    return sum(one.counts.lost for one in phases), sum(one.counts.sent for one in phases)
+
+
 def switch_sentence(trials: Sequence[TrialRecord]) -> str:
     """Median and tail of the moved guest in each phase, and what it lost."""
-    lost = sent = 0
     told = []
     for name, own in by_phase(trials):
-        lost, sent = lost + sum(p.counts.lost for p in own), sent + sum(p.counts.sent for p in own)
         known = [one.rtt for one in own if one.rtt is not None]
         if known:
             p50, p99 = (
@@ -48,4 +52,5 @@ def switch_sentence(trials: Sequence[TrialRecord]) -> str:
                 for quantile in SWITCH_QUANTILES
             )
             told.append(f"{name} {time_text(p50)} ({time_text(p99)})")
+    lost, sent = switch_losses(trials)
     return f"Median (99th percentile): {', '.join(told)}; {lost} of {sent} requests lost."
