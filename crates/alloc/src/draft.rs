@@ -440,7 +440,9 @@ impl<'a> Draft<'a> {
             if self.free[pf].is_empty() {
                 while let Some(out) = outgoing[pf].pop() {
                     let leaving = &self.contenders[out];
-                    if self.holds[leaving.place].is_some() {
+                    // Whoever has moved on by now holds a VF of another PF.
+                    let held = self.holds[leaving.place].and_then(|vf| self.pf_of(vf));
+                    if held == leaving.home {
                         let (place, reason) = (leaving.place, self.reason(leaving, false));
                         self.take(place, reason);
                         break;

@@ -10,7 +10,7 @@ use common::{
     allocator, any_guest, brief, guest, guests, holders, holds, rate, settings, snapshot, turn, vfs,
 };
 use pw_alloc::Allocator;
-use pw_alloc::model::{GuestView, Health, Origin, Rate, Snapshot, Stance, VfId, VfState};
+use pw_alloc::model::{GuestView, Health, Holding, Origin, Rate, Snapshot, Stance, VfId, VfState};
 use pw_alloc::plan::{Direction, Move, Reason};
 use pw_alloc::settings::{PolicyKind, Settings};
 
@@ -74,9 +74,14 @@ fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
             after.guests.iter().filter_map(|guest| guest.holds.as_ref().map(|h| &h.vf)).collect();
         assert_eq!(held.iter().collect::<BTreeSet<_>>().len(), held.len());
         assert!(held.len() <= now.vfs.len());
+        let mut served = BTreeSet::new();
         for change in &decision.plan.moves {
             let guest = now.guest(&change.guest).expect("a guest of the snapshot");
             assert_eq!(guest.health, Health::Ready);
+            assert!(!served.contains(&guest.id), "{} moves on:\n{}", guest.id, decision.plan);
+            if change.direction == Direction::Give {
+                served.insert(&guest.id);
+            }
             if change.direction == Direction::Give {
                 assert_ne!(guest.wish.stance, Stance::Excluded);
                 assert!(guest.wish.pfs.is_empty() || guest.wish.pfs.contains(&change.vf.pf));
@@ -433,6 +438,20 @@ fn holders_on_a_pf_without_link_fall_back_and_go_to_another() {
     assert_eq!(holders(&now), ["g000"]);
     let held = now.guests[0].holds.as_ref().expect("held").vf.to_string();
     assert_eq!(held, "pf1/0");
+}
+
+#[test]
+fn whoever_made_room_on_one_pf_keeps_what_it_got_on_another() {
+    let mut now = snapshot(1_000, guests(&[200.0, 100.0, 50.0, 50.0]), vfs("pf0", 1));
+    now.vfs.extend(vfs("pf1", 2));
+    for (at, class, index) in [(0, 0, Some(0)), (1, 0, Some(1)), (2, 2, None), (3, 1, None)] {
+        let guest = &mut now.guests[at];
+        guest.wish.class = class;
+        guest.wish.pfs = if at == 1 { Vec::new() } else { vec!["pf1".into()] };
+        guest.holds = index.map(|index| Holding { vf: VfId::new("pf1", index), since_ms: 0 });
+    }
+    assert_eq!(turn(&mut allocator(settings(PolicyKind::Activity)), &mut now), 3);
+    assert_eq!(holders(&now), ["g001", "g002", "g003"]);
 }
 
 #[test]
