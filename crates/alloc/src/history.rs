@@ -20,6 +20,8 @@ const MOST_OWED_MS: f64 = 3_600_000.0;
 struct Advantage {
     /// The most that it came to [prices].
     most: f64,
+    /// The part of the regret that came of waiting for a holder of which nothing was known [prices].
+    blind: f64,
     /// What it comes to now, once the VF is taken [prices].
     sum: f64,
     /// The price of the switch, when it was last known [µs].
@@ -31,8 +33,14 @@ struct Advantage {
 }
 
 impl Advantage {
-    const NONE: Self =
-        Self { most: 0.0, sum: 0.0, price_us: 0.0, switches: Switches::ALIKE, rival: None };
+    const NONE: Self = Self {
+        most: 0.0,
+        blind: 0.0,
+        sum: 0.0,
+        price_us: 0.0,
+        switches: Switches::ALIKE,
+        rival: None,
+    };
 }
 
 /// What is remembered of one guest.
@@ -466,9 +474,11 @@ impl Histories {
             if unknown {
                 // Nobody can tell what it gains: no lead over it teaches anything.
                 history.past.threshold = Past::NONE.threshold;
+                history.advantage.blind = history.past.regret;
                 continue;
             }
-            if history.past.regret > history.advantage.most {
+            history.advantage.blind = history.advantage.blind.min(history.past.regret);
+            if history.past.regret > history.advantage.most.max(history.advantage.blind) {
                 // Back again leads at most whom the VF was taken from, by all that it gains.
                 let back_us =
                     self.switch.price_us(holding, holding, settings) + lag_s * ahead.min(holding);
@@ -532,6 +542,7 @@ fn in_prices(amount_us: f64, price_us: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::model::{Holding, Origin, Rate};
+    use crate::signal::Smoothing;
 
     fn guest(id: &str, pps: Option<f64>, holds: bool) -> GuestView {
         let holds = holds.then(|| Holding { vf: VfId::new("pf0", 0), since_ms: 0 });
@@ -543,15 +554,21 @@ mod tests {
     #[test]
     fn a_lead_over_a_guest_of_which_nothing_is_known_teaches_nothing() {
         // The holder's counters have a new base: it is known again after a second.
-        for (before, learned) in [(Some(0.0), true), (None, false)] {
+        let cases = [(Some(0.0), true), (None, false)];
+        for ((before, learned), over_s) in
+            cases.into_iter().flat_map(|case| [0.1, 0.3, 1.0].map(|over_s| (case, over_s)))
+        {
             let mut histories = Histories::default();
+            let mut settings = Settings::default();
+            settings.signal.smoothing = Smoothing::Ewma(over_s);
             for second in 0..20 {
                 let holder = guest("holds", if second < 2 { before } else { Some(9_000.0) }, true);
                 let guests = vec![holder, guest("waits", Some(5_000.0), false)];
                 let now = Snapshot { now_ms: second * 1_000, guests, vfs: Vec::new() };
-                histories.observe(&now, &Settings::default());
+                histories.observe(&now, &settings);
             }
-            assert_eq!(histories.advantages != Advantages::new(), learned, "{before:?}");
+            let taught = histories.advantages != Advantages::new();
+            assert_eq!(taught, learned, "{before:?}, rates over {over_s} s");
         }
     }
 }
