@@ -31,13 +31,13 @@ unit: crates
 	$(UNIT)
 
 crates: test-setup
-	BOLERO_RANDOM_SEED=1 cargo test -q --workspace
+	cargo test -q --workspace
 	scripts/static cargo test -q -p pw-sriov --test scenarios --no-run # tests/lab runs them on its kernel
 
 ROUNDS ?= 20
 seeds: test-setup
 	for round in $$(seq $(ROUNDS)); do \
-	  BOLERO_RANDOM_SEED=$$RANDOM$$RANDOM cargo test -q --workspace || exit; \
+	  PLANEWISE_NEW_SEEDS=1 cargo test -q --workspace && \
 	  PLANEWISE_NEW_SEEDS=1 pytest -q -n 2 --dist loadfile tests/unit -m hypothesis || exit; done
 
 LINUX := pytest -q tests/linux

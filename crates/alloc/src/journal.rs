@@ -408,7 +408,7 @@ mod tests {
     fn no_bytes_stop_the_reader_and_a_changed_byte_is_noticed() {
         let entries = some_entries();
         let text: String = entries.iter().map(line).collect();
-        bolero::check!().with_type::<(Vec<u8>, u16, u8)>().for_each(|(bytes, place, flip)| {
+        pw_cases::check!().with_type::<(Vec<u8>, u16, u8)>().for_each(|(bytes, place, flip)| {
             read(bytes);
             let mut spoilt = text.clone().into_bytes();
             let place = usize::from(*place) % spoilt.len();

@@ -107,7 +107,7 @@ mod tests {
     fn whoever_ranks_first_is_seated_if_any_seating_allows_it() {
         // Checked against trying every subset: greedy with augmenting paths is optimal (the seated
         // sets are the independent sets of a transversal matroid).
-        bolero::check!().with_type::<(Vec<(u8, u8)>, [u8; 3])>().for_each(|(guests, seats)| {
+        pw_cases::check!().with_type::<(Vec<(u8, u8)>, [u8; 3])>().for_each(|(guests, seats)| {
             let seats: Vec<usize> = seats.iter().map(|n| usize::from(n % 3)).collect();
             let seekers: Vec<Seeker> = guests
                 .iter()

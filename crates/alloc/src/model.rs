@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn names_of_vfs_and_macs_survive_writing_and_reading() {
-        bolero::check!().with_type::<([u8; 6], u16, String)>().for_each(|(bytes, index, pf)| {
+        pw_cases::check!().with_type::<([u8; 6], u16, String)>().for_each(|(bytes, index, pf)| {
             let mac = Mac(*bytes);
             assert_eq!(mac.to_string().parse().ok(), Some(mac));
             if !pf.is_empty() {

@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn no_readings_make_a_rate_that_is_negative_infinite_or_too_fast() {
-        bolero::check!().with_type::<(bool, Vec<(u16, u8, u64, u64)>)>().for_each(
+        pw_cases::check!().with_type::<(bool, Vec<(u16, u8, u64, u64)>)>().for_each(
             |(ewma, readings)| {
                 let smoothing = if *ewma { Smoothing::Ewma(3.0) } else { Smoothing::Window(3.0) };
                 let settings = SignalSettings { smoothing, ..SETTINGS };

@@ -12,7 +12,7 @@ use pw_alloc::settings::{BenefitSettings, PolicyKind, Settings};
 fn benefit_costs_at_most_three_times_what_knowing_the_future_would() {
     // Two guests, one VF, a switch that always costs the same. The optimum is computed backwards.
     const SWITCH_US: f64 = 500_000.0;
-    bolero::check!().with_iterations(200).with_type::<Vec<(u8, bool)>>().for_each(|phases| {
+    pw_cases::check!(200).with_type::<Vec<(u8, bool)>>().for_each(|phases| {
         let mut rates: Vec<[f64; 2]> = Vec::new();
         for &(seconds, first) in phases.iter().take(30) {
             let pair = if first { [4000.0, 100.0] } else { [100.0, 4000.0] };

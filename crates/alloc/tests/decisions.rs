@@ -52,7 +52,7 @@ fn any_world(case: &AnyCase, settings: Settings) -> (Allocator, Snapshot) {
 }
 
 fn each_any_world(check: impl Fn(&mut Allocator, &Snapshot) + std::panic::RefUnwindSafe) {
-    bolero::check!().with_iterations(120).with_type::<AnyCase>().for_each(|case| {
+    pw_cases::check!(120).with_type::<AnyCase>().for_each(|case| {
         for policy in POLICIES {
             for (max_moves, min_residency_s) in [(None, 0.0), (Some(2), 30.0)] {
                 let chosen = Settings { max_moves, min_residency_s, ..settings(policy) };
@@ -101,26 +101,23 @@ fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
 fn the_quick_plan_is_the_decisions() {
     each_any_world(|allocator, now| assert_eq!(allocator.plan(now), allocator.decide(now).plan));
     // Without constraints, second by second: most decisions change nothing.
-    bolero::check!().with_iterations(60).with_type::<(u8, Vec<[u8; 12]>)>().for_each(
-        |(vfs_count, rates)| {
-            for policy in POLICIES {
-                let mut allocator = allocator(settings(policy));
-                let mut now =
-                    snapshot(0, guests(&[0.0; 12]), vfs("pf0", u16::from(vfs_count % 14)));
-                for (second, rates) in rates.iter().enumerate() {
-                    now.now_ms = second as u64 * 1_000;
-                    for (guest, pps) in now.guests.iter_mut().zip(rates) {
-                        guest.rate = rate(f64::from(*pps));
-                    }
-                    allocator.observe(&now);
-                    let plan = allocator.plan(&now);
-                    assert_eq!(plan, allocator.decide(&now).plan);
-                    now = plan.try_on(&now).expect("performed");
-                    allocator.commit(&plan, now.now_ms);
+    pw_cases::check!(60).with_type::<(u8, Vec<[u8; 12]>)>().for_each(|(vfs_count, rates)| {
+        for policy in POLICIES {
+            let mut allocator = allocator(settings(policy));
+            let mut now = snapshot(0, guests(&[0.0; 12]), vfs("pf0", u16::from(vfs_count % 14)));
+            for (second, rates) in rates.iter().enumerate() {
+                now.now_ms = second as u64 * 1_000;
+                for (guest, pps) in now.guests.iter_mut().zip(rates) {
+                    guest.rate = rate(f64::from(*pps));
                 }
+                allocator.observe(&now);
+                let plan = allocator.plan(&now);
+                assert_eq!(plan, allocator.decide(&now).plan);
+                now = plan.try_on(&now).expect("performed");
+                allocator.commit(&plan, now.now_ms);
             }
-        },
-    );
+        }
+    });
 }
 
 #[test]
@@ -194,7 +191,7 @@ fn a_pinned_guest_waits_for_nobody_who_is_not_pinned() {
 
 #[test]
 fn while_there_are_enough_vfs_everybody_has_one() {
-    bolero::check!().with_type::<(Vec<u16>, u8)>().for_each(|(rates, spare)| {
+    pw_cases::check!().with_type::<(Vec<u16>, u8)>().for_each(|(rates, spare)| {
         let rates: Vec<f64> = rates.iter().take(30).map(|r| f64::from(*r)).collect();
         for policy in POLICIES {
             let pool = vfs("pf0", rates.len() as u16 + u16::from(spare % 4));
@@ -210,7 +207,7 @@ fn while_there_are_enough_vfs_everybody_has_one() {
 
 #[test]
 fn activity_is_the_top_n_by_packet_rate() {
-    bolero::check!().with_type::<(Vec<(u32, u32)>, u8)>().for_each(|(rates, count)| {
+    pw_cases::check!().with_type::<(Vec<(u32, u32)>, u8)>().for_each(|(rates, count)| {
         let first: Vec<f64> = rates.iter().take(40).map(|r| f64::from(r.0)).collect();
         let mut now = snapshot(1_000, guests(&first), vfs("pf0", u16::from(count % 20)));
         let mut allocator = allocator(settings(PolicyKind::Activity));
@@ -231,51 +228,42 @@ fn activity_is_the_top_n_by_packet_rate() {
 
 #[test]
 fn under_fair_nobody_starves_and_all_hold_for_the_same_time() {
-    bolero::check!().with_iterations(60).with_type::<(u8, u8, u8)>().for_each(
-        |&(count, vf_count, most)| {
-            let (count, vf_count) = (usize::from(count % 25) + 2, usize::from(vf_count % 6) + 1);
-            let most = usize::from(most % 4) + 1;
-            let mut now = snapshot(0, guests(&vec![0.0; count]), vfs("pf0", vf_count as u16));
-            let turn_s = 60.0;
-            let mut allocator = allocator(Settings {
-                fair_turn_s: turn_s,
-                interval_s: 10.0,
-                max_moves: Some(most as u32),
-                ..settings(PolicyKind::Fair)
-            });
-            // A turn lasts until somebody is a whole turn behind, and moves may have to queue.
-            let pass = count.div_ceil(vf_count) as f64 * (turn_s + 10.0)
-                + count.div_ceil(most) as f64 * 10.0;
-            let passes = 12.0;
-            let mut held_s = vec![0.0; count];
-            let mut last_held_s = vec![0.0; count];
-            while (now.now_ms as f64) < passes * pass * 1e3 {
-                turn(&mut allocator, &mut now);
-                now.now_ms += 10_000;
-                let now_s = now.now_ms as f64 / 1e3;
-                for (at, guest) in now.guests.iter().enumerate() {
-                    if guest.holds.is_some() {
-                        held_s[at] += 10.0;
-                        last_held_s[at] = now_s;
-                    } else {
-                        let waited_s = now_s - last_held_s[at];
-                        assert!(
-                            waited_s <= 2.0 * pass + turn_s,
-                            "{} waited {waited_s} s",
-                            guest.id
-                        );
-                    }
+    pw_cases::check!(60).with_type::<(u8, u8, u8)>().for_each(|&(count, vf_count, most)| {
+        let (count, vf_count) = (usize::from(count % 25) + 2, usize::from(vf_count % 6) + 1);
+        let most = usize::from(most % 4) + 1;
+        let mut now = snapshot(0, guests(&vec![0.0; count]), vfs("pf0", vf_count as u16));
+        let turn_s = 60.0;
+        let mut allocator = allocator(Settings {
+            fair_turn_s: turn_s,
+            interval_s: 10.0,
+            max_moves: Some(most as u32),
+            ..settings(PolicyKind::Fair)
+        });
+        // A turn lasts until somebody is a whole turn behind, and moves may have to queue.
+        let pass =
+            count.div_ceil(vf_count) as f64 * (turn_s + 10.0) + count.div_ceil(most) as f64 * 10.0;
+        let passes = 12.0;
+        let mut held_s = vec![0.0; count];
+        let mut last_held_s = vec![0.0; count];
+        while (now.now_ms as f64) < passes * pass * 1e3 {
+            turn(&mut allocator, &mut now);
+            now.now_ms += 10_000;
+            let now_s = now.now_ms as f64 / 1e3;
+            for (at, guest) in now.guests.iter().enumerate() {
+                if guest.holds.is_some() {
+                    held_s[at] += 10.0;
+                    last_held_s[at] = now_s;
+                } else {
+                    let waited_s = now_s - last_held_s[at];
+                    assert!(waited_s <= 2.0 * pass + turn_s, "{} waited {waited_s} s", guest.id);
                 }
             }
-            let (low, high) = held_s.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), &held| {
-                (low.min(held), high.max(held))
-            });
-            assert!(
-                high - low <= 3.0 * (turn_s + 10.0 * count.div_ceil(most) as f64),
-                "{held_s:?}"
-            );
-        },
-    );
+        }
+        let (low, high) = held_s
+            .iter()
+            .fold((f64::INFINITY, 0.0_f64), |(low, high), &held| (low.min(held), high.max(held)));
+        assert!(high - low <= 3.0 * (turn_s + 10.0 * count.div_ceil(most) as f64), "{held_s:?}");
+    });
 }
 
 #[test]
@@ -298,7 +286,7 @@ fn a_newcomer_has_no_turns_to_catch_up_on() {
 
 #[test]
 fn a_guest_that_flaps_at_the_cut_moves_no_more_often_than_its_residency_allows() {
-    bolero::check!().with_iterations(40).with_type::<Vec<bool>>().for_each(|flaps| {
+    pw_cases::check!(40).with_type::<Vec<bool>>().for_each(|flaps| {
         for policy in [PolicyKind::Activity, PolicyKind::Benefit] {
             let mut allocator = allocator(Settings {
                 min_residency_s: 30.0,

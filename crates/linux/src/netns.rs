@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn every_spec_that_is_accepted_reads_back_as_itself() {
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(spec) = text.parse::<IfSpec>() {
                 assert_eq!(spec.to_string().parse::<IfSpec>().ok(), Some(spec));
             }

@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn no_answer_can_be_read_past_its_end() {
-        bolero::check!().with_type::<(Vec<Answer>, Vec<Answer>)>().for_each(|(chains, rules)| {
+        pw_cases::check!().with_type::<(Vec<Answer>, Vec<Answer>)>().for_each(|(chains, rules)| {
             let _ = filters(chains, rules);
             rules.iter().for_each(|rule| drop(limits(rule)));
         });

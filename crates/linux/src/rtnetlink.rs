@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn no_datagram_can_be_read_past_its_end() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|datagram| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|datagram| {
             let parts = messages(datagram);
             assert!(parts.iter().map(|part| part.bytes.len()).sum::<usize>() <= datagram.len());
             for part in parts {

@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn no_block_whatever_its_bytes_is_read_past_its_end() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|block| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|block| {
             let mut bytes = 0;
             read_block(block, &mut |captured| bytes += captured.frame.len());
             assert!(bytes <= block.len().saturating_mul(block.len()));

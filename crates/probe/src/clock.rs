@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn the_count_within_a_duration_is_what_is_due_before_its_end() {
-        bolero::check!().with_type::<(u16, u8, u16)>().for_each(|&(rate, burst, millis)| {
+        pw_cases::check!().with_type::<(u16, u8, u16)>().for_each(|&(rate, burst, millis)| {
             let rate = f64::from(rate) + 1.0;
             let burst = u64::from(burst % 16) + 1;
             let period = Duration::from_secs_f64(burst as f64 / rate * 3.0);

@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn whatever_the_text_shares_stay_between_0_and_1() {
-        bolero::check!().with_type::<(String, Vec<[u64; 10]>)>().for_each(|(text, rows)| {
+        pw_cases::check!().with_type::<(String, Vec<[u64; 10]>)>().for_each(|(text, rows)| {
             let _ = parse_softnet(text);
             let mut samples: Vec<_> = rows
                 .iter()

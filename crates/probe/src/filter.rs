@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn no_text_makes_the_reader_panic() {
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(program) = parse_ddd(text) {
                 assert!((1..=4096).contains(&program.len()));
             }

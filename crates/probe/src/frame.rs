@@ -312,7 +312,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_stamped_frame_reads_back_with_a_valid_checksum() {
-        bolero::check!().with_type::<(u64, i64, u16, bool)>().for_each(
+        pw_cases::check!().with_type::<(u64, i64, u16, bool)>().for_each(
             |&(sequence, tx_ns, extra, ipv6)| {
                 let size = smallest_bytes(ipv6) + usize::from(extra % 1500);
                 let template = Template::new(&spec(ipv6, size)).expect("possible");
@@ -340,7 +340,7 @@ pub(crate) mod tests {
 
     #[test]
     fn whatever_arrives_is_read_or_left() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
             let _ = read(bytes);
             let _ = read_payload(bytes);
         });

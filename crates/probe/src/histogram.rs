@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn quantiles_follow_the_sorted_samples() {
-        bolero::check!().with_type::<Vec<i32>>().for_each(|samples| {
+        pw_cases::check!().with_type::<Vec<i32>>().for_each(|samples| {
             let mut sorted: Vec<i64> = samples.iter().map(|&v| i64::from(v)).collect();
             sorted.sort_unstable();
             let Some(summary) = sorted.iter().copied().collect::<LatencyRecorder>().summary()
@@ -286,7 +286,7 @@ mod tests {
             let last = BUCKETS - 1;
             (0..=last).rev().find(|&index| bucket_ns(index) <= ns).unwrap_or(0)
         };
-        bolero::check!().with_iterations(50).with_type::<Vec<(u32, u8)>>().for_each(|samples| {
+        pw_cases::check!(50).with_type::<Vec<(u32, u8)>>().for_each(|samples| {
             let samples: Vec<i64> = samples
                 .iter()
                 .map(|&(value, shift)| {

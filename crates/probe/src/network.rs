@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn any_words_are_settings_or_a_sentence() {
-        bolero::check!().with_type::<Vec<String>>().for_each(|words| {
+        pw_cases::check!().with_type::<Vec<String>>().for_each(|words| {
             let _ = Settings::parse(words);
         });
     }

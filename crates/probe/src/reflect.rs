@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn whatever_arrives_is_answered_in_its_own_length_or_not_at_all() {
-        bolero::check!().for_each(|bytes: &[u8]| {
+        pw_cases::check!().for_each(|bytes: &[u8]| {
             let mut reflector = Reflector::new(Mode::Stateful);
             let mut packet = bytes.to_vec();
             let answer = reflector.answer(&mut packet, peer(1), 64, NOW_NS);

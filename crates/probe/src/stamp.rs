@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn an_error_estimate_is_never_below_the_error_and_never_zero() {
-        bolero::check!().with_type::<u64>().for_each(|&error_ns| {
+        pw_cases::check!().with_type::<u64>().for_each(|&error_ns| {
             let error_ns = error_ns % 1_000_000_000_000;
             let estimate = ErrorEstimate::new(TimeFormat::Ntp, false, error_ns);
             assert_ne!(estimate.multiplier, 0);
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn times_survive_both_formats_across_the_era_of_2036() {
-        bolero::check!().with_type::<(u64, bool)>().for_each(|&(time, ptp)| {
+        pw_cases::check!().with_type::<(u64, bool)>().for_each(|&(time, ptp)| {
             let time_ns = (time % 5_000_000_000_000_000_000) as i64; // until 2128
             let format = if ptp { TimeFormat::Ptp } else { TimeFormat::Ntp };
             let near_ns = time_ns + 86_400 * NANOS_PER_SECOND;
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn parsers_take_any_bytes_and_write_them_back() {
-        bolero::check!().for_each(|bytes: &[u8]| {
+        pw_cases::check!().for_each(|bytes: &[u8]| {
             let sender = SenderPacket::parse(bytes);
             let reflector = ReflectorPacket::parse(bytes);
             assert_eq!(sender.is_some(), bytes.len() >= BASE_BYTES);

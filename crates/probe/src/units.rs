@@ -44,7 +44,7 @@ mod tests {
         for text in ["", "k", "0", "-1", "nan", "inf", "1e400", "1s"] {
             assert!(seconds(text).is_err() && pps(text).is_err(), "{text:?}");
         }
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(rate) = pps(text) {
                 assert!(rate > 0.0 && rate <= 1e9);
             }

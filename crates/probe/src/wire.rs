@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn parsers_take_any_bytes() {
-        bolero::check!().for_each(|bytes: &[u8]| {
+        pw_cases::check!().for_each(|bytes: &[u8]| {
             let _ = parse_ip_head(bytes).map(|ip| parse_udp_head(ip.payload));
             if let Some(ip) = parse_ip(bytes) {
                 assert_eq!(parse_ip_head(bytes), Some(ip));
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn echo_requests_round_trip() {
-        bolero::check!().with_type::<(u16, u64, u8, bool)>().for_each(
+        pw_cases::check!().with_type::<(u16, u64, u8, bool)>().for_each(
             |&(identifier, sequence, extra, ipv6)| {
                 let mut message = vec![0; 20 + usize::from(extra)];
                 write_echo_request(&mut message, ipv6, identifier, sequence, 0);

@@ -87,11 +87,11 @@ mod tests {
 
     #[test]
     fn every_address_that_is_accepted_reads_back_as_itself() {
-        bolero::check!().with_type::<(u32, u16)>().for_each(|&(domain, routing_id)| {
+        pw_cases::check!().with_type::<(u32, u16)>().for_each(|&(domain, routing_id)| {
             let address = PciAddress { domain, routing_id };
             assert_eq!(address.to_string().parse::<PciAddress>().ok(), Some(address));
         });
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(address) = text.parse::<PciAddress>() {
                 assert_eq!(address.to_string().parse::<PciAddress>().ok(), Some(address));
             }

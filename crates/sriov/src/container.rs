@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn no_answer_ends_in_a_panic() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
             let _ = read(bytes, "x");
             let _ = read(&[HEAD.as_bytes(), bytes].concat(), "x");
         });

@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(kernel_version("6.12.57+deb13-amd64"), Some((6, 12)));
         assert_eq!(kernel_version("5.4.0-171-generic"), Some((5, 4)));
         assert_eq!(kernel_version("linux"), None);
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = kernel_version(text);
         });
     }

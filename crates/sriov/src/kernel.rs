@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(client("SSH_CONNECTION=fe80::1%pf0 1 fe80::2%pf0 22"), Some("fe80::1".into()));
         assert_eq!(client("NOT_SSH_CONNECTION=198.18.0.9 1 2 3"), None);
         assert_eq!(parent("12 (a) b) S 7 12 12 0"), Some(7));
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
             let _ = ssh_client(bytes);
             let _ = ssh_client(&[b"SSH_CONNECTION=".as_slice(), bytes].concat());
             let _ = parent(&String::from_utf8_lossy(bytes));

@@ -431,12 +431,12 @@ mod tests {
                 "{text:?}"
             );
         }
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(cidr) = text.parse::<Cidr>() {
                 assert_eq!(cidr.to_string().parse::<Cidr>().ok(), Some(cidr));
             }
         });
-        bolero::check!().with_type::<(u128, u8)>().for_each(|(bits, prefix)| {
+        pw_cases::check!().with_type::<(u128, u8)>().for_each(|(bits, prefix)| {
             let text = format!("{}/{prefix}", std::net::Ipv6Addr::from(*bits));
             assert_eq!(text.parse::<Cidr>().is_ok(), *prefix <= 128);
         });

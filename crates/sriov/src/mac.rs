@@ -114,10 +114,10 @@ mod tests {
 
     #[test]
     fn every_address_that_is_accepted_reads_back_as_itself() {
-        bolero::check!().with_type::<[u8; 6]>().for_each(|bytes| {
+        pw_cases::check!().with_type::<[u8; 6]>().for_each(|bytes| {
             assert_eq!(Mac(*bytes).to_string().parse::<Mac>().ok(), Some(Mac(*bytes)));
         });
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Ok(mac) = text.parse::<Mac>() {
                 assert!(mac.to_string().eq_ignore_ascii_case(text));
             }

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn no_line_of_mountinfo_ends_in_a_panic() {
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = mounted_namespace(text);
             let _ = mounted_namespace(&format!("1 2 0:4 net:[7] {text} rw"));
             if !text.contains('\\') {

@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn no_value_is_read_as_another_number() {
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             if let Some(value) = number(text) {
                 let plain = text.trim_start_matches("0x").trim_start_matches('0').to_lowercase();
                 let zero = if plain.is_empty() { "0".into() } else { plain };

@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn no_answer_is_read_past_its_end() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
             let _ = read(bytes);
             for info in read(&answer(bytes)) {
                 assert!(bytes.len() >= 8, "a VF of {} bytes: {info:?}", bytes.len());

@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn any_text_is_read_or_refused() {
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = intervals(&format!("time_s,guest,pps\n{text}"));
         });
     }

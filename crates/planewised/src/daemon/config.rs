@@ -330,6 +330,6 @@ mod tests {
 
     #[test]
     fn no_text_stops_the_reader() {
-        bolero::check!().with_type::<String>().for_each(|text| drop(parse(text, "x")));
+        pw_cases::check!().with_type::<String>().for_each(|text| drop(parse(text, "x")));
     }
 }

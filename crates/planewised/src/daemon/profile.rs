@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn any_text_is_read_or_refused() {
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = parse(text, "gain.toml", None);
         });
     }

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn no_header_and_no_file_stops_it() {
         let tokens = Tokens::parse(GOOD, "tokens").expect("good");
-        bolero::check!().with_type::<(Vec<u8>, String)>().for_each(|(bytes, text)| {
+        pw_cases::check!().with_type::<(Vec<u8>, String)>().for_each(|(bytes, text)| {
             if let Ok(value) = axum::http::HeaderValue::from_bytes(bytes) {
                 let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
                 assert_eq!(tokens.owner(&headers), None);

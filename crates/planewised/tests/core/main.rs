@@ -372,7 +372,7 @@ fn a_request_whose_caller_has_gone_is_not_performed() {
 
 #[test]
 fn no_sequence_of_troubles_loses_a_vf_or_gives_one_twice() {
-    bolero::check!().with_iterations(100).with_type::<Vec<(u8, u8)>>().for_each(|troubles| {
+    pw_cases::check!(100).with_type::<Vec<(u8, u8)>>().for_each(|troubles| {
         let names = ["a", "b", "c", "d", "e"];
         let guests: BTreeMap<&str, f64> = names.iter().map(|name| (*name, 100.0)).collect();
         let guests: Vec<(&str, f64)> = guests.into_iter().collect();

@@ -107,7 +107,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence_and_never_reaches_the_core() {
 fn no_bytes_on_the_socket_stop_the_daemon() {
     let daemon = StandIn::start();
     let socket = daemon.socket();
-    bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+    pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
         say_all(&socket, bytes);
     });
     assert_eq!(daemon.get("/status").code, 200);
@@ -121,28 +121,30 @@ fn no_method_path_header_or_body_stops_the_daemon_or_goes_without_an_answer() {
     let daemon = StandIn::start();
     let socket = daemon.socket();
     type Asked = ((u8, u8), String, String, Vec<u8>, bool);
-    bolero::check!().with_type::<Asked>().for_each(|((method, path), tail, header, body, json)| {
-        let method = METHODS[usize::from(*method) % METHODS.len()];
-        let path = PATHS[usize::from(*path) % PATHS.len()];
-        let in_line =
-            |text: &str| text.replace(|letter: char| letter.is_control() || letter == ' ', "%");
-        let body = match json {
-            true => format!("{{\"stance\":{:?}}}", String::from_utf8_lossy(body)).into_bytes(),
-            false => body.clone(),
-        };
-        let mut request = format!(
-            "{method} {path}{} HTTP/1.1\r\nhost: x\r\nx-header: {}\r\nconnection: close\r\n\
+    pw_cases::check!().with_type::<Asked>().for_each(
+        |((method, path), tail, header, body, json)| {
+            let method = METHODS[usize::from(*method) % METHODS.len()];
+            let path = PATHS[usize::from(*path) % PATHS.len()];
+            let in_line =
+                |text: &str| text.replace(|letter: char| letter.is_control() || letter == ' ', "%");
+            let body = match json {
+                true => format!("{{\"stance\":{:?}}}", String::from_utf8_lossy(body)).into_bytes(),
+                false => body.clone(),
+            };
+            let mut request = format!(
+                "{method} {path}{} HTTP/1.1\r\nhost: x\r\nx-header: {}\r\nconnection: close\r\n\
              content-length: {}\r\n\r\n",
-            in_line(tail),
-            in_line(header),
-            body.len()
-        )
-        .into_bytes();
-        request.extend_from_slice(&body);
-        let answer = exchange(&socket, &request);
-        assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&request));
-        assert!(!answer.starts_with(b"HTTP/1.1 500"), "{}", String::from_utf8_lossy(&request));
-    });
+                in_line(tail),
+                in_line(header),
+                body.len()
+            )
+            .into_bytes();
+            request.extend_from_slice(&body);
+            let answer = exchange(&socket, &request);
+            assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&request));
+            assert!(!answer.starts_with(b"HTTP/1.1 500"), "{}", String::from_utf8_lossy(&request));
+        },
+    );
     assert_eq!(daemon.get("/status").code, 200);
 }
 

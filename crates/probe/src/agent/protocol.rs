@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn any_stream_is_cut_the_same_in_one_piece_or_byte_by_byte() {
-        bolero::check!().for_each(|stream| {
+        pw_cases::check!().for_each(|stream| {
             let whole = Requests::default().feed(stream);
             let mut requests = Requests::default();
             let bytes: Vec<_> = stream.iter().flat_map(|one| requests.feed(&[*one])).collect();

@@ -275,7 +275,7 @@ mod tests {
                 "{wrong}"
             );
         }
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = parse_target(text);
         });
     }

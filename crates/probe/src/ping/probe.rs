@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn any_bytes_may_come_back() {
         let targets = [IpAddr::from([198, 18, 0, 2]), IpAddr::from([0x2001, 2, 0, 0, 0, 0, 0, 2])];
-        bolero::check!().for_each(|bytes: &[u8]| {
+        pw_cases::check!().for_each(|bytes: &[u8]| {
             for probe in [ECHO, STAMP, Probe::Echo { ipv6: true, identifier: 0 }] {
                 let _ = probe.answer(bytes, 0);
                 for target in targets {

@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn sent_is_received_plus_lost_whatever_arrives() {
-        bolero::check!().with_type::<(u8, Vec<(u8, u16)>)>().for_each(|(count, arrivals)| {
+        pw_cases::check!().with_type::<(u8, Vec<(u8, u16)>)>().for_each(|(count, arrivals)| {
             let mut records = Records::with_capacity(u64::from(*count));
             for sequence in 0..*count {
                 let stamp = if sequence % 7 == 6 { MISSING } else { 10_000 + i64::from(sequence) };

@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn any_bytes_are_read_without_a_fault_and_an_answer_lies_within_them() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
             if let Front::Answer { bytes: taken, .. } = front(bytes) {
                 assert!(taken <= bytes.len());
             }

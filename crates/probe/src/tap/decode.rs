@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn whatever_is_captured_is_recognised_or_left() {
-        bolero::check!().with_type::<(Vec<u8>, u16, Option<u16>)>().for_each(
+        pw_cases::check!().with_type::<(Vec<u8>, u16, Option<u16>)>().for_each(
             |(bytes, port, id)| {
                 let (port, id) = (*port, *id);
                 for probes in

@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn no_file_whatever_its_bytes_makes_the_reader_panic() {
-        bolero::check!().with_type::<(u8, Vec<u8>)>().for_each(|(kind, bytes)| {
+        pw_cases::check!().with_type::<(u8, Vec<u8>)>().for_each(|(kind, bytes)| {
             let bytes = match kind % 4 {
                 0 => bytes.clone(),
                 1 => [&pcap(0xa1b2_3c4d, 1, &[]), bytes.as_slice()].concat(),

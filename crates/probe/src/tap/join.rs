@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn every_sighting_is_counted_once_whatever_its_order() {
-        bolero::check!().with_type::<Vec<(u8, bool, u8, i32)>>().for_each(|sightings| {
+        pw_cases::check!().with_type::<Vec<(u8, bool, u8, i32)>>().for_each(|sightings| {
             let mut points = vec![Vec::new(), Vec::new(), Vec::new()];
             for &(point, reply, sequence, stamp) in sightings {
                 let sighting = seen(Sequence::Short(sequence.into()), reply, stamp.into());

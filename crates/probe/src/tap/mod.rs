@@ -387,7 +387,7 @@ mod tests {
         for text in ["", "eth0", "=eth0", "a b=eth0", "a,b=eth0", "nic=", "nic=a/b"] {
             assert!(text.parse::<Named<IfSpec>>().is_err(), "{text:?}");
         }
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = text.parse::<Named<IfSpec>>();
         });
     }

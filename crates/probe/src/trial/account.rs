@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn each_frame_counts_once_in_any_order() {
-        bolero::check!().with_type::<(u64, Vec<u8>)>().for_each(|(first, arrivals)| {
+        pw_cases::check!().with_type::<(u64, Vec<u8>)>().for_each(|(first, arrivals)| {
             let mut account = account(*first, 200, 3, Some(i64::MAX));
             for &index in arrivals {
                 account.record(frame(first.wrapping_add(u64::from(index))), 2_000);

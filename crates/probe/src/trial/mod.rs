@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_the_loss_never_exceed_it() {
-        bolero::check!().with_type::<(Vec<u32>, u32)>().for_each(|(counts, lost)| {
+        pw_cases::check!().with_type::<(Vec<u32>, u32)>().for_each(|(counts, lost)| {
             let lost = u64::from(*lost);
             let mut loss: Vec<_> =
                 counts.iter().map(|&count| explained("x", "y", count.into())).collect();

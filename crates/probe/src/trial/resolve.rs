@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_mac_address_reads_back_as_itself() {
-        bolero::check!().with_type::<Mac>().for_each(|mac| {
+        pw_cases::check!().with_type::<Mac>().for_each(|mac| {
             assert_eq!(parse_mac_choice(&mac_text(*mac)), Ok(MacChoice::Given(*mac)));
         });
         assert_eq!(parse_mac_choice("rx"), Ok(MacChoice::Receiver));
@@ -167,7 +167,7 @@ mod tests {
         {
             assert!(parse_mac_choice(text).is_err(), "{text:?}");
         }
-        bolero::check!().with_type::<String>().for_each(|text| {
+        pw_cases::check!().with_type::<String>().for_each(|text| {
             let _ = parse_mac_choice(text);
         });
     }

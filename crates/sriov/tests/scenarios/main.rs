@@ -510,40 +510,38 @@ scenario!(one_who_works_on_a_pf_keeps_the_others_waiting, scene, {
 
 #[test]
 fn whatever_was_done_and_wherever_it_was_killed_restore_brings_back_what_was() {
-    bolero::check!().with_type::<(bool, Vec<(u8, u8, u8)>)>().with_iterations(150).for_each(
-        |(used, deeds)| {
-            let mut scene = Scene::new(MadeUp::new());
-            let before = if *used { scene.made_by_another(2) } else { scene.pf() };
-            let places = [
-                NetNs::Host,
-                scene.kernel.inner.add_namespace("a"),
-                scene.kernel.inner.add_namespace("b"),
-            ];
-            for (deed, which, kill) in deeds.iter().take(8) {
-                scene.kernel.changes_left = (kill % 4 == 0).then_some(usize::from(kill / 4 % 12));
-                let vf = format!("pf0/{}", which % 3);
-                let to = &places[usize::from(which / 3 % 3)];
-                let mut operator = scene.operator();
-                operator.options.force = true;
-                let _ = match deed % 6 {
-                    0 => operator
-                        .setup("pf0", &Setup { force: true, ..setup(u32::from(which % 4)) })
-                        .map(|_| ()),
-                    1 => operator.bind(&vf, &Driver::Named("vfio-pci".into())).map(|_| ()),
-                    2 => operator.bind(&vf, &Driver::Network).map(|_| ()),
-                    3 => operator
-                        .move_to_netns(&vf, &Move { force: true, ..move_to_netns(to, "eth9") })
-                        .map(|_| ()),
-                    4 => operator.release(&[vf]).map(|_| ()),
-                    _ => {
-                        let mac = "02:70:77:aa:00:05".parse().expect("valid");
-                        let wanted = Settings { mac: Some(mac), ..Settings::default() };
-                        operator.set(&vf, &wanted).map(|_| ())
-                    }
-                };
-            }
-            scene.restore();
-            scene.must_be(&before);
-        },
-    );
+    pw_cases::check!(150).with_type::<(bool, Vec<(u8, u8, u8)>)>().for_each(|(used, deeds)| {
+        let mut scene = Scene::new(MadeUp::new());
+        let before = if *used { scene.made_by_another(2) } else { scene.pf() };
+        let places = [
+            NetNs::Host,
+            scene.kernel.inner.add_namespace("a"),
+            scene.kernel.inner.add_namespace("b"),
+        ];
+        for (deed, which, kill) in deeds.iter().take(8) {
+            scene.kernel.changes_left = (kill % 4 == 0).then_some(usize::from(kill / 4 % 12));
+            let vf = format!("pf0/{}", which % 3);
+            let to = &places[usize::from(which / 3 % 3)];
+            let mut operator = scene.operator();
+            operator.options.force = true;
+            let _ = match deed % 6 {
+                0 => operator
+                    .setup("pf0", &Setup { force: true, ..setup(u32::from(which % 4)) })
+                    .map(|_| ()),
+                1 => operator.bind(&vf, &Driver::Named("vfio-pci".into())).map(|_| ()),
+                2 => operator.bind(&vf, &Driver::Network).map(|_| ()),
+                3 => operator
+                    .move_to_netns(&vf, &Move { force: true, ..move_to_netns(to, "eth9") })
+                    .map(|_| ()),
+                4 => operator.release(&[vf]).map(|_| ()),
+                _ => {
+                    let mac = "02:70:77:aa:00:05".parse().expect("valid");
+                    let wanted = Settings { mac: Some(mac), ..Settings::default() };
+                    operator.set(&vf, &wanted).map(|_| ())
+                }
+            };
+        }
+        scene.restore();
+        scene.must_be(&before);
+    });
 }

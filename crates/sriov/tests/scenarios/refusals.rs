@@ -146,7 +146,7 @@ fn a_record_that_is_broken_is_named_and_touched_by_nobody() {
     let error = scene.operator().restore(&[]).expect_err("broken");
     assert!(error.what.contains(file.to_str().expect("text")), "{}", error.what);
     assert_eq!(std::fs::read_to_string(&file).expect("there"), "{");
-    bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+    pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
         assert!(pw_sriov::state::parse(bytes).is_err() || bytes.starts_with(b"{"));
     });
 }

@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn an_answer_of_any_bytes_is_read_or_left() {
-        bolero::check!().with_type::<(Vec<u8>, u16)>().for_each(|(answer, name)| {
+        pw_cases::check!().with_type::<(Vec<u8>, u16)>().for_each(|(answer, name)| {
             let _ = attribute(answer, *name);
         });
         let mut answer = vec![0; HEADERS];

@@ -358,7 +358,7 @@ mod tests {
             eprintln!("skipped: {error}");
             return;
         }
-        let arrivals = bolero::check!().with_iterations(12);
+        let arrivals = pw_cases::check!(12);
         arrivals.with_type::<(bool, Vec<(u8, u8, u8)>)>().for_each(|(ipv6, arrivals)| {
             let mut program = load(*ipv6).expect("loaded before");
             let mut account = Account::new(&expected(*ipv6));

@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn no_word_of_a_guest_stops_the_reader() {
-        bolero::check!().with_type::<(String, [u8; 6])>().for_each(|(text, mac)| {
+        pw_cases::check!().with_type::<(String, [u8; 6])>().for_each(|(text, mac)| {
             let _ = read(text, Mac(*mac));
             let _ = read(&format!("{{\"return\":[{{\"statistics\":{text}}}]}}"), Mac(*mac));
         });

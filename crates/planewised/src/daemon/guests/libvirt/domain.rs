@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn no_text_stops_the_reader() {
         let parts: Vec<&str> = DOMAIN.split_inclusive(['<', '\'', '>', ' ']).collect();
-        bolero::check!().with_type::<(String, Vec<(u16, u8)>)>().for_each(|(text, changes)| {
+        pw_cases::check!().with_type::<(String, Vec<(u16, u8)>)>().for_each(|(text, changes)| {
             let _ = read(text);
             // Domains with pieces left out, doubled, and swapped.
             let mut pieces = parts.clone();

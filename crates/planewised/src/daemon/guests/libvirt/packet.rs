@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn no_bytes_stop_the_readers() {
-        bolero::check!().with_type::<(i32, Vec<u8>)>().for_each(|(number, bytes)| {
+        pw_cases::check!().with_type::<(i32, Vec<u8>)>().for_each(|(number, bytes)| {
             let _ = split(bytes);
             let _ = domains(bytes);
             let _ = refusal(bytes);

@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        bolero::check!().with_type::<(u32, i32, [u8; 16], String, Option<String>)>().for_each(
+        pw_cases::check!().with_type::<(u32, i32, [u8; 16], String, Option<String>)>().for_each(
             |(unsigned, signed, fixed, text, optional)| {
                 let bytes = Writer::default()
                     .u32(*unsigned)
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn no_bytes_stop_the_reader() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        pw_cases::check!().with_type::<Vec<u8>>().for_each(|bytes| {
             let mut reader = Reader::new(bytes);
             while reader.string().is_some() {}
             let mut reader = Reader::new(bytes);
