@@ -286,7 +286,6 @@ impl Histories {
                     history.advantage = lost.get(vf).map_or(Advantage::NONE, |&rival| Advantage {
                         rival: Some((self.names[rival].clone(), rival)),
                         sum: history.advantage.most,
-                        blind: 0.0,
                         ..history.advantage.clone()
                     });
                     self.given_ms.push_back(now_ms);
