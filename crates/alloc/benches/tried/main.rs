@@ -1,7 +1,7 @@
 //! Online policies that were tried beside `benefit` (`pw_alloc::patience`): what share of the optimum simple versions
 //! of them collect, switches paid, on the same families and seeds, mean and half of its 95 % interval, VFs given an
-//! hour, and the points by which each differs from `benefit` on the same seeds. `unsmoothed` is `benefit` with the
-//! rates of the last second alone, which is what all others see. Prints figures; never passes or fails.
+//! hour, and the points by which each differs from `benefit` on the same seeds. `smoothed` is `benefit` with
+//! rates over a second and more, where its own and those of all others are those of the last second. Prints figures; never passes or fails.
 //!
 //! Run: cargo bench -p pw-alloc --bench tried -- [SEEDS [SECONDS [SWITCH_S [FAMILY [ROUGH [POLICY]]]]]]
 //! where SWITCH_S is how long a switch takes (FlexVF: 0.696 s), an empty FAMILY stands for all, ROUGH is the share by
@@ -75,15 +75,15 @@ fn main() {
 /// Each policy's share of the optimum [%] and VFs given an hour, `benefit` first. None where it cannot be told.
 fn shares(scenario: &Scenario, rough: f64, begins: &str) -> Option<Vec<(String, [f64; 2])>> {
     let settings = Settings::default();
-    let mut unsmoothed = settings.clone();
-    unsmoothed.signal.smoothing = Smoothing::Ewma(0.1);
+    let mut smoothed = settings.clone();
+    smoothed.signal.smoothing = Smoothing::Ewma(1.0);
     let with_benefit = product(scenario, &settings, rough, true)?;
     let optimum_us = with_benefit.hindsight?.optimum_us;
     let hours = f64::from(scenario.duration_s) / 3600.0;
     let fared = |us: f64, gives: usize| [100.0 * us / optimum_us, gives as f64 / hours];
     let mut all = Vec::new();
     for (name, played) in
-        [("benefit", with_benefit), ("unsmoothed", product(scenario, &unsmoothed, rough, false)?)]
+        [("benefit", with_benefit), ("smoothed", product(scenario, &smoothed, rough, false)?)]
     {
         all.push((name.to_owned(), fared(played.tallies[0].saved_us, played.tallies[0].moves)));
     }

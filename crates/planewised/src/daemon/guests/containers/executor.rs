@@ -53,7 +53,7 @@ impl Executor for ContainerExecutor {
             Step::Prefer { path, .. } => adopted.prefer(home, pool, path).map_err(failed),
             Step::Direct { path, .. } => adopted.direct(home, pool, path).map_err(failed),
             Step::Verify { path, .. } => adopted.verify(home, pool, path).map_err(failed),
-            Step::Detach { vf, .. } => adopted.detach(home, pool, vf).map_err(failed),
+            Step::Detach { vf, .. } => adopted.detach(pool, vf).map_err(failed),
             _ => Ok(()),
         }
     }
@@ -347,18 +347,14 @@ impl Adopted {
         Ok(())
     }
 
-    fn detach(&mut self, home: &mut Net, pool: &PoolView, vf: &VfId) -> Result<()> {
+    fn detach(&mut self, pool: &PoolView, vf: &VfId) -> Result<()> {
         let Some(link) = self.vf_link(pool, vf)? else { return Ok(()) };
         if link.master.is_some() {
             self.net.enslave(&link, None)?;
         }
         failpoint::reached(|| "inside/detach".to_owned());
         self.net.change(&link, &Change::Up(false))?;
-        let taken: Vec<String> = home.all()?.into_iter().map(|link| link.name).collect();
-        let name = (0..).map(|number| format!("vf{number}")).find(|name| !taken.contains(name));
-        let here = File::open("/proc/thread-self/ns/net")
-            .map_err(|error| Error::failed("cannot open this namespace", "").caused_by(error))?;
-        self.net.move_to_netns(&link, here.as_fd(), &name.unwrap_or_default())?;
+        move_here(&mut self.net, &link)?;
         let mut paths = self.paths();
         paths.on_vf = None;
         paths.has.remove(vf);
@@ -425,5 +421,59 @@ impl Adopted {
         }
         *self.paths() = paths;
         Ok((found, vfs))
+    }
+}
+
+/// Moves an interface into this thread's namespace. The kernel gives it the first free number there, as
+/// several may come at once.
+fn move_here(from: &mut Net, link: &Link) -> Result<()> {
+    let here = File::open("/proc/thread-self/ns/net")
+        .map_err(|error| Error::failed("cannot open this namespace", "").caused_by(error))?;
+    from.move_to_netns(link, here.as_fd(), "vf%d")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// What this thread and all that it begins see of the network is their own from now on.
+    fn unshared() -> Option<File> {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+        File::open("/proc/thread-self/ns/net").ok()
+    }
+
+    #[test]
+    fn interfaces_that_come_home_at_once_all_arrive() {
+        const COUNT: usize = 8;
+        let (arrive, leave) = (Barrier::new(COUNT), Barrier::new(COUNT));
+        let Some(home) =
+            std::thread::scope(|scope| scope.spawn(unshared).join().expect("no panic"))
+        else {
+            return eprintln!("skipped: needs root");
+        };
+        let come_home = || {
+            let _own = unshared().expect("as before");
+            let mut ip = std::process::Command::new("ip");
+            ip.args(["link", "add", VF_NAME, "type", "veth", "peer", "other"]);
+            let made = ip.status();
+            assert!(made.expect("ip runs").success(), "veth");
+            let mut net = Net::here().expect("Linux");
+            let link = net.named(VF_NAME).expect("answered").expect("just made");
+            nix::sched::setns(&home, nix::sched::CloneFlags::CLONE_NEWNET).expect("as root");
+            let mut there = Net::here().expect("Linux");
+            arrive.wait();
+            let moved = move_here(&mut net, &link);
+            leave.wait();
+            moved.map(|()| there.all().expect("answered").len())
+        };
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..COUNT).map(|_| scope.spawn(come_home)).collect();
+            for one in all {
+                // The loopback interface is there, too.
+                assert_eq!(one.join().expect("no panic").expect("moved"), COUNT + 1);
+            }
+        });
     }
 }
