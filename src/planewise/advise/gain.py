@@ -24,7 +24,7 @@ from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.paired import median_interval
 from planewise.store.levels import MissedLevel, missed_levels
 from planewise.store.models import Level, TrialRecord
-from planewise.units import percent_text, rate_text, time_text
+from planewise.units import count_text, percent_text, rate_text, time_text
 
 PASSES = 4
 """How often a round trip between two guests passes the plane: request and answer, at either end."""
@@ -195,7 +195,7 @@ def _missed(trials: Iterable[TrialRecord]) -> Iterable[str]:
     for (stratum, plane, _), several in sorted(by_level.items()):
         middle = sorted(several, key=lambda one: one.share)[len(several) // 2]
         yield (
-            f"{_stratum_text(stratum)} on {plane}: {len(several)} trials do not count "
+            f"{_stratum_text(stratum)} on {plane}: {count_text(len(several), 'trial')} left out "
             f"({middle.sentence})"
         )
 
