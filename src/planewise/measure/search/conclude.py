@@ -11,10 +11,11 @@ from planewise.measure.search import model
 from planewise.measure.search.fits import EdgePosterior, Fits
 from planewise.measure.search.goals import Goal, GoalResult, ViolatedAssumption
 from planewise.measure.search.locate import below_range
-from planewise.measure.search.median import draw_median
+from planewise.measure.search.median import at_time, draw_median
 from planewise.measure.search.particles import Law
 from planewise.measure.search.residuals import OrderEffect, find_violations, order_effect
 from planewise.measure.search.sides import Sides
+from planewise.measure.search.skew import skewed_median
 from planewise.units import percent_text
 
 
@@ -45,9 +46,11 @@ def _final(
 ) -> EdgePosterior:
     """The final estimate of a goal.
 
-    A mixture of two distributions: the model's, corrected for the order of the trials, and that
-    of the readings' median, which assumes no law of the noise and has the more weight the less
-    plausible it is that the readings are normal.
+    Its interval is that of a mixture of two distributions: the model's, corrected for the order of
+    the trials, and that of the readings' median, which assumes no law of the noise and has the more
+    weight the less plausible it is that the readings are normal. The estimate is what scatters
+    least: the states' median where the capacity has states; the model's where a curve leads up to
+    the edge or beyond; else that of a law with skew.
     """
     tuning = fits.options.tuning
     random = np.random.default_rng(fits.options.seed)
@@ -56,26 +59,25 @@ def _final(
     if order is not None:
         draws = draws + order.draw(random, tuning.draws, float(draws.std()))
     middle = float(np.median(draws))
-    draws = likely = middle + _caution(fits, estimate, order) * (draws - middle)
+    draws = middle + _caution(fits, estimate, order) * (draws - middle)
+    middle = float(np.median(draws))
     if not estimate.counted:
         trending = 0.0 if order is None else order.trending
         readings, (_, at_s) = fits.readings(estimate.goal), fits.times_s()
         free = draw_median(readings, random, tuning.draws, trending, at_s)
         if free is not None:
-            # The estimate rests on the model by the odds of a normal law against any other, which
-            # are one at most; the interval always holds half of the other law. What NDR's model
-            # leaves open reaches far down, and is no estimate.
-            uniform = random.random(tuning.draws)
-            odds = free[1] * (2 if estimate.goal.loss_ratio > 0 else 1)
-            likely = np.where(uniform < odds, draws, free[0])
-            draws = np.where(uniform < free[1], draws, free[0])
+            draws = np.where(random.random(tuning.draws) < free[1], draws, free[0])
+            if readings.states:
+                middle = float(np.median(free[0]))
+            elif not (estimate.soft or estimate.flatter):
+                skewed = skewed_median(at_time(readings, trending, at_s), readings.bound)
+                middle = middle if skewed is None else skewed
     sides = sides_of(fits, estimate.goal)
     if sides is not None:
         support = sides.support(draws)
         if support < tuning.contradicted:
             # Neither is trusted: the interval spans both.
-            either = sides.draw(random, tuning.draws)
-            draws, likely = (np.concatenate([law, either]) for law in (draws, likely))
+            draws = np.concatenate([draws, sides.draw(random, tuning.draws)])
         if support < tuning.misfit:
             fits.session.add_finding(
                 ViolatedAssumption(
@@ -85,8 +87,7 @@ def _final(
                 )
             )
     low, high = (float(q) for q in np.quantile(draws, (0.025, 0.975)))
-    middle = float(np.clip(np.median(likely), low, high))
-    return replace(estimate, low=low, middle=middle, high=high)
+    return replace(estimate, low=low, middle=float(np.clip(middle, low, high)), high=high)
 
 
 def sides_of(fits: Fits, goal: Goal) -> Sides | None:
@@ -149,8 +150,8 @@ def _caution(fits: Fits, estimate: EdgePosterior, order: OrderEffect | None) -> 
     """
     tuning = fits.options.tuning
     factor = 1.0
-    if estimate.soft:
-        factor = tuning.caution_clumped if fits.clump > tuning.clumped else tuning.caution_soft
+    if estimate.soft and fits.clump > tuning.clumped:
+        factor = tuning.caution_clumped
     if order is not None and order.correlated > 0.5:
         factor = max(factor, tuning.caution_correlated)
     return factor

@@ -86,6 +86,7 @@ class Fits:
         self.posteriors: dict[Goal, model.Posterior] = {}
         self.estimates: dict[Goal, EdgePosterior] = {}
         self.soft = False
+        self.flatter = False
         self.clump = 1.0
         self.climbed = 0
         """Trials so far above the highest forwarding rate (`Tuning.climbs`)."""
@@ -187,6 +188,7 @@ class Fits:
         one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         if goal.loss_ratio > 0:
             self.soft = self.posteriors[goal].soft() > 0.5
+            self.flatter = bool(self.posteriors[goal].flatter().mean() > 0.5)
         self.estimates[goal] = estimate = EdgePosterior(
             goal,
             middle,
@@ -195,7 +197,7 @@ class Fits:
             noise,
             blur,
             soft=self.soft,
-            flatter=goal.loss_ratio > 0 and bool(self.posteriors[goal].flatter().mean() > 0.5),
+            flatter=self.flatter,
             counted=self._counts_losses(goal),
             trials=int(near.sum()),
             lowest_bad=float(seen.x[near].min()) if one_sided and bad.all() else None,

@@ -22,7 +22,7 @@ from planewise.measure.search.particles import Array
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-_LEAST = 6
+LEAST = 6
 """Least number of readings: the range of five holds the median in 94 % only."""
 _STICKY = 0.3
 """Prior probability that readings resemble their predecessors, as in `residuals`."""
@@ -103,6 +103,16 @@ def have_states(value: Array, x: Array, bound: NDArray[np.bool_]) -> bool:
     return False
 
 
+def at_time(readings: SearchReadings, trending: float, at_s: float) -> Array:
+    """Each trial's reading, in the median of its versions, shape (n,): as it would have been at
+    `at_s`, where the edge drifts with a probability of more than a half."""
+    value = np.asarray(np.median(readings.value, axis=0))
+    if trending > 0.5 and (~readings.bound).sum() >= LEAST:
+        slope, _ = _slope(value[~readings.bound], readings.time_s[~readings.bound])
+        value = value - slope * (readings.time_s - at_s)
+    return value
+
+
 def draw_median(
     readings: SearchReadings, random: np.random.Generator, count: int, trending: float, at_s: float
 ) -> tuple[Array, Array] | None:
@@ -118,7 +128,7 @@ def draw_median(
     None where there are too few readings.
     """
     value, bound, time_s = _informative(readings)
-    if value.shape[1] < _LEAST:
+    if value.shape[1] < LEAST:
         return None
     sets = value.shape[0]
     drifting = np.arange(sets) < round(trending * sets)

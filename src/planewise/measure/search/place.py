@@ -68,22 +68,22 @@ def _relative_width(fits: Fits, estimate: EdgePosterior) -> float:
 def _max_trials(fits: Fits, estimate: EdgePosterior) -> int:
     """Trials near a goal's edge (for NDR: spent on it) after which it is done."""
     most, tuning = fits.options.max_trials, fits.options.tuning
-    excess_noise = max(estimate.noise / tuning.reference_noise, tuning.least_excess_noise)
     if estimate.goal.loss_ratio == 0:
         if not estimate.soft:
             return round(most * tuning.hard_ndr_share)
         clumped = fits.clump > tuning.clumped
         return round(most * (tuning.clumped_ndr_share if clumped else tuning.soft_ndr_share))
-    return round(
-        most
-        * (tuning.shape_share if _has_shape(fits, estimate) else 1.0)
-        * min(excess_noise, tuning.most_excess_noise)
-    )
-
-
-def _has_shape(fits: Fits, estimate: EdgePosterior) -> bool:
-    """Whether trials must tell more than a capacity that wavers: a curve, or states."""
-    return estimate.soft or estimate.flatter or fits.readings(estimate.goal).states
+    noise = estimate.noise / tuning.reference_noise
+    share = min(max(noise, tuning.least_excess_noise), tuning.most_excess_noise)
+    if fits.readings(estimate.goal).states:
+        return round(most * share * tuning.states_share)
+    noisier = max(noise / tuning.most_excess_noise, 1.0) ** tuning.noisier_growth
+    share *= min(noisier, tuning.most_noisier)
+    if estimate.soft:
+        share *= tuning.soft_share
+    elif estimate.flatter:
+        share *= tuning.flatter_share
+    return round(float(most * share))
 
 
 def _wants_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> bool:

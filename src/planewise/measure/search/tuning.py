@@ -111,13 +111,22 @@ class Tuning:
     """… but at least by this factor. Cost: mlrsearch spends less there, too."""
     most_excess_noise: float = 1.25
     """… and at most by this. Cost: a third of mlrsearch's."""
+    noisier_growth: float = 0.25
+    """Where there is more noise than that, trials grow with this power of it … Cost: mlrsearch
+    spends half as much again at a noise of 4 % as at one of 1 %."""
+    most_noisier: float = 1.4
+    """… and at most by this factor. Cost."""
     clumped: float = 8.0
     """Losses in larger clumps than this, in the mean, count as clumped. Fit."""
     hard_ndr_share: float = 0.15
     """Trials spent on NDR at a hard edge, as a share of `max_trials`; PDR's tell, too. Cost."""
-    shape_share: float = 1.25
-    """Trials near PDR, as a share of `max_trials`, where loss rises smoothly, throughput does
-    beyond saturation, or the capacity has states. Cost: mlrsearch spends more there, too."""
+    flatter_share: float = 1.5
+    """Trials near PDR, as a share of `max_trials`, where throughput rises beyond saturation …
+    Cost: mlrsearch spends more there, too."""
+    states_share: float = 1.25
+    """… where the capacity has states … Cost."""
+    soft_share: float = 1.2
+    """… and where loss rises smoothly. Cost."""
     soft_ndr_share: float = 1.45
     """Trials spent on NDR where loss rises smoothly … Cost."""
     clumped_ndr_share: float = 1.2
@@ -132,10 +141,8 @@ class Tuning:
     then spans both, so that positive evidence suffices, odds of 5 (Kass and Raftery, 1995). Fit."""
     misfit: float = 0.05
     """Below this share the search says so: odds of 20 are strong."""
-    caution_soft: float = 1.15
-    """Factor of the interval where loss rises smoothly. Fit."""
     caution_clumped: float = 1.25
-    """… and where it also comes in clumps. Fit."""
+    """Factor of the interval where loss rises smoothly and comes in clumps. Fit."""
     caution_correlated: float = 1.1
     """… and where successive trials are correlated. Fit."""
     outlying: float = 5.0
