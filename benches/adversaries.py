@@ -22,7 +22,10 @@ loads; a search has its own ladder. Prints figures with Clopper-Pearson bounds a
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import multiprocessing
+import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -291,63 +294,86 @@ def word(verdict: Verdict) -> str:
     return verdict.open.upper() if verdict.open else verdict.verdict
 
 
-def verdicts(systems: int, first: int, searches: bool, minutes: float) -> None:
+@dataclass
+class Round:
+    """What was said of one system of each case."""
+
+    words: list[tuple[str, str, bool, str]] = field(default_factory=list)
+    """Source, case, whether the system is truly GOOD, and the word."""
+    said: list[tuple[float, bool]] = field(default_factory=list)
+    """Probability of GOOD, by `judge`, and truth."""
+    undecided: int = 0
+    """Sweeps that stopped as decided and say UNDECIDED."""
+
+
+def verdicts_of(index: int, searches: bool) -> Round:
+    """Judges system number `index` of each case by runs, by a sweep and perhaps by a search."""
+    done = Round()
+    for kind, noise in CASES:
+        system, loads = system_of(kind, noise, index)
+        if len(loads) < 3:
+            continue
+        name = f"{kind} {noise:.0%}" if kind not in adversaries.FAMILIES else kind
+        headroom = system.headroom()
+        truth = headroom is not None and headroom < LIMIT
+        simulation = system.start(index, max_load_pps=14.88e6)
+        runs: dict[float, list[Run]] = {load: [] for load in loads}
+        for count in range(1, max(RUNS) + 1):
+            for load in loads:
+                runs[load].append(simulation.trial(load, 1.0))
+            if count not in RUNS:
+                continue
+            verdict = judge(Curve.from_runs(name, runs))
+            done.words.append((f"judge, {count} runs", name, truth, word(verdict)))
+            if verdict.probability_good is not None:
+                done.said.append((verdict.probability_good, truth))
+        swept = sweep_until_verdict(
+            system.start(index + 10**6, max_load_pps=14.88e6),
+            loads,
+            duration_s=1.0,
+            extend=True,
+            seed=index,
+        )
+        done.words.append(("sweep", name, truth, word(swept.verdict)))
+        done.words.append((f"sweep, stopped: {swept.stopped}", "", truth, word(swept.verdict)))
+        done.undecided += swept.stopped == "decided" and swept.verdict.verdict == "UNDECIDED"
+        if searches:
+            found = run_search(system.start(index + 2 * 10**6), with_verdict=True).verdict
+            assert found is not None
+            label = found.label if found.label != "UNDECIDED" else "OTHER"
+            done.words.append(("search", "", truth, label))
+    return done
+
+
+def verdicts(systems: int, first: int, searches: bool, minutes: float, processes: int) -> None:
     """False and right verdicts of `judge`, of sweeps and of searches, and calibration.
 
-    A round has a system of each case; the rounds that were begun within the minutes are finished.
+    A round has a system of each case; what was done within the minutes counts.
     """
+    end = time.monotonic() + 60 * minutes
+    rounds: list[Round] = []
+    # Spawned, not forked: numpy's threads do not survive a fork.
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        work = functools.partial(verdicts_of, searches=searches)
+        for done in pool.imap_unordered(work, range(first, first + systems)):
+            rounds.append(done)
+            if time.monotonic() > end:
+                break
     tallies: dict[str, Tally] = defaultdict(Tally)
     cases: dict[str, Tally] = defaultdict(Tally)
-    said: list[tuple[float, bool]] = []
-    kept = 0
-    end = time.monotonic() + 60 * minutes
-    done = 0
-    for index in range(first, first + systems):
-        if time.monotonic() > end:
-            break
-        done += 1
-        for kind, noise in CASES:
-            system, loads = system_of(kind, noise, index)
-            if len(loads) < 3:
-                continue
-            name = f"{kind} {noise:.0%}" if kind not in adversaries.FAMILIES else kind
-            headroom = system.headroom()
-            truth = headroom is not None and headroom < LIMIT
-            simulation = system.start(index, max_load_pps=14.88e6)
-            runs: dict[float, list[Run]] = {load: [] for load in loads}
-            for count in range(1, max(RUNS) + 1):
-                for load in loads:
-                    runs[load].append(simulation.trial(load, 1.0))
-                if count not in RUNS:
-                    continue
-                verdict = judge(Curve.from_runs(name, runs))
-                tallies[f"judge, {count} runs"].add(truth, word(verdict))
-                cases[name].add(truth, word(verdict))
-                if kind != "drifting" and verdict.share_open < 0.5:
-                    said.append((verdict.share_good, truth))
-            swept = sweep_until_verdict(
-                system.start(index + 10**6, max_load_pps=14.88e6),
-                loads,
-                duration_s=1.0,
-                extend=True,
-                seed=index,
-            )
-            tallies["sweep"].add(truth, word(swept.verdict))
-            tallies[f"sweep, stopped: {swept.stopped}"].add(truth, word(swept.verdict))
-            cases[name].add(truth, word(swept.verdict))
-            kept += swept.stopped == "decided" and swept.verdict.verdict == "UNDECIDED"
-            if searches:
-                found = run_search(system.start(index + 2 * 10**6), with_verdict=True).verdict
-                assert found is not None
-                tallies["search"].add(truth, found.label if found.label != "UNDECIDED" else "OTHER")
-    print(f"systems a case: {done}\n\n| source | {HEAD}")
+    for source, case, truth, said in (word for one in rounds for word in one.words):
+        tallies[source].add(truth, said)
+        if case:
+            cases[case].add(truth, said)
+    print(f"systems a case: {len(rounds)}\n\n| source | {HEAD}")
     for name, tally in sorted(tallies.items()):
         print(f"| {name} | {tally.row()} |")
     print(f"\n| case, `judge` and sweep | {HEAD}")
-    for name, tally in cases.items():
+    for name, tally in sorted(cases.items()):
         print(f"| {name} | {tally.row()} |")
-    print(f"\nsweeps that stopped as decided and say UNDECIDED: {kept}")
-    calibration(said)
+    undecided = sum(one.undecided for one in rounds)
+    print(f"\nsweeps that stopped as decided and say UNDECIDED: {undecided}")
+    calibration([pair for one in rounds for pair in one.said])
 
 
 def calibration(said: list[tuple[float, bool]]) -> None:
@@ -374,10 +400,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="of verdicts, at most")
     parser.add_argument("--searches", action="store_true", help="verdicts of searches, too")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args()
     begin = time.monotonic()
     if given.verdicts:
-        verdicts(given.verdicts, 1000 * given.seed, given.searches, given.minutes)
+        verdicts(given.verdicts, 1000 * given.seed, given.searches, given.minutes, given.processes)
     else:
         false_claims(given.families, given.seed)
         power(given.families, given.seed)

@@ -24,6 +24,7 @@ KEYS = {
     "format",
     "rule",
     "verdict",
+    "probability_good",
     "share_good",
     "pdr_pps",
     "ndr_pps",

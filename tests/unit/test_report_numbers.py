@@ -158,7 +158,7 @@ def test_the_verdicts_are_the_judges(data: RunData) -> None:
         assert entries["Verdict"] == verdict.verdict
         assert verdict.pdr is not None
         assert raw(entries["PDR"]) == verdict.pdr.pps
-        assert raw(entries["Score of GOOD"]) == verdict.share_good
+        assert raw(entries["Probability of GOOD"]) == verdict.probability_good
 
 
 def test_the_line_of_a_curve_meets_the_limit_where_pdr_lies(data: RunData) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError
 from planewise.judge import synthetic
 from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.probability import probability_good
 from planewise.judge.rules import PUBLISHED_RULES
 from planewise.judge.verdict import RULES, Verdict, disturbed_at_most, judge
 from tests.unit.published_data import labels, needs_published_data, recorded
@@ -57,6 +58,14 @@ def test_an_erratic_curve_is_undecided_although_some_load_always_has_headroom() 
     assert len(improbable) - len(spared) <= 1
     assert all(verdict.verdict != "GOOD" for verdict in verdicts)
     assert sum("throughput goes up and down" in verdict.reason for verdict in spared) >= 2
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_the_larger_the_share_of_draws_the_more_probable_is_good_and_never_certain(
+    one: float, other: float
+) -> None:
+    low, high = sorted((one, other))
+    assert 0.02 < probability_good(low) <= probability_good(high) < 0.97
 
 
 def test_on_a_machine_that_is_busy_with_other_things_nothing_is_bad() -> None:
@@ -140,6 +149,7 @@ def test_where_no_load_loses_the_ladder_is_too_short_and_pdr_has_no_upper_end() 
     assert verdict.verdict == "UNDECIDED"
     assert verdict.share_open == 1
     assert verdict.share_good == 0.5
+    assert verdict.probability_good is None
     assert verdict.pdr is not None
     assert verdict.pdr.pps == 200e3
     assert math.isinf(verdict.pdr.high_pps)

@@ -263,6 +263,7 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "plr": plr,
         "verdict": one.word,
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
+        "probability_good": verdict.probability_good if verdict else None,
         "share_good": verdict.share_good if verdict else None,
         "share_open": verdict.share_open if verdict else None,
         "open": verdict.open if verdict else None,
@@ -334,17 +335,18 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
 _APART = ("BORDERLINE", "LADDER TOO SHORT")
 _STYLES = {"GOOD": "green", "BAD": "red", "UNDECIDED": "yellow"}
 _COLUMNS = (
-    "verdict", "score", "headroom", "PDR", "saturation", "loads", "runs", "format", "file",
+    "verdict", "P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs", "format", "file",
     "warnings",
 )  # fmt: skip
-_NUMBERS = frozenset({"score", "headroom", "PDR", "saturation", "loads", "runs"})
+_NUMBERS = frozenset({"P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs"})
 
 
 def _row(one: Judged) -> tuple[str, ...]:
     verdict = one.verdict
+    probable = verdict.probability_good if verdict else None
     return (
         one.label,
-        percent_text(round(verdict.share_good, 2)) if verdict else "–",
+        percent_text(round(probable, 2)) if probable is not None else "–",
         str(verdict.headroom) if verdict and verdict.headroom else "–",
         _pdr_cell(one),
         _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",

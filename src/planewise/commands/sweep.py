@@ -151,6 +151,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "open": verdict.open,
+                "probability_good": verdict.probability_good,
                 "share_good": verdict.share_good,
                 "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
                 "pdr_low_pps": verdict.pdr.low_pps if verdict.pdr else None,

@@ -4,8 +4,8 @@ The model, and why it is this one, is in docs/concepts/verdict.md. In short: at 
 true mean PLR has Student's distribution around the sample mean; its scale comes from the runs'
 deviation, shrunk towards what loads of such a loss usually show (so that two runs that happen to
 agree prove little) and widened where consecutive runs resemble each other. Drawing the means of
-all loads together, many times, and reading the headroom of each draw gives shares of draws: scores,
-no calibrated probabilities.
+all loads together, many times, and reading the headroom of each draw gives shares of draws, of
+which `probability` makes probabilities.
 """
 
 from __future__ import annotations

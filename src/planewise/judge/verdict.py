@@ -17,6 +17,7 @@ from planewise.judge.curve_draws import BAD, GOOD, OPEN, CapacityTrend, Draws, M
 from planewise.judge.diagnose import Caution, diagnose, host_busy
 from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
 from planewise.judge.headroom import Headrooms, headrooms
+from planewise.judge.probability import probability_good
 from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, RuleResult, apply_rule
 from planewise.units import percent_text, rate_text
 
@@ -125,9 +126,8 @@ class Verdict:
     disturbed_at_most: float
     """Share of runs that may be disturbed for all that was seen at the loads that decide (95 %)."""
     share_good: float
-    """Share of drawn curves whose headroom is below its limit, whatever `rule` decided: a score
-    that rises with the chance of GOOD, and no calibrated probability (docs/concepts/verdict.md has
-    said against true). A ladder that ends or begins too early counts half."""
+    """Share of drawn curves whose headroom is below its limit, whatever `rule` decided. A ladder
+    that ends or begins too early counts half."""
     share_open: float
     """Share of drawn curves of which the loads cannot tell, however many runs they have: they end
     or begin too early, or lie too far apart."""
@@ -154,6 +154,15 @@ class Verdict:
     tested: bool = True
     """False when the SUT limited none of the trials: then no number describes it, and `pdr`,
     `ndr`, `first_crossing` and `saturation` are None."""
+
+    @property
+    def probability_good(self) -> float | None:
+        """Probability that headroom is below its limit, whatever `rule` decided: calibrated on
+        simulated systems. None where half of the draws say that these loads cannot tell, where the
+        system drifts, or where nothing was `tested`."""
+        if self.open == "drift" or self.share_open >= 0.5:
+            return None
+        return probability_good(self.share_good)
 
     @property
     def label(self) -> str:
@@ -188,7 +197,7 @@ def judge(
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
 
-    `rule` decides the word; intervals, score and warnings are the same for all rules.
+    `rule` decides the word; intervals, probability and warnings are the same for all rules.
     `plr` is a ratio (0.005 is 0.5 %), `eta` the TIR below which a step is shown as saturated (no
     rule uses it), `draws` the number of drawn curves. BadInputError for an unknown rule or a limit
     that is not a ratio.

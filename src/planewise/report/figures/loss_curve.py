@@ -205,12 +205,17 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
             "PDR": lambda item: _estimate(item.verdict.pdr, item.verdict.no_pdr),
             "NDR": lambda item: _estimate(item.verdict.ndr, item.verdict.no_ndr),
             "Saturation": lambda item: _saturation(item.verdict),
-            "Score of GOOD": lambda item: PrintedNumber(
-                _share(item.verdict.share_good), item.verdict.share_good
-            ),
+            "Probability of GOOD": _probability,
             "Warnings": lambda item: PrintedNumber.plain(len(item.verdict.warnings)),
         },
     )
+
+
+def _probability(item: JudgedCurve) -> Entry:
+    probable = item.verdict.probability_good
+    if probable is None:
+        return Missing("these loads do not tell")
+    return PrintedNumber(_share(probable), probable)
 
 
 def table(curve: Curve) -> Table:
