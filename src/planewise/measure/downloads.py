@@ -6,15 +6,11 @@ stream. Knows no policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import PlanewiseError
 from planewise.measure.applications import IPERF, Listening
-from planewise.measure.trials.tcp import check_iperf
+from planewise.measure.trials.tcp import parse_iperf
 from planewise.store.allocations import DOWNLOAD_METRIC
 from planewise.store.models import Download, DownloadInterval, Figure
 from planewise.testbed.host import FinishedProcess, Host, HostProcess
@@ -58,46 +54,9 @@ def serve(host: Host, guest: Guest, stack: ExitStack) -> HostProcess:
     return server
 
 
-class _Sum(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    end: Annotated[float, Field(ge=0)]
-    seconds: Annotated[float, Field(ge=0)]
-    bytes: Annotated[int, Field(ge=0)]
-    bits_per_second: Annotated[float, Field(ge=0)]
-
-
-class _Interval(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    sum: _Sum
-
-
-class _End(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    sum_received: _Sum
-
-
-class _Report(BaseModel):
-    """The part of iperf3's JSON that is used."""
-
-    model_config = ConfigDict(extra="ignore")
-    intervals: Sequence[_Interval]
-    end: _End
-
-
 def download_of(guest: str, finished: FinishedProcess) -> Download:
-    """From what the client printed. Pure.
-
-    Raises:
-        UnsupportedError: it is not the JSON that is known of iperf3.
-        PlanewiseError: the client failed.
-    """
-    try:
-        report = _Report.model_validate_json(check_iperf(finished).stdout)
-    except ValidationError as error:
-        raise UnsupportedError(
-            f"{IPERF} did not print the JSON that is known of it",
-            remedy="install iperf3 3.9 or newer",
-        ) from error
+    """From what the client printed; errors as `parse_iperf`. Pure."""
+    report = parse_iperf(finished)
     received = report.end.sum_received
     return Download(
         guest=guest,

@@ -23,16 +23,9 @@ class End:
     interface: str
 
 
-@dataclass(frozen=True)
-class InterfaceCounts:
-    """What has gone through an interface until now."""
-
-    packets: int
-    bytes: int
-
-
-Counters = Callable[[], Mapping[str, InterfaceCounts]]
-"""What every function has transmitted until now, by name; of the sender where there is none."""
+Counters = Callable[[], Mapping[str, tuple[int, int]]]
+"""Packets and bytes that every function has transmitted until now, by name; of the sender where
+there is none."""
 
 
 def ends_of(
@@ -49,9 +42,9 @@ def sent_through(host: Host, gauge: Gauge) -> Counters:
     """What the guest of a gauge has sent until now, read on `host`."""
     point = CounterPoint(gauge.host, gauge.netns, gauge.interface)
 
-    def read() -> Mapping[str, InterfaceCounts]:
+    def read() -> Mapping[str, tuple[int, int]]:
         now = counters.read(host, point).counters
-        return {"": InterfaceCounts(now[f"{gauge.counts}_packets"], now[f"{gauge.counts}_bytes"])}
+        return {"": (now[f"{gauge.counts}_packets"], now[f"{gauge.counts}_bytes"])}
 
     return read
 

@@ -20,7 +20,7 @@ from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import ReadingDelta
 from planewise.measure.design import Design
-from planewise.measure.ends import Counters, End, InterfaceCounts
+from planewise.measure.ends import Counters, End
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.trials.chain import ChainTrial
 from planewise.measure.vms import options_of
@@ -473,11 +473,9 @@ class ChainStation:
     def sent(self) -> Counters:
         """See `ends.PairStation`: what every function transmits."""
 
-        def read() -> Mapping[str, InterfaceCounts]:
-            vnfs = self.testbed.read().vnfs
-            return {name: InterfaceCounts(one.packets, one.bytes) for name, one in vnfs.items()}
-
-        return read
+        return lambda: {
+            name: (one.packets, one.bytes) for name, one in self.testbed.read().vnfs.items()
+        }
 
     def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
         """See `ends.PairStation`; a chain has no load beside its own."""

@@ -13,21 +13,14 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure import meter
 from planewise.measure.applications import IPERF, Listening
 from planewise.measure.design import Design
 from planewise.measure.ends import Counters, End, PairStation
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Asked, Kind, unsupported
-from planewise.store.models import (
-    CoreUse,
-    KpiSample,
-    Level,
-    TcpResult,
-    Throughput,
-    TrialKind,
-    TrialRecord,
-)
-from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s
+from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
+from planewise.testbed.gauges import GaugeReading, busy, cpu_ticks
 from planewise.testbed.host import FinishedProcess, HostProcess
 
 _PORT = 5201
@@ -98,23 +91,31 @@ class Tcp(Kind):
         yield "tcp", "sends as much as it can"
 
 
-class _Sum(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore")
-    bits_per_second: Annotated[float, Field(ge=0)] = 0.0
+
+
+class _Sum(_Part):
+    end: Annotated[float, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0)]
+    bytes: Annotated[int, Field(ge=0)]
+    bits_per_second: Annotated[float, Field(ge=0)]
     retransmits: int = 0
-    seconds: float = 0.0
 
 
-class _End(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+class _Interval(_Part):
+    sum: _Sum
+
+
+class _End(_Part):
     sum_sent: _Sum
     sum_received: _Sum
 
 
-class _Report(BaseModel):
+class IperfReport(_Part):
     """The part of iperf3's JSON that is used."""
 
-    model_config = ConfigDict(extra="ignore")
+    intervals: Sequence[_Interval] = ()
     end: _End
 
 
@@ -144,25 +145,24 @@ def measure_tcp(
         ) as sending:
             _sample(sending, trial.warmup_s, _nothing)
             started = datetime.now(UTC)
-            begin_s, before = now_s(), _cpu_times(client)
+            before = _read(client)
             look = _nothing if sent is None else _Watch(place, on_sample, sent, client).look
             _sample(sending, trial.duration_s, look)
-            spent_s, after = now_s() - begin_s, _cpu_times(client)
+            after = _read(client)
             finished = sending.wait(trial.duration_s + _SLACK_S)
-    report = _report(finished)
+    report = parse_iperf(finished)
+    used = busy(before, after)
     return TrialResult(
         TrialRecord(
             **place.fields,
             kind="tcp",
             started=started,
-            duration_s=report.end.sum_received.seconds or spent_s,
+            duration_s=report.end.sum_received.seconds or after.at_s - before.at_s,
             tcp=TcpResult(
                 goodput_bps=report.end.sum_received.bits_per_second,
                 message_bytes=trial.message_bytes,
                 retransmits=max(0, report.end.sum_sent.retransmits),
-                cores=tuple(
-                    CoreUse(cpu=cpu, used=_used(before[cpu], after[cpu])) for cpu in before
-                ),
+                cores=tuple(CoreUse(cpu=int(cpu), used=used.get(cpu, 0.0)) for cpu in before.cpus),
             ),
             limits=("sut",),
         )
@@ -179,8 +179,8 @@ def _command(server: End, trial: TcpTrial) -> list[str]:
 
 def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> None:
     """Calls `look` about every second for `seconds`, or as long as the process runs."""
-    end_s = now_s() + seconds
-    while (left_s := end_s - now_s()) > 0 and process.running:
+    end_s = time.monotonic() + seconds
+    while (left_s := end_s - time.monotonic()) > 0 and process.running:
         time.sleep(min(SAMPLE_S, left_s))
         look()
 
@@ -189,72 +189,39 @@ def _nothing() -> None:
     """Looks at nothing."""
 
 
-def _cpu_times(end: End) -> dict[int, CpuTime]:
-    """Of every CPU of the end's host."""
-    return cpu_times(end.host.read_text("/proc/stat"))
+def _read(client: End, sent: Counters | None = None) -> GaugeReading:
+    """What every CPU of the client's host did, and what was sent."""
+    counted = {} if sent is None else sent()
+    stat = client.host.read_text("/proc/stat")
+    return GaugeReading(time.monotonic(), counted, cpu_ticks(stat))
 
 
 class _Watch:
     """Samples what was sent since the last sample."""
 
-    def __init__(
-        self,
-        place: Place,
-        on_sample: OnSample,
-        sent: Counters,
-        client: End,
-    ) -> None:
+    def __init__(self, place: Place, on_sample: OnSample, sent: Counters, client: End) -> None:
         self._place, self._on_sample, self._sent, self._client = place, on_sample, sent, client
-        self._last = now_s(), sent(), _cpu_times(client)
+        self._last = _read(client, sent)
 
     def look(self) -> None:
-        before_s, before, cpus_before = self._last
-        self._last = after_s, after, cpus_after = (
-            now_s(),
-            self._sent(),
-            _cpu_times(self._client),
-        )
-        seconds = max(after_s - before_s, 1e-9)
-        rates = {
-            name: Throughput(
-                tx_pps=max(0, after[name].packets - before[name].packets) / seconds,
-                tx_bps=8 * max(0, after[name].bytes - before[name].bytes) / seconds,
-            )
-            for name in after
-        }
-        self._on_sample(
-            KpiSample(
-                at=datetime.now(UTC),
-                trial=self._place.trial,
-                cell=self._place.cell,
-                interval_s=seconds,
-                vnfs={name: rate for name, rate in rates.items() if name},
-                total=Throughput(
-                    tx_pps=sum(rate.tx_pps for rate in rates.values()),
-                    tx_bps=sum(rate.tx_bps for rate in rates.values()),
-                ),
-                cpu={str(cpu): _used(cpus_before[cpu], cpus_after[cpu]) for cpu in cpus_after},
-            )
-        )
+        before, self._last = self._last, _read(self._client, self._sent)
+        sample = meter.sample(before, self._last, self._place)
+        named = {name: rate for name, rate in sample.vnfs.items() if name}
+        self._on_sample(sample.model_copy(update={"vnfs": named}))
 
 
-def _used(before: CpuTime, after: CpuTime) -> float:
-    total = after.total_s - before.total_s
-    return min(1.0, max(0.0, 1 - (after.idle_s - before.idle_s) / total)) if total > 0 else 0.0
+def parse_iperf(finished: FinishedProcess) -> IperfReport:
+    """What an iperf3 client printed. Pure.
 
-
-def check_iperf(finished: FinishedProcess) -> FinishedProcess:
-    """With what iperf3 says in its JSON, and not on stderr, when it fails."""
+    Raises:
+        UnsupportedError: it is not the JSON that is known of iperf3.
+        PlanewiseError: it failed; the sentence is its own, which it says in its JSON.
+    """
     if finished.exit_code != 0:
         with suppress(ValueError, TypeError, KeyError):
             raise PlanewiseError(f"{IPERF} failed: {json.loads(finished.stdout)['error']}")
-    return finished.check()
-
-
-def _report(finished: FinishedProcess) -> _Report:
-    check_iperf(finished)
     try:
-        return _Report.model_validate_json(finished.stdout)
+        return IperfReport.model_validate_json(finished.check().stdout)
     except ValidationError as error:
         raise UnsupportedError(
             f"{IPERF} did not print the JSON that is known of it",
