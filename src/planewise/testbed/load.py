@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +15,6 @@ from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import BackgroundResult
 from planewise.testbed.crew import Count, Crew, CrewProcess, ProcessCrew, StartCrew
-from planewise.testbed.host import FinishedProcess
 from planewise.testbed.model import HostRole, other_host
 from planewise.testbed.setting import Arrangement
 
@@ -111,25 +109,6 @@ def demand(spec: LoadSpec, guests: int, cpus: int) -> Demand:
 
 
 @dataclass(frozen=True)
-class LoadReport:
-    """What a background load did from its start to its end."""
-
-    spec: LoadSpec
-    guests: int
-    duration_s: float
-    cpu_s: float = 0.0
-    """CPU time burnt, over all guests (CPU load)."""
-    cpu_share: float = 0.0
-    """The same as a share of all CPUs' time."""
-    sent: int = 0
-    """Datagrams sent, over all guests (network load)."""
-    received: int = 0
-    refused: int = 0
-    """Datagrams that the senders' own sockets did not take."""
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Work:
     """What a load had done at some moment; two of them tell what it did in between."""
 
@@ -199,31 +178,31 @@ def _rates(before: Mapping[str, Count], after: Mapping[str, Count]) -> dict[str,
 class BackgroundLoad:
     """Background load on a testbed. Entering returns when every guest is at work.
 
-    Leaving the `with` block ends it; `report` then says what it did.
+    Leaving the `with` block ends it.
 
     Raises on entry:
         BadInputError: there are no background guests.
         PlanewiseError: a guest did not get to work.
+
+    Raises on exit:
+        PlanewiseError: a part of it failed.
     """
 
     def __init__(
         self, testbed: Arrangement, spec: LoadSpec, start_crew: StartCrew = ProcessCrew
     ) -> None:
         self.spec = spec
-        self.report: LoadReport | None = None
         self._testbed = testbed
         self._start_crew = start_crew
         self._cpus = 1
         self._workers: Crew | None = None
         self._sinks: Crew | None = None
-        self._started = 0.0
 
     @property
     def _crews(self) -> list[Crew]:
         return [crew for crew in (self._workers, self._sinks) if crew is not None]
 
     def __enter__(self) -> BackgroundLoad:
-        self.report = None
         if self.spec.type == "none":
             return self
         if not self._testbed.background(self.spec.location):
@@ -240,34 +219,18 @@ class BackgroundLoad:
             for crew in self._crews:
                 crew.kill()
             raise
-        self._started = time.monotonic()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._workers is None:
-            self.report = LoadReport(self.spec, 0, 0.0)
-            return
-        duration_s = time.monotonic() - self._started
-        stressed_s = 0.0
-        if kind is None and self.spec.type in STRESSORS:
-            stressed_s = math.fsum(count.value for count in self.work().done.values()) / 1e9
-        early = len(set(self._workers.gone))
         for crew in self._crews:
             crew.interrupt()
         if kind is not None:
             for crew in self._crews:
                 crew.kill()
             return
-        workers = self._workers.end()
-        sinks = [] if self._sinks is None else self._sinks.end()
-        guests = len(self._testbed.background(self.spec.location))
-        if self.spec.type in STRESSORS:  # which tells nothing itself
-            share = stressed_s / (duration_s * self._cpus)
-            self.report = LoadReport(
-                self.spec, guests, duration_s, cpu_s=stressed_s, cpu_share=share
-            )
-            return
-        self.report = account(self.spec, guests, workers, sinks, duration_s, early, self._cpus)
+        for ended in [one for crew in self._crews for one in crew.end()]:
+            if self.spec.type not in STRESSORS:  # stress-ng fails when it is ended
+                ended.check()
 
     def check(self) -> None:
         """Does nothing while the load runs as it should.
@@ -346,42 +309,4 @@ def stress_command(spec: LoadSpec, directory: str) -> tuple[str, ...]:
     return (
         *(STRESS_NG, STRESSORS[spec.type], str(spec.busy_threads), *memory),
         *("--timeout", f"{math.ceil(spec.limit_s)}s", "--temp-path", directory, "--quiet"),
-    )
-
-
-def account(
-    spec: LoadSpec,
-    guests: int,
-    workers: Sequence[FinishedProcess],
-    sinks: Sequence[FinishedProcess],
-    duration_s: float,
-    early: int,
-    cpus: int,
-) -> LoadReport:
-    """What a load did, from what its processes printed. Pure.
-
-    `early` guests had ended by themselves; `cpus` are those of the loaded host.
-
-    Raises:
-        PlanewiseError: a process failed.
-    """
-    reports = [worker.json() for worker in workers]
-    warnings = []
-    if early:
-        warnings.append(f"{early} of {guests} background guests ended before the end")
-    if spec.type == "cpu":
-        cpu_s = math.fsum(report["achieved_load"] * report["duration_s"] for report in reports)
-        ran_s = max(report["duration_s"] for report in reports)
-        return LoadReport(
-            spec, guests, ran_s, cpu_s=cpu_s, cpu_share=cpu_s / (ran_s * cpus),
-            warnings=tuple(warnings),
-        )  # fmt: skip
-    return LoadReport(
-        spec,
-        guests,
-        max((report["duration_s"] for report in reports), default=duration_s),
-        sent=sum(report["sent"] for report in reports),
-        received=sum(sink.json()["packets"] for sink in sinks),
-        refused=sum(report["refused"] for report in reports),
-        warnings=tuple(warnings),
     )
