@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from planewise.judge.bounded import Bounded, at_least, at_most, exact, mean_of, median_of, minus
+from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of, minus
 from planewise.judge.statistics.comparison import family_weights
 from planewise.judge.statistics.paired import (
     Floats,
@@ -29,6 +29,11 @@ HAMILTON = np.array([0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]) -
     [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
 )
 """Hollander and Wolfe, Nonparametric Statistical Methods, table 3.1."""
+
+
+def at_most(value: float) -> Bounded:
+    return Bounded(value, -math.inf, value)
+
 
 finite = st.floats(min_value=-1e6, max_value=1e6)
 anything = st.one_of(

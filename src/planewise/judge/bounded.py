@@ -59,11 +59,6 @@ def at_least(value: float) -> Bounded:
     return Bounded(value, value, math.inf)
 
 
-def at_most(value: float) -> Bounded:
-    """This or less."""
-    return Bounded(value, -math.inf, value)
-
-
 def mapped(value: Bounded, function: Callable[[float], float]) -> Bounded:
     """A rising `function` of the value; open ends stay open."""
     return Bounded(

@@ -290,12 +290,6 @@ class LoadPoint:
         return self.half_width95 / self.plr_counted
 
     @property
-    def duration_s(self) -> float | None:
-        """Mean duration of the runs; None when one is unknown."""
-        mean = float(self.table.duration_s.mean())
-        return None if math.isnan(mean) else mean
-
-    @property
     def achieved_pps(self) -> float | None:
         """What was really sent per second, over all runs; None where a duration is unknown."""
         total_s = float(self.table.duration_s.sum())
@@ -393,11 +387,6 @@ class Curve:
     def counts(self) -> Ints:
         """Runs that count at each load, shape (L,)."""
         return np.array([point.count for point in self.points], dtype=np.int64)
-
-    @property
-    def runs(self) -> int:
-        """Runs that count, over all loads."""
-        return int(self.counts.sum())
 
     def first_over(self, plr: float) -> int | None:
         """Index of the first load whose mean PLR exceeds `plr`; None when none does."""

@@ -67,7 +67,6 @@ _MOST_VISITS: Final = 500
 _MIN_RUNS_CORRELATION: Final = 8
 """With fewer runs a lag-1 correlation is not estimated."""
 
-OUTCOMES: Final = ("GOOD", "BAD", "OPEN")
 GOOD: Final = 0
 BAD: Final = 1
 OPEN: Final = 2
@@ -526,12 +525,6 @@ def curve_drift(curve: Curve) -> CapacityTrend | None:
     if (every < 0).any() or np.unique(every).size < every.size:
         return None
     return sweep_drift(places, [point.plr_per_run for point in curve.points])
-
-
-def quantiles(values: Floats, level: float = 0.95) -> tuple[float, float]:
-    """Central interval of `values` that holds `level` of them."""
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
 
 
 def normal_tail(z: float) -> float:

@@ -71,21 +71,6 @@ class Saturation:
     """First measured load from which on every TIR is below the limit."""
     throughput_pps: float
     """R there: T_sat = O_sat · (1 − PLR(O_sat)) (PASTRAMI, equation 4)."""
-    low_pps: float
-    high_pps: float
-    """95 % interval of the throughput."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the ladder."""
-
-    from_pps: float
-    to_pps: float
-    tir: float
-    low: float
-    high: float
-    """95 % interval of TIR."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +127,6 @@ class Verdict:
     load that lost one. None when the first load loses."""
     saturation: Saturation | None
     """None where saturation is not seen to begin and last."""
-    trashing: Caution | None
-    """Throughput falls with load; also among the warnings."""
-    steps: tuple[Step, ...]
-    """TIR of each step of the ladder."""
     warnings: tuple[Caution, ...]
     next_loads: tuple[float, ...]
     """Offered loads [packet/s] where further trials would decide most, most first."""
@@ -191,16 +172,14 @@ def judge(
     rule: Rule = "planewise",
     plr: float = 0.005,
     *,
-    eta: float = ETA,
     draws: int = DRAWS,
     seed: int = 1,
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
 
-    `rule` decides the word; intervals, probability and warnings are the same for all rules.
-    `plr` is a ratio (0.005 is 0.5 %), `eta` the TIR below which a step is shown as saturated (no
-    rule uses it), `draws` the number of drawn curves. BadInputError for an unknown rule or a limit
-    that is not a ratio.
+`rule` decides the word; intervals, probability and warnings are the same for all rules.
+    `plr` is a ratio (0.005 is 0.5 %), `draws` the number of drawn curves. BadInputError for an
+    unknown rule or a limit that is not a ratio.
     """
     _check(rule, plr)
     whole, curve = curve, curve.tested
@@ -233,9 +212,7 @@ def judge(
         pdr=_pdr(ladder, drawn, plr) if tested else None,
         first_crossing=_first_crossing(ladder, drawn, plr) if tested else None,
         ndr=_ndr(curve) if tested else None,
-        saturation=_saturation(ladder, drawn, plr, eta) if tested else None,
-        trashing=next((warning for warning in warnings if warning.code == "trashing"), None),
-        steps=_steps(ladder, drawn),
+        saturation=_saturation(ladder, plr) if tested else None,
         warnings=warnings,
         next_loads=next_loads(ladder, drawn, plr, decision.open)
         if word == "UNDECIDED" and tested
@@ -556,30 +533,14 @@ def _ndr(curve: Curve) -> LoadEstimate | None:
     return LoadEstimate(clean, clean, float(offered[first]) if first < offered.size else math.inf)
 
 
-def _saturation(ladder: Moments, drawn: Draws, plr: float, eta: float) -> Saturation | None:
+def _saturation(ladder: Moments, plr: float) -> Saturation | None:
     offered = ladder.offered_pps
     over = np.flatnonzero(ladder.mean > plr)
     if over.size == 0 or over[0] == offered.size - 1:
         return None
     tir = np.diff(offered * (1 - ladder.mean)) / np.diff(offered)
-    high = np.flatnonzero(tir >= eta)
+    high = np.flatnonzero(tir >= ETA)
     begin = max(int(over[0]), int(high[-1]) + 1 if high.size else 0)
     if begin >= offered.size - 1:
         return None
-    low_pps, high_pps = curve_draws.quantiles(drawn.forwarded_pps[:, begin])
-    return Saturation(
-        float(offered[begin]), float(offered[begin] * (1 - ladder.mean[begin])), low_pps, high_pps
-    )
-
-
-def _steps(ladder: Moments, drawn: Draws) -> tuple[Step, ...]:
-    offered = ladder.offered_pps
-    if offered.size < 2:
-        return ()
-    tir = np.diff(offered * (1 - ladder.mean)) / np.diff(offered)
-    drawn_tir = np.diff(drawn.forwarded_pps, axis=1) / np.diff(offered)
-    low, high = np.quantile(drawn_tir, [0.025, 0.975], axis=0)
-    return tuple(
-        Step(float(offered[i]), float(offered[i + 1]), float(tir[i]), float(low[i]), float(high[i]))
-        for i in range(tir.size)
-    )
+    return Saturation(float(offered[begin]), float(offered[begin] * (1 - ladder.mean[begin])))
