@@ -50,7 +50,7 @@ from planewise.measure.search.sequential import sweep_until_verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests import adversaries
+from tests import adversaries, shapes
 
 Floats = NDArray[np.float64]
 World = Callable[[np.random.Generator, int, int, bool], Floats]
@@ -237,7 +237,7 @@ def power(families: int, seed: int) -> None:
 
 RUNS = (2, 3, 5, 10, 20, 50)
 CASES: tuple[tuple[str, float], ...] = (
-    *((kind, noise) for kind in synthetic.kinds() for noise in synthetic.NOISE_LEVELS),
+    *((kind, noise) for kind in synthetic.KINDS for noise in synthetic.NOISE_LEVELS),
     *((family, 0.0) for family in adversaries.FAMILIES),
 )
 
@@ -282,7 +282,7 @@ def system_of(
     if kind in adversaries.FAMILIES:
         system = adversaries.draw(kind, 9000 + index)
     else:
-        system = synthetic.make(kind, noise_sd=noise, seed=9000 + index)
+        system = shapes.make(kind, noise_sd=noise, seed=9000 + index)
     step, low, high = rng.uniform(0.02, 0.17), rng.uniform(0.2, 0.7), rng.uniform(1.2, 2.2)
     loads = low + step * np.arange(int(np.ceil((high - low) / step)) + 1)
     around = max(system.capacity_pps, 40e3)

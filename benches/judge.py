@@ -48,7 +48,7 @@ from planewise.measure.search.run import run_search
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests import adversaries
+from tests import adversaries, shapes
 
 GOALS = ("pdr:0.005", "ndr")
 FIRST_SYSTEM = 5000
@@ -65,7 +65,7 @@ def make(kind: str, noise: str, index: int) -> System:
         return adversaries.draw(kind, index)
     draw = np.random.default_rng([index, len(kind)])
     capacity = float(10 ** draw.uniform(5, math.log10(14e6)))
-    return synthetic.make(kind, capacity_pps=capacity, noise_sd=float(noise), seed=index)
+    return shapes.make(kind, capacity_pps=capacity, noise_sd=float(noise), seed=index)
 
 
 def search_system(
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=FIRST_SYSTEM, help="number of the first")
     parser.add_argument("--keep", type=Path, help="file of finished searches: goes on from there")
     parser.add_argument(
-        "--kinds", default=",".join([*synthetic.kinds(), *adversaries.FAMILIES]), help="of systems"
+        "--kinds", default=",".join([*synthetic.KINDS, *adversaries.FAMILIES]), help="of systems"
     )
     parser.add_argument("--noise", default="0.01,0,0.03")
     parser.add_argument("--algorithms", default="planewise,mlrsearch")

@@ -10,13 +10,14 @@ from planewise.measure.search.fits import Fits, PlanewiseOptions
 from planewise.measure.search.goals import Goal, SearchTrial
 from planewise.measure.search.run import run_search
 from planewise.measure.search.session import Limits, SearchSession
+from tests import shapes
 
 NDR, PDR = Goal(0.0), Goal(0.005)
 
 
 def gradual(seed: int) -> synthetic.SyntheticSut:
     """A system whose throughput still rises beyond saturation, by 30 to 80 % of the load."""
-    return synthetic.make("gradual", capacity_pps=1e6, noise_sd=0.01, seed=seed)
+    return shapes.make("gradual", capacity_pps=1e6, noise_sd=0.01, seed=seed)
 
 
 def test_pdr_is_not_too_high_where_throughput_rises_beyond_saturation() -> None:
@@ -33,7 +34,7 @@ def test_pdr_is_not_too_high_where_throughput_rises_beyond_saturation() -> None:
 
 @pytest.mark.parametrize("seed", [1, 8, 10])
 def test_no_long_trial_lies_where_short_ones_lost_nothing_far_below_pdr(seed: int) -> None:
-    sut = synthetic.make("ideal", capacity_pps=1e6, noise_sd=0.01, seed=seed)
+    sut = shapes.make("ideal", capacity_pps=1e6, noise_sd=0.01, seed=seed)
     result = run_search(sut.start(seed), [NDR, PDR])
     pdr = result.goal(PDR.name).pps
     assert pdr is not None
@@ -41,7 +42,7 @@ def test_no_long_trial_lies_where_short_ones_lost_nothing_far_below_pdr(seed: in
 
 
 def test_some_trials_overload_a_system_that_hardly_wavers() -> None:
-    sut = synthetic.make("ideal", capacity_pps=1e6, noise_sd=0.002, seed=1)
+    sut = shapes.make("ideal", capacity_pps=1e6, noise_sd=0.002, seed=1)
     result = run_search(sut.start(1), [NDR, PDR])
     assert sum(t.loss_ratio > 0.025 for t in result.trials if t.duration_s == 1.0) >= 3
 

@@ -15,6 +15,7 @@ from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
 from planewise.judge.verdict import judge
 from planewise.measure.search.measurer import ExhaustedError, Measurer
 from planewise.measure.search.sequential import Planner, SequentialPlan, sweep_until_verdict
+from tests import shapes
 from tests.replay import Replay
 from tests.unit.published_data import labels, needs_published_data, recorded
 
@@ -103,7 +104,7 @@ def test_a_clear_system_is_decided_with_few_trials_and_all_are_told() -> None:
     )
     assert result.verdict.verdict == "GOOD"
     assert result.stopped == "decided"
-    assert result.trials == len(told) == len(measurer.trials) == result.curve.runs
+    assert result.trials == len(told) == len(measurer.trials) == sum(result.curve.counts)
     assert result.trials <= 18 * len(LADDER)
     assert result.traffic_s == pytest.approx(result.trials)
     assert min(result.curve.counts) >= 2
@@ -136,7 +137,7 @@ def test_trials_go_to_the_load_whose_throughput_is_near_the_limit() -> None:
 @pytest.mark.parametrize("kind", ["realistic", "gradual", "spikes", "autocorrelated"])
 def test_a_sweep_that_stops_as_decided_has_a_verdict_that_is(kind: str) -> None:
     for seed in range(6):
-        sut = synthetic.make(kind, noise_sd=0.01, seed=seed)
+        sut = shapes.make(kind, noise_sd=0.01, seed=seed)
         loads = (np.arange(0.5, 1.6, 0.11) * sut.capacity_pps).tolist()
         result = sweep_until_verdict(sut.start(seed), loads, duration_s=1, extend=True, seed=seed)
         assert (result.stopped == "decided") == (result.verdict.verdict != "UNDECIDED")

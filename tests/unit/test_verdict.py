@@ -15,6 +15,7 @@ from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
 from planewise.judge.probability import probability_good
 from planewise.judge.rules import PUBLISHED_RULES
 from planewise.judge.verdict import RULES, Verdict, disturbed_at_most, judge
+from tests import shapes
 from tests.unit.published_data import labels, needs_published_data, recorded
 
 
@@ -108,7 +109,7 @@ def test_a_curve_that_saturates_where_loss_begins_is_good() -> None:
     assert verdict.next_loads == ()
     assert verdict.saturation is not None
     assert verdict.saturation.offered_pps == 260e3
-    assert verdict.saturation.low_pps < 240e3 < verdict.saturation.high_pps
+    assert verdict.saturation.throughput_pps == pytest.approx(240e3, rel=0.02)
     assert verdict.headroom is not None
     # PDR lies between 231.9 kpps (chord) and 241.2 kpps (knee), and 240 kpps pass.
     assert verdict.headroom.low == pytest.approx(0, abs=0.002)
@@ -296,7 +297,7 @@ def test_an_unknown_rule_and_an_impossible_limit_are_named() -> None:
 def test_systems_that_are_truly_bad_are_not_called_good(kind: str) -> None:
     loads = (np.arange(0.2, 1.9, 0.1) * 1e6).tolist()
     for seed in range(25):
-        sut = synthetic.make(kind, noise_sd=0.01, seed=seed)
+        sut = shapes.make(kind, noise_sd=0.01, seed=seed)
         headroom = sut.headroom()
         assert headroom is not None
         assert headroom > 0.1
@@ -337,10 +338,6 @@ def check(verdict: Verdict) -> None:
         if estimate is not None:
             assert 0 <= estimate.low_pps <= estimate.pps <= estimate.high_pps
             assert math.isfinite(estimate.pps)
-    for step in verdict.steps:
-        assert step.from_pps < step.to_pps
-        assert math.isfinite(step.tir)
-        assert step.low <= step.high
     for warning in verdict.warnings:
         assert warning.text
         assert warning.evidence

@@ -53,10 +53,6 @@ _CLUMP_NODES = 41
 class LossCurve(Protocol):
     """Expected loss ratio of a system, by relative load."""
 
-    @property
-    def name(self) -> str:
-        """One word."""
-
     def loss_ratio(self, relative_load: Array) -> Array:
         """Loss ratio [0, 1] at relative loads r = O/(C·m); same shape."""
 
@@ -67,8 +63,6 @@ class IdealCurve:
 
     PLR(r) = max(0, 1 − 1/r).
     """
-
-    name: str = "ideal"
 
     def loss_ratio(self, relative_load: Array) -> Array:
         """See `LossCurve`."""
@@ -89,7 +83,6 @@ class RealisticCurve:
     early_loss: float = 1e-7
     loss_at_saturation: float = 0.01
     steepness: float = 40.0
-    name: str = "realistic"
 
     def loss_ratio(self, relative_load: Array) -> Array:
         """See `LossCurve`."""
@@ -111,7 +104,6 @@ class TrashingCurve:
     before: RealisticCurve = RealisticCurve()
     trash_at: float = 1.5
     fall_over: float = 1.0
-    name: str = "trashing"
 
     def loss_ratio(self, relative_load: Array) -> Array:
         """See `LossCurve`."""
@@ -132,7 +124,6 @@ class GradualCurve:
 
     gain: float = 0.6
     ceiling: float = 1.6
-    name: str = "gradual"
 
     def loss_ratio(self, relative_load: Array) -> Array:
         """See `LossCurve`."""
@@ -153,7 +144,6 @@ class NonMonotoneCurve:
     centre: float = 0.55
     width: float = 0.06
     height: float = 0.02
-    name: str = "non-monotone"
 
     def loss_ratio(self, relative_load: Array) -> Array:
         """See `LossCurve`."""
@@ -446,7 +436,7 @@ class Simulation:
         return min(length, sent)
 
 
-_KINDS: dict[str, tuple[LossCurve, Wavering, float, str]] = {
+KINDS: dict[str, tuple[LossCurve, Wavering, float, str]] = {
     "ideal": (IdealCurve(), Wavering(), 1, "no loss up to saturation, constant throughput beyond"),
     "realistic": (
         RealisticCurve(),
@@ -502,85 +492,23 @@ NOISE_LEVELS = (0.0, 0.01, 0.03)
 """Per-trial standard deviations of the capacity for which the catalogue has variants."""
 
 
-def kinds() -> tuple[str, ...]:
-    """Names of the classes of systems, without their noise variants."""
-    return tuple(_KINDS)
-
-
-def make(
-    kind: str, *, capacity_pps: float = 1e6, noise_sd: float = 0.0, seed: int | None = None
-) -> SyntheticSut:
-    """A system of a class, with white per-trial capacity noise added.
-
-    Args:
-        kind: one of `kinds()`.
-        capacity_pps: nominal saturation load.
-        noise_sd: standard deviation of the capacity between trials, relative. For a class that
-            wavers by itself (autocorrelated) the larger of both holds.
-        seed: draws the class's shape (steepness, early loss, gain, burst length, …) from wide
-            ranges, so that nothing is tuned to one shape; None takes the documented values.
-    """
-    if kind not in _KINDS:
-        raise BadInputError(
-            f"there is no synthetic system '{kind}'",
-            remedy="known: " + ", ".join(_KINDS),
-        )
-    curve, wavering, burst, summary = _KINDS[kind]
-    if seed is not None:
-        curve, wavering, burst = _reshape(kind, curve, wavering, burst, seed)
-    if noise_sd > wavering.sd:
-        wavering = replace(wavering, sd=noise_sd)
-    noisy = f"; capacity noise {percent_text(round(noise_sd, 2))}" if noise_sd > 0 else ""
-    name = f"{kind}-{noise_sd:.0%}".replace("%", "pct") if noise_sd > 0 else kind
-    return SyntheticSut(name, capacity_pps, curve, wavering, burst, summary + noisy)
-
-
-def _reshape(
-    kind: str, curve: LossCurve, wavering: Wavering, burst: float, seed: int
-) -> tuple[LossCurve, Wavering, float]:
-    """The same class with its shape drawn at random (all ranges are stated here, once)."""
-    draw = np.random.default_rng(seed)
-    realistic = RealisticCurve(
-        early_loss=float(10 ** draw.uniform(-8, -6)),
-        loss_at_saturation=float(10 ** draw.uniform(-2.3, -1.7)),
-        steepness=float(draw.uniform(25, 120)),
-    )
-    if kind == "realistic":
-        curve = realistic
-    elif kind == "bursty":
-        curve, burst = realistic, float(10 ** draw.uniform(1, 3))
-    elif kind == "trashing":
-        curve = TrashingCurve(
-            before=realistic,
-            trash_at=float(draw.uniform(1.2, 2.0)),
-            fall_over=float(draw.uniform(0.5, 3.0)),
-        )
-    elif kind == "gradual":
-        curve = GradualCurve(gain=float(draw.uniform(0.3, 0.8)), ceiling=1.6)
-    elif kind == "non-monotone":
-        curve = NonMonotoneCurve(
-            centre=float(draw.uniform(0.3, 0.7)),
-            width=float(draw.uniform(0.03, 0.08)),
-            height=float(draw.uniform(0.01, 0.05)),
-        )
-    elif kind == "drifting":
-        wavering = replace(wavering, drift_per_s=float(-(10 ** draw.uniform(-3.5, -2.5))))
-    elif kind == "autocorrelated":
-        wavering = replace(wavering, correlation=float(draw.uniform(0.6, 0.9)))
-    elif kind == "spikes":
-        wavering = replace(wavering, spike_depth=float(draw.uniform(0.1, 0.5)))
-    return curve, wavering, burst
+def variant(kind: str, noise_sd: float) -> SyntheticSut:
+    """A class at 1 Mpps, with white noise of the capacity added: its standard deviation between
+    trials, relative. Of a class that wavers by itself (autocorrelated) the larger of both holds."""
+    curve, wavering, burst, summary = KINDS[kind]
+    name, noisy = kind, ""
+    if noise_sd > 0:
+        name = f"{kind}-{noise_sd:.0%}".replace("%", "pct")
+        noisy = f"; capacity noise {percent_text(round(noise_sd, 2))}"
+    wavering = replace(wavering, sd=max(noise_sd, wavering.sd))
+    return SyntheticSut(name, 1e6, curve, wavering, burst, summary + noisy)
 
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, SyntheticSut]:
     """All named systems at 1 Mpps: each class, and its variants with 1 % and 3 % noise."""
-    systems = {}
-    for kind in _KINDS:
-        for noise_sd in NOISE_LEVELS:
-            sut = make(kind, noise_sd=noise_sd)
-            systems[sut.name] = sut
-    return systems
+    variants = (variant(kind, noise_sd) for kind in KINDS for noise_sd in NOISE_LEVELS)
+    return {sut.name: sut for sut in variants}
 
 
 def by_name(name: str) -> SyntheticSut:

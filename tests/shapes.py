@@ -1,0 +1,71 @@
+"""Synthetic systems of the catalogue, of other capacity and shape: for benches and tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planewise.judge.synthetic import (
+    GradualCurve,
+    NonMonotoneCurve,
+    RealisticCurve,
+    SyntheticSut,
+    TrashingCurve,
+    variant,
+)
+
+
+def make(
+    kind: str, *, capacity_pps: float = 1e6, noise_sd: float = 0.0, seed: int | None = None
+) -> SyntheticSut:
+    """A system of a class.
+
+    Args:
+        kind: one of `planewise.judge.synthetic.KINDS`.
+        capacity_pps: nominal saturation load.
+        noise_sd: see `planewise.judge.synthetic.variant`.
+        seed: draws the class's shape (steepness, early loss, gain, burst length, …) from wide
+            ranges, so that nothing is tuned to one shape; None takes the documented values.
+    """
+    system = replace(variant(kind, noise_sd), capacity_pps=capacity_pps)
+    return system if seed is None else _reshaped(kind, system, seed)
+
+
+def _reshaped(kind: str, system: SyntheticSut, seed: int) -> SyntheticSut:
+    """The same class with its shape drawn at random (all ranges are stated here, once)."""
+    draw = np.random.default_rng(seed)
+    realistic = RealisticCurve(
+        early_loss=float(10 ** draw.uniform(-8, -6)),
+        loss_at_saturation=float(10 ** draw.uniform(-2.3, -1.7)),
+        steepness=float(draw.uniform(25, 120)),
+    )
+    wavering = system.wavering
+    match kind:
+        case "realistic":
+            return replace(system, curve=realistic)
+        case "bursty":
+            burst = float(10 ** draw.uniform(1, 3))
+            return replace(system, curve=realistic, mean_burst_packets=burst)
+        case "trashing":
+            at, over = float(draw.uniform(1.2, 2.0)), float(draw.uniform(0.5, 3.0))
+            return replace(system, curve=TrashingCurve(realistic, at, over))
+        case "gradual":
+            gain = float(draw.uniform(0.3, 0.8))
+            return replace(system, curve=GradualCurve(gain=gain, ceiling=1.6))
+        case "non-monotone":
+            centre, width, height = (
+                float(draw.uniform(low, high))
+                for low, high in ((0.3, 0.7), (0.03, 0.08), (0.01, 0.05))
+            )
+            return replace(system, curve=NonMonotoneCurve(centre, width, height))
+        case "drifting":
+            drift_per_s = float(-(10 ** draw.uniform(-3.5, -2.5)))
+            return replace(system, wavering=replace(wavering, drift_per_s=drift_per_s))
+        case "autocorrelated":
+            correlation = float(draw.uniform(0.6, 0.9))
+            return replace(system, wavering=replace(wavering, correlation=correlation))
+        case "spikes":
+            depth = float(draw.uniform(0.1, 0.5))
+            return replace(system, wavering=replace(wavering, spike_depth=depth))
+    return system
