@@ -69,7 +69,7 @@ def test_the_result_says_which_datapath_open_vswitch_has() -> None:
         datapath = "netdev" if "netdev" in remarks[0] else "system"
         with stages.station(cell) as station:
             assert isinstance(station, GuestStation)
-            host = station.hosts["sender"]
+            host = station.ends()["sender"].host
             (database,) = Path(host.directory).glob("pw-*-ovs/db.sock")
             asked = ["ovs-vsctl", f"--db=unix:{database}", "get", "bridge", "br0v", "datapath_type"]
             assert host.run(asked).check().stdout.strip() == datapath

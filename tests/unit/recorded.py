@@ -34,7 +34,6 @@ def build(wanted: Setting, times: int = 1) -> tuple[Arrangement, list[Step]]:
         role: Machine(
             RecordingHost(role, steps),
             "wire0",
-            role[0],
             "br0",
             "docker0",
             netns=f"pw-{TOKEN}-{role[0]}",

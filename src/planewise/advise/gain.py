@@ -66,11 +66,6 @@ class GainRow:
     boost_p99: Interval
     """The same of the 99th percentiles."""
 
-    @property
-    def pps(self) -> float:
-        """Packets a second that the guest's interface counts."""
-        return PACKETS_PER_ROUND_TRIP * self.frequency_pps
-
 
 @dataclass(frozen=True)
 class GainPoint:

@@ -67,7 +67,6 @@ class LiveServer:
     """Serves a run's page until it is closed."""
 
     def __init__(self, state: LiveState, listening: socket.socket) -> None:
-        self._state = state
         self._server = _Server(state, listening)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True

@@ -34,8 +34,6 @@ class Snapshot:
     total_s: float
     """Estimate of the present part of the work."""
     done_s: float
-    elapsed_s: float
-    """Since this part began."""
     left_s: float
     notes: tuple[str, ...]
     samples: tuple[Numbered, ...]
@@ -112,7 +110,6 @@ class LiveState:
                 what=self._what,
                 total_s=self._total_s,
                 done_s=self._done_s,
-                elapsed_s=elapsed_s,
                 left_s=0.0 if self._ended else left_s,
                 notes=tuple(self._notes),
                 samples=tuple(sample for sample in self._samples if sample.number > since),

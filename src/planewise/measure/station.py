@@ -265,7 +265,6 @@ class GuestStation:
         self._arrangement = arrangement
         self._testbeds = testbeds
         self._make_allocator = make_allocator
-        self._pair = pair
         self._two_hosts = pair.separate
         self._separate = pair.separate and not arrangement.shared
         self._background = load
@@ -273,11 +272,6 @@ class GuestStation:
         self._steered = False
         self._opened = ExitStack()
         self._allocator: Allocator | None = None
-
-    @property
-    def hosts(self) -> Mapping[HostRole, Host]:
-        """The hosts of the main guests."""
-        return self._arrangement.hosts
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial, with each frame received by the CPU where it arrives."""

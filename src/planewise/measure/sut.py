@@ -53,10 +53,6 @@ class Sut(Protocol):
     """A system under test, before it stands."""
 
     @property
-    def ip_version(self) -> IpVersion:
-        """Of the frames that are sent."""
-
-    @property
     def cell(self) -> dict[str, Level]:
         """As trial records name it."""
 

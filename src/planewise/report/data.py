@@ -5,7 +5,6 @@ Packets become summaries here, a few cells at a time; only a scatter's share of 
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,8 +37,6 @@ from planewise.store.models import (
 from planewise.store.recommendation import Recommendation
 from planewise.store.rundir import RunReader
 from planewise.units import count_text
-
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)

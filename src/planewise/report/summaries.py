@@ -116,13 +116,6 @@ class TimeParts:
         guest = self.instrument_ns if self.sender_stack_ns is None else self.sender_stack_ns
         return self.sender_ns + (guest or 0.0)
 
-    @property
-    def response_ns(self) -> float | None:
-        """NIC to NIC inside the responder."""
-        if self.responder_ns is None:
-            return None
-        return self.responder_ns + (self.responder_stack_ns or 0.0)
-
 
 def known(values: Floats) -> Floats:
     """`values` without those of packets that have none."""

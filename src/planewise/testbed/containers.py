@@ -14,7 +14,6 @@ import os
 import shlex
 import shutil
 import tarfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -71,7 +70,6 @@ class Container:
     """A running container of ours, as its host knows it."""
 
     name: str
-    id: str
     pid: int
     """Its first process, as the host counts."""
     mac: str
@@ -114,8 +112,6 @@ class Docker:
         self._proc = "/proc"
         self._api: docker.DockerClient | None = None
         self._started: dict[str, _Started] = {}
-        self.started_s: float | None = None
-        """How long our own daemon took to start; None where one was found."""
 
     @property
     def cgroup(self) -> str:
@@ -216,7 +212,7 @@ class Docker:
             for name in names:
                 self.check(name)
         return tuple(
-            Container(name, one.id, int(pid), self._mac(one), files)
+            Container(name, int(pid), self._mac(one), files)
             for name, one, pid, files in zip(names, started, pids, cgroups, strict=True)
         )
 
@@ -340,7 +336,6 @@ class Docker:
         return True
 
     def _start(self) -> str:
-        begun = time.monotonic()
         directory = f"{self._host.directory}/docker"
         try:
             if self._host.run(["sh", "-c", "command -v dockerd"]).exit_code != 0:
@@ -370,7 +365,6 @@ class Docker:
         if not inner.strip():
             raise_from_log(self._daemon, self._host.place)
         self._proc = f"/proc/{inner.split()[0]}/root/proc"
-        self.started_s = time.monotonic() - begun
         return f"{directory}/docker.sock"
 
     def _connect(self, path: str) -> None:

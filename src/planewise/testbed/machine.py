@@ -17,7 +17,6 @@ from planewise.testbed.containers import REMOVE_CGROUPS, Container, Docker
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest, HostRole
 from planewise.testbed.plan import Plan, Step
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.vfs import VfPool
 
 
@@ -27,8 +26,6 @@ class Machine:
 
     host: Host
     nic: str
-    letter: str
-    """`s` or `r`: the role whose guests live on it when traffic goes north-south."""
     bridge: str
     """What our bridge is called there."""
     docker_bridge: str
@@ -49,7 +46,6 @@ class PlacedGuest:
     """A guest that stands on a machine."""
 
     guest: Guest
-    kind: GuestKind
     attached: bool = False
     container: Container | None = None
     knows: tuple[str, str] = ("", "")

@@ -126,20 +126,6 @@ class NamespaceThread:
         self._jobs.put(job)
         return future
 
-    def create(self, name: str) -> None:
-        """Makes an empty namespace called `name` and leaves this thread inside it.
-
-        Raises:
-            PlanewiseError: the name is taken.
-            UnsupportedError: no privilege.
-        """
-        self.call(None, self._create, name)
-
-    def create_here(self, name: str) -> None:
-        """As `create`, for functions that run on this thread already."""
-        self._on_thread()
-        self._create(name)
-
     def enter(self, netns: str | None) -> None:
         """Moves this thread; only for functions that run on it through `call`."""
         self._on_thread()
@@ -173,7 +159,14 @@ class NamespaceThread:
                 os.close(descriptor)
         self._here = netns
 
-    def _create(self, name: str) -> None:
+    def create_here(self, name: str) -> None:
+        """Makes an empty namespace called `name` and leaves this thread inside it; as `enter`.
+
+        Raises:
+            PlanewiseError: the name is taken.
+            UnsupportedError: no privilege.
+        """
+        self._on_thread()
         path = RUN / name
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o000))

@@ -112,15 +112,15 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
             hosts[role] = open_host(target, role)
             open_hosts.callback(hosts[role].close)
         nic = targets.interface
-        for role, host in hosts.items():
-            survey(Machine(host, nic, role[0], "", ""))  # in use: said before anything is noted
+        for host in hosts.values():
+            survey(Machine(host, nic, "", ""))  # in use: said before anything is noted
         notes = [_note(host, nic) for host in hosts.values()]
         ownership = Ownership.take("guests on other hosts", _state(), notes)
         try:
             token = ownership.token
             yield Pair(
                 {
-                    role: Machine(host, nic, role[0], f"pw-{token}-b", f"pw-{token}-d")
+                    role: Machine(host, nic, f"pw-{token}-b", f"pw-{token}-d")
                     for role, host in hosts.items()
                 },
                 token,
@@ -171,7 +171,7 @@ def local_pair(
         hosts["sender"].perform(plan_pair(names, mtu_bytes, second_wire))
         yield Pair(
             {
-                role: Machine(host, WIRE, role[0], BRIDGE, DOCKER_BRIDGE, second_wire, names[role])
+                role: Machine(host, WIRE, BRIDGE, DOCKER_BRIDGE, second_wire, names[role])
                 for role, host in hosts.items()
             },
             ownership.token,

@@ -53,7 +53,6 @@ class Plot:
 
     span: Span
     colours: Mapping[str, str]
-    width: float
     bands: int
     axis_x: Spec
     axis_y: Spec
@@ -190,7 +189,6 @@ def _panel(
     plot = Plot(
         span,
         colours,
-        width,
         len(panel.bands),
         axis_x=_band_axis(panel, title),
         axis_y=vega.y_axis(span, quantity, room, most=6, labels=labels),

@@ -47,9 +47,7 @@ class ContainerMaker:
         together([partial(start, guest) for guest in guests], _WORKERS)
         located = name_networks(here.host, docker, [guest.netns for guest in guests])
         return [
-            PlacedGuest(
-                replace(guest, mac=container.mac or guest.mac), "container", container=container
-            )
+            PlacedGuest(replace(guest, mac=container.mac or guest.mac), container=container)
             for guest, container in zip(guests, located, strict=True)
         ]
 

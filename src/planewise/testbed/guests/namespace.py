@@ -26,7 +26,7 @@ class NamespaceMaker:
 
     def create(self, here: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
         """Nothing beyond the steps."""
-        return [PlacedGuest(guest, "namespace") for guest in guests]
+        return [PlacedGuest(guest) for guest in guests]
 
     def remove(self, here: MachineState, placed: PlacedGuest) -> None:
         """Removes the namespace's name."""
