@@ -38,6 +38,7 @@ from planewise.testbed.ledger import leftovers, token_of
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.planes.kinds import Forwarder
 from tests.command import planewise
+from tests.kpis import kpis
 
 pytestmark = pytest.mark.linux
 
@@ -127,7 +128,7 @@ def test_a_vhost_user_chain_goes_from_a_design_to_the_report_and_leaves_nothing(
     through = results(out)["east-west", 2, 64]
     assert through.vnfs[0].tx_packets > 0
     assert 64 < results(out)["north-south", 2, "imix"].frame_bytes < 1518
-    samples = RunReader(out).kpis(trials[0])
+    samples = kpis(out, trials[0])
     assert samples
     assert set(samples[0].vnfs) == {"vnf1", "vnf2"}
     assert samples[0].total.tx_pps == pytest.approx(
@@ -182,7 +183,7 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
     try:
         await_(
             lambda: (
-                process.poll() is not None or bool(RunReader(out).kpis())
+                process.poll() is not None or bool(kpis(out))
                 if (out / "run.json").exists()
                 else process.poll() is not None
             ),
@@ -243,10 +244,8 @@ def test_a_function_that_dies_in_a_trial_fails_that_trial_and_all_others_are_kep
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(short)},
     ) as process:
-        await_(
-            lambda: bool(RunReader(out).kpis()) if (out / "run.json").exists() else False, "none"
-        )
-        (first,) = {one.trial for one in RunReader(out).kpis()}
+        await_(lambda: bool(kpis(out)) if (out / "run.json").exists() else False, "none")
+        (first,) = {one.trial for one in kpis(out)}
         functions = [
             pid
             for pid, line in commands().items()
@@ -567,7 +566,7 @@ def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> N
             assert trial.tcp.goodput_bps > 0
             assert trial.tcp.message_bytes == trial.cell["message_bytes"]
         assert "What TCP carries" in (out / "report.html").read_text()
-    assert {name for one in RunReader(tmp_path / "routed").kpis() for name in one.vnfs} == {
+    assert {name for one in kpis(tmp_path / "routed") for name in one.vnfs} == {
         "vnf1",
         "vnf2",
     }

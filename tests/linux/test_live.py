@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from planewise.store.rundir import RunReader
 from planewise.testbed.gauges import Gauge, Gauges
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import HOSTS
+from tests.kpis import kpis
 from tests.linux.testbeds import here
 
 DESIGN = """
@@ -71,7 +71,7 @@ def test_a_run_is_shown_by_the_second_while_it_goes_on_and_kept(
     # The page went with the run.
     with pytest.raises(OSError):
         urllib.request.urlopen(url, timeout=30)
-    kept = RunReader(out).kpis()
+    kept = kpis(out)
     assert any(one.trial == seen["trial"] for one in kept)
     guests = {f"{host}-{one}" for host in ("sender", "responder") for one in NAMES}
     assert all(set(one.vnfs) == guests for one in kept)

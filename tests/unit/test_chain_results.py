@@ -30,6 +30,7 @@ from planewise.store.models import (
 from planewise.store.rundir import KPIS_FILE, RunReader, RunWriter
 from planewise.units import bits_text
 from tests.command import invoked
+from tests.kpis import kpis
 from tests.unit import made_up_run
 
 STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
@@ -234,8 +235,8 @@ def test_seconds_of_a_trial_measured_twice_are_those_of_the_second_time(
         writer.sample(sample(trial.started + timedelta(seconds=1)))
     with (run.path / KPIS_FILE).open("a") as file:
         file.write('{"at": "2026-')  # torn by a kill
-    assert len(run.kpis()) == 2
-    assert [one.at for one in run.kpis(trial)] == [trial.started + timedelta(seconds=1)]
+    assert len(kpis(run.path)) == 2
+    assert [one.at for one in kpis(run.path, trial)] == [trial.started + timedelta(seconds=1)]
 
 
 def test_what_routes_beside_an_xdp_program_is_the_planes_evidence() -> None:

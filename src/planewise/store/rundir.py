@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -85,21 +85,6 @@ class RunReader:
                 remedy="the trial's summary in trials.jsonl is still good; restore the file or "
                 "leave the trial out",
             ) from error
-
-    def kpis(self, trial: TrialRecord | None = None) -> list[KpiSample]:
-        """Throughput by the second, of all trials or of one; empty where no chain was measured.
-
-        What was sampled of a trial that was then measured once more is left out when `trial` is
-        given.
-        """
-        samples = parse_kpis(self.path / KPIS_FILE)
-        if trial is None:
-            return samples
-        return [
-            sample
-            for sample in samples
-            if sample.trial == trial.trial and sample.at >= trial.started
-        ]
 
     def recommendation(self) -> Recommendation | None:
         """What the run advises; None when it came to no recommendation."""
@@ -180,7 +165,7 @@ class RunWriter:
         try:
             with _disk_errors(path):
                 writer = cls(path, info, frozenset(), 0, lock)
-                writer._write_info()
+                writer._replace(RUN_FILE, info)
         except BaseException:
             os.close(lock)
             raise
@@ -211,7 +196,7 @@ class RunWriter:
                 os.truncate(file, end)
             info = info.model_copy(update={"status": "running", "reason": "", "finished": None})
             writer = cls(path, info, frozenset(finished), next_order, lock)
-            writer._write_info()
+            writer._replace(RUN_FILE, info)
         return writer
 
     def append(
@@ -259,15 +244,12 @@ class RunWriter:
         """Replaces run.json by `info` (status, end time)."""
         self.info = info
         with _disk_errors(self.path):
-            self._write_info()
+            self._replace(RUN_FILE, info)
 
     def recommend(self, recommendation: Recommendation) -> None:
         """Writes or replaces recommendation.json."""
         with _disk_errors(self.path):
             self._replace(RECOMMENDATION_FILE, recommendation)
-
-    def _write_info(self) -> None:
-        self._replace(RUN_FILE, self.info)
 
     def _replace(self, name: str, record: Record) -> None:
         new = self.path / f".{name}.new"
@@ -337,27 +319,19 @@ _PARQUET_MARK = b"PAR1"
 _PARQUET_LEAST_BYTES = 12
 
 
-class _disk_errors:  # noqa: N801 - reads as a statement
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
     """Turns a full or read-only disk into an error that names the directory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise StorageError(
-                f"no space left to write the run directory {self.path}"
-                if full
-                else f"cannot write the run directory {self.path}: {error.strerror}",
-                remedy="finished trials are safe; free some space and continue with "
-                "`planewise run --resume`"
-                if full
-                else "check the path and its permissions, or name another with --out",
-            ) from error
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise _unwritable(path, error.strerror or str(error)) from error
+        raise StorageError(
+            f"no space left to write the run directory {path}",
+            remedy="finished trials are safe; free some space and continue with "
+            "`planewise run --resume`",
+        ) from error
 
 
 def _lock(path: Path) -> int:
@@ -418,17 +392,6 @@ def _parse_trials(file: Path) -> Iterator[tuple[TrialRecord, int]]:
                     where=f"{file}:{number}",
                     remedy="delete that line (one trial is lost), or restore the file",
                 ) from error
-
-
-def parse_kpis(file: Path) -> list[KpiSample]:
-    """Every whole line; one that a kill left torn is left out."""
-    if not file.exists():
-        return []
-    samples = []
-    for line in file.read_bytes().splitlines():
-        with suppress(ValidationError):
-            samples.append(KpiSample.model_validate_json(line))
-    return samples
 
 
 def _first_line(error: Exception) -> str:
