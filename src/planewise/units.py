@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
@@ -54,6 +55,11 @@ def duration_text(seconds: float) -> str:
 def count_text(number: int, noun: str) -> str:
     """So many of something: `1 cell`, `1,200 cells`; for nouns that take an s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def list_text(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:

@@ -31,7 +31,7 @@ from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane, Recommendation
-from planewise.units import count_text, percent_text, rate_text, time_text
+from planewise.units import count_text, list_text, percent_text, rate_text, time_text
 
 ALL_LOADS = "all"
 """The ranking over every load."""
@@ -263,7 +263,7 @@ def _choose(
 
     Both rankings are those of the planes that are not `lossy`.
     """
-    lost = _enumerated([f"{plane} {percent_text(share)}" for plane, share in lossy.items()])
+    lost = list_text([f"{plane} {percent_text(share)}" for plane, share in lossy.items()])
     if not overall:
         return None, f"No plane is recommended: of their probes were lost {lost}."
     best = overall[0]
@@ -287,17 +287,17 @@ def _choose(
     rates = [place for place in forwarded if place.load_type == ALL_LOADS and place.plane in tied]
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
-            f"Use {rates[0].plane}: {_enumerated(tied)} are not told apart in round-trip time, and "
+            f"Use {rates[0].plane}: {list_text(tied)} are not told apart in round-trip time, and "
             f"{rates[0].plane} forwards most, {value_of(rates[0], rate_text)}{left_out}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
         return None, (
-            f"{_enumerated(tied)} are practically the same here: keep the one that you run, or "
+            f"{list_text(tied)} are practically the same here: keep the one that you run, or "
             f"choose by features{left_out}."
         )
     return None, (
-        f"{_enumerated(tied)} cannot be told apart by this run; measure longer to decide{left_out}."
+        f"{list_text(tied)} cannot be told apart by this run; measure longer to decide{left_out}."
     )
 
 
@@ -402,7 +402,7 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     ]
     if lossy:
         words.append(
-            f"probe packets were lost on {_enumerated(lossy)}; a lost one counts as infinitely late"
+            f"probe packets were lost on {list_text(lossy)}; a lost one counts as infinitely late"
         )
     generator = sum("generator" in trial.limits for trial in trials if trial.kind == "load")
     if generator:
@@ -432,9 +432,3 @@ def _not_tried(info: RunInfo) -> list[str]:
         f"not measured, because this host cannot do them: {', '.join(missing)} "
         "(`planewise doctor` says why)"
     ]
-
-
-def _enumerated(words: Sequence[str]) -> str:
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"

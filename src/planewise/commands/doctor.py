@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands.console import err, out, print_json
-from planewise.units import count_text
+from planewise.units import count_text, list_text
 
 if TYPE_CHECKING:
     from planewise.store.models import Fingerprint
@@ -71,7 +71,7 @@ def _write_bundle(file: Path, socket: Path | None, config: Path | None) -> None:
     names = support.bundle(file, lambda: diagnose().model_dump_json(indent=2), sources)
     print(file)
     console = err()
-    console.print(f"It holds {_list(names)}.")
+    console.print(f"It holds {list_text(names)}.")
     console.print("Secrets and addresses are hidden; look through it before you send it.")
 
 
@@ -97,7 +97,7 @@ def _print_matrix(json: bool) -> None:
         table.add_row(plane, *words, " ".join(planes.plane(plane).needs))
     console = out()
     working = sum(not cell.reason for cell in cells)
-    measured = _list(list(matrix.MEASUREMENTS))
+    measured = list_text(matrix.MEASUREMENTS)
     console.print(
         f"{working} of {len(cells)} cells can be measured on hosts that have what they need. "
         f"yes: {measured}, within this machine and between two hosts. Containers need Docker, "
@@ -121,7 +121,7 @@ def _print(host: Fingerprint) -> None:
     ready = [one.plane for one in host.planes if one.available]
     if ready:
         console.print(
-            f"This host can compare {count_text(len(ready), 'data plane')}: {_list(ready)}."
+            f"This host can compare {count_text(len(ready), 'data plane')}: {list_text(ready)}."
         )
     else:
         console.print("This host can build no data plane now.")
@@ -132,7 +132,7 @@ def _print(host: Fingerprint) -> None:
         disturbance for disturbance in host.disturbances if disturbance.severity == "warning"
     ]
     if warnings:
-        names = _list([warning.name for warning in warnings])
+        names = list_text([warning.name for warning in warnings])
         console.print(f"{count_text(len(warnings), 'thing')} would disturb a measurement: {names}.")
     else:
         console.print("Nothing serious would disturb a measurement.")
@@ -173,7 +173,3 @@ def _facts(host: Fingerprint) -> list[tuple[str, str]]:
         *((f"generator by {nic['name']}", nic.get("generator", "")) for nic in host.nics),
         *((f"time stamps by {nic['name']}", nic.get("stamps", "")) for nic in host.nics),
     ]
-
-
-def _list(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

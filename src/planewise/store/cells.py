@@ -219,53 +219,52 @@ def words(factors: Factors, without: Factors = ()) -> str:
     return ", ".join(parts) or ALL_TRIALS
 
 
+_WORDS: Mapping[str, str] = {
+    "load_type": "{} load",
+    "load_location": "load at the {}",
+    "background_plane": "background guests on {}",
+    "guest": "{}s",
+    "forwarder": "forwarded by {}",
+    "forwarding": "{}",
+    "ip_version": "IPv{}",
+    "duration_s": "trials of {} s",
+    "runs": "{} runs a load",
+    "irq_pinning": "receive CPUs: {}",
+    "nic_ring": "receive ring of {} packets",
+    "host": "{} host",
+    "path": "{} traffic",
+    "size_bytes": "{}-byte frames",
+    "message_bytes": "messages of {} bytes",
+    "pattern": "{}",
+    "rx_usecs": "interrupts after {} µs",
+}
+_WORDS_OF_LEVEL: Mapping[tuple[str, str], str] = {
+    ("load_type", "none"): "no load",
+    ("load_type", "cpu"): "CPU load",
+    ("background_plane", SAME): "background guests on the same plane",
+    ("guest", "vm"): "virtual machines",
+    ("guest", "process"): "processes",
+    ("forwarding", "kernel"): "kernel routing",
+    ("forwarding", "xdp"): "XDP program",
+    ("size_bytes", "imix"): "IMIX",
+    ("pattern", "steady"): "steady rate",
+}
+"""Where a level is not called by its name."""
+
+
 def level_words(name: str, level: Level) -> str:
     """One factor level in words that stand for themselves: `8 background guests`."""
-    if name == "load_type":
-        return {"none": "no load", "cpu": "CPU load", "network": "network load"}.get(
-            str(level), f"{level} load"
-        )
-    if name == "load_location":
-        return f"load at the {level}"
     if name == "background_guests":
         return f"{level} background guest{'' if level == 1 else 's'}"
-    if name == "background_plane":
-        return f"background guests on {'the same plane' if level == SAME else level}"
-    if name == "guest":
-        return {"vm": "virtual machines", "process": "processes"}.get(str(level), f"{level}s")
-    if name == "forwarder":
-        return f"forwarded by {level}"
-    if name == "forwarding":
-        return {"kernel": "kernel routing", "xdp": "XDP program"}.get(str(level), str(level))
-    if name == "ip_version":
-        return f"IPv{level}"
-    if name == "duration_s":
-        return f"trials of {level} s"
-    if name == "runs":
-        return f"{level} runs a load"
-    if name == "irq_pinning":
-        return f"receive CPUs: {level}"
-    if name == "nic_ring":
-        return f"receive ring of {level} packets"
-    if name == "host":
-        return f"{level} host"
-    if name == "path":
-        return f"{level} traffic"
-    if name == "size_bytes":
-        return "IMIX" if level == "imix" else f"{level}-byte frames"
     if name == "vnfs":
         return f"{level} function{'' if level == 1 else 's'}"
-    if name == "message_bytes":
-        return f"messages of {level} bytes"
     if name == "frequency_pps" and isinstance(level, int | float):
         return f"at {rate_text(level)}"
-    if name == "pattern":
-        return "steady rate" if level == "steady" else str(level)
-    if name == "rx_usecs":
-        return f"interrupts after {level} µs"
     if name == "protocol" and isinstance(level, str):
         return f"requests to {APPLICATIONS[level]}" if level in APPLICATIONS else level.upper()
-    return f"{name} {level}"
+    if words := _WORDS_OF_LEVEL.get((name, str(level))):
+        return words
+    return _WORDS[name].format(level) if name in _WORDS else f"{name} {level}"
 
 
 NAMES: Mapping[str, str] = {

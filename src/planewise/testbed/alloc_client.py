@@ -178,11 +178,12 @@ class Client:
 
     def get(self, path: str) -> Any:
         """What the daemon tells at `path`, from JSON."""
-        return self._ask("GET", path, None)
+        return self.order("GET", path)
 
     def order(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:
         """Has the daemon do something; its answer, from JSON."""
-        return self._ask(method, path, body)
+        with self._answer(method, path, body, timeout_s=PATIENCE_S) as answer:
+            return self._parsed(answer.read().decode(errors="replace"))
 
     def status(self) -> Status:
         """What the daemon knows now."""
@@ -227,10 +228,6 @@ class Client:
         with self._connected(None) as connection:
             connection.request("GET", path)
             yield connection.getresponse()
-
-    def _ask(self, method: str, path: str, body: dict[str, object] | None) -> Any:
-        with self._answer(method, path, body, timeout_s=PATIENCE_S) as answer:
-            return self._parsed(answer.read().decode(errors="replace"))
 
     @contextmanager
     def _answer(

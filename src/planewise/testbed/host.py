@@ -376,6 +376,12 @@ class LocalHost(Host):
         return self._home or "this machine"
 
     @property
+    def _in_namespaces(self) -> NamespaceThread:
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        return self._thread
+
+    @property
     def directory(self) -> str:
         if self._directory is None:
             self._directory = str(self._scratch.enter_context(scratch()))
@@ -408,9 +414,7 @@ class LocalHost(Host):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> LocalProcess:
-        if self._thread is None:
-            self._thread = NamespaceThread(f"host {self._name}")
-        started = self._thread.call(netns or self._home, _spawn, tuple(argv), stdin)
+        started = self._in_namespaces.call(netns or self._home, _spawn, tuple(argv), stdin)
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
         return started
@@ -419,12 +423,10 @@ class LocalHost(Host):
         return enter_command(argv, netns)
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        if self._thread is None:
-            self._thread = NamespaceThread(f"host {self._name}")
         # /proc/net is that of the process's first thread, which never leaves its namespace.
         in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
         try:
-            return self._thread.call(netns or self._home, Path(in_thread).read_text)
+            return self._in_namespaces.call(netns or self._home, Path(in_thread).read_text)
         except OSError as error:
             raise PlanewiseError(
                 f"{path} on {self._name} cannot be read: {error.strerror}"
@@ -440,10 +442,8 @@ class LocalHost(Host):
         """
         if netns is not None and netns.startswith("pid:"):
             netns = f"/proc/{netns.removeprefix('pid:')}/ns/net"
-        if self._thread is None:
-            self._thread = NamespaceThread(f"host {self._name}")
         try:
-            self._thread.call(netns or self._home, socket.if_nametoindex, name)
+            self._in_namespaces.call(netns or self._home, socket.if_nametoindex, name)
         except OSError:
             return False
         return True
@@ -456,10 +456,10 @@ class LocalHost(Host):
 
     def perform(self, plan: Plan) -> None:
         """See `Host.perform`: through netlink."""
-        if self._thread is None:
-            self._thread = NamespaceThread(f"host {self._name}")
-        apply(plan, self._thread, self._home)
-        self._thread.call(self._home, int)  # back: a namespace that goes is then told from one here
+        apply(plan, self._in_namespaces, self._home)
+        self._in_namespaces.call(
+            self._home, int
+        )  # back: a namespace that goes is then told from one here
 
     def close(self) -> None:
         for process in self._processes:

@@ -16,8 +16,12 @@ def _ip(netns: str, program: str = "ip") -> str:
     return f"{program} -n {netns}" if netns else program
 
 
+class Step:
+    """Something that a plan does; it prints as a command."""
+
+
 @dataclass(frozen=True)
-class _OnInterface:
+class _OnInterface(Step):
     """What all steps on one interface of a namespace have."""
 
     netns: str
@@ -25,7 +29,7 @@ class _OnInterface:
 
 
 @dataclass(frozen=True)
-class AddNamespace:
+class AddNamespace(Step):
     """A new, empty network namespace; its loopback comes up with it."""
 
     name: str
@@ -35,7 +39,7 @@ class AddNamespace:
 
 
 @dataclass(frozen=True)
-class AddVeth:
+class AddVeth(Step):
     """A pair of virtual Ethernet interfaces, one end in each namespace; both stay down.
 
     `index` must differ from the one that the peer's end gets (the next free one there): between
@@ -61,7 +65,7 @@ class AddVeth:
 
 
 @dataclass(frozen=True)
-class AddBridge:
+class AddBridge(Step):
     """A Linux bridge, no spanning tree, no multicast snooping.
 
     `ageing_s` is long: a guest that only receives must not fall out of the forwarding table in
@@ -82,7 +86,7 @@ class AddBridge:
 
 
 @dataclass(frozen=True)
-class AddMacvlan:
+class AddMacvlan(Step):
     """A macvlan interface on `parent`, made in the guest's namespace."""
 
     netns: str
@@ -100,7 +104,7 @@ class AddMacvlan:
 
 
 @dataclass(frozen=True)
-class AddIpvlan:
+class AddIpvlan(Step):
     """An ipvlan interface on `parent`, made in the guest's namespace; the MAC is the parent's."""
 
     netns: str
@@ -117,7 +121,7 @@ class AddIpvlan:
 
 
 @dataclass(frozen=True)
-class AddTap:
+class AddTap(Step):
     """A tap that stays when nobody has it open, for a virtual machine to open; it stays down."""
 
     netns: str
@@ -135,7 +139,7 @@ class AddTap:
 
 
 @dataclass(frozen=True)
-class AddMacvtap:
+class AddMacvtap(Step):
     """A macvtap on `parent`; a virtual machine opens it as /dev/tap<index>.
 
     These files are those of the whole machine, and an index that the kernel chooses is only free
@@ -234,7 +238,7 @@ class SetMtu(_OnInterface):
 
 
 @dataclass(frozen=True)
-class AddRoute:
+class AddRoute(Step):
     """A route; `via` empty means that the destination is on the link itself."""
 
     netns: str
@@ -249,7 +253,7 @@ class AddRoute:
 
 
 @dataclass(frozen=True)
-class RemoveRoute:
+class RemoveRoute(Step):
     """Removes a route."""
 
     netns: str
@@ -261,7 +265,7 @@ class RemoveRoute:
 
 
 @dataclass(frozen=True)
-class RunProgram:
+class RunProgram(Step):
     """Runs a program on the host, where iproute2 does not do: `ovs-vsctl add-port …`."""
 
     netns: str
@@ -287,7 +291,7 @@ class AddNeighbour(_OnInterface):
 
 
 @dataclass(frozen=True)
-class AddForwarding:
+class AddForwarding(Step):
     """A static entry of a bridge's forwarding table: this MAC is behind this port."""
 
     netns: str
@@ -311,7 +315,7 @@ class AcceptAddress(_OnInterface):
 
 
 @dataclass(frozen=True)
-class SetSysctl:
+class SetSysctl(Step):
     """A kernel setting of one namespace, as a path below /proc/sys."""
 
     netns: str
@@ -324,7 +328,7 @@ class SetSysctl:
 
 
 @dataclass(frozen=True)
-class AwaitUp:
+class AwaitUp(Step):
     """Waits until every interface of a namespace that was brought up really carries frames.
 
     Or only one of them, where others are none of ours.
@@ -336,33 +340,6 @@ class AwaitUp:
     def __str__(self) -> str:
         show = f"{_ip(self.netns)} link show{f' dev {self.interface}' if self.interface else ''} up"
         return f"while {show} | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
-
-
-Step = (
-    AddNamespace
-    | AddVeth
-    | AddBridge
-    | AddMacvlan
-    | AddIpvlan
-    | AddTap
-    | AddMacvtap
-    | SetMaster
-    | ReleaseMaster
-    | DeleteLink
-    | SetAddress
-    | RemoveAddress
-    | SetLinkAddress
-    | SetUp
-    | SetMtu
-    | AddRoute
-    | RemoveRoute
-    | RunProgram
-    | AddNeighbour
-    | AddForwarding
-    | AcceptAddress
-    | SetSysctl
-    | AwaitUp
-)
 
 
 @dataclass(frozen=True)

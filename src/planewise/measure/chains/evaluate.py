@@ -19,7 +19,7 @@ from planewise.store.models import (
 )
 from planewise.testbed.chains.model import FCS_BYTES, GENERATOR, SWITCH, Placement
 from planewise.testbed.chains.reading import ChainReading
-from planewise.units import percent_text
+from planewise.units import list_text, percent_text
 
 FULL = 0.95
 """Share of its time on packets from which a core counts as busy: it also reads counters, takes
@@ -380,5 +380,4 @@ def _kept_waiting(delta: ReadingDelta, placement: Placement) -> str | None:
 
 
 def _names(names: list[str]) -> str:
-    names = ["the switch" if name == SWITCH else name for name in names]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return list_text(["the switch" if name == SWITCH else name for name in names])
