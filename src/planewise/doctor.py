@@ -114,7 +114,9 @@ def examine(
         *from_idle_states(_idle_states(root)),
         *from_mitigations(host.mitigations),
         *from_nics(host.nics),
-        *from_irqbalance(_is_running(root, "irqbalance")),
+        *from_irqbalance(
+            "irqbalance" in (_read(path / "comm") for path in root.glob("proc/[0-9]*"))
+        ),
         *from_cpu_quota(_read(root / "sys/fs/cgroup/cpu.max")),
         *from_battery(
             [_read(path / "online") for path in _entries(root / "sys/class/power_supply")
@@ -506,12 +508,6 @@ def _idle_states(root: Path) -> list[tuple[str, int]]:
         if latency.isdigit() and _read(path / "disable") != "1":
             states.append((_read(path / "name"), int(latency)))
     return states
-
-
-def _is_running(root: Path, name: str) -> bool:
-    return any(
-        _read(path / "comm") == name for path in _entries(root / "proc") if path.name.isdigit()
-    )
 
 
 def _nics(root: Path) -> Iterable[dict[str, str]]:

@@ -22,10 +22,10 @@ from pydantic import (
 )
 
 from planewise.advise.demand import Statement
-from planewise.advise.gain import Gain, Interval, SizeMatters
+from planewise.advise.gain import Gain, SizeMatters
 from planewise.advise.toml_text import read_toml
 from planewise.errors import BadInputError
-from planewise.store.models import Fingerprint, RunInfo
+from planewise.store.models import RunInfo
 
 _ROUNDING = 1e-3
 """The file has four significant digits."""
@@ -208,7 +208,8 @@ def switch_price(gives_s: Sequence[float], takes_s: Sequence[float]) -> SwitchPr
 
 def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> GainProfile:
     """The gain with the host of the run's sender, whose fingerprint it carries."""
-    host = _host(info)
+    hosts = info.hosts
+    host = hosts.get("sender") or hosts.get("shared") or next(iter(hosts.values()))
     return GainProfile(
         format=2,
         kind="gain",
@@ -243,7 +244,7 @@ def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> 
                 boost_percent=100 * row.boost.value,
                 boost_low_percent=_closed(100 * row.boost.low),
                 boost_high_percent=_closed(100 * row.boost.high),
-                boost_p99_percent=_p99(row.boost_p99),
+                boost_p99_percent=_closed(100 * row.boost_p99.value),
             )
             for row in gain.rows
         ),
@@ -251,13 +252,5 @@ def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> 
     )
 
 
-def _host(info: RunInfo) -> Fingerprint:
-    return info.hosts.get("sender") or info.hosts.get("shared") or next(iter(info.hosts.values()))
-
-
 def _closed(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _p99(interval: Interval) -> float | None:
-    return _closed(100 * interval.value)

@@ -19,16 +19,12 @@ def read_rx_usecs(host: Host, nic: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def plan_rx_usecs(nic: str, rx_usecs: int) -> Plan:
-    """Has a NIC interrupt `rx_usecs` µs after a frame at the latest. Pure."""
-    return Plan((RunProgram("", ("ethtool", "-C", nic, "rx-usecs", str(rx_usecs))),))
-
-
 def set_rx_usecs(host: Host, nic: str, rx_usecs: int) -> None:
-    """Sets it where it is another.
+    """Has a NIC interrupt `rx_usecs` µs after a frame at the latest, where it is set otherwise.
 
     Raises:
         PlanewiseError: the driver refuses.
     """
     if read_rx_usecs(host, nic) != rx_usecs:
-        host.perform(plan_rx_usecs(nic, rx_usecs))
+        argv = ("ethtool", "-C", nic, "rx-usecs", str(rx_usecs))
+        host.perform(Plan((RunProgram("", argv),)))

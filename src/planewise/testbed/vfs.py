@@ -172,7 +172,8 @@ class VfPool:
             ]
             lines.append(f"{shlex.join(argv)} >/dev/null\n")
         done = self._host.run(["sh", "-es"], stdin="".join(lines).encode(), timeout_s=TIMEOUT_S)
-        _as_planewised(done).check()
+        # The shell's failure is that of the program that it ran.
+        FinishedProcess(("planewised",), done.exit_code, done.stdout, done.stderr).check()
         return moved
 
     def take(self) -> ListedVf:
@@ -271,11 +272,6 @@ def find_planewised() -> str:
         UnsupportedError: there is none.
     """
     return programs.find("planewised")
-
-
-def _as_planewised(done: FinishedProcess) -> FinishedProcess:
-    """The shell's failure as that of the program that it ran."""
-    return FinishedProcess(("planewised",), done.exit_code, done.stdout, done.stderr)
 
 
 AnswerT = TypeVar("AnswerT", bound=_Answer)
