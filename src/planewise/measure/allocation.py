@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 import polars as pl
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_command
+from planewise.measure.applications import iperf_server, start_redis
 from planewise.measure.design import Policy, Protocol
-from planewise.measure.downloads import RunningDownload, figures_of, serve
+from planewise.measure.downloads import RunningDownload, figures_of
 from planewise.measure.requests import (
     RequestStream,
     SentRequests,
@@ -299,7 +299,8 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
         ExitStack() as beside,
     ):
         if part.download_mib is not None:
-            serve(allocator.host, allocator.guests[-1], beside)
+            file_server = allocator.guests[-1]
+            beside.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
         started = datetime.now(UTC)
         with path.sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
             load.wait_ready("READY", _SLACK_S)
@@ -308,9 +309,8 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
             begin, before = watcher.until(steady_s, load)
             download = None
             if part.download_mib is not None:
-                client_and_server = path.clients[-1], allocator.guests[-1]
                 download = RunningDownload(
-                    path.sender, *client_and_server, part.download_mib, beside
+                    path.sender, path.clients[-1], file_server, part.download_mib, beside
                 )
             if trial.policy == "switch":
                 for third, stance in enumerate(("pinned", "excluded"), start=1):
@@ -345,12 +345,7 @@ def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
                 reflect = host.start([host.probe, "reflect"], netns=guest.netns)
                 running.enter_context(reflect).wait_ready("ready", _SLACK_S)
         elif protocol == "redis":
-            servers = [
-                running.enter_context(host.start(redis_command(guest.ipv4), netns=guest.netns))
-                for guest in allocator.guests
-            ]
-            for guest, server in zip(allocator.guests, servers, strict=True):
-                Listening(host, guest.netns, REDIS, REDIS_PORT).wait(server)
+            start_redis(host, allocator.guests, running)
         yield
 
 

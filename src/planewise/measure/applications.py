@@ -6,13 +6,15 @@ A guest that is a virtual machine gets them with their libraries from this machi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.model import Guest
 
 IPERF = "iperf3"
+IPERF_PORT = 5201
 REDIS = "redis-server"
 REDIS_PORT = 6379
 
@@ -31,41 +33,50 @@ def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Listening:
-    """A server's program in a guest, and the TCP port that it is to listen on."""
+def _await_listening(host: Host, netns: str, program: str, port: int, process: HostProcess) -> None:
+    """Returns once a server's program in a guest has opened its TCP port.
 
-    host: Host
-    netns: str
-    program: str
-    port: int
+    Raises:
+        PlanewiseError: the process ended, or does not listen in time.
+    """
+    deadline = time.monotonic() + _START_S
+    pause_s = _FIRST_POLL_S
+    while True:
+        text = host.read_text("/proc/net/tcp", netns=netns)
+        rows = [line.split() for line in text.splitlines()[1:]]
+        if any(row[1].endswith(f":{port:04X}") and row[3] == _LISTEN for row in rows):
+            return
+        if not process.running:
+            finished = process.wait().check()
+            raise PlanewiseError(
+                f"{program} ended before it listened: {finished.stdout[-200:].strip()}"
+            )
+        if time.monotonic() > deadline:
+            raise PlanewiseError(
+                f"{program} does not listen within {_START_S:g} s",
+                remedy="end other work on the machine, and try again",
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_POLL_S)
 
-    def wait(self, process: HostProcess) -> None:
-        """Returns once the port is open.
 
-        Raises:
-            PlanewiseError: the process ended, or does not listen in time.
-        """
-        wanted = f":{self.port:04X}"
-        deadline = time.monotonic() + _START_S
-        pause_s = _FIRST_POLL_S
-        while True:
-            text = self.host.read_text("/proc/net/tcp", netns=self.netns)
-            rows = [line.split() for line in text.splitlines()[1:]]
-            if any(row[1].endswith(wanted) and row[3] == _LISTEN for row in rows):
-                return
-            if not process.running:
-                finished = process.wait().check()
-                raise PlanewiseError(
-                    f"{self.program} ended before it listened: {finished.stdout[-200:].strip()}"
-                )
-            if time.monotonic() > deadline:
-                raise PlanewiseError(
-                    f"{self.program} does not listen within {_START_S:g} s",
-                    remedy="end other work on the machine, and try again",
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
+@contextmanager
+def iperf_server(host: Host, netns: str, address: str) -> Iterator[None]:
+    """A server in a guest that listens, for one client. Errors as `_await_listening`."""
+    argv = [IPERF, "-s", "-1", "-4", "-B", address, "-p", str(IPERF_PORT)]
+    with host.start(argv, netns=netns) as server:
+        _await_listening(host, netns, IPERF, IPERF_PORT, server)
+        yield
+
+
+def start_redis(host: Host, guests: Iterable[Guest], stack: ExitStack) -> None:
+    """A server in each guest, as long as `stack` is open; returns once all listen."""
+    servers = [
+        (guest, stack.enter_context(host.start(redis_command(guest.ipv4), netns=guest.netns)))
+        for guest in guests
+    ]
+    for guest, server in servers:
+        _await_listening(host, guest.netns, REDIS, REDIS_PORT, server)
 
 
 def redis_command(address: str) -> list[str]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import IPERF, Listening
+from planewise.measure.applications import IPERF, IPERF_PORT
 from planewise.measure.trials.tcp import parse_iperf
 from planewise.store.allocations import DOWNLOAD_METRIC
 from planewise.store.models import Download, DownloadInterval, Figure
-from planewise.testbed.host import FinishedProcess, Host, HostProcess
+from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.model import Guest
 
-_PORT = 5201
 _SLACK_S = 5.0
 """For the end of a download that has all its bytes."""
 
@@ -27,7 +26,7 @@ class RunningDownload:
     def __init__(self, sender: Host, client: Guest, guest: Guest, size_mib: int, stack: ExitStack):
         self._guest = guest.name
         argv = [
-            *(IPERF, "-c", guest.ipv4, "-4", "-p", str(_PORT), "--json"),
+            *(IPERF, "-c", guest.ipv4, "-4", "-p", str(IPERF_PORT), "--json"),
             *("--reverse", "-n", f"{size_mib}M", "-i", "1"),
         ]
         self._process = stack.enter_context(sender.start(argv, netns=client.netns))
@@ -44,14 +43,6 @@ class RunningDownload:
                 remedy="give `alloc.duration_s` more time, or a smaller `alloc.download_mib`",
             )
         return download_of(self._guest, self._process.wait(_SLACK_S))
-
-
-def serve(host: Host, guest: Guest, stack: ExitStack) -> HostProcess:
-    """Starts the file server in a guest and returns once it listens."""
-    argv = [IPERF, "-s", "-1", "-4", "-B", guest.ipv4, "-p", str(_PORT)]
-    server = stack.enter_context(host.start(argv, netns=guest.netns))
-    Listening(host, guest.netns, IPERF, _PORT).wait(server)
-    return server
 
 
 def download_of(guest: str, finished: FinishedProcess) -> Download:

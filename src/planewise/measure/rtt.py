@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_command
+from planewise.measure.applications import start_redis
 from planewise.measure.design import Protocol
 from planewise.measure.pattern import bursts_of
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
@@ -106,7 +106,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             reflector.wait_ready("ready", READY_S)
         if trial.protocol == "redis":
             path = _of_requests(path)
-            _start_redis(path, running)
+            start_redis(path.hosts["responder"], [path.responder], running)
         if not trial.guest_stamps:
             points = [one for one in path.capture_points if not one.name.endswith("_inside")]
             path = replace(path, capture_points=points)
@@ -151,12 +151,6 @@ def _of_requests(path: RttPath) -> RttPath:
     why = "a request's frame cannot be identified: TCP joins, cuts and repeats what it sends"
     parts: tuple[Metric, ...] = ("rtt_kernel", *_PARTS)
     return replace(path, capture_points=(), not_measurable=dict.fromkeys(parts, why))
-
-
-def _start_redis(path: RttPath, running: ExitStack) -> None:
-    host, guest = path.hosts["responder"], path.responder
-    server = running.enter_context(host.start(redis_command(guest.ipv4), netns=guest.netns))
-    Listening(host, guest.netns, REDIS, REDIS_PORT).wait(server)
 
 
 def _watch_responder(path: RttPath, running: ExitStack) -> HostProcess | None:

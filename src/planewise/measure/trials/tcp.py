@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure import meter
-from planewise.measure.applications import IPERF, Listening
+from planewise.measure.applications import IPERF, IPERF_PORT, iperf_server
 from planewise.measure.design import Design
 from planewise.measure.ends import Counters, End, PairStation
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
@@ -23,7 +23,6 @@ from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRe
 from planewise.testbed.gauges import GaugeReading, busy, cpu_ticks
 from planewise.testbed.host import FinishedProcess, HostProcess
 
-_PORT = 5201
 _SLACK_S = 120.0
 """Starting iperf3 takes an emulated guest as long as a trial."""
 SAMPLE_S = 1.0
@@ -136,20 +135,19 @@ def measure_tcp(
         UnsupportedError: there is no iperf3.
         PlanewiseError: it failed.
     """
-    with server.host.start(
-        [IPERF, "-s", "-1", "-4", "-B", server.address, "-p", str(_PORT)], netns=server.netns
-    ) as listening:
-        Listening(server.host, server.netns, IPERF, _PORT).wait(listening)
-        with client.host.start(
+    with (
+        iperf_server(server.host, server.netns, server.address),
+        client.host.start(
             _command(server, trial), netns=client.netns, expected_s=trial.expected_s
-        ) as sending:
-            _sample(sending, trial.warmup_s, _nothing)
-            started = datetime.now(UTC)
-            before = _read(client)
-            look = _nothing if sent is None else _Watch(place, on_sample, sent, client).look
-            _sample(sending, trial.duration_s, look)
-            after = _read(client)
-            finished = sending.wait(trial.duration_s + _SLACK_S)
+        ) as sending,
+    ):
+        _sample(sending, trial.warmup_s, _nothing)
+        started = datetime.now(UTC)
+        before = _read(client)
+        look = _nothing if sent is None else _Watch(place, on_sample, sent, client).look
+        _sample(sending, trial.duration_s, look)
+        after = _read(client)
+        finished = sending.wait(trial.duration_s + _SLACK_S)
     report = parse_iperf(finished)
     used = busy(before, after)
     return TrialResult(
@@ -171,7 +169,7 @@ def measure_tcp(
 
 def _command(server: End, trial: TcpTrial) -> list[str]:
     return [
-        *(IPERF, "-c", server.address, "-4", "-p", str(_PORT), "--json"),
+        *(IPERF, "-c", server.address, "-4", "-p", str(IPERF_PORT), "--json"),
         *("-t", f"{trial.duration_s:.0f}", "-O", str(trial.warmup_s)),
         *("-l", str(trial.message_bytes), "-P", str(trial.streams)),
     ]
