@@ -242,27 +242,14 @@ class SshProcess(HostProcess):
             self._news.set()
 
     async def _pump_err(self) -> None:
-        first = bytearray()
-        while not self._begun.is_set():
-            part = await self._remote.stderr.read(4096)
-            if not part:
-                break
-            first += part
-            line, newline, rest = bytes(first).partition(b"\n")
-            if newline:
-                self._take_first(line.decode(errors="replace"), rest)
-        else:
-            await self._pump(self._remote.stderr, self._err)
-            return
-        self._err += first
-
-    def _take_first(self, line: str, rest: bytes) -> None:
-        if line.startswith(_BEGUN):
+        first = await self._remote.stderr.readline()
+        line, newline, _ = first.decode(errors="replace").partition("\n")
+        if newline and line.startswith(_BEGUN):
             self._pid = int(line.removeprefix(_BEGUN))
         else:
             self._refusal = line
-        self._err += rest
         self._begun.set()
+        await self._pump(self._remote.stderr, self._err)
 
     async def _pump(self, source: Stream, into: bytearray) -> None:
         while part := await source.read(1 << 16):
@@ -288,18 +275,9 @@ class SshProcess(HostProcess):
             raise ProcessTimeoutError(complaint) from error
 
     def _finished(self) -> FinishedProcess:
-        code = self._remote.exit_status
-        killed = self._remote.exit_signal
-        if killed:
-            code = 128 + int(getattr(signal, f"SIG{killed[0]}", signal.SIGKILL))
-        if code is None or code < 0:
-            raise PlanewiseError(
-                f"the connection to {self._host.place} was lost while {self._program} ran",
-                remedy=self._host.remedy,
-            )
         return FinishedProcess(
             self.argv,
-            code,
+            _exit_code(self._remote, self._host.place, self._host.remedy, self._program),
             bytes(self._out).decode(errors="replace"),
             bytes(self._err).decode(errors="replace"),
         )
@@ -337,14 +315,7 @@ class TerminalProcess:
         keeper.stdin.write("done\n")
         with suppress(TimeoutError):
             await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
-        if remote.exit_signal:
-            return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
-        if remote.exit_status is None or remote.exit_status < 0:
-            raise PlanewiseError(
-                f"the connection to {self._place} was lost while the command ran",
-                remedy=self._remedy,
-            )
-        return remote.exit_status
+        return _exit_code(remote, self._place, self._remedy, "the command")
 
     @staticmethod
     async def _pump(
@@ -367,6 +338,17 @@ class TerminalProcess:
         with suppress(OSError, asyncssh.Error):
             remote.stdin.write(part)
             await remote.stdin.drain()
+
+
+def _exit_code(remote: RemoteProcess, place: str, remedy: str, program: str) -> int:
+    """As a shell counts. PlanewiseError where the connection was lost."""
+    if remote.exit_signal:
+        return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
+    if remote.exit_status is None or remote.exit_status < 0:
+        raise PlanewiseError(
+            f"the connection to {place} was lost while {program} ran", remedy=remedy
+        )
+    return remote.exit_status
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
