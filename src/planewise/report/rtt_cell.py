@@ -216,7 +216,7 @@ def _parts_from_summaries(
     n = 0
     for trial in trials:
         if not {"overhead", "response", metric} <= set(trial.latency):
-            return None, "no capture at the network cards in this run"
+            return None, _NO_CAPTURE
         weight = trial.latency[metric].count
         n += weight
         for name, summary in trial.latency.items():
@@ -229,20 +229,13 @@ def _parts_from_summaries(
         return None, "no packet came back"
     total = mean[metric]
     both = metric == "rtt_user" and "rtt_kernel" in mean
-    instrument = total - mean["rtt_kernel"] if both else None
-    sender_stack = mean["sender_stack"] if stacks else None
-    responder_stack = mean["responder_stack"] if stacks else None
-    guest = instrument if sender_stack is None else sender_stack
-    return (
-        TimeParts(
-            total_ns=total,
-            instrument_ns=instrument,
-            sender_stack_ns=sender_stack,
-            sender_ns=mean["overhead"] - (guest or 0.0),
-            wire_ns=total - mean["overhead"] - mean["response"],
-            responder_ns=mean["response"] - (responder_stack or 0.0),
-            responder_stack_ns=responder_stack,
-            packets=n,
-        ),
-        "",
+    parts = TimeParts.of(
+        total=total,
+        wire=total - mean["overhead"] - mean["response"],
+        overhead=mean["overhead"],
+        response=mean["response"],
+        instrument=total - mean["rtt_kernel"] if both else None,
+        stacks=(mean["sender_stack"], mean["responder_stack"]) if stacks else None,
+        packets=n,
     )
+    return parts, ""

@@ -6,9 +6,9 @@ multiples along its factors. What nobody would scroll through stands in tables t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypedDict, TypeVar
 
 from planewise.report import facets, inference, others, policies, sentences, theme
@@ -248,15 +248,7 @@ def _tail(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
     figures: list[Figure] = []
     conditions, of = distribution.choose(pages)
     if conditions:
-        figures.append(
-            distribution.figure(
-                conditions,
-                of,
-                data.planes,
-                name="tail",
-                title="Distribution and tail of the round-trip time",
-            )
-        )
+        figures.append(distribution.figure(conditions, of, data.planes))
     dots = [
         scatter.figure(page, data.planes, **named)
         for page, named in _named(pages, "scatter", "Single packets")
@@ -289,7 +281,7 @@ def _places(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]
     ]
     more: list[Figure] = []
     if any(cell.parts is not None for cell in data.rtt):
-        more = [*_overheads(data, pages), *_responses(data, pages)]
+        more = [figure for part in _HOST_PARTS for figure in part.figures(data, pages)]
     return [
         Section(
             "parts",
@@ -302,75 +294,69 @@ def _places(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]
     ]
 
 
-def _places_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]:
-    sections = []
+@dataclass(frozen=True)
+class _HostPart:
+    """A part of the round trip that one host takes, and the words for it."""
+
+    name: str
+    title: str
+    intro: str
+    noun: str
+    what: str
+    time: boxes.Time
+    lead: Callable[[Sequence[RttCell]], str]
+
+    def figures(self, data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figure]:
+        """As boxes."""
+        return [
+            boxes.figure(
+                page,
+                data.planes,
+                self.time,
+                **named,
+                what=self.what,
+                lead=self.lead(_contents(page)),
+                share_of_rtt=True,
+            )
+            for page, named in _named(pages, self.name, self.noun)
+        ]
+
+
+_HOST_PARTS = (
+    _HostPart(
+        "overhead",
+        "What the sender's host adds",
+        "RTT overhead: RTT at the guest minus RTT at the sender's network card, packet by packet. "
+        "A plane can only shorten what lies inside the hosts.",
+        "RTT overhead",
+        "RTT at the guest minus RTT at the sender's network card.",
+        boxes.overhead,
+        sentences.of_overhead,
+    ),
+    _HostPart(
+        "response",
+        "What the responder's host takes",
+        "Response time: from the responder's network card to its guest and back.",
+        "Response time",
+        "Time from the responder's network card to its guest and back.",
+        boxes.response,
+        lambda cells: sentences.of_times(cells, boxes.response, "response time"),
+    ),
+)
+
+
+def _places_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Iterator[Section]:
     common = _common(data.rtt)
-    for section, figures, label, time in (
-        (
-            Section(
-                "overhead",
-                "What the sender's host adds",
-                "RTT overhead: RTT at the guest minus RTT at the sender's network card, packet "
-                "by packet. A plane can only shorten what lies inside the hosts.",
-            ),
-            _overheads(data, pages),
-            "RTT overhead of every cell",
-            boxes.overhead,
-        ),
-        (
-            Section(
-                "response",
-                "What the responder's host takes",
-                "Response time: from the responder's network card to its guest and back.",
-            ),
-            _responses(data, pages),
-            "Response time of every cell",
-            boxes.response,
-        ),
-    ):
-        table = boxes.table(data.rtt, time, common, share_of_rtt=True)
-        sections.append(
-            _by_factor(replace(section, figures=tuple(figures)), [(label, table)], open_figures=1)
-        )
-    sections.append(
-        Section(
-            "parts",
-            "Where the time goes",
-            "Means over the middle half of each cell's packets, so that the parts add up.",
-            tables=(("Time by place", parts.table(data.rtt, common)),),
-        )
+    for part in _HOST_PARTS:
+        section = Section(part.name, part.title, part.intro, tuple(part.figures(data, pages)))
+        table = boxes.table(data.rtt, part.time, common, share_of_rtt=True)
+        yield _by_factor(section, [(f"{part.noun} of every cell", table)], open_figures=1)
+    yield Section(
+        "parts",
+        "Where the time goes",
+        "Means over the middle half of each cell's packets, so that the parts add up.",
+        tables=(("Time by place", parts.table(data.rtt, common)),),
     )
-    return sections
-
-
-def _overheads(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figure]:
-    return [
-        boxes.figure(
-            page,
-            data.planes,
-            boxes.overhead,
-            **named,
-            what="RTT at the guest minus RTT at the sender's network card.",
-            lead=sentences.of_overhead(_contents(page)),
-            share_of_rtt=True,
-        )
-        for page, named in _named(pages, "overhead", "RTT overhead")
-    ]
-
-
-def _responses(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figure]:
-    return [
-        boxes.figure(
-            page,
-            data.planes,
-            boxes.response,
-            **named,
-            what="Time from the responder's network card to its guest and back.",
-            lead=sentences.of_times(_contents(page), boxes.response, "response time"),
-            share_of_rtt=True,
-        )
-        for page, named in _named(pages, "response", "Response time")
-    ]
 
 
 def _lost(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
@@ -459,7 +445,6 @@ def _compared(data: RunData) -> list[Section]:
     bars = kendall.figure(
         [one for one in compared if one.family.metric.name in _CORRELATED or _is_cpu(one)],
         data.planes,
-        name="kendall",
     )
     return [
         Section(

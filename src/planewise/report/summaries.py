@@ -108,6 +108,32 @@ class TimeParts:
     """From the own interface of the responder's guest into its network stack and back."""
     packets: int
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        total: float,
+        wire: float,
+        overhead: float | None,
+        response: float | None,
+        instrument: float | None,
+        stacks: tuple[float, float] | None,
+        packets: int,
+    ) -> TimeParts:
+        """From times that lie within each other; `stacks` are those of sender and responder."""
+        sender_stack, responder_stack = stacks or (None, None)
+        guest = instrument if sender_stack is None else sender_stack
+        return cls(
+            total_ns=total,
+            instrument_ns=instrument,
+            sender_stack_ns=sender_stack,
+            sender_ns=None if overhead is None else overhead - (guest or 0.0),
+            wire_ns=wire,
+            responder_ns=None if response is None else response - (responder_stack or 0.0),
+            responder_stack_ns=responder_stack,
+            packets=packets,
+        )
+
     @property
     def overhead_ns(self) -> float | None:
         """RTT at the guest minus RTT at the sender's NIC."""
@@ -179,24 +205,13 @@ def parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> TimeParts | No
     def mean(values: Floats) -> float:
         return float(values[seen][middle].mean())
 
-    instrument = mean(packets.rtt_ns - packets.kernel_ns) if rtt_has_instrument else None
-    sender_stack = mean(packets.rtt_ns - packets.sender_inside_ns) if stacks else None
-    responder_stack = mean(packets.responder_inside_ns) if stacks else None
-    sender = responder = None
-    if hosts_see:
-        guest = instrument if sender_stack is None else sender_stack
-        sender = mean(packets.rtt_ns - packets.nic_ns) - (guest or 0.0)
-        responder = mean(packets.response_ns) - (responder_stack or 0.0)
-        wire = mean(packets.nic_ns - packets.response_ns)
-    else:
-        wire = mean(packets.sender_inside_ns - packets.responder_inside_ns)
-    return TimeParts(
-        total_ns=mean(packets.rtt_ns),
-        instrument_ns=instrument,
-        sender_stack_ns=sender_stack,
-        sender_ns=sender,
-        wire_ns=wire,
-        responder_ns=responder,
-        responder_stack_ns=responder_stack,
+    outer = (packets.nic_ns, packets.response_ns) if hosts_see else inside
+    return TimeParts.of(
+        total=mean(packets.rtt_ns),
+        wire=mean(outer[0] - outer[1]),
+        overhead=mean(packets.rtt_ns - packets.nic_ns) if hosts_see else None,
+        response=mean(packets.response_ns) if hosts_see else None,
+        instrument=mean(packets.rtt_ns - packets.kernel_ns) if rtt_has_instrument else None,
+        stacks=(mean(packets.rtt_ns - inside[0]), mean(inside[1])) if stacks else None,
         packets=int(middle.sum()),
     )

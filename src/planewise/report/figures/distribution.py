@@ -62,9 +62,7 @@ def choose(pages: Sequence[FacetPage[RttCell]]) -> tuple[list[Condition], int]:
     return conditions, n
 
 
-def figure(
-    conditions: Sequence[Condition], of: int, planes: Sequence[str], *, name: str, title: str
-) -> Figure:
+def figure(conditions: Sequence[Condition], of: int, planes: Sequence[str]) -> Figure:
     """Cumulative curve, then tail, a row a condition (on a phone one below the other)."""
     cells = [cell for condition in conditions for cell in condition.cells.values()]
     spans = [cell.distribution for cell in cells if cell.distribution is not None]
@@ -93,8 +91,8 @@ def figure(
 
     lead = sentences.of_tail(cells)
     return Figure(
-        name=name,
-        title=title,
+        name="tail",
+        title="Distribution and tail of the round-trip time",
         lead=lead,
         caption=(
             "First: the share of packets that took no longer than the time below it; a curve "

@@ -15,7 +15,7 @@ from planewise.report.inference import Compared
 _ROW = 20
 
 
-def figure(all_compared: Sequence[Compared], planes: Sequence[str], *, name: str) -> Figure | None:
+def figure(all_compared: Sequence[Compared], planes: Sequence[str]) -> Figure | None:
     """Bars from −1 to 1: a panel a metric and stratum; None where nothing can be correlated."""
     shown = [
         compared
@@ -45,7 +45,7 @@ def figure(all_compared: Sequence[Compared], planes: Sequence[str], *, name: str
         return vega.finish(vega.below(rows, spacing=6))
 
     return Figure(
-        name=name,
+        name="kendall",
         title="Which plane goes with more, which with less",
         lead=lead,
         caption=(

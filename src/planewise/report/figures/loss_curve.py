@@ -33,15 +33,9 @@ _MARK_ROOM = 34
 """Above the plot, for the names of its vertical lines."""
 
 
-def load_loss(
-    curve: Curve,
-    verdict: Verdict,
-    *,
-    colour: str = theme.PLANES["veth"].light,
-    width: int = base.WIDE,
-) -> Spec:
+def load_loss(curve: Curve, verdict: Verdict, *, width: int = base.WIDE) -> Spec:
     """One curve for a file: as `panels`, with its name, the verdict and the reason above."""
-    drawn = panels(curve, verdict, colour=colour, width=width)
+    drawn = panels(curve, verdict, colour=theme.PLANES["veth"].light, width=width)
     return vega.with_title(drawn, f"{curve.name}: {verdict.verdict}", verdict.reason, width)
 
 
