@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from planewise.commands.judge import pdr_text
 from planewise.commands.sut import frame_size
-from planewise.commands.sweep import _pdr_text
 from planewise.errors import BadInputError
 from planewise.judge.verdict import LoadEstimate
+from planewise.units import rate_text
 from tests.command import invoked
 
 
@@ -51,7 +52,7 @@ def test_the_way_out_names_the_command_that_was_given(command: str) -> None:
     ],
 )
 def test_a_pdr_beyond_the_ladder_is_only_a_bound(pdr: LoadEstimate | None, text: str) -> None:
-    assert _pdr_text(pdr) == text
+    assert pdr_text(pdr, "the first load already loses more", rate_text) == text
 
 
 def test_the_out_directory_is_looked_at_before_anything_is_measured(tmp_path: Path) -> None:

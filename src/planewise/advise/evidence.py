@@ -21,8 +21,6 @@ from planewise.store.levels import keeps_levels
 from planewise.store.models import RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane
 
-LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
-
 
 @dataclass(frozen=True)
 class ChainSeen:

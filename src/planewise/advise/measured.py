@@ -12,10 +12,10 @@ from planewise.advise.demand import (
     Workload,
     on_vf,
 )
-from planewise.advise.evidence import LOAD_WORDS, ChainSeen, Evidence
+from planewise.advise.evidence import ChainSeen, Evidence
 from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.ranked import MODELLED, EvidenceBase, PlaneForecast, hold_to_rate
-from planewise.advise.recommend import value_of
+from planewise.advise.recommend import LOAD_WORDS, value_of
 from planewise.judge.statistics.sentences import bound_text
 from planewise.store.recommendation import RankedPlane
 from planewise.units import bits_text, percent_text, rate_text, time_text

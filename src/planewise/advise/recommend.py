@@ -36,12 +36,14 @@ from planewise.units import count_text, list_text, percent_text, rate_text, time
 ALL_LOADS = "all"
 """The ranking over every load."""
 
-_LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
+LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
 """In the order in which loads are told."""
 
-
-_METRICS = {"rtt_p50": "rtt", "rtt_p99": "rtt_p99", "forwarded": "throughput"} | {
-    "cpu": "cpu_per_packet"
+_METRICS = {
+    "rtt_p50": "rtt",
+    "rtt_p99": "rtt_p99",
+    "forwarded": "throughput",
+    "cpu": "cpu_per_packet",
 }
 """Names of rankings, and of the metrics (judge/statistics) that they rest on."""
 
@@ -183,7 +185,7 @@ def _rank(name: str, observed: Observed) -> list[RankedPlane]:
             str(observation.cell.get("load_type", "none")) for observation in observed.observations
         }
         loads = {next(iter(only)): OVERALL}
-    known = [load for load in _LOAD_WORDS if load in loads]
+    known = [load for load in LOAD_WORDS if load in loads]
     order = dict.fromkeys((*known, *loads))
     return [
         place
@@ -337,7 +339,7 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple
                 f"{place.plane} {value_of(place, show)}" for place in places if place.plane != plane
             ]
             against = f" ({', '.join(others)})" if others else ""
-            words = _LOAD_WORDS.get(load, load)
+            words = LOAD_WORDS.get(load, load)
             reasons.append(
                 f"{what} {words}: {plane} {value_of(ranked, show)}{_range(ranked, show)}{against}"
             )
@@ -362,7 +364,7 @@ def _verdict_reservations(trials: Sequence[TrialRecord], plane: str) -> list[str
             continue
         verdict = judge(curve)
         if verdict.verdict != "GOOD":
-            load = _LOAD_WORDS.get(str(cell.get("load_type", "none")), str(cell.get("load_type")))
+            load = LOAD_WORDS.get(str(cell.get("load_type", "none")), str(cell.get("load_type")))
             words.append(
                 f"one throughput number cannot stand for {plane} {load} (BAD: {verdict.reason})"
                 if verdict.verdict == "BAD"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.options import JsonOption
+from planewise.commands.options import JsonOption, ProfileOutOption
 from planewise.errors import BadInputError, first_fault
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def boost(
             metavar="FILE",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
-    ] = None,
+    out: ProfileOutOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Compute what a plane saves, by packet rate and frame size; write it as a gain profile.

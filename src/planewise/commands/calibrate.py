@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.options import JsonOption
+from planewise.commands.options import JsonOption, ProfileOutOption
 
 if TYPE_CHECKING:
     from planewise.advise.calibration import PredictedChain
@@ -44,9 +44,7 @@ def calibrate(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a table of every row beside its prediction.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
-    ] = None,
+    out: ProfileOutOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Fit a host profile to measured throughput, and report how well it predicts.

@@ -10,7 +10,7 @@ import typer
 
 from planewise.commands import console
 from planewise.commands.judge import checked_rule, complain, judge_file
-from planewise.commands.options import JsonOption
+from planewise.commands.options import JsonOption, PlrOption
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.units import count_text
 
@@ -48,9 +48,7 @@ def campaign(
         str | None,
         typer.Option("--from", metavar="FORMAT", help="As of `planewise judge`."),
     ] = None,
-    plr: Annotated[
-        float, typer.Option(metavar="RATIO", help="Loss ratio that PDR allows; 0.005 is 0.5 %.")
-    ] = 0.005,
+    plr: PlrOption = 0.005,
     json: JsonOption = False,
 ) -> None:
     """Summarise many experiments by aspect, and report how often repetitions agree.

@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
+from planewise.commands.options import PlrOption
 from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
 from planewise.units import count_text, percent_text
 
@@ -88,9 +90,7 @@ def judge(
             show_default=False,
         ),
     ] = None,
-    plr: Annotated[
-        float, typer.Option(metavar="RATIO", help="Loss ratio that PDR allows; 0.005 is 0.5 %.")
-    ] = 0.005,
+    plr: PlrOption = 0.005,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     figures: Annotated[
         Path | None,
@@ -390,27 +390,25 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
         ]
         return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
     lines = [f"{verdict.label}: {verdict.reason}."]
-    if verdict.pdr is None:
-        lines.append(f"PDR at {percent_text(plr)} loss is not known: {verdict.no_pdr}.")
-    elif verdict.pdr.bounded:
-        low, high = _load(verdict.pdr.low_pps), _load(verdict.pdr.high_pps)
-        lines.append(
-            f"PDR at {percent_text(plr)} loss: {_load(verdict.pdr.pps)} (95 %: {low} to {high})."
-        )
-    elif verdict.pdr.low_pps <= 0:
-        lines.append(
-            f"PDR at {percent_text(plr)} loss is not known: there are too few loads and runs."
-        )
-    else:
-        lines.append(
-            f"PDR at {percent_text(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads "
-            "end too early to say more."
-        )
+    pdr = pdr_text(verdict.pdr, verdict.no_pdr, _load)
+    verb = " is" if pdr.startswith("not known") else ":"
+    lines.append(f"PDR at {percent_text(plr)} loss{verb} {pdr}.")
     accuracy = ""
     if verdict.delta_ucl95 is not None:
         accuracy = f" Δ_UCL95 there: {percent_text(round(verdict.delta_ucl95, 3))} of the loss."
     lines.append(f"PASTRAMI's conditions: {verdict.pastrami.reason}.{accuracy}")
     return lines
+
+
+def pdr_text(pdr: LoadEstimate | None, why_none: str, show: Callable[[float], str]) -> str:
+    """PDR with its interval; only a bound where the loads end before PDR does."""
+    if pdr is None:
+        return f"not known: {why_none}"
+    if pdr.bounded:
+        return f"{show(pdr.pps)} (95 %: {show(pdr.low_pps)} to {show(pdr.high_pps)})"
+    if pdr.low_pps > 0:
+        return f"at least {show(pdr.low_pps)}; the loads end too early to say more"
+    return "not known: there are too few loads and runs"
 
 
 def _pdr_cell(one: Judged) -> str:

@@ -15,6 +15,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 RunOption = Annotated[
     Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
 ]
+ProfileOutOption = Annotated[
+    Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
+]
+PlrOption = Annotated[
+    float, typer.Option(metavar="RATIO", help="Loss ratio that PDR allows; 0.005 is 0.5 %.")
+]
 RequireGoodOption = Annotated[
     bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
 ]

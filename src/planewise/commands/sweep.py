@@ -9,13 +9,13 @@ import typer
 from planewise.commands import targets
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
+from planewise.commands.judge import pdr_text
 from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
 from planewise.commands.progress import ProgressLine
 from planewise.commands.sut import SutOptions
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
-    from planewise.judge.verdict import LoadEstimate
     from planewise.store.models import Fingerprint
     from planewise.sweeps import Swept
 
@@ -125,20 +125,6 @@ def parse_loads(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(rates)))
 
 
-def _pdr_text(pdr: LoadEstimate | None, why_none: str = "the first load already loses more") -> str:
-    """PDR with its interval; only a bound where the loads end before PDR does."""
-    from planewise.units import rate_text
-
-    if pdr is None:
-        return f"not known: {why_none}"
-    if pdr.bounded:
-        low, high = rate_text(pdr.low_pps), rate_text(pdr.high_pps)
-        return f"{rate_text(pdr.pps)} (95 %: {low} to {high})"
-    if pdr.low_pps > 0:
-        return f"at least {rate_text(pdr.low_pps)}; the loads end too early to say more"
-    return "not known: there are too few loads and runs"
-
-
 def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
     from planewise.units import percent_text, rate_text
 
@@ -187,7 +173,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
         )
     console.print(table)
     console.print()
-    pdr = _pdr_text(verdict.pdr, verdict.no_pdr)
+    pdr = pdr_text(verdict.pdr, verdict.no_pdr, rate_text)
     console.print(f"PDR at {percent_text(verdict.plr)} loss: {pdr}")
     console.print(f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})")
     for warning in verdict.warnings:
