@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
@@ -359,11 +358,6 @@ class SutMeasurer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._target = None
-        self._built.__exit__(kind, error, trace)
+        self._built.__exit__(*error)  # type: ignore[arg-type]
