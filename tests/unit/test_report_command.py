@@ -16,6 +16,7 @@ from planewise.report.figures import base
 from planewise.store.rundir import RunReader
 from tests import command
 from tests.command import invoked
+from tests.drawing import svg_of
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
 from tests.unit.vega_schema import fits_schema
@@ -157,9 +158,9 @@ def test_curves_with_few_runs_or_a_single_load_can_be_drawn(runs: int) -> None:
     for drawn in (one, none, all_lost):
         for width in (base.WIDE, base.NARROW):
             spec = figures.load_loss(drawn, judge(drawn), width=width)
-            assert base.svg(spec).count("<path") > 3
+            assert svg_of(spec).count("<path") > 3
 
 
 def test_both_panels_of_a_load_loss_curve_name_their_loads() -> None:
-    drawing = base.svg(figures.load_loss(curve(), judge(curve())))
+    drawing = svg_of(figures.load_loss(curve(), judge(curve())))
     assert drawing.count(">offered load<") == 2

@@ -19,6 +19,7 @@ from planewise.report.rtt_cell import RttCell
 from planewise.report.sections import choose
 from planewise.store.cells import Naming
 from planewise.store.rundir import RunReader
+from tests.drawing import svg_of
 from tests.unit import made_up_run
 from tests.unit.made_up_run import HIDDEN_REASON, MadeUp
 from tests.unit.vega_schema import fits_schema
@@ -133,7 +134,7 @@ def test_what_the_host_cannot_see_is_said_in_the_drawing_and_never_drawn_as_zero
         for row in rows:
             assert Missing(f"not measurable: {HIDDEN_REASON}") in row
             assert not any(isinstance(entry, PrintedNumber) for entry in row)
-        text = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figure.draw(base.WIDE))))
+        text = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(figure.draw(base.WIDE))))
         assert "× vf: not measurable: the host does not see the frames" in text
 
 
@@ -155,7 +156,7 @@ def test_a_scatter_says_how_many_of_how_many_packets_it_draws(
     dots, of = (int(number.replace("\u202f", "")) for number in said.groups())
     assert dots == sum(raw(row[3]) for row in figure.table.rows) <= scatter.MOST
     assert of == sum(raw(row[2]) for row in figure.table.rows)
-    drawing = base.svg(figure.draw(base.WIDE))
+    drawing = svg_of(figure.draw(base.WIDE))
     # The idle cells stand in two rows each, so there are some more circles than packets.
     circles = len(re.findall(r'opacity="0.55"', drawing))
     assert dots <= circles <= dots * 1.3
@@ -195,7 +196,7 @@ def test_every_figure_says_that_its_host_is_virtual(drawn: dict[str, Figure]) ->
         assert figure.lead or figure.name == "schedule"
         assert figure.table.rows
         assert "Virtualised times" in figure.virtual
-    assert "Virtualised" in base.svg(drawn["kendall"].titled(base.WIDE))
+    assert "Virtualised" in svg_of(drawn["kendall"].titled(base.WIDE))
 
 
 def test_every_figure_of_an_experiment_fits_vega_lites_schema(drawn: dict[str, Figure]) -> None:
@@ -208,7 +209,7 @@ def test_nothing_is_drawn_wider_than_it_may_be(drawn: dict[str, Figure]) -> None
     for name in ("rtt-1", "overhead-1", "cpu-1", "tail", "kendall", "compared-rtt"):
         figure = drawn[name]
         for width in (base.WIDE, base.NARROW):
-            found = re.search(r'<svg [^>]*?width="([\d.]+)"', base.svg(figure.draw(width)))
+            found = re.search(r'<svg [^>]*?width="([\d.]+)"', svg_of(figure.draw(width)))
             assert found is not None
             assert float(found[1]) <= width * 1.04, figure.name
 
@@ -228,7 +229,7 @@ def test_many_levels_are_put_into_rows_that_can_be_read(tmp_path: Path) -> None:
     figure = next(section for section in choose(data) if section.anchor == "rtt").figures[0]
     assert len(figure.table.rows) == 80
     assert len(figure.draw(base.WIDE)["vconcat"]) < len(figure.draw(base.NARROW)["vconcat"])
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figure.draw(base.NARROW)))
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(figure.draw(base.NARROW)))
     assert any(re.fullmatch(r"\d+ to \d+ background guests", text) for text in texts)
 
 
@@ -264,7 +265,7 @@ def test_series_of_background_planes_are_drawn_and_compared(tmp_path: Path) -> N
     assert set(data.planes) == series
     figures = {figure.name: figure for section in choose(data) for figure in section.figures}
     text = " ".join(
-        re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figures["rtt"].draw(base.WIDE)))
+        re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(figures["rtt"].draw(base.WIDE)))
     )
     assert all(label in text for label in series)
     pairs = {str(row[1]) for row in figures["compared-rtt"].table.rows}

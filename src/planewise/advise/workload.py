@@ -39,11 +39,6 @@ class Advice:
     notes: tuple[Statement, ...] = ()
     """What to keep in mind of the profile and of the runs."""
 
-    @property
-    def best(self) -> PlaneForecast:
-        """The plane to use; where nothing is possible, the one that comes nearest."""
-        return self.ranking[0]
-
 
 def advise(
     profile: Profile | None,

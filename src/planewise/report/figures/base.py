@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeVar
 import vl_convert
 
 from planewise.errors import BadInputError
-from planewise.report import renderer, theme
+from planewise.report import theme
 from planewise.report.figures.vega import Spec, with_title
 from planewise.store.cells import Factors
 from planewise.store.files import write_file
@@ -148,11 +148,6 @@ def by_context(cells: Iterable[C]) -> list[tuple[Factors, list[C]]]:
 def text(figure: Spec) -> str:
     """The figure's specification as one line of JSON."""
     return json.dumps(figure, allow_nan=False)
-
-
-def svg(figure: Spec) -> str:
-    """The figure as SVG text; no file and no network."""
-    return renderer.svg(text(figure))
 
 
 def save(
