@@ -43,7 +43,6 @@ class Rate(_DaemonModel):
     pps: float | None
     bytes_per_s: float | None
     source: str
-    blind_ms: int
 
 
 class GuestStatus(_DaemonModel):
@@ -83,13 +82,6 @@ class PoolStatus(_DaemonModel):
     numa: int | None
 
 
-class MoveStep(_DaemonModel):
-    """One step of a move."""
-
-    step: str
-    duration_ms: float
-
-
 class Ending(_DaemonModel):
     """How a move ended."""
 
@@ -107,7 +99,6 @@ class MoveStatus(_DaemonModel):
     why: str
     started_unix_ms: int
     duration_ms: float | None
-    steps: tuple[MoveStep, ...]
     ending: Ending | None
 
 
@@ -128,7 +119,6 @@ class Status(_DaemonModel):
     started_unix_ms: int
     policy: str
     interval_s: float
-    sample_s: float
     draining: bool
     guests: tuple[GuestStatus, ...]
     vfs: tuple[VfStatus, ...]

@@ -46,10 +46,8 @@ class ListedVf(_Answer):
     address: str
     driver: str | None
     config: Config
-    iommu_group: int | None = None
     netdev: Netdev | None = None
     used_by: str | None = None
-    owner: str | None = None
 
     @property
     def usable(self) -> bool:
@@ -60,7 +58,6 @@ class ListedVf(_Answer):
 class Pf(_Answer):
     """A PF in `planewised vf list`."""
 
-    address: str
     total_vfs: int
     num_vfs: int
     vfs: tuple[ListedVf, ...]

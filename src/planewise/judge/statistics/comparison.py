@@ -416,7 +416,7 @@ class _Table:
             clusters = [self._pairing.block[key] for _, key, _ in cells]
             for level in self.levels:
                 correlation = tau_b([one == level for one, _, _ in cells], values, clusters)
-                yield KendallBar(self.metric.name, self.factor, level, stratum, correlation)
+                yield KendallBar(level, stratum, correlation)
 
     def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterable[str]:
         """What cannot be compared, and, in one sentence, replicates that have no partner."""

@@ -35,10 +35,8 @@ class TauB:
 
 @dataclass(frozen=True)
 class KendallBar:
-    """One bar of the publications' figure: one level, one stratum, one metric."""
+    """One bar of the publications' figure: one level, one stratum."""
 
-    metric: str
-    factor: str
     level: Level
     stratum: str
     correlation: TauB | None
