@@ -203,6 +203,7 @@ class Host(Protocol):
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
         """The command that enters a namespace of the host and becomes `argv`. Pure."""
+        return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         """A file of the host; below /proc/net and /proc/sys/net, that of the namespace.
@@ -419,9 +420,6 @@ class LocalHost(Host):
         self._processes.append(started)
         return started
 
-    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        return enter_command(argv, netns)
-
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         # /proc/net is that of the process's first thread, which never leaves its namespace.
         in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
@@ -472,11 +470,6 @@ class LocalHost(Host):
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-
-
-def enter_command(argv: Sequence[str], netns: str) -> list[str]:
-    """`nsenter` into a named namespace, then `argv`. Pure."""
-    return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
 
 def find_probe() -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from planewise.errors import PlanewiseError
 from planewise.testbed import script
-from planewise.testbed.host import GRACE_S, Host, enter_command, find_probe
+from planewise.testbed.host import GRACE_S, Host, find_probe
 from planewise.testbed.plan import Plan
 from planewise.testbed.remote_process import RemoteProcess, SshProcess, supervised_command
 
@@ -127,9 +127,6 @@ class RemoteHost(Host):
             why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
             raise PlanewiseError(f"{path} on {self.place} cannot be read: {why}")
         return done.stdout
-
-    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        return enter_command(argv, netns)
 
     def perform(self, plan: Plan) -> None:
         """See `Host.perform`: by one shell script."""

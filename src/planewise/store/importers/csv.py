@@ -11,6 +11,7 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,18 +72,15 @@ MAX_CURVES = 1000
 """A column that parts the rows into more curves is some other number."""
 _HEADER_WORD = re.compile(r"[^a-z0-9]+")
 _TRUE = {"1", "1.0", "true", "yes"}
-
-
 _MAY_BE_EMPTY = frozenset({"duration", "order", "drops", "cpu", "limited"})
 
 
-class _Column:
+class _Column(NamedTuple):
     """Where a quantity stands in a row, and by what it is multiplied."""
 
-    def __init__(self, index: int, scale: float, title: str) -> None:
-        self.index = index
-        self.scale = scale
-        self.title = title
+    index: int
+    scale: float
+    title: str
 
 
 def recognise(head: bytes, path: Path) -> float:
