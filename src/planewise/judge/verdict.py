@@ -177,7 +177,7 @@ def judge(
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
 
-`rule` decides the word; intervals, probability and warnings are the same for all rules.
+    `rule` decides the word; intervals, probability and warnings are the same for all rules.
     `plr` is a ratio (0.005 is 0.5 %), `draws` the number of drawn curves. BadInputError for an
     unknown rule or a limit that is not a ratio.
     """
