@@ -5,12 +5,14 @@
 //! copied, its return value bounds how many bytes are, and the reader wakes once a block, not once
 //! a packet.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::mman::MapFlags;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
@@ -87,18 +89,14 @@ pub fn attach_filter(socket: impl AsFd, filter: &[libc::sock_filter]) -> std::io
 
 /// Opens a packet socket that sees nothing yet.
 pub fn packet_socket() -> Result<OwnedFd> {
-    // SAFETY: socket() takes integers and returns a descriptor or -1.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd >= 0 {
-        // SAFETY: `fd` was just opened and belongs to no one else.
-        return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
-    let error = os_error();
-    Err(match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
+    let opened = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
+    opened.map_err(|errno| match errno {
+        Errno::EPERM | Errno::EACCES => {
             Error::failed("not allowed to open a packet socket (CAP_NET_RAW is missing)", NEEDS_RAW)
         }
-        _ => Error::failed("cannot open a packet socket", "").caused_by(error),
+        errno => {
+            Error::failed("cannot open a packet socket", "").caused_by(std::io::Error::from(errno))
+        }
     })
 }
 

@@ -7,6 +7,9 @@
 
 use std::time::Duration;
 
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
+
 /// Nanoseconds in a second.
 pub const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
@@ -25,12 +28,12 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     #[inline]
     fn realtime_ns(&self) -> i64 {
-        read(libc::CLOCK_REALTIME)
+        read(ClockId::CLOCK_REALTIME)
     }
 
     #[inline]
     fn monotonic_ns(&self) -> i64 {
-        read(libc::CLOCK_MONOTONIC)
+        read(ClockId::CLOCK_MONOTONIC)
     }
 }
 
@@ -47,25 +50,21 @@ pub fn monotonic_ns() -> i64 {
 }
 
 #[inline]
-fn read(id: libc::clockid_t) -> i64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid timespec to write to; both clock ids always exist on Linux, so the
-    // call cannot fail.
-    unsafe { libc::clock_gettime(id, &mut now) };
-    timespec_ns(now)
+fn read(id: ClockId) -> i64 {
+    // Both clocks always exist on Linux, so the call cannot fail.
+    id.now().map_or(0, timespec_ns)
 }
 
 /// A kernel timespec as nanoseconds.
 #[inline]
-pub fn timespec_ns(time: libc::timespec) -> i64 {
-    time.tv_sec * NANOS_PER_SECOND + time.tv_nsec
+pub fn timespec_ns(time: TimeSpec) -> i64 {
+    time.tv_sec() * NANOS_PER_SECOND + time.tv_nsec()
 }
 
 /// Nanoseconds as a kernel timespec; negative durations become zero.
 #[inline]
-pub fn to_timespec(ns: i64) -> libc::timespec {
-    let ns = ns.max(0);
-    libc::timespec { tv_sec: ns / NANOS_PER_SECOND, tv_nsec: ns % NANOS_PER_SECOND }
+pub fn to_timespec(ns: i64) -> TimeSpec {
+    TimeSpec::nanoseconds(ns.max(0))
 }
 
 /// CLOCK_REALTIME minus CLOCK_MONOTONIC [ns], and how far it may be off [ns].
@@ -91,17 +90,13 @@ pub fn realtime_offset(clock: &impl Clock) -> (i64, i64) {
 
 /// Sleeps until `deadline_ns` on CLOCK_MONOTONIC; returns early when a signal arrives.
 pub fn sleep_until(deadline_ns: i64) {
-    let deadline = to_timespec(deadline_ns);
-    // SAFETY: `deadline` is a valid timespec; the remaining-time pointer may be null with an
-    // absolute time.
-    unsafe {
-        libc::clock_nanosleep(
-            libc::CLOCK_MONOTONIC,
-            libc::TIMER_ABSTIME,
-            &deadline,
-            std::ptr::null_mut(),
-        )
-    };
+    let (clock, flags) = (ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME);
+    let _ = clock_nanosleep(clock, flags, &to_timespec(deadline_ns));
+}
+
+/// When `duration` from `start_ns` on is over [ns]; never without one.
+pub fn end_ns(start_ns: i64, duration: Option<Duration>) -> i64 {
+    duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64))
 }
 
 /// How long before the deadline [`wait_until`] stops sleeping and starts to spin [ns].
@@ -128,8 +123,7 @@ pub fn wait_until(deadline_ns: i64) -> i64 {
 
 /// Makes this thread's sleeps end when they should: timer slack of 1 ns instead of 50 µs.
 pub fn tighten_timers() {
-    // SAFETY: PR_SET_TIMERSLACK takes one integer and touches no memory of ours.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64, 0_u64, 0_u64, 0_u64) };
+    let _ = nix::sys::prctl::set_timerslack(1);
 }
 
 /// When each packet is due: bursts of `burst` packets, `gap_ns` apart within a burst, bursts

@@ -224,7 +224,7 @@ impl CpuMeter {
 /// CPU time that the calling thread has used so far [ns].
 pub fn thread_cpu_ns() -> i64 {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)
-        .map_or(0, |time| clock::timespec_ns(*time.as_ref()))
+        .map_or(0, clock::timespec_ns)
 }
 
 /// CPU time by mode over an interval, of this host, in mpstat's columns.

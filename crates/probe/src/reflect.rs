@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrLike, SockaddrStorage, bind, socket,
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, socket,
 };
 use serde::Serialize;
 
@@ -259,7 +259,7 @@ fn reflect(
     received: &Received,
     receive_ns: i64,
 ) -> Option<io::Result<i64>> {
-    let session = source_address(received)?;
+    let session = received.source.as_ref().and_then(timestamping::ip_address)?;
     // A reflector that cannot see the TTL says 255 (RFC 8762, section 4.3.1 leaves it open).
     let ttl = received.ttl.unwrap_or(255);
     let answer = reflector.answer(packet, session, ttl, receive_ns)?;
@@ -267,19 +267,6 @@ fn reflect(
     let send_ns = clock::realtime_ns();
     packet[4..12].copy_from_slice(&format.encode(send_ns));
     Some(timestamping::send_from(socket.as_fd(), packet, received).map(|()| send_ns))
-}
-
-fn source_address(received: &Received) -> Option<SocketAddr> {
-    // SAFETY: the kernel wrote an address of `source_bytes` bytes; nix checks family and length.
-    let address = unsafe {
-        SockaddrStorage::from_raw((&raw const received.source).cast(), Some(received.source_bytes))
-    }?;
-    if let Some(v4) = address.as_sockaddr_in() {
-        return Some(SocketAddr::new(v4.ip().into(), v4.port()));
-    }
-    address
-        .as_sockaddr_in6()
-        .map(|v6| SocketAddrV6::new(v6.ip(), v6.port(), 0, v6.scope_id()).into())
 }
 
 fn open(args: &Args) -> Result<OwnedFd> {

@@ -6,9 +6,17 @@
 //! error queue, with a number that counts the socket's packets (Linux,
 //! Documentation/networking/timestamping.rst).
 
-use std::io;
-use std::mem::{MaybeUninit, size_of, size_of_val};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, RecvMsg, SockaddrStorage, Timestamps, recvmsg,
+    sendmsg, setsockopt, sockopt,
+};
 
 use crate::clock;
 use crate::error::{Error, Result};
@@ -71,26 +79,13 @@ pub fn get_option<T: Plain>(
 /// # Errors
 /// There is no such interface.
 pub fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
-    // SAFETY: pointer and length describe `interface`, which lives through the call.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BINDTODEVICE,
-            interface.as_ptr().cast(),
-            interface.len() as libc::socklen_t,
-        )
-    };
-    if done == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    Err(match error.raw_os_error() {
-        Some(libc::ENODEV) => Error::bad_input(
+    setsockopt(&socket, sockopt::BindToDevice, &interface.into()).map_err(|errno| match errno {
+        Errno::ENODEV => Error::bad_input(
             format!("there is no interface '{interface}' here"),
             "`ip link` lists them; one in another namespace is reached with `ip netns exec`",
         ),
-        _ => Error::failed(format!("cannot use interface {interface}"), "").caused_by(error),
+        errno => Error::failed(format!("cannot use interface {interface}"), "")
+            .caused_by(io::Error::from(errno)),
     })
 }
 
@@ -120,10 +115,8 @@ pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: libc::c_int) -> io::Res
 /// Waits until `socket` can be read (or has an entry on its error queue), at most `timeout_ns`.
 /// Returns early when a signal arrives.
 pub fn wait_readable(socket: BorrowedFd<'_>, timeout_ns: i64) {
-    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let timeout = clock::to_timespec(timeout_ns);
-    // SAFETY: one pollfd and a timespec, both alive through the call; no signal mask.
-    unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
+    let mut sockets = [PollFd::new(socket, PollFlags::POLLIN)];
+    let _ = ppoll(&mut sockets, Some(clock::to_timespec(timeout_ns)), None);
 }
 
 /// What came with a received packet.
@@ -137,12 +130,10 @@ pub struct Received {
     pub ttl: Option<u8>,
     /// Packets that this socket has dropped so far for want of buffer (SO_RXQ_OVFL).
     pub dropped: Option<u32>,
-    /// Who sent it, as the kernel writes it.
-    pub source: libc::sockaddr_storage,
-    /// Length of `source`.
-    pub source_bytes: libc::socklen_t,
+    /// Who sent it.
+    pub source: Option<SockaddrStorage>,
     /// Address that it was sent to, when asked for (IP_PKTINFO, IPV6_RECVPKTINFO).
-    pub destination: Option<std::net::IpAddr>,
+    pub destination: Option<IpAddr>,
     /// Interface that it came by, when asked for.
     pub interface: u32,
 }
@@ -163,138 +154,103 @@ pub enum QueueEntry {
     Other,
 }
 
-#[repr(C, align(8))]
-struct Control([MaybeUninit<u8>; 512]);
-
-impl Control {
-    const fn new() -> Self {
-        Self([MaybeUninit::uninit(); 512])
-    }
-}
+/// Room for control messages, which the kernel aligns.
+#[repr(align(8))]
+struct Control([u8; 512]);
 
 /// Receives one packet without blocking; none when there is none.
 #[inline]
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Received>> {
-    let mut control = Control::new();
-    // SAFETY: sockaddr_storage is plain bytes, for which zero is a valid value.
-    let mut source: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let Some((message, bytes)) =
-        receive_message(socket, buffer, &mut control, Some(&mut source), libc::MSG_DONTWAIT)?
+    let mut control = Control([0; 512]);
+    let mut vector = [IoSliceMut::new(buffer)];
+    let Some(message) = receive_message(socket, &mut vector, &mut control, MsgFlags::empty())?
     else {
         return Ok(None);
     };
     let mut received = Received {
-        bytes,
+        bytes: message.bytes,
         kernel_rx_ns: None,
         ttl: None,
         dropped: None,
-        source,
-        source_bytes: message.msg_namelen,
+        source: message.address,
         destination: None,
         interface: 0,
     };
-    for_each_control(&message, |level, kind, data| match (level, kind) {
-        (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING) => received.kernel_rx_ns = stamp(data),
-        (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => received.dropped = plain(data),
-        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-            received.ttl = plain::<libc::c_int>(data).map(|ttl| ttl as u8);
-        }
-        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-            if let Some(info) = plain::<libc::in_pktinfo>(data) {
+    for part in message.cmsgs()? {
+        match part {
+            ControlMessageOwned::ScmTimestampsns(stamps) => received.kernel_rx_ns = stamp(&stamps),
+            ControlMessageOwned::RxqOvfl(dropped) => received.dropped = Some(dropped),
+            ControlMessageOwned::Ipv4Ttl(ttl) | ControlMessageOwned::Ipv6HopLimit(ttl) => {
+                received.ttl = Some(ttl as u8);
+            }
+            ControlMessageOwned::Ipv4PacketInfo(info) => {
                 let address = u32::from_be(info.ipi_spec_dst.s_addr);
-                received.destination = Some(std::net::Ipv4Addr::from(address).into());
+                received.destination = Some(Ipv4Addr::from(address).into());
                 received.interface = info.ipi_ifindex as u32;
             }
-        }
-        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-            if let Some(info) = plain::<libc::in6_pktinfo>(data) {
-                let address = std::net::Ipv6Addr::from(info.ipi6_addr.s6_addr);
-                received.destination = Some(address.into());
+            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                received.destination = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
                 received.interface = info.ipi6_ifindex;
             }
+            _ => {}
         }
-        _ => {}
-    });
+    }
     Ok(Some(received))
+}
+
+/// An address and port of IP, none when it is another address.
+pub fn ip_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| SocketAddr::from(*v4));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::from(*v6)))
 }
 
 /// Sends `packet` to where `request` came from, from the address that it was sent to.
 pub fn send_from(socket: BorrowedFd<'_>, packet: &[u8], request: &Received) -> io::Result<()> {
-    let mut control = Control::new();
-    let mut vector =
-        libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
-    let mut destination = request.source;
-    // SAFETY: msghdr is plain data, for which zero is a valid value.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_name = (&raw mut destination).cast();
-    message.msg_namelen = request.source_bytes;
-    message.msg_iov = &mut vector;
-    message.msg_iovlen = 1;
-    let ipv6 = request.source.ss_family == libc::AF_INET6 as libc::sa_family_t;
-    match request.destination {
-        Some(std::net::IpAddr::V4(address)) if !ipv6 => {
-            let info = libc::in_pktinfo {
+    let ipv6 = request.source.is_some_and(|source| source.as_sockaddr_in6().is_some());
+    let (v4, v6);
+    let from = match request.destination {
+        Some(IpAddr::V4(address)) if !ipv6 => {
+            v4 = libc::in_pktinfo {
                 ipi_ifindex: 0,
                 ipi_spec_dst: libc::in_addr { s_addr: u32::from(address).to_be() },
                 ipi_addr: libc::in_addr { s_addr: 0 },
             };
-            put_control(&mut message, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+            Some(ControlMessage::Ipv4PacketInfo(&v4))
         }
-        Some(std::net::IpAddr::V6(address)) if ipv6 => {
-            let info = libc::in6_pktinfo {
+        Some(IpAddr::V6(address)) if ipv6 => {
+            v6 = libc::in6_pktinfo {
                 ipi6_addr: libc::in6_addr { s6_addr: address.octets() },
                 // A link-local address means something on its interface alone.
                 ipi6_ifindex: if address.is_unicast_link_local() { request.interface } else { 0 },
             };
-            put_control(&mut message, &mut control, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+            Some(ControlMessage::Ipv6PacketInfo(&v6))
         }
-        _ => {}
-    }
-    // SAFETY: every pointer in `message` is to memory that lives through the call.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Makes `value` the one control message of `message`.
-fn put_control<T: Copy>(
-    message: &mut libc::msghdr,
-    control: &mut Control,
-    level: libc::c_int,
-    kind: libc::c_int,
-    value: T,
-) {
-    let length = size_of::<T>() as libc::c_uint;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: the buffer is aligned and, with 512 bytes, larger than any message put here; the
-    // macros compute places within it.
-    unsafe {
-        message.msg_controllen = libc::CMSG_SPACE(length) as _;
-        let header = libc::CMSG_FIRSTHDR(message);
-        (*header).cmsg_level = level;
-        (*header).cmsg_type = kind;
-        (*header).cmsg_len = libc::CMSG_LEN(length) as _;
-        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
-    }
+        _ => None,
+    };
+    let (vector, to) = ([IoSlice::new(packet)], request.source.as_ref());
+    sendmsg(socket.as_raw_fd(), &vector, from.as_slice(), MsgFlags::MSG_DONTWAIT, to)?;
+    Ok(())
 }
 
 /// Takes one entry from the error queue without blocking; none when it is empty.
 pub fn error_queue(socket: BorrowedFd<'_>) -> io::Result<Option<QueueEntry>> {
-    let mut control = Control::new();
+    let mut control = Control([0; 512]);
     let mut buffer = [0; 64];
-    let flags = libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE;
-    let Some((message, _)) = receive_message(socket, &mut buffer, &mut control, None, flags)?
+    let mut vector = [IoSliceMut::new(&mut buffer)];
+    let Some(message) = receive_message(socket, &mut vector, &mut control, MsgFlags::MSG_ERRQUEUE)?
     else {
         return Ok(None);
     };
     let mut kernel_tx_ns = None;
     let mut error: Option<libc::sock_extended_err> = None;
-    for_each_control(&message, |level, kind, data| match (level, kind) {
-        (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING) => kernel_tx_ns = stamp(data),
-        (libc::IPPROTO_IP, libc::IP_RECVERR)
-        | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
-        | (libc::SOL_PACKET, libc::PACKET_TX_TIMESTAMP) => error = plain(data),
-        _ => {}
-    });
+    for part in message.cmsgs()? {
+        match part {
+            ControlMessageOwned::ScmTimestampsns(stamps) => kernel_tx_ns = stamp(&stamps),
+            ControlMessageOwned::Ipv4RecvErr(what, _)
+            | ControlMessageOwned::Ipv6RecvErr(what, _) => error = Some(what),
+            _ => {}
+        }
+    }
     Ok(Some(match (error, kernel_tx_ns) {
         (Some(error), Some(kernel_tx_ns)) if error.ee_origin == libc::SO_EE_ORIGIN_TIMESTAMPING => {
             QueueEntry::Stamp { id: error.ee_data, kernel_tx_ns }
@@ -306,67 +262,25 @@ pub fn error_queue(socket: BorrowedFd<'_>) -> io::Result<Option<QueueEntry>> {
     }))
 }
 
-/// One recvmsg; none when it would block or was interrupted. The returned header points into
-/// `buffer` and `control`.
+/// One recvmsg without blocking; none when it would block or was interrupted.
 #[inline]
-fn receive_message(
+fn receive_message<'a, 'b>(
     socket: BorrowedFd<'_>,
-    buffer: &mut [u8],
-    control: &mut Control,
-    source: Option<&mut libc::sockaddr_storage>,
-    flags: libc::c_int,
-) -> io::Result<Option<(libc::msghdr, usize)>> {
-    let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: msghdr is plain data, for which zero is a valid value.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut vector;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control.0) as _;
-    if let Some(source) = source {
-        message.msg_name = (source as *mut libc::sockaddr_storage).cast();
-        message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-    }
-    // SAFETY: every pointer in `message` is to memory that lives through the call, with its length.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) };
-    // What the caller reads from here on is the control buffer alone.
-    message.msg_iov = std::ptr::null_mut();
-    message.msg_iovlen = 0;
-    if length >= 0 {
-        return Ok(Some((message, length as usize)));
-    }
-    let error = io::Error::last_os_error();
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-        _ => Err(error),
+    vector: &'b mut [IoSliceMut<'_>],
+    control: &'a mut Control,
+    flags: MsgFlags,
+) -> io::Result<Option<RecvMsg<'a, 'b, SockaddrStorage>>> {
+    let flags = flags | MsgFlags::MSG_DONTWAIT;
+    match recvmsg(socket.as_raw_fd(), vector, Some(&mut control.0), flags) {
+        Ok(message) => Ok(Some(message)),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
     }
 }
 
-fn for_each_control(message: &libc::msghdr, mut f: impl FnMut(libc::c_int, libc::c_int, &[u8])) {
-    // SAFETY: the kernel filled msg_control up to msg_controllen with well-formed messages; the
-    // CMSG macros stay within it.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while !header.is_null() {
-            let data = libc::CMSG_DATA(header);
-            let head = data.offset_from(header.cast::<u8>()) as usize;
-            let length = ((*header).cmsg_len as usize).saturating_sub(head);
-            f((*header).cmsg_level, (*header).cmsg_type, std::slice::from_raw_parts(data, length));
-            header = libc::CMSG_NXTHDR(message, header);
-        }
-    }
-}
-
-/// Reads a plain kernel structure; none when the message is too short for it.
-fn plain<T: Copy>(data: &[u8]) -> Option<T> {
-    // SAFETY: the length is checked; callers ask for C structures of integers alone, for which any
-    // bytes are a value; `read_unaligned` needs no alignment.
-    (data.len() >= size_of::<T>()).then(|| unsafe { data.as_ptr().cast::<T>().read_unaligned() })
-}
-
-/// The software stamp of an SCM_TIMESTAMPING message; none when it is empty.
-fn stamp(data: &[u8]) -> Option<i64> {
-    plain::<libc::timespec>(data).map(clock::timespec_ns).filter(|&ns| ns != 0)
+/// The software stamp; none when it is empty.
+fn stamp(stamps: &Timestamps) -> Option<i64> {
+    Some(clock::timespec_ns(stamps.system)).filter(|&ns| ns != 0)
 }
 
 #[cfg(test)]

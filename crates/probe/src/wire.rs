@@ -99,6 +99,11 @@ pub fn sum_words(mut sum: u32, bytes: &[u8]) -> u32 {
     (sum & 0xffff) + (sum >> 16)
 }
 
+/// The address that stands for all of this host.
+pub fn unspecified(ipv6: bool) -> IpAddr {
+    if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
+}
+
 /// The checksum field for a ones' complement sum.
 #[inline]
 pub fn finish_sum(sum: u32) -> u16 {

@@ -4,6 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
+use nix::sys::socket::SockaddrStorage;
+
 use super::probe::Probe;
 use crate::capture::{self, bind_packet_socket};
 use crate::timestamping;
@@ -39,13 +41,10 @@ impl DepartureWatch {
     pub fn next(&self, probe: Probe, target: IpAddr) -> io::Result<Option<Departure>> {
         let mut buffer = vec![0; wire::LARGEST_FRAME_BYTES + 64];
         while let Some(received) = timestamping::receive(self.socket.as_fd(), &mut buffer)? {
-            // SAFETY: the kernel wrote a sockaddr_ll, as it does for every packet socket.
-            let link = unsafe {
-                (&raw const received.source).cast::<libc::sockaddr_ll>().read_unaligned()
-            };
-            if link.sll_pkttype != libc::PACKET_OUTGOING || received.bytes > buffer.len() {
+            let link = received.source.as_ref().and_then(SockaddrStorage::as_link_addr);
+            let Some(link) = link.filter(|link| link.pkttype() == libc::PACKET_OUTGOING) else {
                 continue;
-            }
+            };
             let frame = &buffer[..received.bytes];
             let Some(ip) = frame.get(ETHERNET_HEADER_BYTES..).and_then(wire::parse_ip) else {
                 continue;
@@ -64,8 +63,8 @@ impl DepartureWatch {
                 };
             if ours {
                 return Ok(Some(Departure {
-                    interface: link.sll_ifindex as u32,
-                    hardware: link.sll_hatype,
+                    interface: link.ifindex() as u32,
+                    hardware: link.hatype(),
                     frame: frame.to_vec(),
                 }));
             }

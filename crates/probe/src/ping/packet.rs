@@ -13,6 +13,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use nix::sys::socket::{MsgFlags, send};
+
 use super::departure::{Departure, interface_name};
 use super::probe::Probe;
 use super::record::{Arrival, MISSING};
@@ -192,28 +194,14 @@ impl Transport for PacketTransport {
         }
         // Shorter than an Ethernet header: the kernel allocates and copies the packet, then refuses
         // it.
-        // SAFETY: pointer and length describe the beginning of `frame`.
-        unsafe {
-            libc::send(self.sender.as_raw_fd(), self.frame.as_ptr().cast(), 4, libc::MSG_DONTWAIT)
-        };
+        let _ = send(self.sender.as_raw_fd(), &self.frame[..4], MsgFlags::MSG_DONTWAIT);
     }
 
     #[inline]
     fn transmit(&mut self) -> io::Result<i64> {
         let user_tx_ns = clock::realtime_ns();
         self.layout.set_time(self.probe, &mut self.frame, self.partial_sum, user_tx_ns);
-        // SAFETY: pointer and length describe `frame`, which lives through the call.
-        let sent = unsafe {
-            libc::send(
-                self.sender.as_raw_fd(),
-                self.frame.as_ptr().cast(),
-                self.frame.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        if sent < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        send(self.sender.as_raw_fd(), &self.frame, MsgFlags::MSG_DONTWAIT)?;
         Ok(user_tx_ns)
     }
 

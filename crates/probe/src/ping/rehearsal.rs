@@ -8,6 +8,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{MsgFlags, send};
 
 use crate::capture::{bind_packet_socket, packet_socket};
 use crate::netlink::Netlink;
@@ -55,15 +56,7 @@ impl Stage {
 
     /// Sends the frame the whole way.
     pub fn send(&self) {
-        // SAFETY: pointer and length describe `frame`, which lives through the call.
-        unsafe {
-            libc::send(
-                self.sender.as_raw_fd(),
-                self.frame.as_ptr().cast(),
-                self.frame.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
+        let _ = send(self.sender.as_raw_fd(), &self.frame, MsgFlags::MSG_DONTWAIT);
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use nix::errno::Errno;
+use nix::sys::mman::{MlockAllFlags, mlockall};
 
 use super::record::{Arrival, Records};
 use super::transport::{Transport, is_warmup};
@@ -114,8 +115,7 @@ pub fn run(
 
 /// Keeps the pages that there are in memory, where that is allowed.
 fn lock_memory() {
-    // SAFETY: takes a flag, touches no memory of ours.
-    unsafe { libc::mlockall(libc::MCL_CURRENT) };
+    let _ = mlockall(MlockAllFlags::MCL_CURRENT);
 }
 
 impl Session<'_> {

@@ -1,14 +1,13 @@
 //! Probes over the kernel's own ICMP and UDP sockets.
 
-use std::io;
-use std::mem::size_of;
+use std::io::{self, ErrorKind::AddrNotAvailable};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrLike, SockaddrStorage, bind, connect,
-    getsockname, socket,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
+    getsockname, send, socket,
 };
 
 use super::probe::Probe;
@@ -20,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::filter::{self, Wanted};
 use crate::stamp::TimeFormat;
 use crate::timestamping::{self, QueueEntry, set_option};
+use crate::wire;
 
 /// Where and how to send.
 #[derive(Debug, Clone)]
@@ -82,7 +82,7 @@ impl SocketTransport {
             timestamping::bind_to_device(fd, interface)?;
         }
         set_ip_options(fd, ipv6, route).map_err(|error| unusable("set the IP options", error))?;
-        let local = SocketAddr::new(route.source.unwrap_or(unspecified(ipv6)), 0);
+        let local = SocketAddr::new(route.source.unwrap_or(wire::unspecified(ipv6)), 0);
         bind(fd.as_raw_fd(), &SockaddrStorage::from(local)).map_err(|errno| {
             Error::bad_input(
                 format!("cannot send from {}: {}", local.ip(), errno.desc()),
@@ -91,7 +91,10 @@ impl SocketTransport {
         })?;
         connect(fd.as_raw_fd(), &SockaddrStorage::from(route.target))
             .map_err(|errno| unreachable(route, errno))?;
-        let local = local_address(fd).map_err(|error| unusable("read the local address", error))?;
+        let local = getsockname(fd.as_raw_fd())
+            .map_err(io::Error::from)
+            .and_then(|own| timestamping::ip_address(&own).ok_or(AddrNotAvailable.into()))
+            .map_err(|error| unusable("read the local address", error))?;
         let probe = match kind {
             // The kernel writes a ping socket's port as identifier.
             ProbeFormat::Echo(_) if name == "ping" => {
@@ -157,10 +160,6 @@ impl SocketTransport {
     }
 }
 
-fn unspecified(ipv6: bool) -> IpAddr {
-    if ipv6 { IpAddr::from([0_u16; 8]) } else { IpAddr::from([0_u8; 4]) }
-}
-
 fn open(kind: ProbeFormat, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
     let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -222,18 +221,6 @@ fn accept_replies_only(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
     }
 }
 
-fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
-    let address: SockaddrStorage = getsockname(socket.as_raw_fd())?;
-    if let Some(v4) = address.as_sockaddr_in() {
-        return Ok(SocketAddr::new(v4.ip().into(), v4.port()));
-    }
-    if let Some(v6) = address.as_sockaddr_in6() {
-        return Ok(SocketAddr::new(v6.ip().into(), v6.port()));
-    }
-    debug_assert!(address.len() as usize <= size_of::<libc::sockaddr_storage>());
-    Err(io::Error::from(io::ErrorKind::AddrNotAvailable))
-}
-
 /// The error for a target that cannot be reached, with the cause that the kernel gave.
 pub fn unreachable(route: &ProbeRoute, errno: Errno) -> Error {
     let target = route.target.ip();
@@ -282,18 +269,10 @@ impl Transport for SocketTransport {
         }
         let user_tx_ns = clock::realtime_ns();
         self.probe.set_time(&mut self.message, user_tx_ns);
-        // SAFETY: pointer and length describe `message`, which lives through the call.
-        let sent = unsafe {
-            libc::send(
-                self.socket.as_raw_fd(),
-                self.message.as_ptr().cast(),
-                self.message.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        if sent < 0 {
+        let sent = send(self.socket.as_raw_fd(), &self.message, MsgFlags::MSG_DONTWAIT);
+        if let Err(errno) = sent {
             self.count.refused();
-            return Err(io::Error::last_os_error());
+            return Err(errno.into());
         }
         self.count.sent();
         Ok(user_tx_ns)

@@ -1,10 +1,10 @@
 //! Before the first sample: resolves the next hop (ARP, ND), makes sure that the target answers,
 //! chooses the shortest way to it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::departure::{DepartureWatch, interface_name};
 use super::live::Live;
@@ -14,7 +14,7 @@ use super::socket::{ProbeFormat, ProbeRoute, SocketTransport, unreachable};
 use super::transport::{Transport, is_warmup};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::wire::WARMUP_BIT;
+use crate::wire::{self, WARMUP_BIT};
 
 /// Which way the probes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -325,12 +325,10 @@ fn too_large(route: &ProbeRoute, size_bytes: usize) -> Error {
 
 fn path_mtu(route: &ProbeRoute) -> Option<i32> {
     let ipv6 = route.target.is_ipv6();
-    let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let socket: OwnedFd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).ok()?;
+    let socket = UdpSocket::bind((wire::unspecified(ipv6), 0)).ok()?;
     let mut target = route.target;
     target.set_port(9);
-    let address = nix::sys::socket::SockaddrStorage::from(target);
-    nix::sys::socket::connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &address).ok()?;
+    socket.connect(target).ok()?;
     let (level, name) =
         if ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU) } else { (libc::IPPROTO_IP, libc::IP_MTU) };
     crate::timestamping::get_option(socket.as_fd(), level, name).ok()

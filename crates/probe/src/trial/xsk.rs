@@ -7,6 +7,8 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
 use xdp::nic::NicIndex;
 use xdp::slab::{HeapSlab, Slab};
 use xdp::socket::{XdpSocket, XdpSocketBuilder};
@@ -176,22 +178,15 @@ impl XskGenerator {
     fn kick(&self) -> Result<u64> {
         let mut refused = 0;
         for _ in 0..KICKS {
-            // SAFETY: sends nothing, from no memory.
-            let done = unsafe {
-                let (fd, none) = (self.socket.raw_fd(), std::ptr::null());
-                libc::sendto(fd, std::ptr::null(), 0, libc::MSG_DONTWAIT, none, 0)
-            };
-            if done >= 0 {
-                break;
-            }
-            let error = std::io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EBUSY) => refused += 1,
-                Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS) => {}
-                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+            match send(self.socket.raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
+                Ok(_) => break,
+                Err(Errno::EBUSY) => refused += 1,
+                Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS) => {}
+                Err(Errno::ENETDOWN | Errno::ENXIO | Errno::ENODEV) => {
                     return Err(down_or_gone(&self.place));
                 }
-                _ => {
+                Err(errno) => {
+                    let error = std::io::Error::from(errno);
                     let what = format!("cannot send frames on {}: {error}", self.place);
                     return Err(Error::failed(what, ""));
                 }

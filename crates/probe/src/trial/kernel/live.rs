@@ -264,8 +264,7 @@ impl LiveGenerator {
         let program: &Xdp = program.try_into().map_err(refused)?;
         run_in(self.tx.netns.as_ref(), || {
             affinity::pin(self.cpu)?;
-            // SAFETY: takes nothing and touches no memory.
-            thread.store(unsafe { libc::gettid() }, Ordering::Release);
+            thread.store(nix::unistd::gettid().as_raw(), Ordering::Release);
             while !done.load(Ordering::Acquire) {
                 let run = program.test_run(TestRunOptions {
                     data_in: Some(self.template.bytes()),
