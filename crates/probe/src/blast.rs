@@ -1,7 +1,7 @@
 //! Background network load: bursts of UDP datagrams from an unprivileged socket. Knows nothing of
 //! who counts them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -11,6 +11,7 @@ use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
+use crate::wire;
 
 /// Makes background network load: bursts of UDP datagrams at a set mean rate.
 ///
@@ -70,16 +71,13 @@ pub fn run(args: &Args) -> Result<()> {
             "run one blast for IPv4 and one for IPv6",
         ));
     }
-    let any: IpAddr =
-        if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))
+    let socket = UdpSocket::bind((wire::unspecified(ipv6), 0))
         .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
         .map_err(|error| Error::failed("cannot open a UDP socket", "").caused_by(error))?;
     let payload = vec![0; usize::from(args.size)];
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
-    let end_ns =
-        args.duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
+    let end_ns = clock::end_ns(start_ns, args.duration);
     let period_ns = f64::from(args.burst) * NANOS_PER_SECOND as f64 / args.rate;
     let (mut sent, mut refused, mut bursts) = (0_u64, 0_u64, 0_u64);
     let mut targets = args.to.iter().cycle();

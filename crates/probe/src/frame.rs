@@ -240,23 +240,11 @@ pub struct Stamped {
 /// the end of the payload.
 #[inline]
 pub fn read(network: &[u8]) -> Option<Stamped> {
-    let udp_at = match network.first()? >> 4 {
-        4 => {
-            let header = usize::from(network[0] & 0x0f) * 4;
-            let fragment = u16::from_be_bytes([*network.get(6)?, *network.get(7)?]) & 0x1fff;
-            (header >= 20 && fragment == 0 && network[9..].first() == Some(&17))
-                .then_some(header)?
-        }
-        6 => (network.get(6) == Some(&17)).then_some(40)?,
-        _ => return None,
-    };
-    let udp = network.get(udp_at..udp_at + UDP_BYTES + PAYLOAD_BYTES)?;
-    read_payload(&udp[UDP_BYTES..]).map(|(sequence, tx_ns)| Stamped {
-        sequence,
-        tx_ns,
-        source_port: u16::from_be_bytes([udp[0], udp[1]]),
-        destination_port: u16::from_be_bytes([udp[2], udp[3]]),
-    })
+    let ip = wire::parse_ip_head(network).filter(|ip| ip.protocol == wire::PROTOCOL_UDP)?;
+    let udp = wire::parse_udp_head(ip.payload)?;
+    let (sequence, tx_ns) = read_payload(udp.payload)?;
+    let (source_port, destination_port) = (udp.source_port, udp.destination_port);
+    Some(Stamped { sequence, tx_ns, source_port, destination_port })
 }
 
 /// Reads sequence number and time of sending [CLOCK_REALTIME, ns] from a UDP payload.

@@ -25,14 +25,26 @@ pub struct Output<T: Serialize> {
     pub body: T,
 }
 
+/// What went wrong, in the JSON beside the results so far.
+#[derive(Debug, Serialize)]
+pub struct Failure {
+    what: String,
+    remedy: String,
+}
+
+impl Failure {
+    /// As users read it.
+    pub fn of(error: &Error) -> Self {
+        Self { what: error.what.clone(), remedy: error.remedy.clone() }
+    }
+}
+
 impl<T: Serialize> Output<T> {
     /// Wraps the result of `command`.
     pub fn new(command: &'static str, body: T) -> Self {
         Self { tool: "pw-probe", version: env!("CARGO_PKG_VERSION"), format: FORMAT, command, body }
     }
-}
 
-impl<T: Serialize> Output<T> {
     /// Prints the object on stdout, as one line.
     ///
     /// # Errors

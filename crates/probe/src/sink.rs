@@ -88,8 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(50)).map_err(failed)?;
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
-    let end_ns =
-        args.duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
+    let end_ns = clock::end_ns(start_ns, args.duration);
     eprintln!("ready");
 
     let mut sources: BTreeMap<IpAddr, Count> = BTreeMap::new();

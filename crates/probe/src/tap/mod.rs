@@ -23,7 +23,7 @@ use crate::clock::{self, ClockStep, StepDetector, SystemClock};
 use crate::error::{Error, Result};
 use crate::filter::{self, Wanted};
 use crate::netns::IfSpec;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
 
 /// Sees when probes pass interfaces, with the kernel's nanosecond stamps, and joins what the
@@ -82,7 +82,8 @@ pub struct Args {
 }
 
 /// Which probes to look for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Proto {
     /// ICMP and ICMPv6 echoes, of any tool
     Icmp,
@@ -138,14 +139,8 @@ struct Point {
 }
 
 #[derive(Debug, Serialize)]
-struct Failure {
-    what: String,
-    remedy: String,
-}
-
-#[derive(Debug, Serialize)]
 struct Report {
-    proto: &'static str,
+    proto: Proto,
     id: Option<u16>,
     udp_port: Option<u16>,
     started_ns: i64,
@@ -216,14 +211,10 @@ pub fn run(args: &Args) -> Result<()> {
         summary,
         dropped: seen.dropped,
         damage: seen.damage,
-        error: seen.error.map(|error| Failure { what: error.what, remedy: error.remedy }),
+        error: seen.error.as_ref().map(Failure::of),
     });
     let report = Report {
-        proto: match args.proto {
-            Proto::Icmp => "icmp",
-            Proto::Stamp => "stamp",
-            Proto::Udp => "udp",
-        },
+        proto: args.proto,
         id: args.id,
         udp_port: port,
         started_ns,
@@ -310,8 +301,7 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
     let ended = AtomicBool::new(false);
     let counts: Vec<AtomicU64> = rings.iter().map(|_| AtomicU64::new(0)).collect();
     let start_ns = clock::monotonic_ns();
-    let end_ns =
-        args.duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
+    let end_ns = clock::end_ns(start_ns, args.duration);
     std::thread::scope(|scope| {
         let threads: Vec<_> = rings
             .into_iter()

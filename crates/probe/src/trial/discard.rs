@@ -8,7 +8,7 @@
 //!   capture and before the IP stack, which on veth runs on the generator's CPU. The table belongs
 //!   to a socket of this process (NFT_TABLE_F_OWNER, Linux 5.12): it goes when the process does.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -18,6 +18,7 @@ use crate::capture::attach_filter;
 use crate::error::{Error, Result};
 use crate::filter::{self, Wanted};
 use crate::netns::{IfSpec, run_in};
+use crate::wire;
 
 /// Discards the frames of a trial for as long as it lives.
 #[derive(Debug)]
@@ -55,8 +56,6 @@ impl Discard {
 }
 
 fn udp_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
-    let any: IpAddr =
-        if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let failed = |error: std::io::Error| {
         Error::failed(
             format!("cannot hold UDP port {port} where {rx} is"),
@@ -64,7 +63,7 @@ fn udp_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
         )
         .caused_by(error)
     };
-    let socket = OwnedFd::from(UdpSocket::bind(SocketAddr::new(any, port)).map_err(failed)?);
+    let socket = OwnedFd::from(UdpSocket::bind((wire::unspecified(ipv6), port)).map_err(failed)?);
     attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;
     Ok(socket)
 }

@@ -27,20 +27,6 @@ use crate::stop;
 /// Achieved counts as intended down to this share of it.
 const RATE_TOLERANCE: f64 = 0.999;
 
-/// What went wrong, in the JSON beside the results so far.
-#[derive(Debug, Serialize)]
-pub struct Failure {
-    what: String,
-    remedy: String,
-}
-
-impl Failure {
-    /// As users read it.
-    pub fn of(error: &Error) -> Self {
-        Self { what: error.what.clone(), remedy: error.remedy.clone() }
-    }
-}
-
 /// A part of the loss.
 pub fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Explained {
     Explained { place: place.to_string(), counter: counter.into(), count }

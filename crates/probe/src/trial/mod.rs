@@ -25,8 +25,7 @@ use serde::Serialize;
 
 use self::counters::{Explained, Places};
 use self::ends::{
-    Changes, Failure, ReceivingEnd, ReceivingReport, SendingEnd, SendingReport, Surroundings,
-    explained,
+    Changes, ReceivingEnd, ReceivingReport, SendingEnd, SendingReport, Surroundings, explained,
 };
 use self::options::{FrameOptions, LoadOptions, SinkChoice};
 use self::order::{Expectation, Generated, Refusals, sample_mask};
@@ -36,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::frame::{FrameKind, FrameSpec, Template};
 use crate::histogram::LatencySummary;
 use crate::netns::IfSpec;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
 
 /// The UDP port that trials send to unless told otherwise.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::DEFAULT_PORT;
 use super::counters::{Change, Explained, Places, Role};
-use super::ends::{Failure, ReceivingEnd, ReceivingReport, explained};
+use super::ends::{ReceivingEnd, ReceivingReport, explained};
 use super::options::{MOST_FRAMES, SinkChoice};
 use super::order::{Expectation, Sink};
 use crate::affinity;
@@ -16,7 +16,7 @@ use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::Result;
 use crate::frame::FrameKind;
 use crate::netns::IfSpec;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
 
 /// Accounts for the frames that `pw-probe send` sends: received, duplicate, reordered.

@@ -1,13 +1,13 @@
 //! Finds out with which addresses the frames of a trial leave. Knows nothing of rates.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use crate::clock;
 use crate::error::{Error, Result};
 use crate::netlink::{Mac, Netlink};
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
+use crate::{clock, wire};
 
 /// Which MAC address frames are sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,9 +141,7 @@ fn not_ethernet(place: &IfSpec) -> Error {
 /// goes to the trial's own port, which the sink holds: nobody answers it. What goes wrong shows as
 /// a neighbour that is not found.
 fn ask_for(interface: &str, to: SocketAddr) {
-    let any: IpAddr =
-        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let Ok(socket) = UdpSocket::bind(SocketAddr::new(any, 0)) else { return };
+    let Ok(socket) = UdpSocket::bind((wire::unspecified(to.is_ipv6()), 0)) else { return };
     let name = std::ffi::OsString::from(interface);
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name);
     let _ = socket.send_to(&[], to);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::counters::{Explained, Places, Role};
-use super::ends::{Changes, Failure, SendingEnd, SendingReport, Surroundings};
+use super::ends::{Changes, SendingEnd, SendingReport, Surroundings};
 use super::options::{FrameOptions, LoadOptions};
 use super::order::Refusals;
 use super::{placement, resolve};
@@ -16,7 +16,7 @@ use crate::affinity;
 use crate::clock;
 use crate::error::Result;
 use crate::netns::IfSpec;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
 
 /// Sends UDP frames by one interface at a set rate, for `pw-probe receive` to account for.
