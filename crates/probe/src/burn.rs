@@ -31,7 +31,6 @@ pub struct Args {
         value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: u16,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -41,12 +41,8 @@ pub struct RingOptions {
 pub struct Captured<'a> {
     /// The kernel's stamp [CLOCK_REALTIME, ns].
     pub stamp_ns: i64,
-    /// The packet from its link-layer header on, as far as the filter kept it.
-    pub frame: &'a [u8],
-    /// The packet from its network header (IP) on.
+    /// The packet from its network header (IP) on, as far as the filter kept it.
     pub network: &'a [u8],
-    /// EtherType of what is at the network header.
-    pub ethertype: u16,
 }
 
 /// The ring's own counters since it was opened.
@@ -286,18 +282,12 @@ fn read_block(block: &[u8], each: &mut impl FnMut(Captured<'_>)) -> u64 {
         let Some(packet) = read_struct::<libc::tpacket3_hdr>(block, offset) else {
             return u64::from(index);
         };
-        let address_at = offset + size_of::<libc::tpacket3_hdr>().next_multiple_of(16);
-        let protocol = read_struct::<libc::sockaddr_ll>(block, address_at)
-            .map_or(0, |address| u16::from_be(address.sll_protocol));
-        let start = offset + usize::from(packet.tp_mac);
-        let end = start + packet.tp_snaplen as usize;
+        let end = offset + usize::from(packet.tp_mac) + packet.tp_snaplen as usize;
         let network = offset + usize::from(packet.tp_net);
-        if let Some(frame) = block.get(start..end) {
+        if end <= block.len() {
             each(Captured {
                 stamp_ns: i64::from(packet.tp_sec) * 1_000_000_000 + i64::from(packet.tp_nsec),
-                frame,
                 network: block.get(network..end).unwrap_or(&[]),
-                ethertype: protocol,
             });
         }
         if packet.tp_next_offset == 0 {
@@ -316,7 +306,7 @@ mod tests {
     fn no_block_whatever_its_bytes_is_read_past_its_end() {
         pw_cases::check!().with_type::<Vec<u8>>().for_each(|block| {
             let mut bytes = 0;
-            read_block(block, &mut |captured| bytes += captured.frame.len());
+            read_block(block, &mut |captured| bytes += captured.network.len());
             assert!(bytes <= block.len().saturating_mul(block.len()));
         });
     }

@@ -39,7 +39,6 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value = "5", value_parser = units::seconds)]
     pub timeout: Duration,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 
@@ -52,7 +51,6 @@ pub struct AcceptArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -125,18 +125,6 @@ impl LatencyRecorder {
         self.sum_ns += i128::from(ns);
     }
 
-    /// Adds all samples of another distribution.
-    pub fn merge(&mut self, other: &Self) {
-        // Equal bounds: adding cannot fail.
-        let _ = self.positive.add(&other.positive);
-        if let Some(negative) = &other.negative {
-            let _ = self.negative.get_or_insert_with(histogram).add(negative);
-        }
-        self.min_ns = self.min_ns.min(other.min_ns);
-        self.max_ns = self.max_ns.max(other.max_ns);
-        self.sum_ns += other.sum_ns;
-    }
-
     /// Number of samples.
     pub fn count(&self) -> u64 {
         self.positive.len() + self.negative.as_ref().map_or(0, Histogram::len)
@@ -188,21 +176,21 @@ impl LatencyRecorder {
     }
 }
 
-impl FromIterator<i64> for LatencyRecorder {
-    fn from_iter<I: IntoIterator<Item = i64>>(samples: I) -> Self {
-        let mut recorder = Self::new();
-        for ns in samples {
-            recorder.record(ns);
-        }
-        recorder
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use hdrhistogram::serialization::Deserializer;
 
     use super::*;
+
+    impl FromIterator<i64> for LatencyRecorder {
+        fn from_iter<I: IntoIterator<Item = i64>>(samples: I) -> Self {
+            let mut recorder = Self::new();
+            for ns in samples {
+                recorder.record(ns);
+            }
+            recorder
+        }
+    }
 
     #[test]
     fn no_samples_have_no_summary() {
@@ -236,15 +224,6 @@ mod tests {
         assert_eq!(decoded.len(), 5);
         assert_eq!(decoded.sigfig(), DIGITS);
         assert!(decoded.equivalent(decoded.value_at_quantile(0.6), 1_500));
-    }
-
-    #[test]
-    fn merging_equals_recording_together() {
-        let mut left: LatencyRecorder = [5, -2, 100].into_iter().collect();
-        let right: LatencyRecorder = [7, -9].into_iter().collect();
-        left.merge(&right);
-        let together: LatencyRecorder = [5, -2, 100, 7, -9].into_iter().collect();
-        assert_eq!(left.summary(), together.summary());
     }
 
     #[test]

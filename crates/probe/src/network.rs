@@ -30,7 +30,6 @@ pub struct Args {
     #[arg(value_name = "KEY=VALUE")]
     pub words: Vec<String>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -75,7 +75,6 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

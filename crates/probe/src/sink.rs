@@ -35,7 +35,6 @@ pub struct Args {
     #[arg(long, value_name = "S", value_parser = crate::units::seconds)]
     pub duration: Option<Duration>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

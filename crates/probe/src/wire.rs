@@ -112,11 +112,6 @@ pub fn finish_sum(sum: u32) -> u16 {
     !(sum as u16)
 }
 
-/// Internet checksum of `bytes` (RFC 1071).
-pub fn checksum(bytes: &[u8]) -> u16 {
-    finish_sum(sum_words(0, bytes))
-}
-
 /// The sum over the pseudo-header of UDP or ICMPv6 (RFC 768, RFC 8200 section 8.1).
 pub fn pseudo_header_sum(
     source: IpAddr,
@@ -315,6 +310,10 @@ mod tests {
             assert!(payload_bytes(smallest, target, least, "X").is_ok());
         }
         assert!(payload_bytes(9001, V4, 12, "X").is_err());
+    }
+
+    fn checksum(bytes: &[u8]) -> u16 {
+        finish_sum(sum_words(0, bytes))
     }
 
     #[test]

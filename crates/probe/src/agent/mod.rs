@@ -32,7 +32,6 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "org.qemu.guest_agent.0")]
     pub port: String,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

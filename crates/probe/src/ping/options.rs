@@ -114,7 +114,6 @@ pub struct Args {
     #[arg(long)]
     pub realtime: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -77,7 +77,6 @@ pub struct Args {
     #[arg(long)]
     pub tolerant: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -70,7 +70,6 @@ pub struct Args {
         required_unless_present = "calibrate_only")]
     pub rate: Option<f64>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub load: LoadOptions,
     /// IP version; without it that of --dst
     #[arg(long, value_name = "4|6", value_parser = clap::value_parser!(u8).range(4..=6))]
@@ -104,10 +103,8 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["tx", "rx", "rate", "max_pps"])]
     pub calibrate_only: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub frames: FrameOptions,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -67,7 +67,6 @@ pub struct Args {
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ring_mib: u32,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 

@@ -37,7 +37,6 @@ pub struct Args {
     #[arg(long, value_name = "PPS", value_parser = crate::units::pps)]
     pub rate: f64,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub load: LoadOptions,
     /// Number of the first frame; the same for `receive`, another for every trial
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 63))]
@@ -63,10 +62,8 @@ pub struct Args {
     #[arg(long, value_name = "PPS", value_parser = crate::units::pps)]
     pub max_pps: Option<f64>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub frames: FrameOptions,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
 
