@@ -15,9 +15,9 @@ mod bound;
 use std::ops::Range;
 use std::time::Instant;
 
+use bound::limited::{Limits, bound_us};
 use bound::{Family, WORTHS};
 use pw_alloc::Settings;
-use pw_alloc::limited::{Limits, bound_us};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::signal::Smoothing;
 use pw_alloc::simulate::{

@@ -201,13 +201,8 @@ pub struct Histories {
 type Ranked = u128;
 
 impl Histories {
-    /// What is remembered of this guest.
-    pub fn of(&self, id: &GuestId) -> Option<&History> {
-        self.slots.get(id).map(|&slot| &self.guests[slot])
-    }
-
-    /// The same for the guest at this place of a snapshot: quicker when its guests are those of the last
-    /// one, in the same order.
+    /// What is remembered of the guest at this place of a snapshot: quicker when its guests are those of the
+    /// last one, in the same order.
     pub fn at(&self, place: usize, id: &GuestId) -> Option<&History> {
         self.slot(place, id).map(|slot| &self.guests[slot])
     }

@@ -9,7 +9,6 @@ pub mod execute;
 pub mod gain;
 pub mod history;
 pub mod journal;
-pub mod limited;
 mod matching;
 pub mod model;
 pub mod optimum;

@@ -9,6 +9,8 @@
 //! future both changes are zero on average, whatever `worth` is; so the average of these optima is no less than
 //! what it collects. It must keep a VF as long as a switch lasts, and no other limits bind it.
 
+pub mod limited;
+
 use std::iter::once;
 
 use pw_alloc::gain::GainCurve;
