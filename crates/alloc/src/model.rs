@@ -76,8 +76,7 @@ name!(GuestId);
 name!(PfId);
 
 /// A virtual function: `enp1s0f0/3` is VF 3 of the PF `enp1s0f0`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VfId {
     /// Its PF.
     pub pf: PfId,
@@ -114,23 +113,10 @@ impl FromStr for VfId {
     }
 }
 
-impl TryFrom<String> for VfId {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<VfId> for String {
-    fn from(vf: VfId) -> Self {
-        vf.to_string()
-    }
-}
+pw_error::serde_as_text!(VfId);
 
 /// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
@@ -175,19 +161,7 @@ impl FromStr for Mac {
     }
 }
 
-impl TryFrom<String> for Mac {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<Mac> for String {
-    fn from(mac: Mac) -> Self {
-        mac.to_string()
-    }
-}
+pw_error::serde_as_text!(Mac);
 
 /// Who counted the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

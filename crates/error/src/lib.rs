@@ -1,5 +1,7 @@
 //! What can go wrong, said to a person: what, where, and the way out. Every crate has this one type.
 
+mod text;
+
 use std::error::Error as Cause;
 use std::fmt::{self, Write as _};
 use std::process::ExitCode;

@@ -4,4 +4,3 @@
 pub mod netns;
 pub mod nftables;
 pub mod rtnetlink;
-pub mod text;

@@ -57,7 +57,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-pw_linux::serde_as_text!(PciAddress);
+pw_error::serde_as_text!(PciAddress);
 
 #[cfg(test)]
 mod tests {

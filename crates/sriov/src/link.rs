@@ -97,7 +97,7 @@ impl std::fmt::Display for Cidr {
     }
 }
 
-pw_linux::serde_as_text!(Cidr);
+pw_error::serde_as_text!(Cidr);
 
 /// A socket that asks about and changes interfaces.
 #[derive(Debug)]

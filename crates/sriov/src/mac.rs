@@ -81,7 +81,7 @@ impl fmt::Display for Mac {
     }
 }
 
-pw_linux::serde_as_text!(Mac);
+pw_error::serde_as_text!(Mac);
 
 #[cfg(test)]
 mod tests {
