@@ -105,13 +105,14 @@ pub(crate) fn write(address: PciAddress, file: &str, value: impl ToString) -> St
 /// The file by which a function is given a driver.
 pub(crate) const PROBE: &str = "bus/pci/drivers_probe";
 
-fn unbind(vf: PciAddress) -> Step {
+/// Takes a function from its driver.
+pub fn unbind(vf: PciAddress) -> Step {
     write(vf, "driver/unbind", vf)
 }
 
 /// Lets `driver` take a function that has none. A plain bind is refused while drivers_autoprobe is
 /// off; a function with a driver_override may be probed.
-fn bind(vf: PciAddress, driver: &str, now: Option<&str>, plan: &mut Plan) {
+pub fn bind(vf: PciAddress, driver: &str, now: Option<&str>, plan: &mut Plan) {
     if now != Some(driver) {
         plan.push(write(vf, "driver_override", driver));
     }

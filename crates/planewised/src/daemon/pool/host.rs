@@ -15,7 +15,7 @@ use pw_sriov::address::PciAddress;
 use pw_sriov::apply::apply;
 use pw_sriov::discover;
 use pw_sriov::driver;
-use pw_sriov::kernel::{Kernel, Linux, vital_interfaces};
+use pw_sriov::kernel::{Kernel, Linux, explain, vital_interfaces};
 use pw_sriov::link::{Links, Setting};
 use pw_sriov::model::{self, LinkState, NetNs, VfConfig, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
@@ -165,10 +165,8 @@ impl PoolExecutor {
         tell: &dyn Fn(Setting) -> plan::Step,
     ) -> Result<plan::Plan> {
         let mut plan = plan::Plan::new();
-        let file = |name: &str| format!("bus/pci/devices/{}/{name}", vf.address);
-        let write = |file: String, value: String| plan::Step::Write { file, value };
         if vf.driver.is_some() {
-            plan.push(write(file("driver/unbind"), vf.address.to_string()));
+            plan.push(plan::unbind(vf.address));
         }
         let config = vf.config.clone().unwrap_or_default();
         let untagged = Vlan { id: 0, qos: 0, protocol: VlanProtocol::Dot1q };
@@ -185,8 +183,7 @@ impl PoolExecutor {
         }
         plan.push(tell(Setting::Mac(pw_sriov::mac::Mac::NONE)));
         if let Some(driver) = Driver::Network.name(pf)? {
-            plan.push(write(file("driver_override"), driver));
-            plan.push(write("bus/pci/drivers_probe".to_owned(), vf.address.to_string()));
+            plan::bind(vf.address, &driver, None, &mut plan);
         }
         Ok(plan)
     }
@@ -363,6 +360,13 @@ impl HostUse {
             {
                 let owner = owner.as_deref().unwrap_or("nobody by name");
                 User::Host(format!("`planewised vf` keeps it for {owner}"))
+/// Has a VF's PF make this setting; `what` says it in words, as `set the VLAN of`.
+pub fn tell(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
+    let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
+    let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), setting)?;
+    answer.map_err(|code| Error::failed(format!("cannot {what} {vf}: {}", explain(code)), ""))
+}
+
             }
             _ => User::Nobody,
         }

@@ -18,6 +18,7 @@ use super::adopt::{self, Adopted, Paths};
 use super::{VF_NAME, pfs_of};
 use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
+use crate::daemon::pool::host::tell;
 use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::tasks::Executor;
 
@@ -79,13 +80,8 @@ fn inactive_mac(of: &str) -> Mac {
 
 /// Sets the VF's address by its PF, so that it can have no other; None: the VF may choose.
 fn set_vf_mac(pool: &PoolView, vf: &VfId, mac: Option<Mac>) -> Result<()> {
-    let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
     let told = mac.map_or(pw_sriov::mac::Mac::NONE, |mac| pw_sriov::mac::Mac(mac.0));
-    let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), Setting::Mac(told))?;
-    answer.map_err(|code| {
-        let why = pw_sriov::kernel::explain(code);
-        Error::failed(format!("cannot tell {} the address of {vf}: {why}", vf.pf), "")
-    })
+    tell(vf, pool, Setting::Mac(told), &format!("tell {} the address of", vf.pf))
 }
 
 impl Adopted {

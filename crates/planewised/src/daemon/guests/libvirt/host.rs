@@ -11,12 +11,13 @@ use pw_sriov::address::PciAddress;
 use pw_sriov::apply::apply;
 use pw_sriov::driver::VFIO;
 use pw_sriov::kernel::{Kernel as _, Linux as Kernel};
-use pw_sriov::link::{Links, Setting};
+use pw_sriov::link::Setting;
 use pw_sriov::model::{Vlan, VlanProtocol};
 use pw_sriov::plan;
 
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::PoolView;
+use crate::daemon::pool::host::tell;
 
 /// A tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,14 +152,11 @@ impl Host for Linux {
                 "load it: modprobe vfio-pci",
             ));
         }
-        let file = |name: &str| format!("bus/pci/devices/{vf}/{name}");
-        let write = |file: String, value: String| plan::Step::Write { file, value };
         let mut plan = plan::Plan::new();
         if kernel.tree().link(vf, "driver").is_some() {
-            plan.push(write(file("driver/unbind"), vf.to_string()));
+            plan.push(plan::unbind(vf));
         }
-        plan.push(write(file("driver_override"), VFIO.to_owned()));
-        plan.push(write("bus/pci/drivers_probe".to_owned(), vf.to_string()));
+        plan::bind(vf, VFIO, None, &mut plan);
         apply(&mut kernel, &plan, &[])
     }
 
@@ -213,13 +211,4 @@ impl Host for Linux {
             .filter_map(|entry| Some((entry.mac, (*by_index.get(&entry.index)?).clone())))
             .collect())
     }
-}
-
-fn tell(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
-    let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
-    let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), setting)?;
-    answer.map_err(|code| {
-        let why = pw_sriov::kernel::explain(code);
-        Error::failed(format!("cannot {what} {vf}: {why}"), "")
-    })
 }

@@ -7,11 +7,12 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::api::{Answer, Domain, Event, Libvirt, Refusal, Why};
 use super::packet::{self, ACTIVE, Kind, LIVE, QEMU, REMOTE, procedure};
+use super::watch::lock;
 use super::xdr::{Reader, Writer};
 
 /// Sockets of libvirt's daemons: the modular one of QEMU, and the monolithic one.
@@ -155,11 +156,6 @@ impl Libvirt for Socket {
 
 fn nonsense() -> Refusal {
     Refusal::new(Why::Refused, "libvirt answered what cannot be read")
-}
-
-/// Locks, also after a panic of another holder.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls that wait for answers; none once the connection is lost.
