@@ -7,7 +7,7 @@ use pw_sriov::link::Cidr;
 use pw_sriov::lookup;
 use pw_sriov::mac::Mac;
 use pw_sriov::model::{LinkState, Pf, Vf, Vlan, VlanProtocol};
-use pw_sriov::operate::{Done, Operator, Restored};
+use pw_sriov::operate::{Operator, Restored};
 use pw_sriov::plan::{Driver, Move, Settings, Setup, Step};
 use serde::Serialize;
 
@@ -25,11 +25,11 @@ pub struct SetupArgs {
     count: u32,
 
     /// MAC of VF 0, the others count up from it [default: one that follows from the PF's]
-    #[arg(long, value_name = "MAC", value_parser = mac)]
+    #[arg(long, value_name = "MAC", value_parser = Mac::station)]
     mac_base: Option<Mac>,
 
     /// netdev, vfio-pci, none, or a driver's name
-    #[arg(long, default_value = "netdev", value_parser = driver)]
+    #[arg(long, default_value = "netdev")]
     driver: Driver,
 
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct SetArgs {
     vf: String,
 
     /// Its MAC address
-    #[arg(long, value_parser = mac)]
+    #[arg(long, value_parser = Mac::station)]
     mac: Option<Mac>,
 
     /// Put all its frames into a VLAN; 0: into none
@@ -81,7 +81,6 @@ pub struct BindArgs {
     vf: String,
 
     /// netdev, vfio-pci, none, or a driver's name
-    #[arg(value_parser = driver)]
     driver: Driver,
 
     #[command(flatten)]
@@ -99,11 +98,11 @@ pub struct MoveArgs {
     to: String,
 
     /// What the interface is called there [default: as it is]
-    #[arg(long, value_parser = interface_name)]
+    #[arg(long, value_parser = lookup::interface_name)]
     name: Option<String>,
 
     /// Its MAC address [default: as it is]
-    #[arg(long, value_parser = mac)]
+    #[arg(long, value_parser = Mac::station)]
     mac: Option<Mac>,
 
     /// Largest IP packet [bytes; default: as it is]
@@ -111,7 +110,7 @@ pub struct MoveArgs {
     mtu: Option<u32>,
 
     /// An address with its prefix length; may be repeated
-    #[arg(long, value_name = "ADDRESS/PREFIX", value_parser = cidr)]
+    #[arg(long, value_name = "ADDRESS/PREFIX")]
     address: Vec<Cidr>,
 
     /// Leave it down
@@ -148,22 +147,6 @@ enum LinkStateArg {
     Auto,
     Enable,
     Disable,
-}
-
-fn mac(text: &str) -> Result<Mac> {
-    Mac::station(text)
-}
-
-fn driver(text: &str) -> Result<Driver> {
-    text.parse()
-}
-
-fn cidr(text: &str) -> Result<Cidr> {
-    text.parse()
-}
-
-fn interface_name(text: &str) -> Result<String> {
-    lookup::interface_name(text)
 }
 
 fn switch(text: &str) -> std::result::Result<bool, String> {
@@ -207,11 +190,7 @@ pub fn setup(args: &SetupArgs, operator: &mut Here<'_>, json: bool) -> Result<()
         force: args.how.force,
     };
     let done = operator.setup(&args.pf, &wanted)?;
-    output::print("vf setup", &PfDone::new(&args.how, &done), json, |_| {
-        text(&args.how, &done.steps, || {
-            format!("{} has {} of {} VFs", done.now.label(), done.now.num_vfs, done.now.total_vfs)
-        })
-    })
+    print("vf setup", &args.how, &done.steps, Now::Pf(&done.now), json)
 }
 
 /// `vf set`
@@ -237,13 +216,13 @@ pub fn set(args: &SetArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
         ));
     }
     let done = operator.set(&args.vf, &wanted)?;
-    print_vf("vf set", &args.how, &done, json)
+    print("vf set", &args.how, &done.steps, Now::Vf(&done.now), json)
 }
 
 /// `vf bind`
 pub fn bind(args: &BindArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
     let done = operator.bind(&args.vf, &args.driver)?;
-    print_vf("vf bind", &args.how, &done, json)
+    print("vf bind", &args.how, &done.steps, Now::Vf(&done.now), json)
 }
 
 /// `vf move`
@@ -258,19 +237,19 @@ pub fn move_vf(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<(
         force: args.how.force,
     };
     let done = operator.move_to_netns(&args.vf, &wanted)?;
-    print_vf("vf move", &args.how, &done, json)
+    print("vf move", &args.how, &done.steps, Now::Vf(&done.now), json)
 }
 
 /// `vf release`
 pub fn release(args: &ReleaseArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
     let done = operator.release(&args.vfs)?;
-    print_restored("vf release", &args.how, &done, json)
+    print("vf release", &args.how, &done.steps, Now::Restored(&done), json)
 }
 
 /// `vf restore`
 pub fn restore(args: &RestoreArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
     let done = operator.restore(&args.functions)?;
-    print_restored("vf restore", &args.how, &done, json)
+    print("vf restore", &args.how, &done.steps, Now::Restored(&done), json)
 }
 
 /// A step in JSON: its text beside its fields.
@@ -281,65 +260,50 @@ struct Line<'a> {
     step: &'a Step,
 }
 
-fn lines(steps: &[Step]) -> Vec<Line<'_>> {
-    steps.iter().map(|step| Line { text: step.to_string(), step }).collect()
-}
-
+/// What a command prints in JSON: what it acted on stands under its own name.
 #[derive(Debug, Serialize)]
-struct PfDone<'a> {
-    dry_run: bool,
-    steps: Vec<Line<'a>>,
-    pf: &'a Pf,
-}
-
-impl<'a> PfDone<'a> {
-    fn new(how: &ChangeArgs, done: &'a Done<Pf>) -> Self {
-        Self { dry_run: how.dry_run, steps: lines(&done.steps), pf: &done.now }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct VfDone<'a> {
-    dry_run: bool,
-    steps: Vec<Line<'a>>,
-    vf: &'a Vf,
-}
-
-#[derive(Debug, Serialize)]
-struct RestoredDone<'a> {
+struct Body<'a> {
     dry_run: bool,
     steps: Vec<Line<'a>>,
     #[serde(flatten)]
-    restored: &'a Restored,
+    now: Now<'a>,
 }
 
-fn print_vf(command: &str, how: &ChangeArgs, done: &Done<Vf>, json: bool) -> Result<()> {
-    let body = VfDone { dry_run: how.dry_run, steps: lines(&done.steps), vf: &done.now };
-    output::print(command, &body, json, |_| text(how, &done.steps, || super::list::line(&done.now)))
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Now<'a> {
+    Pf(&'a Pf),
+    Vf(&'a Vf),
+    #[serde(untagged)]
+    Restored(&'a Restored),
 }
 
-fn print_restored(command: &str, how: &ChangeArgs, done: &Restored, json: bool) -> Result<()> {
-    let body = RestoredDone { dry_run: how.dry_run, steps: lines(&done.steps), restored: done };
-    output::print(command, &body, json, |_| {
-        text(how, &done.steps, || {
-            let names: Vec<String> = done.restored.iter().map(ToString::to_string).collect();
-            if names.is_empty() {
-                "nothing to restore".into()
-            } else {
+impl Now<'_> {
+    fn text(&self) -> String {
+        match self {
+            Self::Pf(pf) => format!("{} has {} of {} VFs", pf.label(), pf.num_vfs, pf.total_vfs),
+            Self::Vf(vf) => super::list::line(vf),
+            Self::Restored(all) if all.restored.is_empty() => "nothing to restore".into(),
+            Self::Restored(all) => {
+                let names: Vec<String> = all.restored.iter().map(ToString::to_string).collect();
                 format!("as before: {}", names.join(", "))
             }
-        })
-    })
+        }
+    }
 }
 
-fn text(how: &ChangeArgs, steps: &[Step], now: impl FnOnce() -> String) -> String {
-    if !how.dry_run {
-        return now();
-    }
-    if steps.is_empty() {
-        return "nothing to do".into();
-    }
-    steps.iter().map(|step| format!("would {step}\n")).collect()
+fn print(command: &str, how: &ChangeArgs, steps: &[Step], now: Now<'_>, json: bool) -> Result<()> {
+    let lines = steps.iter().map(|step| Line { text: step.to_string(), step }).collect();
+    let body = Body { dry_run: how.dry_run, steps: lines, now };
+    output::print(command, &body, json, |body| {
+        if !how.dry_run {
+            return body.now.text();
+        }
+        if steps.is_empty() {
+            return "nothing to do".into();
+        }
+        steps.iter().map(|step| format!("would {step}\n")).collect()
+    })
 }
 
 #[cfg(test)]
