@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use pw_error::Error;
+
 use crate::journal::{Ending, Entry};
 use crate::model::Mac;
 use crate::plan::{Direction, Move};
@@ -26,6 +28,27 @@ pub struct Failure {
     pub why: String,
     /// The guest did not answer in time, or refused.
     pub guest_silent: bool,
+}
+
+/// What a step may fail with.
+pub type Performed<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// One that the guest is not to blame for.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), guest_silent: false }
+    }
+
+    /// One by a guest that did not answer in time, or refused.
+    pub fn silent(why: impl Into<String>) -> Self {
+        Self { why: why.into(), guest_silent: true }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(error.what)
+    }
 }
 
 /// One move under way.
@@ -100,7 +123,7 @@ impl Execution {
     }
 
     /// Says how the step that was to be done went.
-    pub fn report(&mut self, result: Result<(), Failure>) {
+    pub fn report(&mut self, result: Performed) {
         let Some(step) = self.current.take() else { return };
         // An attempt may have got half way.
         self.attached |= matches!(step, Step::Attach { .. });

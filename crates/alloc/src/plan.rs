@@ -115,6 +115,16 @@ pub enum Direction {
     Give,
 }
 
+impl Direction {
+    /// Its name, as in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Take => "take",
+            Self::Give => "give",
+        }
+    }
+}
+
 /// One VF given or taken.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Move {
@@ -128,13 +138,19 @@ pub struct Move {
     pub reason: Reason,
 }
 
+impl Move {
+    /// It without its reason, as `give pf0/1 to web`.
+    pub fn words(&self) -> String {
+        match self.direction {
+            Direction::Take => format!("take {} from {}", self.vf, self.guest),
+            Direction::Give => format!("give {} to {}", self.vf, self.guest),
+        }
+    }
+}
+
 impl fmt::Display for Move {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (verb, preposition) = match self.direction {
-            Direction::Take => ("take", "from"),
-            Direction::Give => ("give", "to"),
-        };
-        write!(f, "{verb} {} {preposition} {}: {}", self.vf, self.guest, self.reason)
+        write!(f, "{}: {}", self.words(), self.reason)
     }
 }
 

@@ -291,7 +291,7 @@ impl Event {
                 let how = ending.map_or("ended", |ending| ending.how.as_str());
                 let why = ending.and_then(|ending| ending.why.as_deref()).unwrap_or(&record.why);
                 let (operation, guest, vf) = (record.operation, record.guest.as_str(), &record.vf);
-                let (direction, ms) = (record.direction_name(), record.duration_ms);
+                let (direction, ms) = (record.direction.as_str(), record.duration_ms);
                 if how == How::Completed.as_str() {
                     tracing::info!(operation, direction, guest, %vf, duration_ms = ms, why, "{how}");
                 } else {
@@ -320,7 +320,7 @@ impl Event {
 
 fn log_move(record: &MoveRecord, what: &str) {
     let (operation, guest, vf) = (record.operation, record.guest.as_str(), &record.vf);
-    tracing::debug!(operation, direction = record.direction_name(), guest, %vf, "{what}");
+    tracing::debug!(operation, direction = record.direction.as_str(), guest, %vf, "{what}");
 }
 
 /// The core's ends.

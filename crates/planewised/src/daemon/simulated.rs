@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pw_alloc::evidence::User;
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
@@ -312,13 +312,12 @@ impl World {
         self.made().found.clone()
     }
 
-    fn do_step(&self, step: &Step) -> std::result::Result<(), Failure> {
+    fn do_step(&self, step: &Step) -> Performed {
         let mut made = self.made();
         if let Step::AwaitPath { guest, vf } = step
             && made.refusing.contains(guest)
         {
-            let why = format!("{vf} has no link in the guest");
-            return Err(Failure { why, guest_silent: false });
+            return Err(Failure::new(format!("{vf} has no link in the guest")));
         }
         let result = made.found.perform(step);
         result.map_err(|why| Failure { guest_silent: why.contains("does not answer"), why })
@@ -339,12 +338,7 @@ fn user_of(place: &VfPlace, hidden: bool, fault: Option<Fault>) -> User {
 }
 
 impl Executor for World {
-    fn perform(
-        &mut self,
-        step: &Step,
-        _pool: &PoolView,
-        _deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, step: &Step, _pool: &PoolView, _deadline: Instant) -> Performed {
         self.do_step(step)
     }
 }
@@ -575,7 +569,7 @@ impl Guests for SimulatedGuests {
         }))
     }
 
-    fn executor(&mut self, _guest: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure> {
+    fn executor(&mut self, _guest: &GuestId) -> Performed<Box<dyn Executor>> {
         Ok(Box::new(self.world.clone()))
     }
 

@@ -324,14 +324,6 @@ pub struct MoveRecord {
 }
 
 impl MoveRecord {
-    /// The direction's name, as it is written in JSON and the log.
-    pub const fn direction_name(&self) -> &'static str {
-        match self.direction {
-            Direction::Give => "give",
-            Direction::Take => "take",
-        }
-    }
-
     /// A move that begins now.
     pub fn begun(operation: u64, change: &Move) -> Self {
         Self {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::step::Step;
 use pw_alloc::world::Found;
 use pw_error::Result;
@@ -18,12 +18,7 @@ pub trait Executor: Send {
     ///
     /// # Errors
     /// Why it failed; `guest_silent` where the guest did not answer in time, or refused.
-    fn perform(
-        &mut self,
-        step: &Step,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure>;
+    fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed;
 }
 
 /// Surveys a kind of guests: its part of the world.
@@ -50,7 +45,7 @@ pub enum Work {
 #[derive(Debug)]
 pub enum Outcome {
     /// Of a step.
-    Step(std::result::Result<(), Failure>),
+    Step(Performed),
     /// Of surveys.
     Found(Vec<(usize, Result<Found>)>),
 }
@@ -85,7 +80,7 @@ impl Task {
 
     /// The report of a task that failed for this reason.
     fn failed(number: u64, is_step: bool, why: &str) -> Report {
-        let failure = Failure { why: why.to_owned(), guest_silent: false };
+        let failure = Failure::new(why);
         let outcome =
             if is_step { Outcome::Step(Err(failure)) } else { Outcome::Found(Vec::new()) };
         Report { number, outcome, took: Duration::ZERO }
@@ -175,12 +170,7 @@ mod tests {
     struct Slow(Duration);
 
     impl Executor for Slow {
-        fn perform(
-            &mut self,
-            _: &Step,
-            _: &PoolView,
-            _: Instant,
-        ) -> std::result::Result<(), Failure> {
+        fn perform(&mut self, _: &Step, _: &PoolView, _: Instant) -> Performed {
             assert!(!self.0.is_zero(), "a fault");
             std::thread::sleep(self.0);
             Ok(())

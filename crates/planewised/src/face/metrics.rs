@@ -186,7 +186,6 @@ impl OfStatus {
         let each = |of: fn(&crate::daemon::status::Guest) -> f64| {
             guests.iter().map(move |guest| ([("guest", guest.id.as_str())], of(guest)))
         };
-        let yes = |yes: bool| f64::from(u8::from(yes));
         to.gauge("guests", "Guests that are managed", guests.len() as f64)?;
         to.gauges(
             "guest_packets_per_second",
@@ -201,7 +200,7 @@ impl OfStatus {
         to.gauges(
             "guest_holds_vf",
             "1: the guest has a VF; 0: it sends by its paravirtual path",
-            guests.iter().map(|guest| ([("guest", guest.id.as_str())], yes(guest.vf.is_some()))),
+            each(|guest| u8::from(guest.vf.is_some()).into()),
         )?;
         to.gauges(
             "guest_since_timestamp_seconds",
@@ -211,14 +210,12 @@ impl OfStatus {
         to.gauges(
             "guest_marked",
             "1: the guest did not answer and is left alone",
-            guests
-                .iter()
-                .map(|guest| ([("guest", guest.id.as_str())], yes(guest.marked.is_some()))),
+            each(|guest| u8::from(guest.marked.is_some()).into()),
         )?;
         to.gauges(
             "guest_paravirtual_up",
             "1: the guest's paravirtual path works",
-            guests.iter().map(|guest| ([("guest", guest.id.as_str())], yes(guest.paravirtual_up))),
+            each(|guest| u8::from(guest.paravirtual_up).into()),
         )
     }
 

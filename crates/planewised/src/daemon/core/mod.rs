@@ -14,9 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use pw_alloc::Allocator;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, VfId};
-use pw_alloc::plan::{Direction, Move};
+use pw_alloc::plan::Move;
 use pw_alloc::signal::{Sample, Tracker};
-use pw_alloc::step::Step;
 use pw_error::{Error, Result};
 
 use crate::daemon::config::Config;
@@ -317,21 +316,4 @@ impl Core {
 /// Pause after this many failures in a row [ms].
 const fn backoff_ms(tries: u32) -> u64 {
     1000 << if tries < LONGEST_BACKOFF { tries } else { LONGEST_BACKOFF }
-}
-
-/// A move without its reason, as `give pf0/1 to web`.
-fn describe_move(change: &Move) -> String {
-    match change.direction {
-        Direction::Take => format!("take {} from {}", change.vf, change.guest),
-        Direction::Give => format!("give {} to {}", change.vf, change.guest),
-    }
-}
-
-/// The name of a failpoint.
-fn failpoint_name(direction: Direction, step: &Step) -> String {
-    let direction = match direction {
-        Direction::Give => "give",
-        Direction::Take => "take",
-    };
-    format!("{direction}/{}", step.word())
 }

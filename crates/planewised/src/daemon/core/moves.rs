@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::Decision;
-use pw_alloc::execute::{Action, Execution, Failure};
+use pw_alloc::execute::{Action, Execution, Failure, Performed};
 use pw_alloc::journal::{Ending, Entry};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::plan::{Direction, Move, Plan};
@@ -14,7 +14,7 @@ use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
 use pw_error::Error;
 
-use super::{Core, OVERDUE_MS, describe_move, failpoint_name};
+use super::{Core, OVERDUE_MS};
 use crate::daemon::failpoint;
 use crate::daemon::request::Event;
 use crate::daemon::status::{self, MoveRecord, StepRecord, unix_ms};
@@ -91,7 +91,7 @@ impl Active {
     /// A description for messages.
     fn words(&self) -> String {
         match &self.kind {
-            Kind::Move { execution, .. } => describe_move(execution.change()),
+            Kind::Move { execution, .. } => execution.change().words(),
             Kind::Recovery(repair) => {
                 let vfs: Vec<String> = repair.vfs().iter().map(ToString::to_string).collect();
                 format!("bring {} in order", vfs.join(", "))
@@ -243,8 +243,8 @@ impl Core {
         (active.step, active.due_ms) = (Some(step.clone()), due_ms);
         match &active.kind {
             Kind::Move { execution, .. } => {
-                let direction = execution.change().direction;
-                failpoint::reached(|| format!("{}/before", failpoint_name(direction, &step)));
+                let direction = execution.change().direction.as_str();
+                failpoint::reached(|| format!("{direction}/{}/before", step.word()));
             }
             Kind::Recovery(_) => {
                 failpoint::reached(|| format!("recover/{}/before", step.word()));
@@ -263,7 +263,7 @@ impl Core {
     }
 
     /// The executors of this step, in order.
-    fn executors(&mut self, step: &Step) -> std::result::Result<Vec<Box<dyn Executor>>, Failure> {
+    fn executors(&mut self, step: &Step) -> Performed<Vec<Box<dyn Executor>>> {
         let mut executors = Vec::new();
         if matches!(step, Step::Reserve { .. }) || step.guest().is_none() {
             executors.push(self.host.pool.executor());
@@ -277,8 +277,7 @@ impl Core {
                     Step::Direct { .. } | Step::Prefer { path: Path::Paravirtual, .. }
                 ) => {}
                 None => {
-                    let why = format!("{guest} is not managed any more");
-                    return Err(Failure { why, guest_silent: true });
+                    return Err(Failure::silent(format!("{guest} is not managed any more")));
                 }
             }
         }
@@ -289,7 +288,7 @@ impl Core {
     pub(super) fn step_ended(
         &mut self,
         operation: u64,
-        result: std::result::Result<(), Failure>,
+        result: Performed,
         seconds: f64,
         now_ms: u64,
     ) {
@@ -298,8 +297,8 @@ impl Core {
         active.due_ms = u64::MAX;
         match &mut active.kind {
             Kind::Move { execution, record } => {
-                let direction = execution.change().direction;
-                failpoint::reached(|| format!("{}/after", failpoint_name(direction, &step)));
+                let direction = execution.change().direction.as_str();
+                failpoint::reached(|| format!("{direction}/{}/after", step.word()));
                 let duration_ms = seconds * 1e3;
                 record.steps.push(StepRecord { step: step.to_string(), duration_ms });
                 execution.report(result);
@@ -361,7 +360,7 @@ impl Core {
                         guest.why = format!("could not be given {}: {why}", change.vf);
                     }
                 }
-                let error = Error::failed(format!("cannot {}: {why}", describe_move(change)), "");
+                let error = Error::failed(format!("cannot {}: {why}", change.words()), "");
                 self.report_error(&error, Some(&change.guest), Some(&change.vf));
             }
             Ending::Stuck { why } => {

@@ -8,7 +8,7 @@ pub mod source;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::Performed;
 use pw_alloc::model::{GuestId, Mac, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::Join;
@@ -114,7 +114,7 @@ pub trait Guests: Send {
     ///
     /// # Errors
     /// The guest is gone.
-    fn executor(&mut self, guest: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure>;
+    fn executor(&mut self, guest: &GuestId) -> Performed<Box<dyn Executor>>;
 
     /// Restores a guest, which holds no VF, to its state before it was managed.
     ///

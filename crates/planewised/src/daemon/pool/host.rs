@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::evidence::User;
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
 use pw_alloc::step::Step;
@@ -282,12 +282,7 @@ impl Pool for HostPool {
 }
 
 impl Executor for PoolExecutor {
-    fn perform(
-        &mut self,
-        step: &Step,
-        view: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, step: &Step, view: &PoolView, deadline: Instant) -> Performed {
         let (Step::Reserve { vf, .. }
         | Step::SetMac { vf, .. }
         | Step::ClearMac { vf }
@@ -296,17 +291,16 @@ impl Executor for PoolExecutor {
         else {
             return Ok(());
         };
-        let failed = |error: Error| Failure { why: error.what, guest_silent: false };
-        let unknown = || Failure { why: format!("the VF {vf} is not known"), guest_silent: false };
+        let unknown = || Failure::new(format!("the VF {vf} is not known"));
         let address = view.vfs.get(vf).map(|vf| vf.address).ok_or_else(unknown)?;
         let pf = view.pfs.get(&vf.pf).map(|pf| pf.address).ok_or_else(unknown)?;
         // The locks of `planewised vf`, so that it changes neither PF nor VF meanwhile.
         let wait = || deadline.saturating_duration_since(Instant::now());
-        self.state.make().map_err(failed)?;
-        let _pf_lock = self.state.lock(pf, true, wait()).map_err(failed)?;
-        let _lock = self.state.lock(address, false, wait()).map_err(failed)?;
-        let steps = self.steps(vf, pf, step, deadline).map_err(failed)?;
-        apply(&mut self.kernel, &steps, &[]).map_err(failed)
+        self.state.make()?;
+        let _pf_lock = self.state.lock(pf, true, wait())?;
+        let _lock = self.state.lock(address, false, wait())?;
+        let steps = self.steps(vf, pf, step, deadline)?;
+        Ok(apply(&mut self.kernel, &steps, &[])?)
     }
 }
 
@@ -360,17 +354,17 @@ impl HostUse {
             {
                 let owner = owner.as_deref().unwrap_or("nobody by name");
                 User::Host(format!("`planewised vf` keeps it for {owner}"))
+            }
+            _ => User::Nobody,
+        }
+    }
+}
+
 /// Has a VF's PF make this setting; `what` says it in words, as `set the VLAN of`.
 pub fn tell(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
     let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
     let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), setting)?;
     answer.map_err(|code| Error::failed(format!("cannot {what} {vf}: {}", explain(code)), ""))
-}
-
-            }
-            _ => User::Nobody,
-        }
-    }
 }
 
 /// Settings by which a VF's user can neither send by another address nor take one.

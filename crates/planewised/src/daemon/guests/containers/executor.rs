@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::world::{FoundGuest, FoundVf, VfPlace};
@@ -41,31 +41,19 @@ impl ContainerExecutor {
 }
 
 impl Executor for ContainerExecutor {
-    fn perform(
-        &mut self,
-        step: &Step,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed {
         let Self { adopted, home } = self;
         match step {
-            Step::Attach { vf, .. } => adopted.attach(home, pool, vf).map_err(failed),
-            Step::AwaitPath { vf, .. } => adopted.await_path(pool, vf, deadline),
-            Step::Prefer { path, .. } => adopted.prefer(home, pool, path).map_err(failed),
-            Step::Direct { path, .. } => adopted.direct(home, pool, path).map_err(failed),
-            Step::Verify { path, .. } => adopted.verify(home, pool, path).map_err(failed),
-            Step::Detach { vf, .. } => adopted.detach(pool, vf).map_err(failed),
-            _ => Ok(()),
+            Step::Attach { vf, .. } => adopted.attach(home, pool, vf)?,
+            Step::AwaitPath { vf, .. } => adopted.await_path(pool, vf, deadline)?,
+            Step::Prefer { path, .. } => adopted.prefer(home, pool, path)?,
+            Step::Direct { path, .. } => adopted.direct(home, pool, path)?,
+            Step::Verify { path, .. } => adopted.verify(home, pool, path)?,
+            Step::Detach { vf, .. } => adopted.detach(pool, vf)?,
+            _ => {}
         }
+        Ok(())
     }
-}
-
-fn failed(error: Error) -> Failure {
-    Failure { why: error.what, guest_silent: false }
-}
-
-fn silent(why: String) -> Failure {
-    Failure { why, guest_silent: true }
 }
 
 /// The address of an inactive member: unique, and the same each time.
@@ -155,21 +143,17 @@ impl Adopted {
         Ok(file)
     }
 
-    fn await_path(
-        &mut self,
-        pool: &PoolView,
-        vf: &VfId,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn await_path(&mut self, pool: &PoolView, vf: &VfId, deadline: Instant) -> Performed {
         loop {
-            let link = self.vf_link(pool, vf).map_err(failed)?;
-            let Some(link) = link else { return Err(silent(format!("{vf} left the guest"))) };
+            let Some(link) = self.vf_link(pool, vf)? else {
+                return Err(Failure::silent(format!("{vf} left the guest")));
+            };
             if link.up && link.carrier && link.member_up == Some(true) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
                 let what = if link.up { "has no link" } else { "is down" };
-                return Err(failed(Error::failed(format!("{vf} {what} in the guest"), "")));
+                return Err(Failure::new(format!("{vf} {what} in the guest")));
             }
             std::thread::sleep(PAUSE);
         }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
@@ -488,13 +488,12 @@ impl Guests for Containers {
         Finding::Found(found)
     }
 
-    fn executor(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure> {
+    fn executor(&mut self, id: &GuestId) -> Performed<Box<dyn Executor>> {
         let adopted = self.known.get(id).and_then(|known| known.adopted.as_ref());
         let Some(adopted) = adopted else {
-            return Err(Failure { why: format!("{id} is gone"), guest_silent: true });
+            return Err(Failure::silent(format!("{id} is gone")));
         };
-        let executor = adopted.try_clone().and_then(ContainerExecutor::new);
-        Ok(Box::new(executor.map_err(|error| Failure { why: error.what, guest_silent: false })?))
+        Ok(Box::new(adopted.try_clone().and_then(ContainerExecutor::new)?))
     }
 
     fn release(&mut self, guest: &GuestId) -> Result<()> {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use pw_alloc::execute::Failure;
+
 /// A domain's permanent identity.
 pub type Uuid = [u8; 16];
 
@@ -70,6 +72,12 @@ pub struct Refusal {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.words)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(refusal.words)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::step::{Path, Step};
 use pw_sriov::address::PciAddress;
@@ -55,7 +55,7 @@ pub(super) struct DomainExecutor {
 
 impl DomainExecutor {
     /// Waits for the pause after a machine has released a device.
-    fn settle(&mut self, id: &GuestId, deadline: Instant) -> std::result::Result<(), Failure> {
+    fn settle(&mut self, id: &GuestId, deadline: Instant) -> Performed {
         let uuid = self.guest.domain.uuid;
         let Some(until) = lock(&self.settling).remove(&uuid) else { return Ok(()) };
         let wait = until.saturating_duration_since(Instant::now());
@@ -68,7 +68,7 @@ impl DomainExecutor {
         );
         if until > deadline {
             lock(&self.settling).insert(uuid, until);
-            return Err(failure(why));
+            return Err(Failure::new(why));
         }
         tracing::info!("{why}; the next one waits");
         std::thread::sleep(wait);
@@ -76,18 +76,13 @@ impl DomainExecutor {
     }
 
     /// Its live XML. Waits for a libvirt that is restarting. None: it no longer runs.
-    fn now(
-        &self,
-        domain: &Domain,
-        deadline: Instant,
-    ) -> std::result::Result<Option<Described>, Failure> {
+    fn now(&self, domain: &Domain, deadline: Instant) -> Performed<Option<Described>> {
         let texts = self
-            .patiently(deadline, |libvirt| libvirt.xml(std::slice::from_ref(domain), deadline))
-            .map_err(|refusal| failure(refusal.words))?;
+            .patiently(deadline, |libvirt| libvirt.xml(std::slice::from_ref(domain), deadline))?;
         match texts.into_iter().next() {
-            Some(Ok(text)) => domain::read(&text).map(Some).map_err(failure),
+            Some(Ok(text)) => domain::read(&text).map(Some).map_err(Failure::new),
             None | Some(Err(Refusal { why: Why::NoDomain, .. })) => Ok(None),
-            Some(Err(refusal)) => Err(failure(refusal.words)),
+            Some(Err(refusal)) => Err(refusal.into()),
         }
     }
 
@@ -113,15 +108,15 @@ impl DomainExecutor {
         vf_id: &VfId,
         pool: &PoolView,
         deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Performed {
         let vf = address_of(pool, vf_id)?;
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
-        let gone = || failure(format!("{id} does not run any more"));
+        let gone = || Failure::new(format!("{id} does not run any more"));
         // The VF has its address, and is not up yet: meanwhile the PF receives its frames, too, and the
         // guest receives by its tap.
         self.direct(&Path::Paravirtual, pool)?;
         if let Some(vlan) = nic.vlan {
-            self.host.tag(vf_id, vlan, pool).map_err(|error| failure(error.what))?;
+            self.host.tag(vf_id, vlan, pool)?;
         }
         let device = domain::hostdev(vf, nic.teams.as_deref());
         loop {
@@ -136,7 +131,7 @@ impl DomainExecutor {
                     std::thread::sleep(RETRY);
                 }
                 Err(Refusal { why: Why::NoDomain, .. }) => return Err(gone()),
-                Err(refusal) => return Err(failure(refusal.words)),
+                Err(refusal) => return Err(refusal.into()),
             }
         }
     }
@@ -147,7 +142,7 @@ impl DomainExecutor {
         vf_id: &VfId,
         pool: &PoolView,
         deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Performed {
         let vf = address_of(pool, vf_id)?;
         let nic = &self.guest.nic;
         // net_failover receives by the VF only while it has one, and by the tap afterwards: frames sent both
@@ -173,7 +168,7 @@ impl DomainExecutor {
         vf: PciAddress,
         pool: &PoolView,
         deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Performed {
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
         let mut asked: Option<Instant> = None;
         let (mut requests, mut refusals) = (0_u32, 0);
@@ -192,11 +187,10 @@ impl DomainExecutor {
                 return Ok(());
             };
             let Some(alias) = function.alias else {
-                return Err(failure("libvirt gives the device no alias".into()));
+                return Err(Failure::new("libvirt gives the device no alias"));
             };
             if last {
-                let why = format!("{id} has not released it in time{why}");
-                return Err(Failure { why, guest_silent: true });
+                return Err(Failure::silent(format!("{id} has not released it in time{why}")));
             }
             let kept = self.refusals(&domain, &alias);
             let patience = if kept > refusals {
@@ -218,7 +212,7 @@ impl DomainExecutor {
                         asked = Some(Instant::now());
                         why = format!(" ({refusal})");
                     }
-                    Err(refusal) => return Err(failure(refusal.words)),
+                    Err(refusal) => return Err(refusal.into()),
                 }
             } else {
                 self.watch.pause(POLL);
@@ -249,12 +243,7 @@ impl DomainExecutor {
             || (guest.agent && self.agents.drives(&guest.domain, guest.nic.mac))
     }
 
-    fn await_path(
-        &self,
-        id: &GuestId,
-        vf: PciAddress,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn await_path(&self, id: &GuestId, vf: PciAddress, deadline: Instant) -> Performed {
         loop {
             if self.drives(vf) {
                 return Ok(());
@@ -263,12 +252,14 @@ impl DomainExecutor {
                 let why = format!(
                     "{id} has not brought it up in time: its kernel may lack the VF's driver"
                 );
-                return Err(failure(why));
+                return Err(Failure::new(why));
             }
             match self.now(&self.guest.domain, deadline)? {
-                None => return Err(failure(format!("{id} does not run any more"))),
+                None => return Err(Failure::new(format!("{id} does not run any more"))),
                 Some(seen) if seen.functions.iter().all(|function| function.address != vf) => {
-                    return Err(failure(format!("{id} let it go before it had brought it up")));
+                    return Err(Failure::new(format!(
+                        "{id} let it go before it had brought it up"
+                    )));
                 }
                 Some(_) => self.watch.pause(POLL),
             }
@@ -281,53 +272,46 @@ impl DomainExecutor {
         path: &Path,
         pool: &PoolView,
         deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Performed {
         match path {
             Path::Vf(vf) => {
                 let address = address_of(pool, vf)?;
                 if self.drives(address) {
                     return Ok(());
                 }
-                Err(failure(format!("{id} does not drive {vf}")))
+                Err(Failure::new(format!("{id} does not drive {vf}")))
             }
             Path::Paravirtual => {
                 let described = self
                     .now(&self.guest.domain, deadline)?
-                    .ok_or_else(|| failure(format!("{id} does not run any more")))?;
-                let nic = described.nic.map_err(failure)?;
-                let taps = self.host.taps().map_err(|error| failure(error.what))?;
+                    .ok_or_else(|| Failure::new(format!("{id} does not run any more")))?;
+                let nic = described.nic.map_err(Failure::new)?;
+                let taps = self.host.taps()?;
                 match taps.get(&nic.tap) {
                     Some(tap) if tap.works && nic.plugged => Ok(()),
-                    _ => Err(failure(format!("its tap {} has no link", nic.tap))),
+                    _ => Err(Failure::new(format!("its tap {} has no link", nic.tap))),
                 }
             }
         }
     }
 
-    fn direct(&mut self, path: &Path, pool: &PoolView) -> std::result::Result<(), Failure> {
+    fn direct(&mut self, path: &Path, pool: &PoolView) -> Performed {
         let nic = self.guest.nic.clone();
-        let taps = self.host.taps().map_err(|error| failure(error.what))?;
+        let taps = self.host.taps()?;
         match taps.get(&nic.tap) {
-            Some(tap) => {
-                self.host.direct(nic.mac, tap, path, pool).map_err(|error| failure(error.what))
-            }
-            None => Err(failure(format!("its tap {} is gone", nic.tap))),
+            Some(tap) => Ok(self.host.direct(nic.mac, tap, path, pool)?),
+            None => Err(Failure::new(format!("its tap {} is gone", nic.tap))),
         }
     }
 }
 
 impl Executor for DomainExecutor {
-    fn perform(
-        &mut self,
-        step: &Step,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed {
         match step {
             Step::Reserve { guest, vf } => {
                 self.settle(guest, deadline)?;
                 let vf = address_of(pool, vf)?;
-                self.host.prepare(vf).map_err(|error| failure(error.what))
+                Ok(self.host.prepare(vf)?)
             }
             Step::Attach { guest, vf } => self.attach(guest, vf, pool, deadline),
             Step::AwaitPath { guest, vf } => {
@@ -354,12 +338,7 @@ impl Executor for DomainExecutor {
 pub(super) struct NoMachine;
 
 impl Executor for NoMachine {
-    fn perform(
-        &mut self,
-        step: &Step,
-        _: &PoolView,
-        _: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, step: &Step, _: &PoolView, _: Instant) -> Performed {
         match step {
             // It has left everything behind, and nobody is left to send anything to.
             Step::Detach { .. }
@@ -367,18 +346,13 @@ impl Executor for NoMachine {
             | Step::Prefer { path: Path::Paravirtual, .. } => Ok(()),
             _ => {
                 let id = step.guest().map(ToString::to_string).unwrap_or_default();
-                Err(failure(format!("there is no machine {id} that runs")))
+                Err(Failure::new(format!("there is no machine {id} that runs")))
             }
         }
     }
 }
 
-fn address_of(pool: &PoolView, vf: &VfId) -> std::result::Result<PciAddress, Failure> {
+fn address_of(pool: &PoolView, vf: &VfId) -> Performed<PciAddress> {
     let found = pool.vfs.get(vf).map(|vf| vf.address);
-    found.ok_or_else(|| failure(format!("there is no VF {vf}")))
-}
-
-/// The guest is not to blame.
-pub(super) const fn failure(why: String) -> Failure {
-    Failure { why, guest_silent: false }
+    found.ok_or_else(|| Failure::new(format!("there is no VF {vf}")))
 }

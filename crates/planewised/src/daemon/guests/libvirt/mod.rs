@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::Performed;
 use pw_alloc::model::{GuestId, Origin, PfId, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
@@ -33,7 +33,7 @@ use pw_sriov::address::PciAddress;
 use self::agent::Agents;
 use self::api::{Domain, Libvirt, Refusal, Uuid};
 use self::domain::{Function, Nic};
-use self::executor::{DomainExecutor, NoMachine, SETTLES, Settling, failure};
+use self::executor::{DomainExecutor, NoMachine, SETTLES, Settling};
 use self::find::Finder;
 use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
@@ -393,13 +393,13 @@ impl Guests for Machines {
         board.empty && board.trouble.is_none()
     }
 
-    fn executor(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Executor>, Failure> {
+    fn executor(&mut self, id: &GuestId) -> Performed<Box<dyn Executor>> {
         let Some(guest) = self.guests.get(id).cloned() else { return Ok(Box::new(NoMachine)) };
         Ok(Box::new(DomainExecutor {
             libvirt: Arc::clone(&self.libvirt),
             watch: Arc::clone(&self.watch),
             agents: Arc::clone(&self.agents),
-            host: self.host.another().map_err(|error| failure(error.what))?,
+            host: self.host.another()?,
             guest,
             settling: Arc::clone(&self.settling),
             settles: self.settles,

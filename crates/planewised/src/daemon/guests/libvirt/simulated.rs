@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pw_alloc::evidence::User;
-use pw_alloc::execute::Failure;
+use pw_alloc::execute::Performed;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
 use pw_alloc::step::{Path, Step};
@@ -503,12 +503,7 @@ impl Pool for Simulated {
 }
 
 impl Executor for Simulated {
-    fn perform(
-        &mut self,
-        step: &Step,
-        _: &PoolView,
-        _: Instant,
-    ) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, step: &Step, _: &PoolView, _: Instant) -> Performed {
         let mut world = self.world();
         match step {
             Step::SetMac { vf, mac } => world.vfs.get_mut(vf).expect("a VF").mac = *mac,
