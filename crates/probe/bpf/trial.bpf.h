@@ -99,21 +99,19 @@ struct counts {
 	__u64 reserved[6];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct order);
-} orders SEC(".maps");
+// An array that is mapped into the process.
+#define MAPPED(name, entries, of)                    \
+	struct {                                     \
+		__uint(type, BPF_MAP_TYPE_ARRAY);    \
+		__uint(map_flags, BPF_F_MMAPABLE);   \
+		__uint(max_entries, entries);        \
+		__type(key, __u32);                  \
+		__type(value, of);                   \
+	} name SEC(".maps")
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, HISTOGRAMS * BUCKETS);
-	__type(key, __u32);
-	__type(value, __u64);
-} buckets SEC(".maps");
+MAPPED(orders, 1, struct order);
+
+MAPPED(buckets, HISTOGRAMS * BUCKETS, __u64);
 
 // The same interface twice: with the program `depart`, and without.
 struct {
@@ -131,31 +129,13 @@ struct {
 	__uint(value_size, sizeof(struct bpf_cpumap_val));
 } carriers SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct expected);
-} expectation SEC(".maps");
+MAPPED(expectation, 1, struct expected);
 
 // By CPU number; the loader sets how many there are.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct counts);
-} counted SEC(".maps");
+MAPPED(counted, 1, struct counts);
 
 // One bit a frame: seen already.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} seen SEC(".maps");
+MAPPED(seen, 1, __u64);
 
 // By flow: one more than the largest index that has arrived.
 struct {
@@ -165,18 +145,6 @@ struct {
 	__type(value, __u64);
 } next_of_flow SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct departed);
-} departures SEC(".maps");
+MAPPED(departures, 1, struct departed);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct arrived);
-} arrivals SEC(".maps");
+MAPPED(arrivals, 1, struct arrived);
