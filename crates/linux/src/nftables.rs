@@ -1,17 +1,14 @@
 //! What nftables does with frames that pass a bridge: rules of ebtables (which nftables keeps), nwfilter and
 //! its own. Reads; changes nothing. Knows nothing of who sends the frames.
 
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
+use netlink_sys::protocols::NETLINK_NETFILTER;
 use pw_error::{Error, Result};
 
-use crate::rtnetlink::{Answer, Errno, collect, errno_text};
+use crate::rtnetlink::{Answer, Errno, collect, errno_text, message, open, uninterrupted};
 
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
 /// Bytes of `struct nlmsghdr` and of `struct nfgenmsg` behind it.
 const HEADERS_BYTES: usize = 20;
-/// How often a dump that was interrupted is begun anew.
-const TRIES: u32 = 10;
 const SUBSYSTEM: u16 = 10 << 8;
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
 const GET_RULE: u16 = SUBSYSTEM | 7;
@@ -67,29 +64,24 @@ impl BridgeFilter {
 /// It cannot be told what there is.
 pub fn bridge_filters() -> Result<Vec<BridgeFilter>> {
     let failed = |error| Error::failed("cannot ask nftables", "").caused_by(error);
-    let mut socket = match Socket::new(NETLINK_NETFILTER) {
+    let socket = match open(NETLINK_NETFILTER) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
         socket => socket.map_err(failed)?,
     };
-    socket.bind_auto().map_err(failed)?;
-    socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
     let mut sequence = 0;
     let mut dump = |kind| -> Result<Vec<Answer>> {
-        let mut code = 0;
-        for _ in 0..TRIES {
+        let answers = uninterrupted(|| {
             sequence += 1;
-            socket.send(&request(kind, sequence), 0).map_err(failed)?;
-            match collect(&socket, sequence, NLM_F_DUMP)? {
-                Ok(answers) => return Ok(answers),
-                // No nftables, or none for bridges.
-                Err(libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => return Ok(Vec::new()),
-                Err(errno) => code = errno,
-            }
-            if code != libc::EINTR {
-                break;
-            }
+            let head = [FAMILY_BRIDGE, 0, 0, 0];
+            let request = message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, head, &[]);
+            socket.send(&request, 0).map_err(failed)?;
+            collect(&socket, sequence, NLM_F_DUMP)
+        })?;
+        match answers {
+            // No nftables, or none for bridges.
+            Err(libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => Ok(Vec::new()),
+            answers => answers.map_err(refused),
         }
-        Err(refused(code))
     };
     let chains = dump(GET_CHAIN)?;
     // The kernel may leave the answer to a dump empty that it has nothing for.
@@ -99,17 +91,6 @@ pub fn bridge_filters() -> Result<Vec<BridgeFilter>> {
 
 fn refused(code: Errno) -> Error {
     Error::failed(format!("nftables does not list its rules: {}", errno_text(code)), "run as root")
-}
-
-fn request(kind: u16, sequence: u32) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADERS_BYTES);
-    bytes.extend((HEADERS_BYTES as u32).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    bytes.extend(sequence.to_ne_bytes());
-    bytes.extend([0; 4]);
-    bytes.extend([FAMILY_BRIDGE, 0, 0, 0]);
-    bytes
 }
 
 /// What these chains and rules come to. Only chains that frames are led through by the kernel count:
@@ -185,16 +166,20 @@ pub fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
 }
 
+/// Adds a netlink attribute, padded to 4 bytes.
+pub fn put_attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    to.extend((value.len() as u16 + 4).to_ne_bytes());
+    to.extend(kind.to_ne_bytes());
+    to.extend(value);
+    to.resize(to.len().next_multiple_of(4), 0);
+}
+
 /// Kinds and values, up to the first that does not fit.
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut rest = bytes;
-    std::iter::from_fn(move || {
-        let length = usize::from(u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?));
-        let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
-        let value = rest.get(4..length)?;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        // The two highest bits say how the value is written.
-        Some((kind & 0x3fff, value))
+    NlasIterator::new(bytes).map_while(|nla| {
+        let nla = nla.ok()?;
+        let (kind, end) = (nla.kind(), usize::from(nla.length()));
+        Some((kind, nla.into_inner().get(4..end)?))
     })
 }
 

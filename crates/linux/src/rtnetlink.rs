@@ -1,9 +1,14 @@
-//! One request to the kernel's routing tables and its answers. Knows nothing of what is asked.
+//! One request to the kernel's routing tables and its answers, and what other netlink sockets need of the same.
+//! Knows nothing of what is asked.
+
+use std::net::IpAddr;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
-use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::route::{RouteAddress, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use pw_error::{Error, Result};
@@ -43,10 +48,8 @@ impl RouteSocket {
     /// # Errors
     /// The kernel gives none.
     pub fn open() -> Result<Self> {
-        let failed = |error| Error::failed("cannot open a netlink socket", "").caused_by(error);
-        let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
-        socket.bind_auto().map_err(failed)?;
-        socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
+        let socket = open(NETLINK_ROUTE)
+            .map_err(|error| Error::failed("cannot open a netlink socket", "").caused_by(error))?;
         Ok(Self { socket, sequence: 0 })
     }
 
@@ -72,20 +75,49 @@ impl RouteSocket {
     /// The socket failed, the kernel refused, or the dump was interrupted each time: what is there is
     /// not known then.
     pub fn dump(&mut self, message: &RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
-        let mut code = 0;
-        for _ in 0..DUMP_TRIES {
-            match self.request(message.clone(), NLM_F_DUMP)? {
-                Ok(answers) => return Ok(answers),
-                Err(errno) => code = errno,
-            }
-            if code != libc::EINTR {
-                break;
-            }
+        uninterrupted(|| self.request(message.clone(), NLM_F_DUMP))?.map_err(|code| {
+            let why = errno_text(code);
+            Error::failed(format!("the kernel did not list what was asked for: {why}"), "")
+        })
+    }
+
+    /// All interfaces.
+    ///
+    /// # Errors
+    /// As of `dump`.
+    pub fn links(&mut self) -> Result<Vec<LinkMessage>> {
+        let answers = self.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+        Ok(answers.into_iter().filter_map(link).collect())
+    }
+
+    /// The interface with the name or number of `ask`. The inner result is the kernel's errno.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn link(
+        &mut self,
+        ask: LinkMessage,
+    ) -> Result<std::result::Result<Option<LinkMessage>, Errno>> {
+        let answers = self.request(RouteNetlinkMessage::GetLink(ask), 0)?;
+        Ok(answers.map(|answers| answers.into_iter().find_map(link)))
+    }
+
+    /// All routes, of IPv4 and of IPv6.
+    ///
+    /// # Errors
+    /// As of `dump`.
+    pub fn routes(&mut self) -> Result<Vec<RouteMessage>> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut ask = RouteMessage::default();
+            ask.header.address_family = family;
+            let answers = self.dump(&RouteNetlinkMessage::GetRoute(ask))?;
+            found.extend(answers.into_iter().filter_map(|answer| match answer {
+                RouteNetlinkMessage::NewRoute(route) => Some(route),
+                _ => None,
+            }));
         }
-        Err(Error::failed(
-            format!("the kernel did not list what was asked for: {}", errno_text(code)),
-            "",
-        ))
+        Ok(found)
     }
 
     /// Sends one request and collects the answers as they came, headers included. The inner result
@@ -108,6 +140,53 @@ impl RouteSocket {
         packet.serialize(&mut bytes);
         self.socket.send(&bytes, 0).map_err(failed)?;
         collect(&self.socket, self.sequence, flags)
+    }
+}
+
+/// Opens a socket of this netlink protocol in the calling thread's namespace.
+///
+/// # Errors
+/// The kernel gives none.
+pub fn open(protocol: isize) -> std::io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// A message that the library does not know: `head` is its family's own header.
+pub fn message(kind: u16, flags: u16, sequence: u32, head: [u8; 4], attributes: &[u8]) -> Vec<u8> {
+    let length = (HEADER_BYTES + head.len() + attributes.len()) as u32;
+    let words = [&kind.to_ne_bytes()[..], &flags.to_ne_bytes(), &sequence.to_ne_bytes(), &[0; 4]];
+    [&length.to_ne_bytes()[..], &words.concat(), &head, attributes].concat()
+}
+
+/// Asks again while a dump is interrupted, which the kernel says as `EINTR`.
+pub(crate) fn uninterrupted<T>(
+    mut dump: impl FnMut() -> Result<std::result::Result<T, Errno>>,
+) -> Result<std::result::Result<T, Errno>> {
+    for _ in 1..DUMP_TRIES {
+        match dump()? {
+            Err(libc::EINTR) => {}
+            answer => return Ok(answer),
+        }
+    }
+    dump()
+}
+
+fn link(answer: RouteNetlinkMessage) -> Option<LinkMessage> {
+    match answer {
+        RouteNetlinkMessage::NewLink(link) => Some(link),
+        _ => None,
+    }
+}
+
+/// A route's address, where it is one of IP.
+pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
     }
 }
 
@@ -229,8 +308,6 @@ fn messages(datagram: &[u8]) -> Vec<Part<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::AddressFamily;
-    use netlink_packet_route::link::LinkMessage;
     use netlink_packet_route::rule::RuleMessage;
 
     use super::*;

@@ -4,19 +4,17 @@
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
     Stats64,
 };
-use netlink_packet_route::neighbour::{
-    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
-};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
+use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text, ip};
 
 use crate::error::{Error, Result};
 
@@ -111,13 +109,7 @@ impl Netlink {
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.into()));
-        let answers = self.request(RouteNetlinkMessage::GetLink(message), 0)?;
-        Ok(answers.ok().and_then(|answers| {
-            answers.into_iter().find_map(|answer| match answer {
-                RouteNetlinkMessage::NewLink(link) => Some(read_link(link)),
-                _ => None,
-            })
-        }))
+        Ok(self.socket.link(message)?.ok().flatten().map(read_link))
     }
 
     /// The interface `name`.
@@ -154,7 +146,7 @@ impl Netlink {
     /// Gives an interface an address; one that it has is no error.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> Result<()> {
         let mut message = AddressMessage::default();
-        message.header.family = family(address);
+        message.header.family = address.into();
         message.header.prefix_len = prefix;
         message.header.index = index;
         message.attributes.push(AddressAttribute::Local(address));
@@ -167,13 +159,10 @@ impl Netlink {
     /// Tells the neighbour table a MAC address, for good.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> Result<()> {
         let mut message = NeighbourMessage::default();
-        message.header.family = family(address);
+        message.header.family = address.into();
         message.header.ifindex = index;
         message.header.state = NeighbourState::Permanent;
-        message.attributes.push(NeighbourAttribute::Destination(match address {
-            IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
-            IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
-        }));
+        message.attributes.push(NeighbourAttribute::Destination(address.into()));
         message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
         let what = || format!("cannot tell the MAC address of {address}");
@@ -201,7 +190,7 @@ impl Netlink {
     /// none when there is no route.
     pub fn route(&mut self, destination: IpAddr, by: Option<u32>) -> Result<Option<Hop>> {
         let mut message = RouteMessage::default();
-        message.header.address_family = family(destination);
+        message.header.address_family = destination.into();
         message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(destination.into()));
         message.attributes.extend(by.map(RouteAttribute::Oif));
@@ -237,7 +226,7 @@ impl Netlink {
     /// has none yet.
     pub fn neighbour(&mut self, interface_index: u32, address: IpAddr) -> Result<Option<Mac>> {
         let mut message = NeighbourMessage::default();
-        message.header.family = family(address);
+        message.header.family = address.into();
         let answers = self
             .request(RouteNetlinkMessage::GetNeighbour(message), NLM_F_DUMP)?
             .unwrap_or_default();
@@ -249,12 +238,7 @@ impl Netlink {
             let (mut here, mut mac) = (false, None);
             for attribute in entry.attributes {
                 match attribute {
-                    NeighbourAttribute::Destination(NeighbourAddress::Inet(other)) => {
-                        here = IpAddr::V4(other) == address;
-                    }
-                    NeighbourAttribute::Destination(NeighbourAddress::Inet6(other)) => {
-                        here = IpAddr::V6(other) == address;
-                    }
+                    NeighbourAttribute::Destination(other) => here = other == address.into(),
                     NeighbourAttribute::LinkLayerAddress(bytes) => {
                         mac = Mac::try_from(bytes.as_slice()).ok();
                     }
@@ -349,18 +333,6 @@ fn read_link(message: LinkMessage) -> Link {
         }
     }
     link
-}
-
-fn family(address: IpAddr) -> AddressFamily {
-    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
-}
-
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
-        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

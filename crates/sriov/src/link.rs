@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
@@ -13,8 +14,7 @@ use netlink_packet_route::link::{
     VfInfo as SetVfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust,
     VfLinkState, VfVlan, VfVlanInfo, VlanProtocol as TagProtocol,
 };
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use pw_error::{Error, Result};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use serde::Serialize;
@@ -122,15 +122,8 @@ impl Links {
     /// # Errors
     /// The socket failed.
     pub fn all(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
-        let ask = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let answers = self.socket.dump(&ask)?;
-        let mut rows: Vec<Row> = answers
-            .into_iter()
-            .filter_map(|answer| match answer {
-                RouteNetlinkMessage::NewLink(link) => Some(read_link(link, place)),
-                _ => None,
-            })
-            .collect();
+        let links = self.socket.links()?;
+        let mut rows: Vec<Row> = links.into_iter().map(|link| read_link(link, place)).collect();
         let ask = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         for answer in self.socket.dump(&ask)? {
             let RouteNetlinkMessage::NewAddress(address) = answer else { continue };
@@ -254,8 +247,7 @@ impl Links {
         let mut message = AddressMessage::default();
         message.header.index = index;
         message.header.prefix_len = cidr.prefix;
-        message.header.family =
-            if cidr.address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        message.header.family = cidr.address.into();
         if add && cidr.address.is_ipv6() {
             // Nobody else has it, and a wait of seconds would look like a NIC that is slow.
             message.header.flags = AddressHeaderFlags::Nodad;
@@ -276,17 +268,11 @@ impl Links {
     /// The socket failed.
     pub fn default_routes(&mut self) -> Result<Vec<u32>> {
         let mut found = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut ask = RouteMessage::default();
-            ask.header.address_family = family;
-            let ask = RouteNetlinkMessage::GetRoute(ask);
-            for answer in self.socket.dump(&ask)? {
-                let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
-                if route.header.destination_prefix_length == 0
-                    && route.header.kind == RouteType::Unicast
-                {
-                    found.extend(leaves_by(&route));
-                }
+        for route in self.socket.routes()? {
+            if route.header.destination_prefix_length == 0
+                && route.header.kind == RouteType::Unicast
+            {
+                found.extend(leaves_by(&route));
             }
         }
         found.sort_unstable();
@@ -300,14 +286,9 @@ impl Links {
     /// The socket failed.
     pub fn route_to(&mut self, address: IpAddr) -> Result<Option<u32>> {
         let mut ask = RouteMessage::default();
-        ask.header.address_family =
-            if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        ask.header.address_family = address.into();
         ask.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
-        let to = match address {
-            IpAddr::V4(address) => RouteAddress::Inet(address),
-            IpAddr::V6(address) => RouteAddress::Inet6(address),
-        };
-        ask.attributes.push(RouteAttribute::Destination(to));
+        ask.attributes.push(RouteAttribute::Destination(address.into()));
         let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(ask), 0)? else {
             return Ok(None);
         };

@@ -13,7 +13,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::neighbour::{
     NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteProtocol};
+use netlink_packet_route::route::{RouteAttribute, RouteProtocol};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
@@ -163,15 +163,7 @@ impl Net {
     /// # Errors
     /// The socket failed.
     pub fn all(&mut self) -> Result<Vec<Link>> {
-        let ask = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let answers = self.socket.dump(&ask)?;
-        Ok(answers
-            .into_iter()
-            .filter_map(|answer| match answer {
-                RouteNetlinkMessage::NewLink(message) => Some(read_link(message)),
-                _ => None,
-            })
-            .collect())
+        Ok(self.socket.links()?.into_iter().map(read_link).collect())
     }
 
     /// The interface of that name.
@@ -195,11 +187,8 @@ impl Net {
     }
 
     fn get_link(&mut self, ask: LinkMessage) -> Result<Option<Link>> {
-        match self.socket.request(RouteNetlinkMessage::GetLink(ask), 0)? {
-            Ok(answers) => Ok(answers.into_iter().find_map(|answer| match answer {
-                RouteNetlinkMessage::NewLink(message) => Some(read_link(message)),
-                _ => None,
-            })),
+        match self.socket.link(ask)? {
+            Ok(link) => Ok(link.map(read_link)),
             // ENODEV is an answer: there is no such interface.
             Err(libc::ENODEV) => Ok(None),
             Err(code) => {
@@ -434,19 +423,13 @@ impl Net {
     /// The socket failed.
     pub fn routes(&mut self, index: u32) -> Result<Vec<Route>> {
         let mut found = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut ask = RouteMessage::default();
-            ask.header.address_family = family;
-            let ask = RouteNetlinkMessage::GetRoute(ask);
-            for answer in self.socket.dump(&ask)? {
-                let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
-                let leaves = route.attributes.contains(&RouteAttribute::Oif(index));
-                if leaves
-                    && route.header.table == MAIN
-                    && route.header.protocol != RouteProtocol::Kernel
-                {
-                    found.extend(Route::read(&route));
-                }
+        for route in self.socket.routes()? {
+            let leaves = route.attributes.contains(&RouteAttribute::Oif(index));
+            if leaves
+                && route.header.table == MAIN
+                && route.header.protocol != RouteProtocol::Kernel
+            {
+                found.extend(Route::read(&route));
             }
         }
         // The kernel accepts a route via a router only once the router is reachable.

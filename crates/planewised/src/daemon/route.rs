@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType,
+    RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
+use pw_linux::rtnetlink::ip;
 
 /// The kernel's main table.
 pub const MAIN: u8 = 254;
@@ -60,9 +61,9 @@ impl Route {
         };
         for attribute in &message.attributes {
             match attribute {
-                RouteAttribute::Destination(to) => route.to = Some(plain(to)?),
-                RouteAttribute::Gateway(via) => route.via = Some(plain(via)?),
-                RouteAttribute::PrefSource(source) => route.source = plain(source),
+                RouteAttribute::Destination(to) => route.to = Some(ip(to)?),
+                RouteAttribute::Gateway(via) => route.via = Some(ip(via)?),
+                RouteAttribute::PrefSource(source) => route.source = ip(source),
                 RouteAttribute::Priority(metric) => route.metric = Some(*metric),
                 _ => {}
             }
@@ -72,10 +73,6 @@ impl Route {
 
     /// The message that adds it by this interface.
     pub fn message(&self, index: u32) -> RouteMessage {
-        let address = |address: IpAddr| match address {
-            IpAddr::V4(address) => RouteAddress::Inet(address),
-            IpAddr::V6(address) => RouteAddress::Inet6(address),
-        };
         let mut message = RouteMessage::default();
         message.header.address_family =
             if self.six { AddressFamily::Inet6 } else { AddressFamily::Inet };
@@ -93,21 +90,12 @@ impl Route {
             message.header.flags = RouteFlags::Onlink;
         }
         message.attributes.push(RouteAttribute::Oif(index));
-        message.attributes.extend(self.to.map(|to| RouteAttribute::Destination(address(to))));
-        message.attributes.extend(self.via.map(|via| RouteAttribute::Gateway(address(via))));
-        message
-            .attributes
-            .extend(self.source.map(|from| RouteAttribute::PrefSource(address(from))));
+        message.attributes.extend(self.to.map(|to| RouteAttribute::Destination(to.into())));
+        message.attributes.extend(self.via.map(|via| RouteAttribute::Gateway(via.into())));
+        let source = self.source.map(|from| RouteAttribute::PrefSource(from.into()));
+        message.attributes.extend(source);
         message.attributes.extend(self.metric.map(RouteAttribute::Priority));
         message
-    }
-}
-
-fn plain(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(address) => Some((*address).into()),
-        RouteAddress::Inet6(address) => Some((*address).into()),
-        _ => None,
     }
 }
 

@@ -11,8 +11,11 @@
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 
+use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST};
+use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+use pw_linux::nftables::put_attribute;
+use pw_linux::rtnetlink;
 
 use crate::capture::attach_filter;
 use crate::error::{Error, Result};
@@ -85,22 +88,15 @@ const REG_VERDICT: u32 = 0;
 const CMP_EQ: u32 = 0;
 const NF_DROP: u32 = 0;
 const NF_ACCEPT: u32 = 1;
-const FLAG_REQUEST: u16 = 1;
-const FLAG_ACK: u16 = 4;
-const FLAG_CREATE: u16 = 0x400;
-const FLAG_APPEND: u16 = 0x800;
 const NESTED: u16 = 0x8000;
 
-/// A netlink message or attribute under construction: header, then contents, padded to 4 bytes.
+/// Netlink attributes under construction.
 #[derive(Default)]
 struct Bytes(Vec<u8>);
 
 impl Bytes {
     fn attribute(mut self, kind: u16, contents: &[u8]) -> Self {
-        self.0.extend((contents.len() as u16 + 4).to_ne_bytes());
-        self.0.extend(kind.to_ne_bytes());
-        self.0.extend(contents);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        put_attribute(&mut self.0, kind, contents);
         self
     }
 
@@ -123,18 +119,10 @@ impl Bytes {
 }
 
 fn message(kind: u16, flags: u16, sequence: u32, family: u8, contents: &Bytes) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend((20 + contents.0.len() as u32).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend((FLAG_REQUEST | flags).to_ne_bytes());
-    bytes.extend(sequence.to_ne_bytes());
-    bytes.extend([0; 4]);
     // nfgenmsg: family, version, resource (the subsystem, for the batch's ends).
     let resource = if kind < 0x100 { NFNL_SUBSYS_NFTABLES } else { 0 };
-    bytes.extend([family, 0]);
-    bytes.extend(resource.to_be_bytes());
-    bytes.extend(&contents.0);
-    bytes
+    let [high, low] = resource.to_be_bytes();
+    rtnetlink::message(kind, NLM_F_REQUEST | flags, sequence, [family, 0, high, low], &contents.0)
 }
 
 /// Adds `table netdev … { chain … { type filter hook ingress device IF; meta l4proto udp udp dport
@@ -161,14 +149,14 @@ fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
         message(NFNL_MSG_BATCH_BEGIN, 0, 1, 0, &new()),
         message(
             NEWTABLE,
-            FLAG_CREATE | FLAG_ACK,
+            NLM_F_CREATE | NLM_F_ACK,
             2,
             NFPROTO_NETDEV,
             &new().text(1, &table).number(2, TABLE_F_OWNER),
         ),
         message(
             NEWCHAIN,
-            FLAG_CREATE | FLAG_ACK,
+            NLM_F_CREATE | NLM_F_ACK,
             3,
             NFPROTO_NETDEV,
             &new()
@@ -180,7 +168,7 @@ fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
         ),
         message(
             NEWRULE,
-            FLAG_CREATE | FLAG_APPEND | FLAG_ACK,
+            NLM_F_CREATE | NLM_F_APPEND | NLM_F_ACK,
             4,
             NFPROTO_NETDEV,
             &new().text(1, &table).text(2, "in").nest(4, rule),
@@ -189,9 +177,7 @@ fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
     ]
     .concat();
 
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    socket.connect(&NetlinkAddr::new(0, 0))?;
+    let socket = rtnetlink::open(NETLINK_NETFILTER)?;
     socket.send(&batch, 0)?;
     // One answer each for table, chain and rule; after an error nothing of the batch stays.
     for _ in 0..3 {

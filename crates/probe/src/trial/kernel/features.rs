@@ -1,8 +1,11 @@
 //! What an interface can do with XDP frames, as the kernel's `netdev` family of generic netlink
 //! says it (Documentation/netlink/specs/netdev.yaml, Linux 6.3).
 
+use netlink_packet_core::NLM_F_REQUEST;
+use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_GENERIC;
-use netlink_sys::{Socket, SocketAddr};
+use pw_linux::nftables::{self, put_attribute};
+use pw_linux::rtnetlink::{message, open};
 
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
@@ -12,16 +15,13 @@ const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NDO_XMIT: u64 = 4;
-const FLAG_REQUEST: u16 = 1;
 /// Length of the netlink and the generic netlink header [bytes].
 const HEADERS: usize = 20;
 
 /// Whether the interface of the calling thread's namespace sends XDP frames now; none when this
 /// kernel does not say. A veth does while its peer has a native XDP program or GRO.
 pub fn sends_xdp_frames(index: u32) -> Option<bool> {
-    let mut socket = Socket::new(NETLINK_GENERIC).ok()?;
-    socket.bind_auto().ok()?;
-    socket.connect(&SocketAddr::new(0, 0)).ok()?;
+    let socket = open(NETLINK_GENERIC).ok()?;
     let name = (CTRL_ATTR_FAMILY_NAME, b"netdev\0".as_slice());
     let answer = ask(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, name)?;
     let family = attribute(&answer, CTRL_ATTR_FAMILY_ID)?;
@@ -35,17 +35,9 @@ pub fn sends_xdp_frames(index: u32) -> Option<bool> {
 
 /// One request with one attribute; its answer, none when that is an error.
 fn ask(socket: &Socket, kind: u16, command: u8, (name, value): (u16, &[u8])) -> Option<Vec<u8>> {
-    let mut request = vec![0; 4];
-    request.extend(kind.to_ne_bytes());
-    request.extend(FLAG_REQUEST.to_ne_bytes());
-    request.extend([0; 8]);
-    request.extend([command, 1, 0, 0]);
-    request.extend((value.len() as u16 + 4).to_ne_bytes());
-    request.extend(name.to_ne_bytes());
-    request.extend(value);
-    request.resize(request.len().next_multiple_of(4), 0);
-    let length = request.len() as u32;
-    request[..4].copy_from_slice(&length.to_ne_bytes());
+    let mut attributes = Vec::new();
+    put_attribute(&mut attributes, name, value);
+    let request = message(kind, NLM_F_REQUEST, 0, [command, 1, 0, 0], &attributes);
     socket.send(&request, 0).ok()?;
     let (answer, _) = socket.recv_from_full().ok()?;
     let answered = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
@@ -54,7 +46,7 @@ fn ask(socket: &Socket, kind: u16, command: u8, (name, value): (u16, &[u8])) -> 
 
 /// The contents of the first attribute of this type.
 fn attribute(answer: &[u8], name: u16) -> Option<&[u8]> {
-    pw_linux::nftables::attribute(answer.get(HEADERS..)?, name)
+    nftables::attribute(answer.get(HEADERS..)?, name)
 }
 
 #[cfg(test)]

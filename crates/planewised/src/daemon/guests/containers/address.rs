@@ -1,15 +1,12 @@
 //! Checks that a guest's address is its own. Entries in bridges and PFs last, so they must never hold an
 //! address that belongs to another station.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::route::RouteAttribute;
 use pw_alloc::model::{GuestId, Mac};
 use pw_error::Result;
-use pw_linux::rtnetlink::RouteSocket;
+use pw_linux::rtnetlink::{RouteSocket, ip};
 
 use crate::daemon::net::{FdbEntry, Link};
 use crate::daemon::pool::PoolView;
@@ -71,32 +68,21 @@ impl Addresses<'_> {
 /// MAC addresses of the gateways of the calling thread's namespace, as far as they were resolved.
 pub(super) fn gateways() -> Result<Vec<Mac>> {
     let mut socket = RouteSocket::open()?;
-    let mut gateways: BTreeSet<IpAddr> = BTreeSet::new();
-    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        let mut ask = RouteMessage::default();
-        ask.header.address_family = family;
-        for answer in socket.dump(&RouteNetlinkMessage::GetRoute(ask))? {
-            let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
-            gateways.extend(route.attributes.iter().filter_map(|attribute| match attribute {
-                RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
-                RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
-                _ => None,
-            }));
-        }
-    }
+    let routes = socket.routes()?;
+    let attributes = routes.iter().flat_map(|route| &route.attributes);
+    let gateways = attributes.filter_map(|attribute| match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        _ => None,
+    });
+    let gateways: Vec<NeighbourAddress> = gateways.map(Into::into).collect();
     let mut found = Vec::new();
     for answer in socket.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()))? {
         let RouteNetlinkMessage::NewNeighbour(neighbour) = answer else { continue };
-        let address = neighbour.attributes.iter().find_map(|attribute| match attribute {
-            NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => {
-                Some(IpAddr::V4(*address))
-            }
-            NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => {
-                Some(IpAddr::V6(*address))
-            }
-            _ => None,
+        let is_gateway = neighbour.attributes.iter().any(|attribute| match attribute {
+            NeighbourAttribute::Destination(address) => gateways.contains(address),
+            _ => false,
         });
-        if !address.is_some_and(|address| gateways.contains(&address)) {
+        if !is_gateway {
             continue;
         }
         found.extend(neighbour.attributes.into_iter().find_map(|attribute| match attribute {
