@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::getsockopt;
+use nix::{getsockopt_impl, sockopt_impl};
 
 use pw_error::{Error, Result};
 
@@ -110,25 +111,22 @@ impl Netns {
 /// # Errors
 /// The kernel gives no socket.
 pub fn cookie() -> Result<Option<u64>> {
-    // asm-generic/socket.h; the libc crate has no name for it on every target.
-    const SO_NETNS_COOKIE: libc::c_int = 71;
     let socket = std::os::unix::net::UnixDatagram::unbound()
         .map_err(|error| Error::failed("cannot open a socket", "").caused_by(error))?;
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the socket is open; cookie and length are valid for writing, and length says how many
-    // bytes cookie has.
-    let failed = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    Ok((failed == 0).then_some(cookie))
+    Ok(getsockopt(&socket, NetnsCookie).ok())
 }
+
+/// asm-generic/socket.h; the libc crate has no name for it on every target.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+sockopt_impl!(
+    /// The cookie of a socket's network namespace.
+    NetnsCookie,
+    GetOnly,
+    libc::SOL_SOCKET,
+    SO_NETNS_COOKIE,
+    u64
+);
 
 /// Runs `work` on a thread of its own inside `netns` (none: where this process is).
 ///
