@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
@@ -17,6 +16,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::{setsockopt, sockopt::TcpUserTimeout};
 use pw_error::{Error, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -360,7 +360,7 @@ async fn accept_tls(
     stream: TcpStream,
 ) -> io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
     stream.set_nodelay(true)?;
-    give_up_after(&stream, WRITE)?;
+    setsockopt(&stream, TcpUserTimeout, &(WRITE.as_millis() as u32))?;
     acceptor.accept(stream).await
 }
 
@@ -398,23 +398,6 @@ impl Drop for Peer {
             }
         }
     }
-}
-
-/// Lets the kernel end a connection whose data are not acknowledged for this long.
-fn give_up_after(stream: &TcpStream, wait: Duration) -> io::Result<()> {
-    let wait_ms = libc::c_uint::try_from(wait.as_millis()).unwrap_or(libc::c_uint::MAX);
-    // SAFETY: the socket is open; the option's value is an unsigned int, which is read before the
-    // call returns, and its size is given.
-    let done = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_USER_TIMEOUT,
-            (&raw const wait_ms).cast(),
-            size_of::<libc::c_uint>() as libc::socklen_t,
-        )
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn full() -> Problem {
