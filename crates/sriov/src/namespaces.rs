@@ -54,13 +54,7 @@ pub fn others() -> Vec<Namespace> {
     let mut found = BTreeMap::new();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounted = mounts.lines().filter_map(mounted_namespace);
-    let mut processes: Vec<u32> = fs::read_dir("/proc")
-        .map(|entries| {
-            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
-        })
-        .unwrap_or_default();
-    processes.sort_unstable();
-    let held = processes.into_iter().filter_map(|pid| {
+    let held = processes().into_iter().filter_map(|pid| {
         let path = format!("/proc/{pid}/ns/net");
         Some((namespace_inode(fs::read_link(&path).ok()?.to_str()?)?, path))
     });
@@ -81,12 +75,8 @@ pub fn others() -> Vec<Namespace> {
 pub fn held_by_files() -> Vec<Namespace> {
     let own = own().ok();
     let mut found = BTreeMap::new();
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    for process in processes {
-        if process.file_name().to_str().is_none_or(|name| name.parse::<u32>().is_err()) {
-            continue;
-        }
-        for file in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+    for pid in processes() {
+        for file in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(file.path()) else { continue };
             let inode =
                 target.to_str().and_then(namespace_inode).filter(|inode| Some(*inode) != own);
@@ -96,6 +86,14 @@ pub fn held_by_files() -> Vec<Namespace> {
         }
     }
     found.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
+}
+
+fn processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut found: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    found.sort_unstable();
+    found
 }
 
 /// The inode in `net:[4026531840]`.
@@ -112,25 +110,13 @@ fn mounted_namespace(line: &str) -> Option<(u64, String)> {
 
 /// A path of mountinfo, in which some characters stand as a backslash and three octal digits.
 fn unescaped(path: &str) -> String {
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let octal = tail
-            .get(..3)
-            .filter(|digits| first == b'\\' && digits.iter().all(|d| (b'0'..b'8').contains(d)));
-        let value = octal.and_then(|digits| {
-            let value = digits.iter().fold(0_u32, |value, d| value * 8 + u32::from(d - b'0'));
-            u8::try_from(value).ok()
-        });
-        match value {
-            Some(value) => {
-                bytes.push(value);
-                rest = &tail[3..];
-            }
-            None => {
-                bytes.push(first);
-                rest = tail;
-            }
+    let mut parts = path.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let digits = part.get(..3).filter(|digits| !digits.starts_with('+'));
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => bytes.extend([&[byte], &part.as_bytes()[3..]].concat()),
+            None => bytes.extend([b"\\", part.as_bytes()].concat()),
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
