@@ -25,8 +25,8 @@ from planewise.measure.applications import IPERF
 from planewise.measure.chains.stage import unavailable_here
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.testbed import netns
-from planewise.testbed.chains import dpdk, hugepages
+from planewise.testbed import hugepages, netns
+from planewise.testbed.chains import dpdk
 from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command

@@ -22,7 +22,7 @@ from planewise.measure.design_file import load_design
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, frame_path
-from planewise.testbed.chains.dpdk import SWITCH_BYTES, memory_bytes, uplinks
+from planewise.testbed.chains.dpdk import memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import Function, PortStats, parse_port
 from planewise.testbed.chains.generator import came_back, commands
@@ -32,6 +32,7 @@ from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, 
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import HostCounters
 from planewise.testbed.chains.xdp import _remarks
+from planewise.testbed.dpdk_switch import SWITCH_BYTES
 from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.machine import MachineState
 from planewise.testbed.planes.kinds import Forwarder, GuestKind

@@ -17,7 +17,8 @@ from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import ReadingDelta, result
 from planewise.measure.chains.stage import ChainStage, nic_shortage
 from planewise.measure.design_file import load_design
-from planewise.testbed.chains import describe, hugepages, testbed
+from planewise.testbed import hugepages
+from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
 from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters, parse_host_counters

@@ -17,11 +17,11 @@ from planewise.measure.chains.evaluate import ReadingDelta, counts, kpi, result
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import ChainLimit
-from planewise.testbed.chains import describe, frames, hugepages
+from planewise.testbed import hugepages
+from planewise.testbed.chains import describe, frames
 from planewise.testbed.chains.ends import CABLES, mac_of
 from planewise.testbed.chains.functions import parse_busy
 from planewise.testbed.chains.guests import router_scripts
-from planewise.testbed.chains.hugepages import HugePagePool
 from planewise.testbed.chains.model import (
     GENERATOR,
     IMIX,
@@ -38,7 +38,8 @@ from planewise.testbed.chains.reading import (
     VnfCounters,
     cpu_times,
 )
-from planewise.testbed.chains.switch import parse_cycles, parse_ports
+from planewise.testbed.dpdk_switch import parse_cycles, parse_ports
+from planewise.testbed.hugepages import HugePagePool
 from planewise.testbed.planes.kinds import GuestKind
 
 # --- chains -------------------------------------------------------------------------------------

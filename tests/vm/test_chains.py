@@ -12,7 +12,7 @@ import pytest
 from planewise.measure.chains.stage import unavailable_here
 from planewise.store.models import TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.testbed.chains import hugepages
+from planewise.testbed import hugepages
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.host import LocalHost
 from planewise.testbed.vms.platform import VmPlatform

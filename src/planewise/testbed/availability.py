@@ -9,7 +9,7 @@ from pathlib import Path
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
-from planewise.testbed.chains.switch import PROGRAM as OVS
+from planewise.testbed.dpdk_switch import PROGRAM as OVS
 from planewise.testbed.host import LocalHost
 from planewise.testbed.planes import PLANES, Plane, VmPlane
 from planewise.testbed.setting import Setting

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed import netns
 from planewise.testbed.containers import REMOVE_CGROUPS, Container, Docker
+from planewise.testbed.dpdk_switch import PROGRAM as DPDK_PROGRAM
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest, HostRole
 from planewise.testbed.plan import Plan, Step
@@ -69,13 +70,12 @@ class MachineState:
     """Switches that were made."""
     notes: dict[str, str] = field(default_factory=dict)
     """What switches, by name, found out when they were made and their planes want to know."""
-    directory: str = ""
-    """See `Site.directory`; a switch that is a program sets it when it is made."""
-    switch_pid: int | None = None
-    """Process of a switch that is a program."""
+    switch_pids: dict[str, int] = field(default_factory=dict)
+    """Processes of switches that are programs, by their names."""
     nic_up: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     """Closes what was opened here."""
+    _programs: dict[str, ExitStack] = field(default_factory=dict)
     _docker: Docker | None = None
     _vfs: VfPool | None = None
 
@@ -88,6 +88,23 @@ class MachineState:
     def network(self) -> str:
         """Name of our network in Docker."""
         return f"pw-{self.token}"
+
+    @property
+    def directory(self) -> str:
+        """See `Site.directory`."""
+        return f"{self.host.directory}/pw-{self.token}"
+
+    def program(self, switch: str) -> ExitStack:
+        """Closes what a switch that is a program opens."""
+        if switch not in self._programs:
+            self._programs[switch] = self.opened.enter_context(ExitStack())
+        return self._programs[switch]
+
+    def end_program(self, switch: str) -> None:
+        """Ends a switch that is a program, before all else does."""
+        self.program(switch).close()
+        self.switches.discard(switch)
+        self.switch_pids.pop(switch, None)
 
     @property
     def docker(self) -> Docker:
@@ -132,6 +149,7 @@ class MachineState:
     def close(self) -> None:
         """Ends what was opened here: Docker, VFs, switches."""
         self._docker = self._vfs = None
+        self._programs.clear()
         self.opened.pop_all().close()
 
 
@@ -151,6 +169,10 @@ class Resources:
     """Of the NIC; empty for a wire of ours."""
     ovs: bool = False
     """Whether Open vSwitch is installed."""
+    dpdk: bool = False
+    """Whether Open vSwitch with DPDK is."""
+    huge_pages: bool = False
+    """Whether the kernel has huge pages."""
 
 
 def survey(machine: Machine) -> Resources:
@@ -167,11 +189,13 @@ def survey(machine: Machine) -> Resources:
         "sed -n 's/^MemAvailable: *//p' /proc/meminfo; "
         "if command -v dockerd >/dev/null || [ -S /run/docker.sock ]; then echo yes; "
         "else echo no; fi; command -v ovs-vswitchd >/dev/null && echo yes || echo no; "
+        f"[ -x {DPDK_PROGRAM} ] && echo yes || echo no; "
+        "grep -q Hugepagesize /proc/meminfo && echo yes || echo no; "
         'ip -json address show dev "$1" 2>/dev/null'
     )
     host = machine.host
     answer = host.run(["sh", "-c", look, "sh", machine.nic]).stdout
-    vfs, driver, memory, dockerd, ovs, *rest = answer.splitlines()
+    vfs, driver, memory, dockerd, ovs, dpdk, huge_pages, *rest = answer.splitlines()
     listed = json.loads("\n".join(rest) or "[]")
     if not listed:
         raise UnsupportedError(
@@ -199,12 +223,15 @@ def survey(machine: Machine) -> Resources:
         dockerd == "yes",
         str(link.get("address", "")),
         ovs == "yes",
+        dpdk == "yes",
+        huge_pages == "yes",
     )
 
 
 def _survey_here(machine: Machine) -> Resources:
     """A namespace of this machine, whose NIC is a wire of ours."""
-    memory = machine.host.read_text("/proc/meminfo").partition("MemAvailable:")[2]
+    told = machine.host.read_text("/proc/meminfo")
+    memory = told.partition("MemAvailable:")[2]
     return Resources(
         "this machine",
         machine.nic,
@@ -213,6 +240,8 @@ def _survey_here(machine: Machine) -> Resources:
         free_mib=int(memory.split()[0]) // 1024,
         dockerd=bool(shutil.which("dockerd")),
         ovs=bool(shutil.which("ovs-vswitchd")),
+        dpdk=bool(shutil.which(DPDK_PROGRAM)),
+        huge_pages="Hugepagesize" in told,
     )
 
 

@@ -139,7 +139,7 @@ class Site:
     peer_nic_mac: str = ""
     """The same of the other host's NIC."""
     directory: str = ""
-    """Where a switch that is a program has its sockets on the host; empty where none runs."""
+    """What the directories of switches that are programs begin with on the host."""
 
     def on(self, uplink: str) -> Site:
         """The same host with another uplink."""

@@ -31,7 +31,8 @@ from planewise.store.models import (
     OfferedLoad,
     TrialRecord,
 )
-from planewise.testbed.chains import describe, hugepages
+from planewise.testbed import hugepages
+from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
@@ -46,8 +47,8 @@ from planewise.testbed.chains.model import (
     assign_in_turn,
     mean_bytes,
 )
-from planewise.testbed.chains.switch import PROGRAM as OVS
 from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, ChainTestbed
+from planewise.testbed.dpdk_switch import PROGRAM as OVS
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.machine import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole

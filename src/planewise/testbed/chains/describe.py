@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from itertools import cycle
 
 from planewise.testbed.chains import bridge, ends
-from planewise.testbed.chains.dpdk import SWITCH_BYTES, Driver, memory_bytes, uplinks
+from planewise.testbed.chains.dpdk import Driver, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends, macs_of, netns
 from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
 from planewise.testbed.chains.guests import peers, router_scripts
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import function_settings, new_function, routing
 from planewise.testbed.chains.xdp import attach_in_machine, attach_to_namespaces
+from planewise.testbed.dpdk_switch import SWITCH_BYTES
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
 
 _TOKEN = "0" * 8

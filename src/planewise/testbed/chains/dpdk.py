@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from itertools import cycle
-from types import MappingProxyType
 from typing import Literal
 
 from planewise.errors import PlanewiseError
@@ -26,27 +25,32 @@ from planewise.testbed.chains.model import (
     FrameSize,
 )
 from planewise.testbed.chains.parts import ChainParts
-from planewise.testbed.chains.reading import PmdCycles, VnfCounters
-from planewise.testbed.chains.switch import Flow, Port, PortCounters, RunningDpdkSwitch
+from planewise.testbed.chains.reading import VnfCounters
+from planewise.testbed.dpdk_switch import (
+    SWITCH_BYTES,
+    Flow,
+    PmdCycles,
+    Port,
+    PortCounters,
+    RunningDpdkSwitch,
+    af_packet,
+    vhost_port,
+)
 
 Driver = Literal["af_packet", "af_xdp"]
 
-SWITCH_BYTES = 256 << 20
-"""Huge pages of the switch's buffers."""
 _SPARE_BYTES = 16 << 20
 """Huge pages of a function on a VF beside its buffers."""
 _FIRST_UPLINK, _FIRST_SOURCE = 200, 100
 _CONNECT_S = 180.0
 _POLL_S = 0.05
 
-_DEVICES: Mapping[Driver, str] = MappingProxyType(
-    {
-        "af_packet": "net_af_packet{number},iface={interface},framecnt=4096,blocksz=65536,"
-        "qdisc_bypass=1",
-        "af_xdp": "net_af_xdp{number},iface={interface}",
-    }
-)
-"""DPDK's devices over a kernel interface. A packet socket's default ring holds 512."""
+
+def _device(driver: Driver, number: int, interface: str) -> str:
+    """DPDK's device over an interface of the kernel."""
+    if driver == "af_xdp":
+        return f"net_af_xdp{number},iface={interface}"
+    return af_packet(number, interface, ",qdisc_bypass=1")
 
 
 def memory_bytes(chain: Chain) -> int:
@@ -64,7 +68,7 @@ def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ..
             f"up{side}",
             _FIRST_UPLINK + side,
             "dpdk",
-            {"dpdk-devargs": _DEVICES[driver].format(number=side, interface=interface)},
+            {"dpdk-devargs": _device(driver, side, interface)},
             cpus[side % len(cpus)],
         )
         for side, interface in enumerate(dict.fromkeys(ends.nics))
@@ -104,22 +108,14 @@ class DpdkSwitch:
         parts = self._parts
         cpus = parts.placement.cpus(SWITCH)
         bridge = parts.here.machine.bridge
-        self._running = RunningDpdkSwitch(
-            parts.here.host, parts.directory, bridge, SWITCH_BYTES, cpus
-        )
+        self._running = RunningDpdkSwitch(parts.here.host, parts.directory, bridge, cpus)
         parts.opened.callback(self._running.close)
         self._running.reserve_buffers()
         turns = cycle(cpus)
         if self._driver is not None:
             self._uplinks = uplinks(self._driver, ends, cpus)
         functions = [
-            Port(
-                name,
-                number,
-                "dpdkvhostuserclient",
-                {"vhost-server-path": self.socket(name)},
-                next(turns),
-            )
+            vhost_port(name, self.socket(name), number=number, cpu=next(turns))
             for number, name in enumerate(parts.chain.names, start=1)
         ]
         self.running.change_ports([*self._uplinks, *functions])

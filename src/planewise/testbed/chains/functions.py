@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.chains.switch import SETUP_REMEDY
+from planewise.testbed.dpdk_switch import SETUP_REMEDY
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.vms.guests import boot_limit_s

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from planewise import procfs
 from planewise.testbed import counters
+from planewise.testbed.dpdk_switch import PmdCycles
 from planewise.testbed.host import Host, LocalHost
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -51,16 +52,6 @@ class CpuTime:
     idle_s: float
     soft_s: float
     """In hard and soft interrupts, without those handled by ksoftirqd."""
-
-
-@dataclass(frozen=True)
-class PmdCycles:
-    """CPU cycles of all polling threads of a switch."""
-
-    idle: int
-    """Spent on polling in vain."""
-    busy: int
-    """Spent on packets."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from typing import Self
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import FrameAccount
-from planewise.testbed.chains import account, bridge, ends, hugepages
+from planewise.testbed import hugepages
+from planewise.testbed.chains import account, bridge, ends
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
 from planewise.testbed.chains.generator import ChainGenerator
@@ -229,9 +230,8 @@ class ChainTestbed:
         here, chain, switch = self._here, self.chain, bridge.switch_of(self.chain)
         standing = MachineState(here.machine, here.role, here.token)
         self._parts.opened.callback(standing.close)
-        site = bridge.site_of(here.machine.bridge, self._ends)
+        site = bridge.site_of(here.machine.bridge, self._ends, standing.directory)
         created = switch.create(standing, site)
-        site = replace(site, directory=standing.directory)
         if self._pair.separate:
             nics = dict.fromkeys(self._ends.nics)
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
@@ -244,7 +244,7 @@ class ChainTestbed:
             for place in PLACES:
                 steps = switch.complete(standing, self._end(place), GUEST_INTERFACE)
                 self._there.perform(steps)
-        if (pid := standing.switch_pid) is not None:
+        if (pid := standing.switch_pids.get(switch.name)) is not None:
             self._switch_pid = pid
             cpu = self.placement.cpu(SWITCH)
             here.host.run(["taskset", "-acp", str(cpu), str(pid)]).check()

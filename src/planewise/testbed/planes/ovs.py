@@ -42,15 +42,26 @@ class OpenVswitchBridge(Switch):
     """A bridge of an Open vSwitch of ours, which learns as a switch does (no controller)."""
 
     name = "ovs"
+    user_space = True
 
     def interface(self, site: Site) -> str:
         return f"{site.bridge}v"
 
+    def directory(self, place: Site | MachineState) -> str:
+        """Where it has its sockets on the host."""
+        return f"{place.directory}-{self.name}"
+
+    def make_directory(self, here: MachineState) -> str:
+        """Makes that directory; it goes with the switch."""
+        directory = self.directory(here)
+        here.host.run(["mkdir", "-p", directory]).check()
+        here.program(self.name).callback(here.host.run, ["rm", "-rf", directory])
+        return directory
+
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        here.directory = f"{here.host.directory}/pw-{here.token}-ovs"
-        here.host.run(["mkdir", "-p", here.directory]).check()
-        switch = here.opened.enter_context(OpenVswitch(here.host, here.directory))
-        here.switch_pid = switch.pid
+        directory = self.make_directory(here)
+        switch = here.program(self.name).enter_context(OpenVswitch(here.host, directory))
+        here.switch_pids[self.name] = switch.pid
         # A namespace of ours, where a host is one, has no other switch.
         here.notes[self.name] = datapath_of(here.host, alone=bool(here.machine.netns))
         switch.configure(*self._bridge(site, here.notes[self.name]))
@@ -58,33 +69,35 @@ class OpenVswitchBridge(Switch):
 
     def described(self, site: Site) -> tuple[object, ...]:
         words = self._bridge(site, "<system or netdev>")
-        return ("start ovs-vswitchd", RunProgram("", vsctl(site.directory, *words)))
+        return ("start ovs-vswitchd", self.configured(site, *words))
 
     def _bridge(self, site: Site, datapath: str) -> tuple[str, ...]:
         bridge = self.interface(site)
         return (
-            "add-br", bridge,
-            "--", "set", "bridge", bridge, f"datapath_type={datapath}",
-            f'other_config:hwaddr="{site.bridge_mac}"', "other_config:disable-in-band=true",
-            f"other_config:mac-aging-time={_AGEING_S}",
-            "--", "set", "interface", bridge, f"mtu_request={site.mtu_bytes}",
-        )  # fmt: skip
+            *("add-br", bridge, "--", "set", "bridge", bridge, f"datapath_type={datapath}"),
+            *bridge_settings(site),
+            *("--", "set", "interface", bridge, f"mtu_request={site.mtu_bytes}"),
+        )
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
-        return (_configure(site, "add-port", self.interface(site), site.nic),)
+        return (self.configured(site, "add-port", self.interface(site), site.nic),)
 
     def release_nic(self, site: Site) -> tuple[Step, ...]:
-        return (_configure(site, "del-port", self.interface(site), site.nic),)
+        return (self.configured(site, "del-port", self.interface(site), site.nic),)
 
     def join(self, site: Site, port: str) -> Step:
-        return _configure(site, "add-port", self.interface(site), port)
+        return self.configured(site, "add-port", self.interface(site), port)
 
     def leave(self, here: MachineState, port: str) -> None:
-        here.host.run(vsctl(here.directory, "--if-exists", "del-port", port))
+        here.host.run(vsctl(self.directory(here), "--if-exists", "del-port", port))
 
     def know(self, site: Site, port: str, mac: str) -> Step:
         entry = (self.interface(site), port, "0", mac)
-        return RunProgram("", appctl(site.directory, "fdb/add", *entry))
+        return RunProgram("", appctl(self.directory(site), "fdb/add", *entry))
+
+    def configured(self, site: Site, *arguments: str) -> Step:
+        """Changes its database, and waits until it has done so."""
+        return RunProgram("", vsctl(self.directory(site), *arguments))
 
     def complete(self, here: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
         """Where frames are forwarded in user space, they must be complete."""
@@ -143,8 +156,13 @@ def lacking(found: Resources) -> str:
     return "" if found.ovs else f"there is no Open vSwitch on {found.place}"
 
 
-def _configure(site: Site, *arguments: str) -> RunProgram:
-    return RunProgram("", vsctl(site.directory, *arguments))
+def bridge_settings(site: Site) -> tuple[str, ...]:
+    """Of the record of a bridge that learns as a switch does."""
+    return (
+        f'other_config:hwaddr="{site.bridge_mac}"',
+        "other_config:disable-in-band=true",
+        f"other_config:mac-aging-time={_AGEING_S}",
+    )
 
 
 PLANE = OvsPlane()

@@ -186,9 +186,9 @@ def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
             if lease.running or lease.wait().exit_code != _TOO_FEW:
                 raise
             raise UnsupportedError(
-                f"the chain needs {pages} huge pages of {page_bytes >> 20} MiB on {host.place}, "
+                f"it needs {pages} huge pages of {page_bytes >> 20} MiB on {host.place}, "
                 "and its kernel does not give as many",
-                remedy="fewer functions, or a host with more free memory",
+                remedy="fewer functions of a chain, or a host with more free memory",
             ) from error
         yield
 

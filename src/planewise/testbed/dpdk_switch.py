@@ -1,4 +1,4 @@
-"""An Open vSwitch of our own with DPDK's datapath. Knows no chain.
+"""An Open vSwitch of our own with DPDK's datapath. Knows no plane and no chain.
 
 Its bridges are interfaces, too: it lives in a network namespace.
 """
@@ -10,17 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.errors import UnsupportedError
-from planewise.testbed.chains.reading import PmdCycles
 from planewise.testbed.host import Host
-from planewise.testbed.openvswitch import OpenVswitch, appctl
+from planewise.testbed.openvswitch import COMMAND_S, OpenVswitch, appctl
 
 PROGRAM = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
 """Distributions' path of the variant with DPDK."""
 SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
+SWITCH_BYTES = 256 << 20
+"""Huge pages of a switch's buffers."""
 
 _HOLDER, _HOLDER_NUMBER = "buffers", 300
 _SILENT = "net_null_buffers,no-rx=1"
 """A device that never has a frame."""
+
+
+@dataclass(frozen=True)
+class PmdCycles:
+    """CPU cycles of all polling threads of a switch."""
+
+    idle: int
+    """Spent on polling in vain."""
+    busy: int
+    """Spent on packets."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +51,47 @@ class Port:
     """A port to add."""
 
     name: str
-    number: int
-    """OpenFlow number."""
+    number: int | None
+    """OpenFlow number, by which flows name it; None leaves it to the switch."""
     kind: str
     """Type of the interface, in Open vSwitch's terms."""
     options: Mapping[str, str]
     cpu: int | None = None
     """The CPU that polls it; None leaves that to the switch."""
+    mtu_bytes: int | None = None
+    """None: Open vSwitch's default, 1500."""
+
+    def arguments(self, bridge: str) -> tuple[str, ...]:
+        """What `ovs-vsctl` is told to add it to a bridge. Pure."""
+        words = [
+            *("add-port", bridge, self.name, "--", "set", "interface", self.name),
+            f"type={self.kind}",
+            *(() if self.number is None else (f"ofport_request={self.number}",)),
+            *(f'options:{key}="{value}"' for key, value in self.options.items()),
+        ]
+        if self.cpu is not None:
+            words.append(f'other_config:pmd-rxq-affinity="0:{self.cpu}"')
+        if self.mtu_bytes is not None:
+            words.append(f"mtu_request={self.mtu_bytes}")
+        return tuple(words)
+
+
+def vhost_port(
+    name: str,
+    socket: str,
+    *,
+    number: int | None = None,
+    cpu: int | None = None,
+    mtu_bytes: int | None = None,
+) -> Port:
+    """The port of a guest that listens on a vhost-user socket. Pure."""
+    options = {"vhost-server-path": socket}
+    return Port(name, number, "dpdkvhostuserclient", options, cpu, mtu_bytes)
+
+
+def af_packet(number: int, interface: str, more: str = "") -> str:
+    """DPDK's device over an interface of the kernel, whose default ring holds 512. Pure."""
+    return f"net_af_packet{number},iface={interface},framecnt=4096,blocksz=65536{more}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +114,29 @@ class RunningDpdkSwitch(OpenVswitch):
     remedy = SETUP_REMEDY
 
     def __init__(
-        self, host: Host, directory: str, bridge: str, memory_bytes: int, cpus: Sequence[int]
+        self,
+        host: Host,
+        directory: str,
+        bridge: str,
+        cpus: Sequence[int],
+        bridge_settings: Sequence[str] = ("fail-mode=secure",),
+        *,
+        sleep_us: int = 0,
     ) -> None:
-        """`bridge` is what its bridge is called, for which the kernel gets an interface."""
+        """
+        Args:
+            host: where it runs.
+            directory: of its files; it is there already.
+            bridge: what its bridge is called, for which the kernel gets an interface.
+            cpus: that poll.
+            bridge_settings: of the bridge's record; by default only flows that are set forward.
+            sleep_us: what a thread that polls may sleep at most where it finds nothing [us]; 0: it
+                never does.
+        """
         self._bridge = bridge
+        self._bridge_settings = bridge_settings
         self._numbers: dict[str, int] = {}
-        memory_mib = str(memory_bytes >> 20)
+        memory_mib = str(SWITCH_BYTES >> 20)
         settings = {
             "dpdk-init": "true",
             # Writes nothing to disk, and touches no device of the machine.
@@ -84,6 +146,9 @@ class RunningDpdkSwitch(OpenVswitch):
             "dpdk-socket-limit": memory_mib,
             "pmd-cpu-mask": f"{sum(1 << cpu for cpu in set(cpus)):#x}",
         }
+        if sleep_us:
+            # Open vSwitch 3.1 calls it so, later ones the other way.
+            settings |= dict.fromkeys(("pmd-maxsleep", "pmd-sleep-max"), str(sleep_us))
         super().__init__(host, directory, settings, PROGRAM)
 
     def socket(self, port: str) -> str:
@@ -94,7 +159,7 @@ class RunningDpdkSwitch(OpenVswitch):
         super()._start(program, settings)
         self.configure(
             "add-br", self._bridge,
-            "--", "set", "bridge", self._bridge, "datapath_type=netdev", "fail-mode=secure",
+            "--", "set", "bridge", self._bridge, "datapath_type=netdev", *self._bridge_settings,
         )  # fmt: skip
         answer = self.configure("get", "Open_vSwitch", ".", "dpdk_initialized").stdout
         if answer.strip() != "true":
@@ -122,15 +187,9 @@ class RunningDpdkSwitch(OpenVswitch):
             arguments += ["--", "--if-exists", "del-port", self._bridge, name]
             self._numbers.pop(name, None)
         for port in add:
-            arguments += [
-                *("--", "add-port", self._bridge, port.name),
-                *("--", "set", "interface", port.name, f"type={port.kind}"),
-                f"ofport_request={port.number}",
-                *(f'options:{key}="{value}"' for key, value in port.options.items()),
-            ]
-            if port.cpu is not None:
-                arguments.append(f'other_config:pmd-rxq-affinity="0:{port.cpu}"')
-            self._numbers[port.name] = port.number
+            arguments += ["--", *port.arguments(self._bridge)]
+            if port.number is not None:
+                self._numbers[port.name] = port.number
         if arguments:
             self.configure(*arguments[1:])
 
@@ -157,7 +216,7 @@ class RunningDpdkSwitch(OpenVswitch):
 
     def counters(self) -> dict[str, PortCounters]:
         """Counters of every port."""
-        return parse_ports(self._ask("dpctl/show", "-s", "netdev@ovs-netdev"))
+        return read_ports(self._host, self._directory)
 
     def buffers(self) -> str:
         """Its report on its buffers; empty: none."""
@@ -174,6 +233,16 @@ class RunningDpdkSwitch(OpenVswitch):
             PlanewiseError: it does not answer, or refuses.
         """
         return self._run(*appctl(self._directory, *question)).check().stdout
+
+
+def read_ports(host: Host, directory: str) -> dict[str, PortCounters]:
+    """Counters of every port of the switch whose files are in `directory`.
+
+    Raises:
+        PlanewiseError: it does not answer.
+    """
+    question = appctl(directory, "dpctl/show", "-s", "netdev@ovs-netdev")
+    return parse_ports(host.run(question, timeout_s=COMMAND_S).check().stdout)
 
 
 _PORT = re.compile(r"(?:^|\))  port \d+: (\S+)", re.MULTILINE)
