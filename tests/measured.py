@@ -13,6 +13,7 @@ from planewise.measure.trials.connect import ConnectTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.measure.trials.tcp import TcpTrial
+from planewise.testbed.planes import plane as named_plane
 
 
 def cell_of(guest: str, plane: str) -> Cell:
@@ -56,6 +57,9 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 else:
                     assert record.counts is not None
                     assert record.counts.received > 0.9 * record.counts.sent > 0
+                if trial.name == "rtt":
+                    parts = {"overhead", "response"} - set(named_plane(plane).not_measurable)
+                    assert parts <= set(record.latency)
 
 
 def assert_sweep_and_search_are_measured(guest: str, plane: str) -> None:

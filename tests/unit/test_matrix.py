@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planewise.measure.matrix import MEASUREMENTS, PLACES, MatrixCell, functions, places, reasons
+from planewise.measure.matrix import (
+    MEASUREMENTS,
+    PLACES,
+    MatrixCell,
+    functions,
+    matrix,
+    places,
+    reasons,
+)
+from planewise.testbed.planes import PLANES
 
 WHOLE = [
     MatrixCell("vm", "p", place, measurement, "", ())
@@ -42,3 +51,14 @@ def test_each_reason_is_given_once() -> None:
 def test_of_functions_of_chains_it_is_told_what_can_forward_in_them() -> None:
     assert functions()["bridge"] == ["kernel, xdp", "kernel, xdp", "no"]
     assert functions()["vhost-user"] == ["testpmd", "testpmd", "kernel, testpmd, xdp"]
+
+
+def test_virtual_machines_can_have_each_plane_of_theirs_but_where_it_wants_a_real_nic() -> None:
+    refused = {cell.plane for cell in matrix() if cell.guest == "vm" and cell.reason}
+    theirs = {plane.name for plane in PLANES if "vm" in plane.guests}
+    assert refused & theirs == {"macvtap-vf", "vf-passthrough"}
+
+
+def test_containers_on_vhost_user_are_functions_alone_for_want_of_an_interface() -> None:
+    (said,) = {c.reason for c in matrix() if (c.guest, c.plane) == ("container", "vhost-user")}
+    assert "in chains alone: it shares memory with a program, and has no interface" in said

@@ -43,7 +43,9 @@ from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.platform import VmPlatform, differences
 from planewise.testbed.vms.resources import VmResources, shortage
 
-HOST_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane) and not plane.vfs]
+HOST_PLANES = [
+    plane.name for plane in PLANES if isinstance(plane, VmPlane) and plane.device and not plane.vfs
+]
 """Planes that attach a virtual machine without help from hardware."""
 
 NIC = Nic("virtio", "02:70:77:00:00:00", "tap-m0", vhost=False, queues=1, offloads=False)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 from xml.etree import ElementTree
 
 import pytest
@@ -15,19 +16,27 @@ from hypothesis import strategies as st
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Design
 from planewise.measure.vms import lost_guest_first, options_of
-from planewise.testbed.model import Guest, Site, make_guest
+from planewise.testbed.machine import Machine
+from planewise.testbed.model import HOSTS, Guest, Site, make_guest
+from planewise.testbed.pair import Pair
 from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.script import grouped
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms.arrangement import VmArrangement
-from planewise.testbed.vms.domain import Passthrough, nic_xml
+from planewise.testbed.vms.domain import Passthrough, VhostUserNic, nic_xml
 from planewise.testbed.vms.resources import VmResources, shortage
 from planewise.testbed.vms.saved import read, saved_header
+from planewise.testbed.vms.testbed import VmTestbed
+
+if TYPE_CHECKING:
+    from planewise.testbed.host import Host
 
 VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 
-HOST = VmResources("ssh://a", "eth4", "ixgbe", 63, 32_000, False, ovs=True, cpus=8)
+HOST = VmResources(
+    "ssh://a", "eth4", "ixgbe", 63, 32_000, False, ovs=True, dpdk=True, huge_pages=True, cpus=8
+)
 SITE = Site("sender", "", "eth4", 1500, "eth4", "pw-0-b")
 
 
@@ -58,6 +67,19 @@ def test_a_host_that_has_all_lacks_nothing(plane: str) -> None:
         ("vf-passthrough", 0, replace(HOST, iommu=False), "has no IOMMU"),
         ("virtio-bridge", 16, replace(HOST, driver="igb", vfs=7), "needs 17 MAC addresses behind"),
         ("macvtap-vf", 4, replace(HOST, free_mib=600), "5 virtual machines on ssh://a need about"),
+        ("vhost-user", 0, replace(HOST, dpdk=False), "no Open vSwitch with DPDK on ssh://a"),
+        (
+            "vhost-user",
+            0,
+            replace(HOST, huge_pages=False),
+            "the kernel of ssh://a has no huge pages",
+        ),
+        (
+            "vhost-user",
+            0,
+            replace(HOST, free_mib=800),
+            "1 virtual machines on ssh://a with a DPDK switch need about 842 MiB",
+        ),
     ],
 )
 def test_what_a_host_lacks_is_one_sentence(
@@ -102,6 +124,53 @@ def test_a_guest_that_drives_its_vf_itself_is_seen_nowhere_on_the_host() -> None
         "responder_inside",
     ]
     assert seen.capture_points[2].interface == "eth4v0"
+
+
+def test_a_machine_on_vhost_user_listens_where_the_port_of_its_switch_connects() -> None:
+    plane, site = vm_plane("vhost-user"), replace(SITE, directory="/tmp/x/pw-0")
+    machine = guest("vhost-user")
+    (added,) = plane.attach(site, machine)
+    socket = "/tmp/x/pw-0-ovs-dpdk/pw00000000001.sock"
+    assert plane.socket(site, machine) == socket
+    assert "--db=unix:/tmp/x/pw-0-ovs-dpdk/db.sock" in str(added)
+    assert f'options:vhost-server-path="{socket}"' in str(added)
+    assert "add-port pw-0-bu pw00000000001 " in str(added)
+    device = ElementTree.fromstring(nic_xml(VhostUserNic(machine.mac, socket, queues=2)))
+    source, driver = device.find("source"), device.find("driver")
+    assert source is not None
+    assert driver is not None
+    assert (source.get("path"), source.get("mode")) == (socket, "server")
+    assert driver.get("queues") == "2"
+
+
+def test_frames_that_the_device_of_a_polling_switch_does_not_take_are_refused() -> None:
+    machines = {role: Machine(cast("Host", None), "eth4", role[0], "b", "d") for role in HOSTS}
+    testbed = VmTestbed(Pair(machines, "0" * 8, separate=True), 9000)
+    wanted = setting("vhost-user")
+    (said,) = testbed.expect([wanted]).values()
+    assert said.startswith("the plane vhost-user has frames of up to 1518 bytes, as the device")
+
+
+def test_machines_on_vhost_user_are_seen_at_the_nic_and_within_them_alone() -> None:
+    plane = vm_plane("vhost-user")
+    mains = {role: guest("vhost-user") for role in HOSTS}
+    ports = {role: plane.host_interface(main) for role, main in mains.items()}
+    sites = {role: replace(SITE, host=role, uplink="pw-0-bu") for role in HOSTS}
+    seen = VmArrangement(setting("vhost-user"), {}, mains, {}, sites, ports)
+    names = ["sender_inside", "sender_nic", "responder_nic", "responder_inside"]
+    assert [point.name for point in seen.capture_points] == names
+    assert not seen.not_measurable
+    assert {point.interface for point in seen.counter_points} == {"eth4"}
+
+
+def test_all_guests_of_a_design_with_vhost_user_share_their_memory() -> None:
+    def options(**factors: object) -> bool:
+        design = {"factors": {"guest": "vm", **factors}, "rtt": {}}
+        return options_of(Design.model_validate(design)).shared_memory
+
+    assert options(plane=["virtio-bridge", "vhost-user"])
+    assert options(plane="virtio-bridge", background_plane=["same", "vhost-user"])
+    assert not options(plane="virtio-bridge")
 
 
 def test_a_function_is_passed_through_by_its_address() -> None:

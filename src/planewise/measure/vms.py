@@ -15,7 +15,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.ends import Counters, End, ends_of, sent_through
+from planewise.measure.ends import Counters, End, InterfaceCounts, ends_of, sent_through
 from planewise.measure.load import HostGenerator
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
@@ -30,7 +30,7 @@ from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.machine import Machine
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
-from planewise.testbed.planes import vm_plane
+from planewise.testbed.planes import PLANES, vm_plane
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.arrangement import VmArrangement
@@ -160,7 +160,10 @@ def local_vms(design: Design, ip_version: IpVersion = 4) -> VmStage:
 
 def options_of(design: Design) -> VmOptions:
     """What a design asks of its virtual machines. Pure."""
-    return VmOptions(**dict(design.vm), programs=programs_of(design))
+    names = {*design.factors.plane, *design.factors.background_plane}
+    # All guests are alike, also those of other planes.
+    shared = any(plane.shares_memory for plane in PLANES if plane.name in names)
+    return VmOptions(**dict(design.vm), programs=programs_of(design), shared_memory=shared)
 
 
 @contextmanager
@@ -237,10 +240,14 @@ class VmStation:
         return ends_of(self._arrangement.hosts, self._arrangement.mains)
 
     def sent(self) -> Counters | None:
-        """See `ends.PairStation`: the host's port of the guest counts it."""
+        """See `ends.PairStation`: the host's port of the guest counts it, or its switch."""
         sender = self._arrangement.main("sender")
+        plane, host = vm_plane(sender.plane), self._arrangement.hosts["sender"]
+        if plane.shares_memory:
+            site = self._arrangement.sites["sender"]
+            return lambda: {"": InterfaceCounts(*plane.sent(host, site, sender))}
         seen = gauges_of(self._pair.machines["sender"].netns, [sender])
-        return sent_through(self._arrangement.hosts["sender"], seen[0]) if seen else None
+        return sent_through(host, seen[0]) if seen else None
 
     def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
         """See `ends.PairStation`."""

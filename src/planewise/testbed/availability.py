@@ -11,7 +11,7 @@ from planewise.store.models import PlaneAvailability
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
 from planewise.testbed.dpdk_switch import PROGRAM as OVS
 from planewise.testbed.host import LocalHost
-from planewise.testbed.planes import PLANES, Plane, VmPlane
+from planewise.testbed.planes import PLANES, Plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.steering import may_steer
 from planewise.testbed.testbed import stand_here
@@ -35,7 +35,7 @@ def try_planes(
         if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
             tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
         elif (
-            isinstance(plane, VmPlane)
+            "vm" in plane.needs
             and not plane.not_here
             and not any(need in lacking for need in plane.needs)
         ):

@@ -129,7 +129,7 @@ class ChainStage:
         """Options of the virtual machines of a chain."""
         return replace(
             self._options,
-            shared_memory=chain.plane == "vhost-user",
+            shared_memory=plane(chain.plane).shares_memory,
             programs=GUEST_PROGRAMS.get(chain.forwards, ()),
         )
 

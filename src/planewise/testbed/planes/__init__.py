@@ -83,8 +83,8 @@ def refusal(name: str, kind: GuestKind, *, here: bool) -> str:
     if kind not in one.guests:
         many = GUEST_WORDS[kind][1]
         return f"the plane {name} cannot attach {many}: {one.refusal(kind)}"
-    if one.chains_only:
-        return f"the plane {name} is measured in chains: {one.chains_only}"
+    if why := one.chains_only.get(kind):
+        return f"the plane {name} has {GUEST_WORDS[kind][1]} in chains alone: {why}"
     if here and one.not_here:
         return f"the plane {name} cannot be built on one machine: {one.not_here}"
     return ""
@@ -125,6 +125,7 @@ __all__ = [
     "GUESTS_OF",
     "PLANES",
     "Plane",
+    "Switch",
     "VmPlane",
     "known",
     "plane",

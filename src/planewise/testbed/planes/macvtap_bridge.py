@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddForwarding, AddMacvtap, SetMtu, SetUp, Step
+from planewise.testbed.plan import AddMacvtap, SetMtu, SetUp, Step
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.vm import VM_REMEDY, VmPlane
 
@@ -33,12 +33,6 @@ class MacvtapBridgePlane(VmPlane):
             SetMtu(site.netns, port, site.mtu_bytes),
             SetUp(site.netns, port),
         )
-
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Where it sits on a bridge, that knows where the peer is."""
-        if within or site.uplink == site.nic:
-            return ()
-        return (AddForwarding(site.netns, site.nic, peer.mac),)
 
 
 PLANE = MacvtapBridgePlane()

@@ -27,6 +27,9 @@ class Switch(ABC):
     """What the NIC becomes a port of, for the planes that name it."""
 
     name: ClassVar[str]
+    user_space: ClassVar[bool] = False
+    """Whether it may forward in user space: Open vSwitch has one such datapath a namespace, so that
+    two of these do not stand side by side."""
 
     def interface(self, site: Site) -> str:
         """The switch's own interface on the host: the uplink of whatever else lives there."""
@@ -63,6 +66,12 @@ class Switch(ABC):
     @abstractmethod
     def know(self, site: Site, port: str, mac: str) -> Step:
         """A static entry: `mac` is behind this port, so that no frame for it is flooded."""
+
+    def rest(self, here: MachineState) -> None:  # noqa: B027 - most do not poll
+        """Takes no CPU until `wake`, also where it polls. Idempotent."""
+
+    def wake(self, here: MachineState) -> None:  # noqa: B027 - most do not poll
+        """Undoes `rest`. Idempotent."""
 
     def complete(self, here: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
         """Steps after which what a guest of this kernel sends needs no work of a NIC."""
@@ -111,8 +120,12 @@ class Plane:
     """Whether `plug` only returns steps; else it acts, and the guests must exist."""
     not_here: ClassVar[str] = ""
     """Why no pair of namespaces of one machine can have it; empty where one can."""
-    chains_only: ClassVar[str] = ""
-    """Why it is measured in chains of functions alone; empty where it is not."""
+    chains_only: ClassVar[Mapping[GuestKind, str]] = {}
+    """Kinds of guest that are functions of chains on it and nothing else, with the reason."""
+    shares_memory: ClassVar[bool] = False
+    """Whether its switch sees the memory of guests."""
+    most_mtu_bytes: ClassVar[int | None] = None
+    """The largest MTU that it can have; None: the kernel's."""
     needs: ClassVar[tuple[Need, ...]] = ()
     for_vms: ClassVar[str] = "virtual machines have none like it"
     """Their plane of the same path, where it attaches no virtual machine itself."""

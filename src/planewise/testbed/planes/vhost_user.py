@@ -1,36 +1,192 @@
-"""Plane `vhost-user`: memory shared with a switch in user space; `testbed.chains` builds it."""
+"""Plane `vhost-user`: memory shared with a switch in user space, which polls.
+
+The switch is Open vSwitch with DPDK's datapath. It has the NIC by DPDK's af_packet device, so that
+no NIC needs to be taken from its kernel, and captures on it see every frame.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
+from planewise.testbed import hugepages
+from planewise.testbed.dpdk_switch import (
+    SWITCH_BYTES,
+    Port,
+    RunningDpdkSwitch,
+    af_packet,
+    read_ports,
+    vhost_port,
+)
+from planewise.testbed.host import Host
+from planewise.testbed.model import HOSTS, Guest, Site
+from planewise.testbed.plan import SetUp, Step
 from planewise.testbed.planes.kinds import GuestKind
-from planewise.testbed.planes.plane import Plane
+from planewise.testbed.planes.ovs import OpenVswitchBridge, bridge_settings
+from planewise.testbed.planes.vm import VmPlane
+
+if TYPE_CHECKING:
+    from planewise.testbed.machine import MachineState, Resources
+
+_UPLINK = "uplink"
+_SLEEP_US = 200
+"""Of a thread that polls and shares its CPU: idle it then takes 15 % of one."""
 
 
-class VhostUserPlane(Plane):
-    """A DPDK switch polls; no kernel sees a frame."""
+class DpdkBridge(OpenVswitchBridge):
+    """As `ovs`, with DPDK's datapath: a thread of its own polls the NIC and all guests."""
+
+    name = "ovs-dpdk"
+
+    def interface(self, site: Site) -> str:
+        return f"{site.bridge}u"
+
+    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+        """Reserves huge pages, and starts it.
+
+        Raises:
+            UnsupportedError: it is not installed, or the kernel gives no huge pages.
+        """
+        program = here.program(self.name)
+        program.enter_context(hugepages.reserved_on(here.host, SWITCH_BYTES))
+        directory = self.make_directory(here)
+        cpus, alone = polling_cpus(here.host, here=bool(site.netns))
+        switch = program.enter_context(
+            RunningDpdkSwitch(
+                here.host,
+                directory,
+                self.interface(site),
+                [cpus[site.number % len(cpus)]],
+                bridge_settings(site),
+                sleep_us=0 if alone else _SLEEP_US,
+            )
+        )
+        here.switch_pids[self.name] = switch.pid
+        program.callback(self.wake, here)  # one that rests would not end
+        return (SetUp(site.netns, self.interface(site)),)
+
+    def add_nic(self, site: Site) -> tuple[Step, ...]:
+        # What bypasses the queueing discipline, as is DPDK's default, is seen by no capture.
+        device = {"dpdk-devargs": af_packet(0, site.nic, ",qdisc_bypass=0")}
+        return (self.added(site, Port(_UPLINK, None, "dpdk", device, mtu_bytes=site.mtu_bytes)),)
+
+    def added(self, site: Site, port: Port) -> Step:
+        """Adds a port of DPDK's."""
+        return self.configured(site, *port.arguments(self.interface(site)))
+
+    def release_nic(self, site: Site) -> tuple[Step, ...]:
+        return (self.configured(site, "del-port", self.interface(site), _UPLINK),)
+
+    def know(self, site: Site, port: str, mac: str) -> Step:
+        return super().know(site, _UPLINK if port == site.nic else port, mac)
+
+    def rest(self, here: MachineState) -> None:
+        """Stops its process."""
+        self._signal(here, "STOP")
+
+    def wake(self, here: MachineState) -> None:
+        self._signal(here, "CONT")
+
+    def _signal(self, here: MachineState, name: str) -> None:
+        if (pid := here.switch_pids.get(self.name)) is not None:
+            here.host.run(["kill", "-s", name, str(pid)])  # it may have ended
+
+    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        """How it polls; see `Plane.remarks`."""
+        if polling_cpus(host, here=here)[1]:
+            return ("the switch's thread polls all the time, on a CPU that guests need not share",)
+        return (
+            "the switch's thread shares its CPU with guests, so that it sleeps for up to "
+            f"{_SLEEP_US} µs when it finds no frame",
+        )
+
+
+def polling_cpus(host: Host, *, here: bool) -> tuple[Sequence[int], bool]:
+    """CPUs on which switches poll, one for each host of a machine; whether guests have others.
+
+    `here`: both hosts are namespaces of this machine.
+    """
+    if here:
+        cpus: Sequence[int] = sorted(os.sched_getaffinity(0))
+    else:
+        cpus = range(int(host.run(["nproc"]).check().stdout))
+    hosts = len(HOSTS) if here else 1
+    return [cpus[-1 - number % len(cpus)] for number in range(hosts)], len(cpus) > hosts
+
+
+class VhostUserPlane(VmPlane):
+    """A DPDK switch polls; no kernel of the host sees a frame between guest and switch."""
 
     name = "vhost-user"
-    description = (
-        "a DPDK switch (Open vSwitch) that shares memory with its guests; in chains of functions"
-    )
+    description = "a DPDK switch (Open vSwitch) that shares memory with its guests"
     guests = ("vm", "process", "container")
+    chains_only: ClassVar = {
+        "container": "it shares memory with a program, and has no interface for other programs"
+    }
     functions: ClassVar = {
         "process": ("testpmd",),
         "container": ("testpmd",),
         "vm": ("kernel", "testpmd", "xdp"),
     }
     rank = 75
+    switch: ClassVar[DpdkBridge] = DpdkBridge()
     switch_is_program = True
-    chains_only = "its switch polls on cores of its own, as functions of a chain have them"
+    shares_memory = True
+    most_mtu_bytes = 1500
     needs = ("dpdk",)
     remedy = "install openvswitch-switch-dpdk and dpdk-dev; planewise takes huge pages by itself"
+    model = "virtio"
+    device = ""
+    differences = (
+        "a thread of the switch serves the NIC, in memory that it shares with the guest, and polls",
+        "the host has no interface of the guest, so that its frames are first seen at the NIC",
+        "checksum and segmentation offloads are off: the switch passes frames on as they are",
+    )
 
     def refusal(self, kind: GuestKind) -> str:
         return (
             "" if kind in self.guests else "it shares memory with a program, and has no interface"
         )
+
+    def lacking(self, found: Resources) -> str:
+        if not found.dpdk:
+            return f"there is no Open vSwitch with DPDK on {found.place}"
+        if not found.huge_pages:
+            return f"the kernel of {found.place} has no huge pages (CONFIG_HUGETLBFS)"
+        return ""
+
+    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        return self.switch.remarks(host, here=here)
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """The switch's port, which connects once the virtual machine listens."""
+        socket = self.socket(site, guest)
+        port = vhost_port(_port(guest), socket, mtu_bytes=site.mtu_bytes)
+        return (self.switch.added(site, port),)
+
+    def detach(self, here: MachineState, guest: Guest) -> None:
+        self.switch.leave(here, _port(guest))
+
+    def socket(self, site: Site, guest: Guest) -> str:
+        return f"{self.switch.directory(site)}/{_port(guest)}.sock"
+
+    def sent(self, host: Host, site: Site, guest: Guest) -> tuple[int, int]:
+        """As the switch counts them."""
+        counted = read_ports(host, self.switch.directory(site))[_port(guest)]
+        return counted.rx_packets, counted.rx_bytes
+
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+        """Both guests' addresses are known to the switch."""
+        away = () if within else (self.switch.know(site, site.nic, peer.mac),)
+        return (self.switch.know(site, _port(guest), guest.mac), *away)
+
+
+def _port(guest: Guest) -> str:
+    """The switch's port of a guest; the kernel has none of this name."""
+    return guest.port or guest.label
 
 
 PLANE = VhostUserPlane()

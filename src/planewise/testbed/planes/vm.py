@@ -6,13 +6,17 @@ opens what is there. So a guest that is replaced finds its port as it was.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddTap, SetUp, Step
 from planewise.testbed.planes.bridge import LinuxBridge
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Need, Plane, Switch
+
+if TYPE_CHECKING:
+    from planewise.testbed.host import Host
+    from planewise.testbed.machine import MachineState
 
 VM_REMEDY = "compare it on hosts with virtual machines"
 VIRTUAL_WIRE = "its virtual function belongs to a real NIC, and the wire here is virtual"
@@ -50,6 +54,25 @@ class VmPlane(Plane):
             vf_interface: that of the guest's VF, where the plane is on one.
         """
         return ()
+
+    def detach(self, here: MachineState, guest: Guest) -> None:
+        """Removes the host side of a guest that has ended."""
+        if port := self.host_interface(guest):
+            if self.switch is not None:
+                self.switch.leave(here, port)
+            here.host.run(["ip", "link", "delete", port])  # it may never have been made
+
+    def socket(self, site: Site, guest: Guest) -> str:
+        """Where the virtual machine listens for its switch; empty where it opens a device."""
+        return ""
+
+    def sent(self, host: Host, site: Site, guest: Guest) -> tuple[int, int]:
+        """Packets and bytes (without FCS) that a guest that shares its memory has sent.
+
+        Raises:
+            PlanewiseError: its switch does not tell.
+        """
+        raise NotImplementedError(f"the kernel counts what a guest on {self.name} sends")
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static forwarding entries: no frame is ever flooded. (Neighbours are the guest's own.)"""

@@ -86,6 +86,7 @@ class VhostUserNic:
     mac: str
     socket: str
     """QEMU listens there; a guest gets the interface once the switch has connected."""
+    queues: int = 1
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,10 @@ def _add_device(devices: ElementTree.Element, nic: AnyNic) -> None:
         _add(interface, "mac", address=nic.mac)
         _add(interface, "source", type="unix", path=nic.socket, mode="server")
         _add(interface, "model", type="virtio")
-        _turn_offloads_off(_add(interface, "driver"))
+        driver = _add(interface, "driver")
+        if nic.queues > 1:
+            driver.set("queues", str(nic.queues))
+        _turn_offloads_off(driver)
         _add(interface, "rom", enabled="no")
     else:
         _add_nic(devices, nic)

@@ -125,7 +125,7 @@ def differences(name: str, ours: VmPlatform, options: VmOptions) -> tuple[str, .
     """What is unlike other planes of virtual machines, here, and cannot be made alike. Pure."""
     plane = vm_plane(name)
     words = list(plane.differences)
-    if plane.model == "virtio":
+    if plane.model == "virtio" and plane.device:
         why = "it was not asked for" if not options.vhost else _no_vhost(ours)
         served = "QEMU serves the NIC, in user space, without vhost-net: " + why
         words.append("the kernel serves the NIC (vhost-net)" if not why else served)

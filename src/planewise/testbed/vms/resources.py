@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planewise import procfs
+from planewise.testbed.dpdk_switch import SWITCH_BYTES
 from planewise.testbed.host import Host
 from planewise.testbed.machine import MAC_FILTERS, Machine, Resources, survey
-from planewise.testbed.planes import vm_plane
+from planewise.testbed.planes import plane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import look_at_vfs
 from planewise.testbed.vms.platform import VM_MIB, machine_name
@@ -66,6 +67,8 @@ def shortage(setting: Setting, there: VmResources, with_vfs: bool, guest_mib: in
     for one in (main, others) if count else (main,):
         if lacking := one.lacking(there):
             return lacking
+    polled = any(plane(name).shares_memory for name in setting.planes)
+    switch_mib = SWITCH_BYTES // 2**20 * there.hosts if polled else 0
     needed = setting.vfs_a_host()
     if needed and there.hosts == 2:
         name = next(plane.name for plane in (main, others) if plane.vfs)
@@ -87,16 +90,22 @@ def shortage(setting: Setting, there: VmResources, with_vfs: bool, guest_mib: in
         )
     # A machine that is both hosts has the guests of both, whichever path traffic takes.
     guests = 2 * (1 + count) if there.hosts == 2 else setting.guests_a_host()
-    return memory_shortage(guests, guest_mib, there.place, there.free_mib)
+    return memory_shortage(guests, guest_mib, there.place, there.free_mib, switch_mib)
 
 
-def memory_shortage(guests: int, guest_mib: int, place: str, free_mib: int) -> str:
-    """That a machine has not the memory for so many guests; empty when it has. Pure."""
-    memory_mib = guests * guest_mib + SPARE_MIB
+def memory_shortage(
+    guests: int, guest_mib: int, place: str, free_mib: int, switch_mib: int = 0
+) -> str:
+    """That a machine has not the memory for so many guests; empty when it has. Pure.
+
+    `switch_mib`: what their switches take.
+    """
+    memory_mib = guests * guest_mib + SPARE_MIB + switch_mib
     if memory_mib <= free_mib:
         return ""
+    switch = " with a DPDK switch" if switch_mib else ""
     return (
-        f"{guests} virtual machines on {place} need about {memory_mib} MiB, "
+        f"{guests} virtual machines on {place}{switch} need about {memory_mib} MiB, "
         f"and {free_mib} MiB are free"
     )
 

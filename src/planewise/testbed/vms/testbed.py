@@ -15,17 +15,17 @@ from typing import Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed.machine import Machine, MachineState, remove_traces
-from planewise.testbed.model import HOSTS, Guest, HostRole, Site, other_host
+from planewise.testbed.model import ETHERNET_BYTES, HOSTS, Guest, HostRole, Site, other_host
 from planewise.testbed.pair import Pair
 from planewise.testbed.plan import AcceptAddress, AwaitUp, SetMtu, SetUp, Step
-from planewise.testbed.planes import PLANES, VmPlane, switch_named, vm_plane
+from planewise.testbed.planes import PLANES, Switch, VmPlane, switch_named, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.together import together
 from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.arrangement import GuestRequest, VmArrangement, guest_in, on_nic, wanted
 from planewise.testbed.vms.cleanup import remove_guests
-from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
+from planewise.testbed.vms.domain import AnyNic, Passthrough, VhostUserNic, VmOptions
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
 from planewise.testbed.vms.platform import VmPlatform, platform_of, vm_mib
@@ -216,7 +216,12 @@ class VmTestbed:
     def _unavailable_reason(self, setting: Setting) -> str:
         try:
             for name in sorted(setting.planes):
-                vm_plane(name)
+                most = vm_plane(name).most_mtu_bytes
+                if most is not None and self._mtu_bytes > most:
+                    return (
+                        f"the plane {name} has frames of up to {most + ETHERNET_BYTES} bytes, as "
+                        "the device by which its switch has the NIC takes no larger ones"
+                    )
             if setting.conflict:
                 return setting.conflict
             for role in dict.fromkeys(state.role for state in self._states_of(setting).values()):
@@ -256,6 +261,8 @@ class VmTestbed:
         """Makes what these guests are plugged into, and wakes those that run; gives those that had
         ended."""
         guests = self._guests(state)
+        for switch in _switches(state.switches):
+            switch.wake(state)
         replaced = self._forget_ended(state)
         if self._with_vfs:
             _ = state.vfs  # the NIC has them all the time
@@ -268,6 +275,8 @@ class VmTestbed:
                 state.placed[want] = state.placed.pop(want)
         for want in missing:
             self._place(state, want)
+        for switch in _switches(state.switches - {want.switch for want in wants}):
+            switch.rest(state)
         return [state.placed[want].guest for want in missing if want in replaced]
 
     def _forget_ended(self, state: _HostState) -> set[GuestRequest]:
@@ -346,10 +355,19 @@ class VmTestbed:
         if after is not None:
             if after.name not in state.switches:
                 state.perform(steps)
+                self._end_rivals(state, after)
                 steps = list(after.create(state, self._switch_site(state)))
                 state.switches.add(after.name)
             steps += after.add_nic(self._switch_site(state))
         return steps
+
+    def _end_rivals(self, state: _HostState, wanted: Switch) -> None:
+        """Ends switches beside which another cannot stand, with their guests."""
+        for rival in _switches(state.switches):
+            if wanted.user_space and rival.user_space:
+                for want in [want for want in state.placed if want.switch == rival.name]:
+                    self._remove(state, want)
+                state.end_program(rival.name)
 
     def _prepare_plane(self, state: _HostState, plane: VmPlane, site: Site) -> tuple[Step, ...]:
         """Steps that a plane wants on its uplink; what it prepared on another is withdrawn."""
@@ -398,7 +416,7 @@ class VmTestbed:
 
     def _boot(self, state: _HostState, want: GuestRequest, peer: Guest) -> None:
         placed, guests = state.placed[want], self._guests(state)
-        nic = _nic(vm_plane(want.plane), placed, guests)
+        nic = _nic(vm_plane(want.plane), self._site(state, want), placed, guests)
         known = self._neighbours(state, want, peer)
         started = guests.start(placed.guest, nic, self._mtu_bytes, known)
         placed.running, placed.told = True, known
@@ -417,10 +435,7 @@ class VmTestbed:
         placed = state.placed[want]
         plane = vm_plane(want.plane)
         self._guests(state).end(placed.guest)
-        if port := plane.host_interface(placed.guest):
-            if plane.switch is not None:
-                plane.switch.leave(state, port)
-            state.host.run(["ip", "link", "delete", port])  # it may never have been made
+        plane.detach(state, placed.guest)
         if placed.vf is not None:
             state.vfs.give_back(placed.vf)
         del state.placed[want]
@@ -431,12 +446,15 @@ class VmTestbed:
                 state.guests.close()
 
     def _suspend_guests(self) -> None:
-        """Lets no guest run. Guests that ended are not looked at."""
+        """Lets no guest run, and no switch. Guests that ended are not looked at."""
         for state in self._states.values():
             for placed in state.placed.values():
                 if placed.running and state.guests is not None:
                     with suppress(PlanewiseError):
                         state.guests.set_awake(placed.guest, False)
+            for switch in _switches(state.switches):  # after guests, which ask it as they stop
+                with suppress(PlanewiseError):
+                    switch.rest(state)
 
     def _guests(self, state: _HostState) -> HostGuests:
         with state.lock:
@@ -512,14 +530,24 @@ class VmTestbed:
             if placed.known != name:
                 plane, site = vm_plane(want.plane), self._site(state, want)
                 known = plane.introduce(site, placed.guest, peer, setting.within_host)
+                switch = switch_named(want.switch)
+                if plane.on_uplink and switch is not None and not setting.within_host:
+                    known = (*known, switch.know(site, site.nic, peer.mac))
                 steps.setdefault(state.role, []).extend(known)
                 placed.known = name
         for role, known_there in steps.items():
             self._states[role].perform(known_there)
 
 
-def _nic(plane: VmPlane, placed: _Placed, guests: HostGuests) -> Nic | Passthrough:
+def _switches(names: Iterable[str]) -> list[Switch]:
+    """The switches of these names."""
+    return [switch for name in names if (switch := switch_named(name)) is not None]
+
+
+def _nic(plane: VmPlane, site: Site, placed: _Placed, guests: HostGuests) -> AnyNic:
     """What a guest is given as its NIC. Pure."""
+    if socket := plane.socket(site, placed.guest):
+        return VhostUserNic(placed.guest.mac, socket, guests.options.queues)
     if plane.model is not None:
         return nic_of(plane.model, placed.guest, plane.host_interface(placed.guest), guests)
     assert placed.vf is not None
