@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.errors import PlanewiseError
+from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.design import Design
 from planewise.measure.vms import lost_guest_first, options_of
-from planewise.testbed.machine import Machine
+from planewise.testbed.host import FinishedProcess
+from planewise.testbed.machine import Machine, MachineState
 from planewise.testbed.model import HOSTS, Guest, Site, make_guest
 from planewise.testbed.pair import Pair
 from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
-from planewise.testbed.planes import PLANES, VmPlane, vm_plane
+from planewise.testbed.planes import PLANES, VmPlane, vhost_user, vm_plane
 from planewise.testbed.script import grouped
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms.arrangement import VmArrangement
@@ -141,6 +143,46 @@ def test_a_machine_on_vhost_user_listens_where_the_port_of_its_switch_connects()
     assert driver is not None
     assert (source.get("path"), source.get("mode")) == (socket, "server")
     assert driver.get("queues") == "2"
+
+
+class Quiet:
+    """A host on which everything succeeds."""
+
+    directory = "/scratch"
+
+    def __init__(self) -> None:
+        self.ran: list[list[str]] = []
+
+    def run(self, argv: list[str], **_: object) -> FinishedProcess:
+        self.ran.append(argv)
+        return FinishedProcess(tuple(argv), 0, "2", "")
+
+
+def test_a_polling_switch_that_does_not_start_leaves_neither_pages_nor_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages: list[str] = []
+
+    @contextmanager
+    def reserved(*_: object) -> Iterator[None]:
+        pages.append("taken")
+        yield
+        pages.append("returned")
+
+    def fail(*_: object, **__: object) -> None:
+        raise UnsupportedError("Open vSwitch could not start DPDK")
+
+    monkeypatch.setattr(vhost_user.hugepages, "reserved_on", reserved)
+    monkeypatch.setattr(vhost_user, "RunningDpdkSwitch", fail)
+    host = Quiet()
+    state = MachineState(Machine(cast("Host", host), "eth4", "s", "b", "d"), "sender", "0" * 8)
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="could not start DPDK"):
+            vhost_user.PLANE.switch.create(state, SITE)
+    assert pages == ["taken", "returned"] * 2
+    directory = "/scratch/pw-00000000-ovs-dpdk"
+    assert host.ran.count(["mkdir", "-p", directory]) == 2
+    assert host.ran.count(["rm", "-rf", directory]) == 2
 
 
 def test_frames_that_the_device_of_a_polling_switch_does_not_take_are_refused() -> None:

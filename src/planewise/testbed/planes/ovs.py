@@ -59,6 +59,15 @@ class OpenVswitchBridge(Switch):
         return directory
 
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+        """Starts it; what a failed start leaves is gone, so that another may be tried."""
+        try:
+            return self.start(here, site)
+        except BaseException:
+            here.end_program(self.name)
+            raise
+
+    def start(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+        """See `create`."""
         directory = self.make_directory(here)
         switch = here.program(self.name).enter_context(OpenVswitch(here.host, directory))
         here.switch_pids[self.name] = switch.pid

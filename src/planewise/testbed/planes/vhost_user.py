@@ -42,7 +42,7 @@ class DpdkBridge(OpenVswitchBridge):
     def interface(self, site: Site) -> str:
         return f"{site.bridge}u"
 
-    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+    def start(self, here: MachineState, site: Site) -> tuple[Step, ...]:
         """Reserves huge pages, and starts it.
 
         Raises:
