@@ -15,7 +15,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.ends import Counters, End, InterfaceCounts, ends_of, sent_through
+from planewise.measure.ends import Counters, End, ends_of, sent_through
 from planewise.measure.load import HostGenerator
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
@@ -245,7 +245,7 @@ class VmStation:
         plane, host = vm_plane(sender.plane), self._arrangement.hosts["sender"]
         if plane.shares_memory:
             site = self._arrangement.sites["sender"]
-            return lambda: {"": InterfaceCounts(*plane.sent(host, site, sender))}
+            return lambda: {"": plane.sent(host, site, sender)}
         seen = gauges_of(self._pair.machines["sender"].netns, [sender])
         return sent_through(host, seen[0]) if seen else None
 

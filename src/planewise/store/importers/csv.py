@@ -78,7 +78,7 @@ _MAY_BE_EMPTY = frozenset({"duration", "order", "drops", "cpu", "limited"})
 class _Column(NamedTuple):
     """Where a quantity stands in a row, and by what it is multiplied."""
 
-    index: int
+    place: int
     scale: float
     title: str
 
@@ -121,7 +121,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
         )
     curve_at = columns.get("curve")
     numeric = {name: column for name, column in columns.items() if name != "curve"}
-    width = max(column.index for column in columns.values()) + 1
+    width = max(column.place for column in columns.values()) + 1
     for line, row in rows:
         if len(row) < width:
             raise BadInputError(
@@ -129,7 +129,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
                 where=f"{path}:{line}",
                 remedy="the row may have been cut short: complete it, or delete it",
             )
-        curve = row[curve_at.index].strip() if curve_at else ""
+        curve = row[curve_at.place].strip() if curve_at else ""
         if curve not in by_curve:
             if len(by_curve) == MAX_CURVES:
                 raise BadInputError(
@@ -267,7 +267,7 @@ def _values(
 ) -> dict[str, float]:
     values = {}
     for name, column in columns.items():
-        text = row[column.index]
+        text = row[column.place]
         try:
             values[name] = float(text) * column.scale
         except ValueError:
