@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 use crate::devices::{self, HandedOut};
 use crate::feeds::{Feed, Feeds};
 use crate::objects::Condition;
-use crate::policy::{self, Policy, Refusal, Ruling};
+use crate::policy::{self, Managed, Policy, Refusal, Ruling};
 use crate::{process, slices};
 
 /// Between two readings of processes and of the kubelet's record, which notify of no changes.
@@ -191,7 +191,7 @@ impl Agent {
             .collect();
         let groups: BTreeMap<String, String> = rulings
             .iter()
-            .filter(|(_, ruling)| matches!(ruling, Ruling::Managed { .. }))
+            .filter(|(_, ruling)| matches!(ruling, Ruling::Managed(_)))
             .filter_map(|(pod, _)| Some((pod.uid()?, group_uid(pod, &pods)?)))
             .collect();
         let managed: BTreeSet<String> = groups.values().cloned().collect();
@@ -235,7 +235,7 @@ fn judge(
         Ruling::Refused(Refusal { reason, message }) => {
             return (None, condition("False", reason, &message));
         }
-        Ruling::Managed { wish, interface, notes } => (wish, interface, notes),
+        Ruling::Managed(Managed { wish, interface, notes }) => (wish, interface, notes),
     };
     let id = GuestId::from(format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()));
     let uid = pod.uid().unwrap_or_default();
@@ -301,7 +301,7 @@ mod tests {
 
     fn managed(notes: &[&str]) -> Ruling {
         let notes = notes.iter().map(|note| (*note).to_owned()).collect();
-        Ruling::Managed { wish: Default::default(), interface: None, notes }
+        Ruling::Managed(Managed { wish: Default::default(), interface: None, notes })
     }
 
     fn reason(condition: Option<Condition>) -> Option<(&'static str, String)> {

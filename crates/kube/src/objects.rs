@@ -23,14 +23,19 @@ pub struct Condition {
 }
 
 impl Condition {
+    /// A condition of this kind.
+    pub fn new(
+        kind: impl Into<String>,
+        status: &'static str,
+        reason: &str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { kind: kind.into(), status, reason: reason.to_owned(), message: message.into() }
+    }
+
     /// The condition of a pod.
     pub fn of_pod(status: &'static str, reason: &str, message: &str) -> Self {
-        Self {
-            kind: format!("{GROUP}/Managed"),
-            status,
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-        }
+        Self::new(format!("{GROUP}/Managed"), status, reason, message)
     }
 
     /// As JSON, with this time of its last transition (RFC 3339).
@@ -69,7 +74,7 @@ pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
     } else {
         ("True", "SomeUnusable", first().unwrap_or_default())
     };
-    Condition { kind: "Ready".into(), status, reason: reason.to_owned(), message }
+    Condition::new("Ready", status, reason, message)
 }
 
 /// The status of a `VfPool` without times; compared without `rates` to see whether it has to be written.

@@ -161,14 +161,7 @@ pub enum Ruling {
     /// It has annotations, or is selected, and cannot be managed.
     Refused(Refusal),
     /// It is managed.
-    Managed {
-        /// How it is to be served.
-        wish: Wish,
-        /// Its interface; none: its only veth.
-        interface: Option<String>,
-        /// Annotations that were not followed, a sentence each.
-        notes: Vec<String>,
-    },
+    Managed(Managed),
 }
 
 /// Decides on a pod.
@@ -218,8 +211,7 @@ pub fn rule(pod: &Pod, policies: &[Policy]) -> Ruling {
         managed.apply_annotation(name, value, &spec.limits, &policy.name);
     }
     managed.resolve_exclusion();
-    let Managed { wish, interface, notes } = managed;
-    Ruling::Managed { wish, interface, notes }
+    Ruling::Managed(managed)
 }
 
 /// The pod's annotations of our group, without it.
@@ -233,11 +225,15 @@ fn annotations(pod: &Pod) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// A managed pod while its annotations are applied.
-struct Managed {
-    wish: Wish,
-    interface: Option<String>,
-    notes: Vec<String>,
+/// A managed pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Managed {
+    /// How it is to be served.
+    pub wish: Wish,
+    /// Its interface; none: its only veth.
+    pub interface: Option<String>,
+    /// Annotations that were not followed, a sentence each.
+    pub notes: Vec<String>,
 }
 
 impl Managed {
@@ -327,7 +323,7 @@ mod tests {
 
     fn managed(ruling: Ruling) -> (Wish, Option<String>, Vec<String>) {
         match ruling {
-            Ruling::Managed { wish, interface, notes } => (wish, interface, notes),
+            Ruling::Managed(Managed { wish, interface, notes }) => (wish, interface, notes),
             other => panic!("{other:?}"),
         }
     }

@@ -257,12 +257,7 @@ impl<'a> Reporter<'a> {
     /// Reports on the node that the API server does not have the kind VfPool.
     async fn report_missing_kind(&self) -> Result<(), String> {
         let what = missing("VfPools");
-        let condition = Condition {
-            kind: "Ready".into(),
-            status: "Unknown",
-            reason: "NoVfPoolKind".into(),
-            message: what.clone(),
-        };
+        let condition = Condition::new("Ready", "Unknown", "NoVfPoolKind", what.clone());
         if !self.state.borrow().backoff.has_logged(&what) {
             self.event(&condition, &self.reference("Node")).await?;
         }

@@ -102,8 +102,8 @@ pub fn generation(slice: Option<&DynamicObject>) -> i64 {
     generation.and_then(Value::as_i64).unwrap_or(0)
 }
 
-fn condition(status: &'static str, reason: &str, message: String) -> Condition {
-    Condition { kind: PUBLISHED.into(), status, reason: reason.into(), message }
+fn condition(status: &'static str, reason: &str, message: impl Into<String>) -> Condition {
+    Condition::new(PUBLISHED, status, reason, message)
 }
 
 /// The condition of an accepted slice, from the API server's answer, which lacks fields it does not know.
@@ -118,8 +118,7 @@ pub fn accepted(answer: &Value) -> Condition {
             "True",
             "NotShared",
             "the API server does not let claims share a device (feature gate \
-             DRAConsumableCapacity): a claim takes a whole PF"
-                .into(),
+             DRAConsumableCapacity): a claim takes a whole PF",
         ),
     }
 }
@@ -130,8 +129,7 @@ pub fn missing_kind() -> Condition {
         "False",
         "NoResourceSliceKind",
         "the API server has no ResourceSlices of resource.k8s.io/v1, as Kubernetes has from 1.34 \
-         on: upgrade it, or set resource_slices = false"
-            .into(),
+         on: upgrade it, or set resource_slices = false",
     )
 }
 

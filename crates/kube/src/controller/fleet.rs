@@ -292,12 +292,7 @@ impl Fleet {
                 ("False", "NodesSilent", format!("the agent of {first}{others} does not report"))
             }
         };
-        crate::objects::Condition {
-            kind: "Complete".into(),
-            status,
-            reason: reason.into(),
-            message,
-        }
+        crate::objects::Condition::new("Complete", status, reason, message)
     }
 }
 
