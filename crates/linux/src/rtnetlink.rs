@@ -336,14 +336,7 @@ mod tests {
 
     /// A message as the kernel writes it, with this code behind its header.
     fn message(kind: u16, flags: u16, sequence: u32, code: Errno) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        bytes.extend(20_u32.to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend(sequence.to_ne_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(code.to_ne_bytes());
-        bytes
+        super::message(kind, flags, sequence, code.to_ne_bytes(), &[])
     }
 
     #[test]
