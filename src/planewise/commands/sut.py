@@ -15,9 +15,8 @@ from planewise.errors import BadInputError
 if TYPE_CHECKING:
     from planewise.commands.targets import OtherHosts
     from planewise.measure.sut import Sut
-    from planewise.testbed.model import IpVersion
+    from planewise.testbed.model import IpVersion, TrafficPath
     from planewise.testbed.planes.kinds import GuestKind
-    from planewise.testbed.setting import TrafficPath
 
 SenderOption = Annotated[
     str | None,

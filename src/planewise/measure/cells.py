@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, cast
 
-from planewise.measure.design import (
-    SAME,
-    Design,
-    LoadLocation,
-    LoadType,
-    TrafficPath,
-)
+from planewise.measure.design import SAME, Design, LoadLocation
 from planewise.store.models import Level
+from planewise.testbed.model import LoadType, TrafficPath
 from planewise.testbed.planes import FUNCTIONS_OF
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
 from planewise.testbed.setting import Setting

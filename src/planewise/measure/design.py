@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema
 
 from planewise.measure.pattern import FORM, STEADY, checked
 from planewise.store.models import Level
+from planewise.testbed.model import LoadType, TrafficPath
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
 
 MAX_COMBINATIONS = 200_000
@@ -35,11 +36,9 @@ MAX_TRIALS = 1_000_000
 SAME = "same"
 """Level of `background_plane`: whatever plane the main guests have."""
 
-LoadType = Literal["none", "cpu", "network", "cache", "memory"]
 AS_IS: Literal["as-is"] = "as-is"
 RxUsecs = Annotated[int, Field(ge=0, le=1_000_000)] | Literal["as-is"]
 LoadLocation = Literal["sender", "responder"]
-TrafficPath = Literal["north-south", "east-west"]
 Protocol = Literal["icmp", "stamp", "redis"]
 Policy = Literal["none", "static", "fair", "activity", "benefit", "switch"]
 Randomise = Literal["cells", "testbeds"]

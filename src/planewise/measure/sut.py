@@ -21,11 +21,10 @@ from planewise.measure.stages import Stages
 from planewise.measure.trials.load import LoadStation, LoadTrial
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import IpVersion, TrialPath, mtu_for
+from planewise.testbed.model import IpVersion, TrafficPath, TrialPath, mtu_for
 from planewise.testbed.pair import Pair
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.router import Forwarding, RouterPlatform, RouterTestbed
-from planewise.testbed.setting import TrafficPath
 from planewise.testbed.steering import split_cpus, steer
 
 Pinning = Literal["none", "one", "two", "spread"]

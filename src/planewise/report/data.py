@@ -19,7 +19,7 @@ from planewise.judge.verdict import Verdict, judge
 from planewise.report import left_out, theme
 from planewise.report import packets as packet_files
 from planewise.report.left_out import LeftOut
-from planewise.report.packets import Packets, RttMetric, Unread
+from planewise.report.packets import Packets, Unread
 from planewise.report.rtt_cell import RttCell, summarise
 from planewise.store.cells import NO_PLANE, Factors, Naming, level_rank, rank
 from planewise.store.levels import cpu_of, keeps_levels, missed_levels
@@ -34,6 +34,7 @@ from planewise.store.models import (
     TcpResult,
     TrialRecord,
 )
+from planewise.store.packets import RttMetric
 from planewise.store.recommendation import Recommendation
 from planewise.store.rundir import RunReader
 from planewise.units import count_text

@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from planewise.store.models import TrialRecord
+from planewise.store.packets import RttMetric
 
 Floats = NDArray[np.float64]
 
 S = TypeVar("S")
-
-RttMetric = Literal["rtt_kernel", "rtt_user"]
 
 _BATCH_PACKETS = 500_000
 """Packets that one scan reads: about 50 MB."""

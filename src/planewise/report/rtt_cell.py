@@ -11,11 +11,12 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.report import summaries
 from planewise.report.left_out import LeftOut
-from planewise.report.packets import Packets, RttMetric, Unread
+from planewise.report.packets import Packets, Unread
 from planewise.report.summaries import BOX, Distribution, Spread, TimeParts
 from planewise.store.cells import Factors, words
 from planewise.store.levels import missed_levels
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
+from planewise.store.packets import RttMetric
 
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
 """Quantiles of the tail table, with the packets that each needs to mean anything."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from planewise.store.models import TrialRecord
 
 Floats = NDArray[np.float32]
+RttMetric = Literal["rtt_user", "rtt_kernel"]
 
 _BATCH = 400
 """Files that one scan opens."""
@@ -34,9 +35,7 @@ class TrialTimes:
     """Why there are none."""
 
 
-def read_rtts(
-    run: Path, trials: Sequence[TrialRecord], metric: Literal["rtt_user", "rtt_kernel"]
-) -> Iterator[TrialTimes]:
+def read_rtts(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Iterator[TrialTimes]:
     """The times of each of `trials`, in their order. Never raises for a bad file."""
     stage = metric.removeprefix("rtt_")
     rtt = (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).cast(pl.Float32).alias("rtt")

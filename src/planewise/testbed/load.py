@@ -9,16 +9,14 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import BackgroundResult
 from planewise.testbed.crew import Count, Crew, CrewProcess, ProcessCrew, StartCrew
-from planewise.testbed.model import HostRole, other_host
+from planewise.testbed.model import HostRole, LoadType, other_host
 from planewise.testbed.setting import Arrangement
 
-LoadType = Literal["none", "cpu", "network", "cache", "memory"]
 STRESS_NG = "stress-ng"
 STRESSORS: Mapping[str, str] = {"cache": "--cache", "memory": "--vm"}
 """Load types that stress-ng makes: each of its workers takes a whole thread's time."""

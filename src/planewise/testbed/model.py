@@ -14,6 +14,8 @@ from typing import Literal
 HostRole = Literal["sender", "responder"]
 GuestRole = Literal["main", "background"]
 IpVersion = Literal[4, 6]
+LoadType = Literal["none", "cpu", "network", "cache", "memory"]
+TrafficPath = Literal["north-south", "east-west"]
 
 HOSTS: tuple[HostRole, HostRole] = ("sender", "responder")
 

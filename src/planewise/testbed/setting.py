@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from planewise.store.models import Metric
 from planewise.testbed.host import Host
@@ -16,14 +16,13 @@ from planewise.testbed.model import (
     GuestRole,
     HostRole,
     Site,
+    TrafficPath,
     TrialPath,
     inside,
 )
 from planewise.testbed.planes import plane
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane
-
-TrafficPath = Literal["north-south", "east-west"]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from planewise.judge.statistics.values import (
 from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
 from planewise.store.models import Figure, Latency, Level, RunInfo, TrialKind, TrialRecord
+from planewise.store.packets import RttMetric
 
 Unit = Literal["ns", "pps", "bps", "share"]
 
@@ -227,10 +228,7 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
     )
 
 
-RttSource = Literal["rtt_user", "rtt_kernel"]
-
-
-def rtt_source(samples: Sequence[RunSample]) -> RttSource:
+def rtt_source(samples: Sequence[RunSample]) -> RttMetric:
     """RTT as the guest's program sees it; kernel stamps only where a trial has no others."""
     trials = [trial for sample in samples for trial in _done(sample) if trial.kind == "rtt"]
     return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
@@ -310,7 +308,7 @@ def _quantile(latency: Latency | None, name: str) -> MeasuredValue | None:
 _SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "max_ns": 1.0}
 
 
-def _quantile_of_sent(trial: TrialRecord, source: RttSource, name: str) -> MeasuredValue | None:
+def _quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> MeasuredValue | None:
     """A quantile of the times of all packets that were sent; a lost one is infinitely late.
 
     By the trial's histogram; of a trial without one, what its quantiles leave open. A lower bound
@@ -331,7 +329,7 @@ def _quantile_of_sent(trial: TrialRecord, source: RttSource, name: str) -> Measu
     return replace(plain, headroom=max(0.0, float(getattr(latency, above)) - plain.value))
 
 
-def _jitter(trial: TrialRecord, source: RttSource) -> MeasuredValue | None:
+def _jitter(trial: TrialRecord, source: RttMetric) -> MeasuredValue | None:
     """Packet delay variation (RFC 5481, section 4.2): 99th percentile less the smallest delay."""
     latest = _quantile_of_sent(trial, source, "p99_ns")
     if latest is None:
