@@ -175,7 +175,7 @@ def test_a_polling_switch_that_does_not_start_leaves_neither_pages_nor_files(
     monkeypatch.setattr(vhost_user.hugepages, "reserved_on", reserved)
     monkeypatch.setattr(vhost_user, "RunningDpdkSwitch", fail)
     host = Quiet()
-    state = MachineState(Machine(cast("Host", host), "eth4", "s", "b", "d"), "sender", "0" * 8)
+    state = MachineState(Machine(cast("Host", host), "eth4", "b", "d"), "sender", "0" * 8)
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="could not start DPDK"):
             vhost_user.PLANE.switch.create(state, SITE)
@@ -185,8 +185,19 @@ def test_a_polling_switch_that_does_not_start_leaves_neither_pages_nor_files(
     assert host.ran.count(["rm", "-rf", directory]) == 2
 
 
+def test_a_host_without_a_switch_that_is_a_program_makes_no_directory_for_one() -> None:
+    class Spare(Quiet):
+        @property
+        def directory(self) -> str:
+            raise AssertionError("nobody needs it")
+
+    machine = Machine(cast("Host", Spare()), "eth4", "b", "d")
+    state = MachineState(machine, "sender", "0" * 8)
+    assert state.directory == ""
+
+
 def test_frames_that_the_device_of_a_polling_switch_does_not_take_are_refused() -> None:
-    machines = {role: Machine(cast("Host", None), "eth4", role[0], "b", "d") for role in HOSTS}
+    machines = {role: Machine(cast("Host", None), "eth4", "b", "d") for role in HOSTS}
     testbed = VmTestbed(Pair(machines, "0" * 8, separate=True), 9000)
     wanted = setting("vhost-user")
     (said,) = testbed.expect([wanted]).values()

@@ -91,8 +91,8 @@ class MachineState:
 
     @property
     def directory(self) -> str:
-        """See `Site.directory`."""
-        return f"{self.host.directory}/pw-{self.token}"
+        """See `Site.directory`; empty, and none made, before a switch is a program."""
+        return f"{self.host.directory}/pw-{self.token}" if self._programs else ""
 
     def program(self, switch: str) -> ExitStack:
         """Closes what a switch that is a program opens."""

@@ -53,9 +53,10 @@ class OpenVswitchBridge(Switch):
 
     def make_directory(self, here: MachineState) -> str:
         """Makes that directory; it goes with the switch."""
+        program = here.program(self.name)
         directory = self.directory(here)
         here.host.run(["mkdir", "-p", directory]).check()
-        here.program(self.name).callback(here.host.run, ["rm", "-rf", directory])
+        program.callback(here.host.run, ["rm", "-rf", directory])
         return directory
 
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
