@@ -310,7 +310,7 @@ def test_a_docker_that_runs_is_taken_and_a_vf_moves_into_a_container_by_name(
     try:
         daemon.wait_ready("up", 120)
         with Docker(host, "test") as docker:
-            assert docker.started_s is None
+            assert docker._daemon is None  # it started none of its own
             docker.run("pw-test-guest")
             (container,) = docker.locate(["pw-test-guest"])
             tool.run("setup", "pf1", "--count", "1", "--owner", "pw-test")
