@@ -438,7 +438,7 @@ def test_network_load_arrives_at_its_location(plane: str) -> None:
         achieved = load.achieved(work)
     assert achieved
     assert achieved.achieved > 0
-    assert achieved.received_pps
+    assert 0 < achieved.received_pps <= achieved.achieved + achieved.resolution
 
 
 def test_a_load_that_died_is_noticed() -> None:

@@ -243,9 +243,9 @@ class VmStation:
         """See `ends.PairStation`: the host's port of the guest counts it, or its switch."""
         sender = self._arrangement.main("sender")
         plane, host = vm_plane(sender.plane), self._arrangement.hosts["sender"]
-        if plane.shares_memory:
-            site = self._arrangement.sites["sender"]
-            return lambda: {"": plane.sent(host, site, sender)}
+        read = plane.sent(host, self._arrangement.sites["sender"], sender)
+        if read is not None:
+            return lambda: {"": read()}
         seen = gauges_of(self._pair.machines["sender"].netns, [sender])
         return sent_through(host, seen[0]) if seen else None
 

@@ -7,7 +7,7 @@ no NIC needs to be taken from its kernel, and captures on it see every frame.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from planewise.testbed import hugepages
@@ -173,10 +173,14 @@ class VhostUserPlane(VmPlane):
     def socket(self, site: Site, guest: Guest) -> str:
         return f"{self.switch.directory(site)}/{_port(guest)}.sock"
 
-    def sent(self, host: Host, site: Site, guest: Guest) -> tuple[int, int]:
+    def sent(self, host: Host, site: Site, guest: Guest) -> Callable[[], tuple[int, int]]:
         """As the switch counts them."""
-        counted = read_ports(host, self.switch.directory(site))[_port(guest)]
-        return counted.rx_packets, counted.rx_bytes
+
+        def read() -> tuple[int, int]:
+            counted = read_ports(host, self.switch.directory(site))[_port(guest)]
+            return counted.rx_packets, counted.rx_bytes
+
+        return read
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Both guests' addresses are known to the switch."""
