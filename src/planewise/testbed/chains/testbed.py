@@ -230,8 +230,10 @@ class ChainTestbed:
         here, chain, switch = self._here, self.chain, bridge.switch_of(self.chain)
         standing = MachineState(here.machine, here.role, here.token)
         self._parts.opened.callback(standing.close)
-        site = bridge.site_of(here.machine.bridge, self._ends, standing.directory)
+        site = bridge.site_of(here.machine.bridge, self._ends)
         created = switch.create(standing, site)
+        # Known only now: a switch that is no program has none.
+        site = replace(site, directory=standing.directory)
         if self._pair.separate:
             nics = dict.fromkeys(self._ends.nics)
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
