@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from planewise.measure.search.median import SearchReadings, draw_median, open_above, sets_of
+from planewise.measure.search.median import (
+    SearchReadings,
+    draw_median,
+    open_above,
+    rarer_state_share,
+    sets_of,
+)
 
 
 def readings_of(values, bounds=None, most=None, states=False):
@@ -82,6 +88,14 @@ def test_a_state_that_was_seen_twice_in_a_row_may_be_the_one_of_half_of_all_tria
     # Two of sixteen that come alone are a rare state; in a row they tell of one that lasts.
     assert interval(apart + noise, states=True)[0][0] > -1.0
     assert interval(together + noise, states=True)[0][0] < -4.0
+
+
+def test_the_rarer_state_has_its_share_of_readings_and_one_state_has_none():
+    noise = 0.1 * np.random.default_rng(8).standard_normal(16)
+    for side in (-5.0, 5.0):
+        rare = np.where(np.isin(np.arange(16), [3, 11]), side, 0.0)
+        assert rarer_state_share(readings_of(rare + noise)) == 2 / 16
+    assert rarer_state_share(readings_of(noise)) == 0.0
 
 
 def test_bounds_above_all_readings_reach_up_to_the_most_that_was_found():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from planewise.measure.search.median import SearchReadings, at_time
 from planewise.measure.search.skew import skewed_median
@@ -35,6 +36,18 @@ def test_it_scatters_hardly_more_than_the_mean_where_the_law_is_normal():
     ours = errors(draw, 0.0, of_law)
     assert np.mean(ours) < 1.1 * np.mean(errors(draw, 0.0, np.mean))
     assert np.mean(ours) < np.mean(errors(draw, 0.0, np.median))
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_it_scatters_as_the_middle_reading_where_one_in_ten_lies_far_to_a_side(side):
+    def draw(random, count):
+        value = random.standard_normal(count)
+        value[random.random(count) < 0.1] += side * 20
+        return value
+
+    # Half of all readings are 0.4 of 0.9 of those that are not far off.
+    truth = side * stats.norm.ppf(0.5 / 0.9)
+    assert np.mean(errors(draw, truth, of_law)) < 1.1 * np.mean(errors(draw, truth, np.median))
 
 
 def test_a_bound_pulls_it_up_and_one_far_below_tells_nothing():

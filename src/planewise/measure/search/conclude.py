@@ -11,7 +11,7 @@ from planewise.measure.search import model
 from planewise.measure.search.fits import EdgePosterior, Fits
 from planewise.measure.search.goals import Goal, GoalResult, ViolatedAssumption
 from planewise.measure.search.locate import below_range
-from planewise.measure.search.median import at_time, draw_median
+from planewise.measure.search.median import at_time, draw_median, rarer_state_share
 from planewise.measure.search.particles import Law
 from planewise.measure.search.residuals import OrderEffect, find_violations, order_effect
 from planewise.measure.search.sides import Sides
@@ -49,8 +49,8 @@ def _final(
     Its interval is that of a mixture of two distributions: the model's, corrected for the order of
     the trials, and that of the readings' median, which assumes no law of the noise and has the more
     weight the less plausible it is that the readings are normal. The estimate is what scatters
-    least: the states' median where the capacity has states; the model's where a curve leads up to
-    the edge or beyond; else that of a law with skew.
+    least: the states' median where the capacity has two states, neither of them rare; the model's
+    where a curve leads up to the edge or beyond; else that of a law with skew and strays.
     """
     tuning = fits.options.tuning
     random = np.random.default_rng(fits.options.seed)
@@ -67,7 +67,7 @@ def _final(
         free = draw_median(readings, random, tuning.draws, trending, at_s)
         if free is not None:
             draws = np.where(random.random(tuning.draws) < free[1], draws, free[0])
-            if readings.states:
+            if readings.states and rarer_state_share(readings) > tuning.stray_share:
                 middle = float(np.median(free[0]))
             elif not (estimate.soft or estimate.flatter):
                 skewed = skewed_median(at_time(readings, trending, at_s), readings.bound)

@@ -103,6 +103,13 @@ def have_states(value: Array, x: Array, bound: NDArray[np.bool_]) -> bool:
     return False
 
 
+def rarer_state_share(readings: SearchReadings) -> float:
+    """The share of informative readings in the rarer of two states; 0 where they are of one."""
+    value, _, _ = _informative(readings)
+    lower = _lower_state(np.median(value, axis=0))
+    return 0.0 if lower is None else float(min(lower.mean(), 1.0 - lower.mean()))
+
+
 def at_time(readings: SearchReadings, trending: float, at_s: float) -> Array:
     """Each trial's reading, in the median of its versions, shape (n,): as it would have been at
     `at_s`, where the edge drifts with a probability of more than a half."""

@@ -141,6 +141,9 @@ class Tuning:
     then spans both, so that positive evidence suffices, odds of 5 (Kass and Raftery, 1995). Fit."""
     misfit: float = 0.05
     """Below this share the search says so: odds of 20 are strong."""
+    stray_share: float = 0.2
+    """A state of the capacity in which at most this share of readings lie holds strays: the law of
+    `skew` knows them. Rule: the larger of its shares, 0.18. Fit."""
     caution_clumped: float = 1.25
     """Factor of the interval where loss rises smoothly and comes in clumps. Fit."""
     caution_correlated: float = 1.1
