@@ -35,7 +35,7 @@ from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms import agent, image
 from planewise.testbed.vms.agent import GuestAgent, Why
-from planewise.testbed.vms.arrangement import VmArrangement, guest_in, wanted
+from planewise.testbed.vms.arrangement import VmArrangement, guest_in, vm_requests
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
@@ -177,9 +177,9 @@ def test_testbeds_whose_tokens_differ_early_share_no_index(one: int, other: int)
 def test_planes_beside_a_switch_sit_on_it(role: HostRole) -> None:
     for switched, switch in (("virtio-bridge", "bridge"), ("virtio-ovs", "ovs")):
         mixed = Setting("vm", "macvtap-bridge", switched, 1, "north-south")
-        assert [want.switch for want in wanted(mixed, role)] == [switch, switch]
+        assert [request.switch for request in vm_requests(mixed, role)] == [switch, switch]
     alone = Setting("vm", "macvtap-bridge", "macvtap-bridge", 1, "north-south")
-    assert [want.switch for want in wanted(alone, role)] == ["", ""]
+    assert [request.switch for request in vm_requests(alone, role)] == ["", ""]
 
 
 def test_two_switches_that_want_the_nic_at_a_time_are_refused() -> None:

@@ -43,7 +43,7 @@ def matrix() -> Iterator[MatrixCell]:
     for guest in GUESTS:
         for plane in planes.PLANES:
             for place in PLACES:
-                reason = planes.refusal(plane.name, guest, here=place == "here")
+                reason = planes.refusal(plane.name, guest, local=place == "here")
                 needs = plane.needs + GUEST_NEEDS.get(guest, ())
                 for measurement in MEASUREMENTS:
                     yield MatrixCell(

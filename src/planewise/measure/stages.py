@@ -190,7 +190,7 @@ class Stages:
         if cell.vnfs:
             return ""
         names = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
-        reasons = (refusal(name, cell.guest, here=self._here) for name in names)
+        reasons = (refusal(name, cell.guest, local=self._here) for name in names)
         return next(filter(None, reasons), "")
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:

@@ -216,7 +216,7 @@ class GuestStage:
     def facts(self) -> StageFacts:
         """How planes are built on these hosts, where that decides what is measured."""
         host, here = self._testbeds.machines[0], self._testbeds.here
-        remarks = {name: plane(name).remarks(host, here=here) for name in sorted(self._planes)}
+        remarks = {name: plane(name).remarks(host, local=here) for name in sorted(self._planes)}
         return StageFacts(differences={name: words for name, words in remarks.items() if words})
 
     @contextmanager

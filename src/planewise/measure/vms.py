@@ -97,7 +97,7 @@ class VmStage:
             {
                 plane: (
                     *vms.differences(plane, lent[0], self._options),
-                    *vm_plane(plane).remarks(self._sender.host, here=bool(self._sender.netns)),
+                    *vm_plane(plane).remarks(self._sender.host, local=bool(self._sender.netns)),
                 )
                 for plane in sorted(self._planes)
             },

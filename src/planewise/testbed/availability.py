@@ -36,7 +36,7 @@ def try_planes(
             tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
         elif (
             "vm" in plane.needs
-            and not plane.not_here
+            and not plane.local_refusal
             and not any(need in lacking for need in plane.needs)
         ):
             built = PlaneAvailability(plane=plane.name, available=True)
@@ -78,8 +78,8 @@ def explain_needs(
     """
     remedy = plane.remedy
     reason = "; ".join(lacking[need] for need in plane.needs if need in lacking)
-    if not reason and plane.not_here:
-        reason = f"it cannot be built on one machine: {plane.not_here}"
+    if not reason and plane.local_refusal:
+        reason = f"it cannot be built on one machine: {plane.local_refusal}"
     if not reason and not whole_machine:
         reason = "only root of this machine can build it"
         remedy = "run planewise as root of the machine"

@@ -49,7 +49,7 @@ class PlacedGuest:
     guest: Guest
     attached: bool = False
     container: Container | None = None
-    knows: tuple[str, str] = ("", "")
+    peer: tuple[str, str] = ("", "")
     """Address and MAC of the peer that it was introduced to."""
     vf: int | None = None
     """Number of the VF that it holds."""

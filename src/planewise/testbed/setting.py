@@ -1,4 +1,4 @@
-"""What a measurement wants to find on a testbed, and what it is told once that stands. Pure."""
+"""Settings of a testbed that measurements ask for, and their built form. Pure."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Setting:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The switches that the NIC must be a port of; more than one cannot be."""
-        wanted = (plane(name).switch for name in sorted(self.planes))
-        return tuple(sorted({switch.name for switch in wanted if switch is not None}))
+        """The switches that the NIC must be a port of; it can be a port of one only."""
+        switches = (plane(name).switch for name in sorted(self.planes))
+        return tuple(sorted({switch.name for switch in switches if switch is not None}))
 
     @property
     def conflict(self) -> str:
-        """Why no NIC can have its planes at a time, as a sentence; empty where one can."""
+        """Why a NIC cannot serve its planes at the same time, as a sentence; empty where it can."""
         several = len(self.switches) > 1
         return f"{' and '.join(self.switches)} cannot both have the NIC" if several else ""
 
@@ -61,16 +61,16 @@ class Setting:
         return self.path == "east-west"
 
     def guests_a_host(self) -> int:
-        """Guests on a host that has any."""
+        """Guests of a setting on a host that has any."""
         return sum(1 for _ in self._planes_a_host())
 
     def vfs_a_host(self) -> int:
         """VFs that a host needs."""
-        return sum(one.vfs for one in self._planes_a_host())
+        return sum(plane.vfs for plane in self._planes_a_host())
 
     def addresses_behind_nic(self) -> int:
         """MAC addresses of guests that the NIC of a host must receive for."""
-        return sum(one.switch is not None for one in self._planes_a_host())
+        return sum(plane.switch is not None for plane in self._planes_a_host())
 
     def _planes_a_host(self) -> Iterator[Plane]:
         """The plane of each guest of a host."""
@@ -79,16 +79,16 @@ class Setting:
             for _ in range(self.background_guests):
                 yield plane(self.background_plane)
 
-    def wanted(self, role: HostRole) -> Iterator[WantedGuest]:
+    def requests(self, role: HostRole) -> Iterator[GuestRequest]:
         """The guests of a role."""
-        yield WantedGuest(role, "main", 0, self.kind, self.plane)
+        yield GuestRequest(role, "main", 0, self.kind, self.plane)
         for index in range(self.background_guests):
-            yield WantedGuest(role, "background", index, self.kind, self.background_plane)
+            yield GuestRequest(role, "background", index, self.kind, self.background_plane)
 
 
 @dataclass(frozen=True)
-class WantedGuest:
-    """A guest as a setting asks for it: who asks for the same finds the same guest again."""
+class GuestRequest:
+    """A guest as a setting asks for it; equal requests get the same guest."""
 
     role: HostRole
     use: GuestRole
@@ -99,7 +99,7 @@ class WantedGuest:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A setting that stands: what measurements and loads need to know of it."""
+    """A built setting, as measurements and loads see it."""
 
     setting: Setting
     hosts: Mapping[HostRole, Host]
@@ -143,12 +143,14 @@ class Arrangement:
         points: list[CapturePoint] = []
         for role in HOSTS:
             guest, site = self.mains[role], self.sites[role]
-            here = [inside(guest, role, own_kernel=self.own_kernels)]
+            outward = [inside(guest, role, own_kernel=self.own_kernels)]
             if self.ports[role]:
-                here.append(CapturePoint(f"{role}_guest", role, site.netns, self.ports[role]))
+                outward.append(CapturePoint(f"{role}_guest", role, site.netns, self.ports[role]))
             if self._at_nic and not self._plane.passed_through:
-                here.append(CapturePoint(f"{role}_nic", role, *self._plane.nic_point(site, guest)))
-            points += here if role == "sender" else reversed(here)
+                outward.append(
+                    CapturePoint(f"{role}_nic", role, *self._plane.nic_point(site, guest))
+                )
+            points += outward if role == "sender" else reversed(outward)
         return tuple(points)
 
     @property
@@ -158,14 +160,14 @@ class Arrangement:
         for role in HOSTS:
             guest, site = self.mains[role], self.sites[role]
             nic = self._plane.nic_point(site, guest)
-            here = [CounterPoint(role, guest.netns, guest.interface)]
+            outward = [CounterPoint(role, guest.netns, guest.interface)]
             if self.ports[role]:
-                here.append(CounterPoint(role, site.netns, self.ports[role]))
+                outward.append(CounterPoint(role, site.netns, self.ports[role]))
             if not self.shared and nic != (guest.netns, guest.interface):
                 if site.uplink != site.nic:
-                    here.append(CounterPoint(role, site.netns, site.uplink))
-                here.append(CounterPoint(role, *nic))
-            points += here if role == "sender" else reversed(here)
+                    outward.append(CounterPoint(role, site.netns, site.uplink))
+                outward.append(CounterPoint(role, *nic))
+            points += outward if role == "sender" else reversed(outward)
         return tuple(points)
 
     @property
@@ -185,8 +187,8 @@ class Arrangement:
         """Metrics that do not exist for the main guests' plane, with the reason."""
         if self._at_nic:
             return self._plane.not_measurable
-        why = "between guests of one host no frame reaches the NIC"
-        return {**self._plane.not_measurable, "overhead": why, "response": why}
+        reason = "between guests of one host no frame reaches the NIC"
+        return {**self._plane.not_measurable, "overhead": reason, "response": reason}
 
     def next_hop_mac(self) -> str:
         """Destination MAC of the frames of the sender's main guest to the responder's."""

@@ -18,6 +18,7 @@ from planewise.testbed.guests import MAKERS
 from planewise.testbed.guests.container import JoiningHost
 from planewise.testbed.machine import (
     MAC_FILTERS,
+    Machine,
     MachineState,
     PlacedGuest,
     Resources,
@@ -48,29 +49,26 @@ from planewise.testbed.plan import (
 from planewise.testbed.planes import plane, refusal, switch_named
 from planewise.testbed.planes.kinds import GUEST_WORDS
 from planewise.testbed.planes.plane import Plane
-from planewise.testbed.setting import Arrangement, Setting, WantedGuest
+from planewise.testbed.setting import Arrangement, GuestRequest, Setting
 from planewise.testbed.together import together
 
 SPARE_MIB = 128
 """Memory that a host keeps for itself."""
 
 
-class _Host(MachineState):
-    """What stands on one machine, with its guests."""
+class _HostState(MachineState):
+    """State of one machine, with its guests."""
 
-    def __init__(self, state: MachineState) -> None:
-        super().__init__(state.machine, state.role, state.token)
-        self.placed: dict[WantedGuest, PlacedGuest] = {}
+    def __init__(self, machine: Machine, role: HostRole, token: str) -> None:
+        super().__init__(machine, role, token)
+        self.placed: dict[GuestRequest, PlacedGuest] = {}
         self.slots: dict[HostRole, int] = {}
         self.prepared: dict[str, Plane] = {}
-        """By what they prepare, planes that are prepared on the uplink."""
+        """Planes that are prepared on the uplink, by `Plane.preparation`."""
 
 
-def _initial_hosts(pair: Pair) -> dict[HostRole, _Host]:
-    return {
-        role: _Host(MachineState(machine, role, pair.token))
-        for role, machine in pair.machines.items()
-    }
+def _initial_states(pair: Pair) -> dict[HostRole, _HostState]:
+    return {role: _HostState(machine, role, pair.token) for role, machine in pair.machines.items()}
 
 
 class Testbed:
@@ -84,27 +82,27 @@ class Testbed:
     def __init__(self, pair: Pair, mtu_bytes: int) -> None:
         self.pair = pair
         self._mtu_bytes = mtu_bytes
-        self._hosts = _initial_hosts(pair)
+        self._states = _initial_states(pair)
         self._resources: dict[HostRole, Resources] = {}
-        self._tried: dict[tuple[HostRole, str], str] = {}
+        self._refusals: dict[tuple[HostRole, str], str] = {}
         self._with_vfs = False
 
     def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
-        """Why these settings cannot stand here; those that can are left out. Changes nothing.
+        """Why settings cannot be built, by setting; those that can be are left out.
 
-        All that will be asked for belongs into one call: where one needs VFs, the NIC has them all
-        the time, so that every setting finds the same NIC.
+        One call takes all settings of a run: where one needs VFs, the NIC has them all the time, so
+        that every setting finds the same NIC.
         """
-        wanted = tuple(settings)
-        reasons = {setting: self.unavailable_reason(setting) for setting in wanted}
-        if any(one.vfs_a_host() and not reason for one, reason in reasons.items()):
+        settings = tuple(settings)
+        reasons = {setting: self.unavailable_reason(setting) for setting in settings}
+        if any(setting.vfs_a_host() and not reason for setting, reason in reasons.items()):
             self._with_vfs = True
-            reasons = {setting: self.unavailable_reason(setting) for setting in wanted}
+            reasons = {setting: self.unavailable_reason(setting) for setting in settings}
         return {setting: reason for setting, reason in reasons.items() if reason}
 
     def unavailable_reason(self, setting: Setting) -> str:
-        """Why this setting cannot stand here; empty when it can. What is tried is removed again."""
-        if reason := impossible(setting, here=not self.pair.separate):
+        """Why this setting cannot be built; empty when it can. Trial builds are removed again."""
+        if reason := impossible(setting, local=not self.pair.separate):
             return reason
         roles: tuple[HostRole, ...] = ("sender",) if setting.within_host else HOSTS
         for role in roles:
@@ -117,60 +115,60 @@ class Testbed:
         return ""
 
     def resources(self, role: HostRole) -> Resources:
-        """What a machine has, as it was when it was first asked."""
+        """A machine's resources at the first call."""
         if role not in self._resources:
-            self._resources[role] = survey(self._hosts[role].machine)
+            self._resources[role] = survey(self._states[role].machine)
         return self._resources[role]
 
-    def _refused(self, role: HostRole, wanted: Plane) -> str:
-        """Why the kernel of a host cannot build a plane, found out by building it in namespaces of
-        their own; empty where it can, or where that is not for a kernel alone to say."""
-        if wanted.needs:
+    def _refused(self, role: HostRole, plane: Plane) -> str:
+        """Why a host's kernel cannot build a plane, by a trial build in namespaces of its own;
+        empty where it can, or where the plane needs more than a kernel."""
+        if plane.needs:
             return ""
-        key = (role, wanted.name)
-        if key not in self._tried:
-            here = self._hosts[role]
-            smallest = smallest_plan(wanted, role, here.token, self._mtu_bytes)
+        key = (role, plane.name)
+        if key not in self._refusals:
+            state = self._states[role]
+            plan = smallest_plan(plane, role, state.token, self._mtu_bytes)
             try:
-                here.host.perform(smallest)
-                self._tried[key] = ""
+                state.host.perform(plan)
+                self._refusals[key] = ""
             except PlanewiseError as error:
-                self._tried[key] = error.what
+                self._refusals[key] = error.what
             finally:
-                remove_namespaces(here.machine, smallest.namespaces)
-        return self._tried[key]
+                remove_namespaces(state.machine, plan.namespaces)
+        return self._refusals[key]
 
     @contextmanager
     def arrange(self, setting: Setting) -> Iterator[Arrangement]:
-        """Makes a setting stand: builds what is missing, reuses what is there.
+        """Builds a setting: makes missing guests, reuses the others.
 
         Raises:
             UnsupportedError: a machine lacks something.
-            PlanewiseError: it could not be built, or a guest was found dead at the end.
+            PlanewiseError: it could not be built, or a guest was dead at the end.
         """
-        hosts = self._hosts_of(setting)
-        wanted = {role: list(setting.wanted(role)) for role in HOSTS}
-        work: dict[int, tuple[_Host, list[WantedGuest]]] = {}
-        for role, here in hosts.items():
-            work.setdefault(id(here), (here, []))[1].extend(wanted[role])
+        states = self._states_of(setting)
+        requests = {role: list(setting.requests(role)) for role in HOSTS}
+        # East-west, both roles have one state.
+        work: dict[int, tuple[_HostState, list[GuestRequest]]] = {}
+        for role, state in states.items():
+            work.setdefault(id(state), (state, []))[1].extend(requests[role])
         # Netlink alone keeps one thread of Python busy; two would only wait for one another.
         waits = self.pair.separate or MAKERS[setting.kind].waits
         together(
-            [partial(self._prepare, here, guests) for here, guests in work.values()],
+            [partial(self._prepare, *host_work) for host_work in work.values()],
             workers=2 if waits else 1,
         )
-        placed = {role: [hosts[role].placed[one] for one in wanted[role]] for role in HOSTS}
-        self._introduce(setting, hosts, placed)
+        placed = {role: [states[role].placed[key] for key in requests[role]] for role in HOSTS}
+        self._introduce(setting, states, placed)
         joined = {
-            one.guest.netns: one.container
-            for guests in placed.values()
-            for one in guests
-            if one.container is not None
+            placed_guest.guest.netns: placed_guest.container
+            for placed_guest in [*placed["sender"], *placed["responder"]]
+            if placed_guest.container is not None
         }
         yield Arrangement(
             setting,
             {
-                role: JoiningHost(hosts[role].host, joined) if joined else hosts[role].host
+                role: JoiningHost(states[role].host, joined) if joined else states[role].host
                 for role in HOSTS
             },
             {role: placed[role][0].guest for role in HOSTS},
@@ -178,11 +176,11 @@ class Testbed:
                 role: tuple(placed_guest.guest for placed_guest in placed[role][1:])
                 for role in HOSTS
             },
-            {role: self._site(hosts[role]) for role in HOSTS},
+            {role: self._site(states[role]) for role in HOSTS},
             {role: placed[role][0].port for role in HOSTS},
         )
-        for here, guests in work.values():
-            _check_alive(here, guests)
+        for state, host_requests in work.values():
+            _check_alive(state, host_requests)
 
     def close(self) -> None:
         """Removes everything, also when a part of it fails; the next setting builds anew.
@@ -190,17 +188,17 @@ class Testbed:
         Raises:
             PlanewiseError: something could not be removed.
         """
-        hosts = tuple(self._hosts.values())
-        self._hosts = _initial_hosts(self.pair)
+        states = tuple(self._states.values())
+        self._states = _initial_states(self.pair)
         with ExitStack() as last:
             if self.pair.separate:
                 traces = [
-                    partial(remove_traces, here.host, here.machine.nic, here.token)
-                    for here in hosts
+                    partial(remove_traces, state.host, state.machine.nic, state.token)
+                    for state in states
                 ]
                 last.callback(together, traces)
             # VFs come home before their namespaces go, containers before the bridges.
-            last.callback(together, [here.close for here in hosts])
+            last.callback(together, [state.close for state in states])
 
     def __enter__(self) -> Self:
         return self
@@ -210,183 +208,191 @@ class Testbed:
 
     # One host.
 
-    def _prepare(self, here: _Host, wanted: Sequence[WantedGuest]) -> None:
-        _forget_dead(here)
-        planes = {one.plane: plane(one.plane) for one in wanted}
-        before = set(here.placed)
+    def _prepare(self, state: _HostState, requests: Sequence[GuestRequest]) -> None:
+        _remove_dead(state)
+        planes = {request.plane: plane(request.plane) for request in requests}
+        earlier = set(state.placed)
         try:
-            self._build(here, wanted, planes.values())
+            self._build(state, requests, planes.values())
         except BaseException:
-            # Half of a guest is no guest: the next setting makes it anew.
-            for one in here.placed.keys() - before:
-                _forget(here, one)
+            # The next setting makes half-built guests anew.
+            for request in state.placed.keys() - earlier:
+                _remove(state, request)
             raise
 
-    def _build(self, here: _Host, wanted: Sequence[WantedGuest], planes: Collection[Plane]) -> None:
-        steps = self._set_up_nic(here, planes)
+    def _build(
+        self, state: _HostState, requests: Sequence[GuestRequest], planes: Collection[Plane]
+    ) -> None:
+        steps = self._set_up_nic(state, planes)
         if self._with_vfs:
-            _ = here.vfs  # the NIC has them all the time
-        _free_vfs(here, wanted)
-        self._make_guests(here, wanted, steps)
+            _ = state.vfs  # the NIC has them all the time
+        _free_vfs(state, requests)
+        self._make_guests(state, requests, steps)
 
-    def _set_up_nic(self, here: _Host, planes: Collection[Plane]) -> list[Step]:
-        """Makes the NIC a port of the switch that these planes want.
+    def _set_up_nic(self, state: _HostState, planes: Collection[Plane]) -> list[Step]:
+        """Makes the NIC a port of the switch of these planes.
 
         Returns:
-            The steps that ready it for them, still to be done.
+            Steps that prepare the planes on it, still to be performed.
         """
-        site = self._site(here)
+        site = self._site(state)
         steps: list[Step] = []
-        if not here.nic_up:
+        if not state.nic_up:
             if self._mtu_bytes != 1500 and self.pair.separate:
                 steps.append(SetMtu(site.netns, site.nic, self._mtu_bytes))
             steps.append(SetUp(site.netns, site.nic))
-            here.nic_up = True
-        wanted = next((one.switch for one in planes if one.switch is not None), None)
-        if here.switch != (wanted.name if wanted else ""):
-            steps += self._leave_switch(here)
-            if wanted is not None:
-                if wanted.name not in here.switches:
-                    here.perform(steps)
-                    steps = list(wanted.create(here, site))
-                    here.switches.add(wanted.name)
-                    site = self._site(here)
-                steps += wanted.add_nic(site)
-            here.switch = wanted.name if wanted else ""
-        site = self._site(here)
-        for one in planes:
-            if one.preparation not in here.prepared:
-                steps += one.prepare(site)
-                here.prepared[one.preparation] = one
+            state.nic_up = True
+        switch = next((plane.switch for plane in planes if plane.switch is not None), None)
+        if state.switch != (switch.name if switch else ""):
+            steps += self._leave_switch(state)
+            if switch is not None:
+                if switch.name not in state.switches:
+                    state.perform(steps)
+                    steps = list(switch.create(state, site))
+                    state.switches.add(switch.name)
+                    site = self._site(state)
+                steps += switch.add_nic(site)
+            state.switch = switch.name if switch else ""
+        site = self._site(state)
+        for unprepared in planes:
+            if unprepared.preparation not in state.prepared:
+                steps += unprepared.prepare(site)
+                state.prepared[unprepared.preparation] = unprepared
         return steps
 
-    def _leave_switch(self, here: _Host) -> list[Step]:
-        """Steps that free the NIC; what sits on the old uplink goes, as no plane's interface
-        follows the NIC."""
-        site = self._site(here)
+    def _leave_switch(self, state: _HostState) -> list[Step]:
+        """Steps that free the NIC and remove interfaces on its uplink: none follows the NIC."""
+        site = self._site(state)
         steps: list[Step] = []
-        for one in here.prepared.values():
-            steps += one.withdraw(site)
-        here.prepared.clear()
-        for placed in here.placed.values():
-            placed.knows = ("", "")
+        for prepared in state.prepared.values():
+            steps += prepared.withdraw(site)
+        state.prepared.clear()
+        for placed in state.placed.values():
+            placed.peer = ("", "")
             if plane(placed.guest.plane).on_uplink and placed.attached:
                 steps.append(DeleteLink(placed.guest.netns, GUEST_INTERFACE))
                 placed.attached = False
-        before = switch_named(here.switch)
-        return steps if before is None else [*steps, *before.release_nic(site)]
+        switch = switch_named(state.switch)
+        return steps if switch is None else [*steps, *switch.release_nic(site)]
 
-    def _make_guests(self, here: _Host, wanted: Sequence[WantedGuest], steps: list[Step]) -> None:
-        """Performs `steps`, makes guests that are missing and plugs them in, with those that lost
-        their interface."""
-        site = self._site(here)
+    def _make_guests(
+        self, state: _HostState, requests: Sequence[GuestRequest], steps: list[Step]
+    ) -> None:
+        """Performs `steps`, makes missing guests, and plugs in all that have no interface."""
+        site = self._site(state)
         for kind, maker in MAKERS.items():
-            missing = [one for one in wanted if one.kind == kind and one not in here.placed]
-            guests = [plane(one.plane).adopt(site, self._guest(here, one)) for one in missing]
+            missing = [
+                request
+                for request in requests
+                if request.kind == kind and request not in state.placed
+            ]
+            guests = [
+                plane(request.plane).adopt(site, self._guest(state, request)) for request in missing
+            ]
             if guests and maker.waits:
-                here.perform(steps)
+                state.perform(steps)
                 steps = []
             if guests:
-                here.placed |= dict(zip(missing, maker.create(here, guests), strict=True))
-            for one, guest in zip(missing, guests, strict=True):
+                state.placed |= dict(zip(missing, maker.create(state, guests), strict=True))
+            for request, guest in zip(missing, guests, strict=True):
                 steps += maker.steps(guest)
                 # Guest by guest: netlink sockets are by namespace, and few are kept.
-                steps += self._plug(here, site, [one]) if plane(one.plane).by_steps else ()
-        mains = [one for one in wanted if one.use == "main"]
+                steps += self._plug(state, site, [request]) if plane(request.plane).by_steps else ()
+        mains = [request for request in requests if request.use == "main"]
         ready = [
-            *(AwaitUp(here.placed[main].guest.netns) for main in mains),
+            *(AwaitUp(state.placed[main].guest.netns) for main in mains),
             AwaitUp(site.netns, "" if site.netns else site.nic),
         ]
-        loose = [one for one in wanted if not here.placed[one].attached]
+        loose = [request for request in requests if not state.placed[request].attached]
         if loose:
-            here.perform(steps)
-            steps = self._plug(here, site, loose)
+            state.perform(steps)
+            steps = self._plug(state, site, loose)
         if steps or loose:
-            here.perform([*steps, *ready])
-        for one in mains:
-            placed = here.placed[one]
-            placed.port = placed.port or plane(one.plane).port(here, placed.guest)
+            state.perform([*steps, *ready])
+        for request in mains:
+            placed = state.placed[request]
+            placed.port = placed.port or plane(request.plane).port(state, placed.guest)
 
-    def _plug(self, here: _Host, site: Site, wanted: Sequence[WantedGuest]) -> list[Step]:
+    def _plug(self, state: _HostState, site: Site, requests: Sequence[GuestRequest]) -> list[Step]:
         """Steps that give guests their interfaces, plane by plane."""
         steps: list[Step] = []
-        for name in dict.fromkeys(one.plane for one in wanted):
-            placed = [here.placed[one] for one in wanted if one.plane == name]
-            steps += plane(name).plug(here, site, placed)
-        for one in wanted:
-            here.placed[one].attached = True
-            if self._with_vfs and here.role == one.role and plane(one.plane).switch is not None:
-                steps.append(AcceptAddress(site.netns, site.nic, here.placed[one].guest.mac))
+        for name in dict.fromkeys(request.plane for request in requests):
+            guests = [state.placed[request] for request in requests if request.plane == name]
+            steps += plane(name).plug(state, site, guests)
+        for request in requests:
+            placed = state.placed[request]
+            placed.attached = True
+            if self._with_vfs and state.role == request.role and plane(request.plane).switch:
+                steps.append(AcceptAddress(site.netns, site.nic, placed.guest.mac))
         return steps
 
     # Both hosts.
 
-    def _hosts_of(self, setting: Setting) -> Mapping[HostRole, _Host]:
-        return dict.fromkeys(HOSTS, self._hosts["sender"]) if setting.within_host else self._hosts
+    def _states_of(self, setting: Setting) -> Mapping[HostRole, _HostState]:
+        return dict.fromkeys(HOSTS, self._states["sender"]) if setting.within_host else self._states
 
-    def _site(self, here: _Host) -> Site:
-        machine = here.machine
+    def _site(self, state: _HostState) -> Site:
+        machine = state.machine
         site = Site(
-            here.role,
+            state.role,
             machine.netns,
             machine.nic,
             self._mtu_bytes,
             machine.nic,
             machine.bridge,
             machine.docker_bridge,
-            self.resources(here.role).mac,
-            self.resources(other_host(here.role)).mac,
-            here.directory,
+            self.resources(state.role).mac,
+            self.resources(other_host(state.role)).mac,
+            state.directory,
         )
-        switch = switch_named(here.switch)
+        switch = switch_named(state.switch)
         return site if switch is None else site.on(switch.interface(site))
 
-    def _guest(self, here: _Host, wanted: WantedGuest) -> Guest:
-        slot = here.slots[wanted.role] = here.slots.get(wanted.role, 0) + 1
+    def _guest(self, state: _HostState, request: GuestRequest) -> Guest:
+        slot = state.slots[request.role] = state.slots.get(request.role, 0) + 1
         guest = make_guest(
-            here.token,
-            wanted.role,
-            wanted.use,
-            wanted.index,
-            wanted.plane,
+            state.token,
+            request.role,
+            request.use,
+            request.index,
+            request.plane,
             slot,
             # East-west, guests of both roles live on one machine, and those that talk north-south
             # share the segment with them.
-            away=here.role != wanted.role,
+            away=state.role != request.role,
         )
-        number = 4096 * HOSTS.index(wanted.role) + slot
-        return replace(guest, port=f"pw{here.token}{number:04x}", port_index=20_000 + number)
+        number = 4096 * HOSTS.index(request.role) + slot
+        return replace(guest, port=f"pw{state.token}{number:04x}", port_index=20_000 + number)
 
     def _introduce(
         self,
         setting: Setting,
-        hosts: Mapping[HostRole, _Host],
+        states: Mapping[HostRole, _HostState],
         placed: Mapping[HostRole, Sequence[PlacedGuest]],
     ) -> None:
-        """Guests know their peer's MAC, so that no address is looked up in a measurement.
+        """Gives each guest its peer's MAC, so that no measurement contains an address resolution.
 
-        Background guests, too: what they ask would be counted as their load.
+        Background guests, too: their requests would be counted as their load.
         """
         for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
-            here, site = hosts[role], self._site(hosts[role])
+            state, site = states[role], self._site(states[role])
             pairs = [
-                (one, their.guest)
-                for one, their in zip(placed[role], placed[other], strict=True)
-                if one.knows != (their.guest.ipv4, their.guest.mac)
+                (local, remote.guest)
+                for local, remote in zip(placed[role], placed[other], strict=True)
+                if local.peer != (remote.guest.ipv4, remote.guest.mac)
             ]
             steps: list[Step] = []
-            for one, peer in pairs:
-                known = plane(one.guest.plane)
-                steps += known.introduce(site, one.guest, peer, setting.within_host)
-            if steps:
-                here.perform(steps)
-            for one, peer in pairs:
-                one.knows = (peer.ipv4, peer.mac)
+            for local, peer in pairs:
+                path = plane(local.guest.plane)
+                steps += path.introduce(site, local.guest, peer, setting.within_host)
+            state.perform(steps)
+            for local, peer in pairs:
+                local.peer = (peer.ipv4, peer.mac)
 
 
 @contextmanager
 def stand_here(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangement]:
-    """A setting on a testbed of its own on this machine.
+    """Builds a setting on this machine, on a testbed of its own.
 
     Raises:
         UnsupportedError: this machine lacks something.
@@ -394,121 +400,121 @@ def stand_here(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangement]
     """
     what = f"testbed {setting.plane}, {setting.background_guests} background guests"
     with local_pair(mtu_bytes, what=what) as pair, Testbed(pair, mtu_bytes) as testbed:
-        reason = impossible(setting, here=True) or shortage(
+        reason = impossible(setting, local=True) or shortage(
             setting, testbed.resources("sender"), False
         )
         if reason:
             raise UnsupportedError(reason, remedy=plane(setting.plane).remedy)
-        with testbed.arrange(setting) as standing:
-            yield standing
+        with testbed.arrange(setting) as arrangement:
+            yield arrangement
 
 
-def impossible(setting: Setting, *, here: bool = False) -> str:
+def impossible(setting: Setting, *, local: bool = False) -> str:
     """Why no pair of hosts can have a setting, as a sentence; empty when one can. Pure.
 
-    `here`: a pair of namespaces of this machine.
+    `local`: a pair of namespaces of this machine.
     """
     for name in sorted(setting.planes):
-        if reason := refusal(name, setting.kind, here=here):
+        if reason := refusal(name, setting.kind, local=local):
             return reason
     if setting.kind not in MAKERS:
         return f"guests that are {GUEST_WORDS[setting.kind][1]} cannot be started on this testbed"
     return setting.conflict
 
 
-def shortage(setting: Setting, found: Resources, with_vfs: bool) -> str:
+def shortage(setting: Setting, resources: Resources, with_vfs: bool) -> str:
     """What a machine lacks for a setting, as a sentence; empty when it suffices. Pure.
 
     `with_vfs`: its NIC has VFs at that time.
     """
-    if lacking := MAKERS[setting.kind].lacking(found):
+    if lacking := MAKERS[setting.kind].lacking(resources):
         return lacking
     for name in sorted(setting.planes):
-        if lacking := plane(name).lacking(found):
+        if lacking := plane(name).lacking(resources):
             return lacking
     needed = setting.vfs_a_host()
-    if needed and not found.vfs:
-        return f"{found.nic} of {found.place} has no SR-IOV"
-    if needed > found.vfs:
-        return f"needs {needed} VFs on {found.place}, and {found.nic} has {found.vfs}"
-    filters = MAC_FILTERS.get(found.driver)
+    if needed and not resources.vfs:
+        return f"{resources.nic} of {resources.place} has no SR-IOV"
+    if needed > resources.vfs:
+        return f"needs {needed} VFs on {resources.place}, and {resources.nic} has {resources.vfs}"
+    filters = MAC_FILTERS.get(resources.driver)
     behind = setting.addresses_behind_nic()
     if with_vfs and filters and not setting.within_host:
-        spare = filters - 1 - found.vfs
+        spare = filters - 1 - resources.vfs
         if behind > spare:
             return (
-                f"needs {behind} MAC addresses behind {found.nic} of {found.place}, and "
-                f"{found.driver} takes {spare} beside its VFs"
+                f"needs {behind} MAC addresses behind {resources.nic} of {resources.place}, and "
+                f"{resources.driver} takes {spare} beside its VFs"
             )
     memory = setting.guests_a_host() * MAKERS[setting.kind].memory_mib + SPARE_MIB
-    if memory > found.free_mib:
+    if memory > resources.free_mib:
         return (
-            f"{setting.guests_a_host()} {setting.kind}s on {found.place} need about {memory} MiB, "
-            f"and {found.free_mib} MiB are free"
+            f"{setting.guests_a_host()} {setting.kind}s on {resources.place} need about "
+            f"{memory} MiB, and {resources.free_mib} MiB are free"
         )
     return ""
 
 
-def smallest_plan(wanted: Plane, role: HostRole, token: str, mtu_bytes: int) -> Plan:
+def smallest_plan(plane: Plane, role: HostRole, token: str, mtu_bytes: int) -> Plan:
     """A plane with one guest, on a NIC that is a veth pair, all in namespaces of its own. Pure."""
-    names: dict[HostRole, str] = {one: f"pw-{token}-x{role[0]}{one[0]}" for one in HOSTS}
+    names: dict[HostRole, str] = {host: f"pw-{token}-x{role[0]}{host[0]}" for host in HOSTS}
     site = Site("sender", names["sender"], "wire0", mtu_bytes)
     steps: list[Step] = [*plan_pair(names, mtu_bytes).steps]
-    if wanted.switch is not None:
-        steps += wanted.switch.steps(site)
-        site = site.on(wanted.switch.interface(site))
+    if plane.switch is not None:
+        steps += plane.switch.steps(site)
+        site = site.on(plane.switch.interface(site))
     netns = f"pw-{token}-x{role[0]}g"
     guest = Guest(
-        "try", "sender", "main", 0, wanted.name, netns, GUEST_INTERFACE,
+        "try", "sender", "main", 0, plane.name, netns, GUEST_INTERFACE,
         "02:70:77:00:ff:ff", "198.18.254.1", "2001:2:0:1::fffe", f"pw{token}ffff", 29_999,
     )  # fmt: skip
-    guest = wanted.adopt(site, guest)
-    steps += [*wanted.prepare(site), *new_namespace(netns), *wanted.attach(site, guest)]
+    guest = plane.adopt(site, guest)
+    steps += [*plane.prepare(site), *new_namespace(netns), *plane.attach(site, guest)]
     return Plan(tuple(steps))
 
 
-def _forget_dead(here: _Host) -> None:
-    """Forgets guests whose container ended, and takes their VFs back."""
-    running = here.running
+def _remove_dead(state: _HostState) -> None:
+    """Removes guests whose container ended, and takes their VFs back."""
+    running = state.running
     if running is None:
         return
-    for wanted, placed in list(here.placed.items()):
+    for request, placed in list(state.placed.items()):
         if placed.container is not None and placed.container.name not in running:
-            _forget(here, wanted)
+            _remove(state, request)
 
 
-def _forget(here: _Host, wanted: WantedGuest) -> None:
-    """Ends a guest, and takes back what it held, as far as that can be done."""
-    placed = here.placed.pop(wanted)
+def _remove(state: _HostState, request: GuestRequest) -> None:
+    """Ends a guest and takes its VF back, as far as that can be done."""
+    placed = state.placed.pop(request)
     with suppress(PlanewiseError):
-        plane(wanted.plane).unplug(here, placed)
+        plane(request.plane).unplug(state, placed)
     with suppress(PlanewiseError):
-        MAKERS[wanted.kind].remove(here, placed)
+        MAKERS[request.kind].remove(state, placed)
 
 
-def _check_alive(here: _Host, guests: Sequence[WantedGuest]) -> None:
-    """PlanewiseError when the container of one of these guests ended."""
-    running = here.running
+def _check_alive(state: _HostState, requests: Sequence[GuestRequest]) -> None:
+    """Raises PlanewiseError when the container of one of these guests ended."""
+    running = state.running
     if running is None:
         return
-    for wanted in guests:
-        container = here.placed[wanted].container
+    for request in requests:
+        container = state.placed[request].container
         if container is not None and container.name not in running:
-            here.docker.check(container.name)
+            state.docker.check(container.name)
 
 
-def _free_vfs(here: _Host, wanted: Sequence[WantedGuest]) -> None:
-    """Takes VFs from guests that this setting leaves idle, where they do not suffice."""
+def _free_vfs(state: _HostState, requests: Sequence[GuestRequest]) -> None:
+    """Takes VFs from guests that are not requested, where too few are free."""
     needed = sum(
-        plane(one.plane).vfs
-        for one in wanted
-        if not (one in here.placed and here.placed[one].attached)
+        plane(request.plane).vfs
+        for request in requests
+        if not (request in state.placed and state.placed[request].attached)
     )
     if not needed:
         return
-    for other, placed in list(here.placed.items()):
-        if here.vfs.free >= needed:
+    for request, placed in list(state.placed.items()):
+        if state.vfs.free >= needed:
             return
-        if placed.vf is not None and other not in wanted:
-            plane(other.plane).unplug(here, placed)
-            placed.attached, placed.knows = False, ("", "")
+        if placed.vf is not None and request not in requests:
+            plane(request.plane).unplug(state, placed)
+            placed.attached, placed.peer = False, ("", "")

@@ -41,14 +41,16 @@ def ports(token: str, chain: Chain, site: Site, ends: Ends, queues: int = 1) -> 
     steps: list[Step] = []
     for nic in dict.fromkeys(ends.nics):
         steps += switch.add_nic(replace(site, nic=nic))
-    steps += [switch.know(site, nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)]
+    steps += [
+        switch.static_entry(site, nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)
+    ]
     for number in chain.numbers:
         port, mac = port_of(token, number), mac_of(number)
         steps += [
             *_interface(token, chain, number, queues),
             switch.join(site, port),
             SetUp("", port),
-            switch.know(site, port, mac),
+            switch.static_entry(site, port, mac),
         ]
     return (*steps, *accepted(chain, ends), *(AwaitUp("", nic) for nic in dict.fromkeys(ends.nics)))
 

@@ -241,10 +241,10 @@ class ChainTestbed:
         queues = 1 if self._machines is None else self._machines.guests.options.queues
         here.perform([*created, *bridge.ports(here.token, chain, site, self._ends, queues)])
         for name in self._functions.namespaces:
-            here.perform(switch.complete(standing, name, GUEST_INTERFACE))
+            here.perform(switch.disable_offloads(standing, name, GUEST_INTERFACE))
         if self._addressed:
             for place in PLACES:
-                steps = switch.complete(standing, self._end(place), GUEST_INTERFACE)
+                steps = switch.disable_offloads(standing, self._end(place), GUEST_INTERFACE)
                 self._there.perform(steps)
         if (pid := standing.switch_pids.get(switch.name)) is not None:
             self._switch_pid = pid

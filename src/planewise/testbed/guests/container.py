@@ -25,37 +25,37 @@ class ContainerMaker:
     memory_mib = GUEST_MIB
     waits = True
 
-    def lacking(self, found: Resources) -> str:
+    def lacking(self, resources: Resources) -> str:
         """See `GuestMaker.lacking`."""
-        return "" if found.dockerd else f"there is no Docker on {found.place}"
+        return "" if resources.dockerd else f"there is no Docker on {resources.place}"
 
     def steps(self, guest: Guest) -> tuple[Step, ...]:
         """None: Docker makes it."""
         return ()
 
-    def create(self, here: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
+    def create(self, state: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
         """Starts containers and gives their networks names."""
-        docker = here.docker
+        docker = state.docker
 
         def start(guest: Guest) -> None:
             if plane(guest.plane).container_network:
                 address = {"ipv4_address": guest.ipv4}
-                docker.run(guest.netns, network=here.network, interface=address)
+                docker.run(guest.netns, network=state.network, interface=address)
             else:
                 docker.run(guest.netns)
 
         together([partial(start, guest) for guest in guests], _WORKERS)
-        located = name_networks(here.host, docker, [guest.netns for guest in guests])
+        located = name_networks(state.host, docker, [guest.netns for guest in guests])
         return [
             PlacedGuest(replace(guest, mac=container.mac or guest.mac), container=container)
             for guest, container in zip(guests, located, strict=True)
         ]
 
-    def remove(self, here: MachineState, placed: PlacedGuest) -> None:
+    def remove(self, state: MachineState, placed: PlacedGuest) -> None:
         """Ends the container and removes its network's name."""
         if placed.container is not None:
-            here.docker.remove(placed.container.name)
-        here.host.run(["ip", "netns", "delete", placed.guest.netns])
+            state.docker.remove(placed.container.name)
+        state.host.run(["ip", "netns", "delete", placed.guest.netns])
 
 
 class JoiningHost(ForwardingHost):

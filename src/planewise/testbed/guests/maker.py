@@ -21,13 +21,13 @@ class GuestMaker(Protocol):
     def waits(self) -> bool:
         """Whether `create` waits for another program."""
 
-    def lacking(self, found: Resources) -> str:
+    def lacking(self, resources: Resources) -> str:
         """Why a machine cannot have such guests, as a sentence; empty when it can. Pure."""
 
     def steps(self, guest: Guest) -> tuple[Step, ...]:
         """What makes a guest, where steps do."""
 
-    def create(self, here: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
+    def create(self, state: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
         """Makes guests on a machine, where steps do not do; all are placed then.
 
         Raises:
@@ -35,5 +35,5 @@ class GuestMaker(Protocol):
             PlanewiseError: one could not be made.
         """
 
-    def remove(self, here: MachineState, placed: PlacedGuest) -> None:
+    def remove(self, state: MachineState, placed: PlacedGuest) -> None:
         """Ends a guest, alive or not."""

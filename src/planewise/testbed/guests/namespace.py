@@ -16,7 +16,7 @@ class NamespaceMaker:
     """An idle namespace with a process in it."""
     waits = False
 
-    def lacking(self, found: Resources) -> str:
+    def lacking(self, resources: Resources) -> str:
         """Nothing: every Linux host has them."""
         return ""
 
@@ -24,10 +24,10 @@ class NamespaceMaker:
         """An empty namespace."""
         return new_namespace(guest.netns)
 
-    def create(self, here: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
+    def create(self, state: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
         """Nothing beyond the steps."""
         return [PlacedGuest(guest) for guest in guests]
 
-    def remove(self, here: MachineState, placed: PlacedGuest) -> None:
+    def remove(self, state: MachineState, placed: PlacedGuest) -> None:
         """Removes the namespace's name."""
-        here.host.run(["ip", "netns", "delete", placed.guest.netns])
+        state.host.run(["ip", "netns", "delete", placed.guest.netns])

@@ -36,7 +36,7 @@ GUESTS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
 FUNCTIONS_OF: Mapping[str, Mapping[GuestKind, tuple[Forwarder, ...]]] = MappingProxyType(
     {plane.name: plane.functions for plane in PLANES if plane.functions}
 )
-"""Every plane that a chain can have, with what its functions can be, and what forwards in each."""
+"""Every plane of chains, with the kinds that its functions can have, and their forwarders."""
 
 
 def known() -> tuple[str, ...]:
@@ -72,21 +72,20 @@ def plane_for(name: str, kind: GuestKind) -> Plane:
     return plane
 
 
-def refusal(name: str, kind: GuestKind, *, here: bool) -> str:
+def refusal(name: str, kind: GuestKind, *, local: bool) -> str:
     """Why no hosts can have guests of this kind on a plane, as a sentence; empty where some can.
 
-    `here`: on a pair of namespaces of this machine.
+    `local`: on a pair of namespaces of this machine.
     """
     if name not in _BY_NAME:
         return f"there is no plane called {name!r} (planes: {', '.join(known())})"
-    one = _BY_NAME[name]
-    if kind not in one.guests:
-        many = GUEST_WORDS[kind][1]
-        return f"the plane {name} cannot attach {many}: {one.refusal(kind)}"
-    if why := one.chains_only.get(kind):
-        return f"the plane {name} has {GUEST_WORDS[kind][1]} in chains alone: {why}"
-    if here and one.not_here:
-        return f"the plane {name} cannot be built on one machine: {one.not_here}"
+    plane = _BY_NAME[name]
+    if kind not in plane.guests:
+        return f"the plane {name} cannot attach {GUEST_WORDS[kind][1]}: {plane.refusal(kind)}"
+    if reason := plane.chains_only.get(kind):
+        return f"the plane {name} has {GUEST_WORDS[kind][1]} in chains alone: {reason}"
+    if local and plane.local_refusal:
+        return f"the plane {name} cannot be built on one machine: {plane.local_refusal}"
     return ""
 
 
@@ -102,7 +101,7 @@ def plane(name: str) -> Plane:
 def switch_named(name: str) -> Switch | None:
     """The switch called `name`; None where there is none."""
     switches = (plane.switch for plane in PLANES)
-    return next((one for one in switches if one is not None and one.name == name), None)
+    return next((switch for switch in switches if switch is not None and switch.name == name), None)
 
 
 def vm_plane(name: str) -> VmPlane:
@@ -114,9 +113,9 @@ def vm_plane(name: str) -> VmPlane:
     plane = _BY_NAME.get(name)
     if isinstance(plane, VmPlane):
         return plane
-    theirs = ", ".join(plane.name for plane in PLANES if isinstance(plane, VmPlane))
+    names = ", ".join(plane.name for plane in PLANES if isinstance(plane, VmPlane))
     raise BadInputError(
-        f"virtual machines have no plane {name} on a testbed", remedy=f"theirs are: {theirs}"
+        f"virtual machines have no plane {name} on a testbed", remedy=f"theirs are: {names}"
     )
 
 

@@ -40,10 +40,10 @@ class LinuxBridge(Switch):
     def join(self, site: Site, port: str) -> Step:
         return SetMaster(site.netns, port, self.interface(site))
 
-    def leave(self, here: MachineState, port: str) -> None:
-        """A port that goes leaves it."""
+    def leave(self, state: MachineState, port: str) -> None:
+        """Nothing: a port that is deleted leaves the bridge."""
 
-    def know(self, site: Site, port: str, mac: str) -> Step:
+    def static_entry(self, site: Site, port: str, mac: str) -> Step:
         return AddForwarding(site.netns, port, mac)
 
 
@@ -76,11 +76,11 @@ class BridgePlane(Plane):
         A server's bridge learns instead: a NIC that joins a bridge with static entries stops to
         receive for their addresses (`br_fdb_unsync_static`), also where it was told to (VFs).
         """
-        known = neighbours(guest, peer, peer.mac)
+        entries = neighbours(guest, peer, peer.mac)
         if self.learns_on_servers and not site.netns:
-            return known
-        away = () if within else (self.switch.know(site, site.nic, peer.mac),)
-        return (*known, self.switch.know(site, self.host_interface(guest), guest.mac), *away)
+            return entries
+        port = self.host_interface(guest)
+        return (*entries, *self.switch.entries(site, port, guest, peer, within))
 
     def host_interface(self, guest: Guest) -> str:
         """The bridge port."""

@@ -18,7 +18,7 @@ _SUBNET = "198.18.0.0/15"
 
 
 class DockerNetwork(LinuxBridge):
-    """The bridge of a network of Docker's."""
+    """The bridge of a Docker network."""
 
     name = "docker-bridge"
 
@@ -26,12 +26,12 @@ class DockerNetwork(LinuxBridge):
         return site.docker_bridge
 
     def steps(self, site: Site) -> tuple[Step, ...]:
-        """None: Docker makes it."""
+        """No steps: Docker makes the bridge."""
         return ()
 
-    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        here.docker.add_network(
-            here.network,
+    def create(self, state: MachineState, site: Site) -> tuple[Step, ...]:
+        state.docker.add_network(
+            state.network,
             self.interface(site),
             _SUBNET,
             f"198.{18 + site.number}.255.253",
@@ -56,20 +56,18 @@ class DockerBridgePlane(Plane):
         return "" if kind in self.guests else "it attaches a Docker container"
 
     def plug(
-        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+        self, state: MachineState, site: Site, placed: Sequence[PlacedGuest]
     ) -> tuple[Step, ...]:
-        """Nothing: Docker plugged its container in."""
+        """No steps: Docker attaches its containers."""
         return ()
 
-    def port(self, here: MachineState, guest: Guest) -> str:
-        """The host's end of Docker's pair, which has a random name: found by its index."""
-        host = here.host
-        listed = host.run(["ip", "-n", guest.netns, "-json", "link", "show", guest.interface])
-        index = listed.json()[0]["link_index"]
-        for link in host.run(["ip", "-json", "link"]).json():
-            if link["ifindex"] == index:
-                return str(link["ifname"])
-        return ""
+    def port(self, state: MachineState, guest: Guest) -> str:
+        """The host's end of Docker's veth pair; its name is random, so that its index tells."""
+        host = state.host
+        show = ["ip", "-n", guest.netns, "-json", "link", "show", guest.interface]
+        index = host.run(show).json()[0]["link_index"]
+        links = host.run(["ip", "-json", "link"]).json()
+        return next((str(link["ifname"]) for link in links if link["ifindex"] == index), "")
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """The static neighbour by IPv4: Docker's network has no IPv6."""

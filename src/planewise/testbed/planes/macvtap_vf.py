@@ -15,7 +15,7 @@ class MacvtapVfPlane(VmPlane):
     rank = 73
     vfs = 1
     nic_within_host = True
-    not_here = VIRTUAL_WIRE
+    local_refusal = VIRTUAL_WIRE
     needs = ("sriov", "vm")
     remedy = VF_REMEDY
     model = "virtio"

@@ -51,30 +51,30 @@ class OpenVswitchBridge(Switch):
         """Where it has its sockets on the host."""
         return f"{place.directory}-{self.name}"
 
-    def make_directory(self, here: MachineState) -> str:
+    def make_directory(self, state: MachineState) -> str:
         """Makes that directory; it goes with the switch."""
-        program = here.program(self.name)
-        directory = self.directory(here)
-        here.host.run(["mkdir", "-p", directory]).check()
-        program.callback(here.host.run, ["rm", "-rf", directory])
+        program = state.program(self.name)
+        directory = self.directory(state)
+        state.host.run(["mkdir", "-p", directory]).check()
+        program.callback(state.host.run, ["rm", "-rf", directory])
         return directory
 
-    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        """Starts it; what a failed start leaves is gone, so that another may be tried."""
+    def create(self, state: MachineState, site: Site) -> tuple[Step, ...]:
+        """Starts it; cleans up after a failed start, so that another may be tried."""
         try:
-            return self.start(here, site)
+            return self.start(state, site)
         except BaseException:
-            here.end_program(self.name)
+            state.end_program(self.name)
             raise
 
-    def start(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+    def start(self, state: MachineState, site: Site) -> tuple[Step, ...]:
         """See `create`."""
-        directory = self.make_directory(here)
-        switch = here.program(self.name).enter_context(OpenVswitch(here.host, directory))
-        here.switch_pids[self.name] = switch.pid
+        directory = self.make_directory(state)
+        switch = state.program(self.name).enter_context(OpenVswitch(state.host, directory))
+        state.switch_pids[self.name] = switch.pid
         # A namespace of ours, where a host is one, has no other switch.
-        here.notes[self.name] = datapath_of(here.host, alone=bool(here.machine.netns))
-        switch.configure(*self._bridge(site, here.notes[self.name]))
+        state.notes[self.name] = datapath_of(state.host, alone=bool(state.machine.netns))
+        switch.configure(*self._bridge(site, state.notes[self.name]))
         return (SetUp(site.netns, self.interface(site)),)
 
     def described(self, site: Site) -> tuple[object, ...]:
@@ -98,29 +98,29 @@ class OpenVswitchBridge(Switch):
     def join(self, site: Site, port: str) -> Step:
         return self.configured(site, "add-port", self.interface(site), port)
 
-    def leave(self, here: MachineState, port: str) -> None:
-        here.host.run(vsctl(self.directory(here), "--if-exists", "del-port", port))
+    def leave(self, state: MachineState, port: str) -> None:
+        state.host.run(vsctl(self.directory(state), "--if-exists", "del-port", port))
 
-    def know(self, site: Site, port: str, mac: str) -> Step:
+    def static_entry(self, site: Site, port: str, mac: str) -> Step:
         entry = (self.interface(site), port, "0", mac)
         return RunProgram("", appctl(self.directory(site), "fdb/add", *entry))
 
     def configured(self, site: Site, *arguments: str) -> Step:
-        """Changes its database, and waits until it has done so."""
+        """Changes its database, and waits until the daemon has followed."""
         return RunProgram("", vsctl(self.directory(site), *arguments))
 
-    def complete(self, here: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
-        """Where frames are forwarded in user space, they must be complete."""
-        if here.notes[self.name] == "system":
+    def disable_offloads(self, state: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
+        """See `Switch.disable_offloads`: in user space nothing fills in checksums."""
+        if state.notes[self.name] == "system":
             return ()
         return (RunProgram(netns, ("ethtool", "-K", interface, "tx", "off")),)
 
-    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
         """How it forwards; see `Plane.remarks`."""
-        if datapath_of(host, alone=here) == "system":
+        if datapath_of(host, alone=local) == "system":
             return ("Open vSwitch forwards in the kernel (datapath system)",)
-        why = "this kernel has none for it" if here else "the kernel's is not ours on a server"
-        return (f"Open vSwitch forwards in user space (datapath netdev), as {why}",)
+        reason = "this kernel has none for it" if local else "the kernel's is not ours on a server"
+        return (f"Open vSwitch forwards in user space (datapath netdev), as {reason}",)
 
 
 class OvsPlane(BridgePlane):
@@ -138,36 +138,37 @@ class OvsPlane(BridgePlane):
     needs = ("ovs",)
     remedy = OVS_REMEDY
 
-    def lacking(self, found: Resources) -> str:
-        return lacking(found)
+    def lacking(self, resources: Resources) -> str:
+        return lacking(resources)
 
-    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
-        told = self.switch.remarks(host, here=here)
-        if datapath_of(host, alone=here) == "system":
-            return told
-        why = "nothing would do that work"
-        return (*told, f"the guests' checksum and segmentation offloads are off: {why}")
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
+        remarks = self.switch.remarks(host, local=local)
+        if datapath_of(host, alone=local) == "system":
+            return remarks
+        reason = "nothing would do that work"
+        return (*remarks, f"the guests' checksum and segmentation offloads are off: {reason}")
 
     def plug(
-        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+        self, state: MachineState, site: Site, placed: Sequence[PlacedGuest]
     ) -> tuple[Step, ...]:
-        """As `attach` says, with complete frames."""
-        guests = [one.guest for one in placed]
-        whole = [self.switch.complete(here, guest.netns, guest.interface) for guest in guests]
-        return (*super().plug(here, site, placed), *(step for steps in whole for step in steps))
+        """Attaches guests, and disables their offloads where the switch needs that."""
+        steps = list(super().plug(state, site, placed))
+        for guest in (placed_guest.guest for placed_guest in placed):
+            steps += self.switch.disable_offloads(state, guest.netns, guest.interface)
+        return tuple(steps)
 
-    def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
-        """The switch forgets the port."""
-        self.switch.leave(here, self.host_interface(placed.guest))
+    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
+        """Removes the guest's port from the switch."""
+        self.switch.leave(state, self.host_interface(placed.guest))
 
 
-def lacking(found: Resources) -> str:
+def lacking(resources: Resources) -> str:
     """See `Plane.lacking`."""
-    return "" if found.ovs else f"there is no Open vSwitch on {found.place}"
+    return "" if resources.ovs else f"there is no Open vSwitch on {resources.place}"
 
 
 def bridge_settings(site: Site) -> tuple[str, ...]:
-    """Of the record of a bridge that learns as a switch does."""
+    """Settings of a bridge's record: it learns as a switch does."""
     return (
         f'other_config:hwaddr="{site.bridge_mac}"',
         "other_config:disable-in-band=true",

@@ -1,4 +1,4 @@
-"""What every plane says of itself: one subclass of `Plane` a file. Knows no kernel.
+"""Base classes of planes and switches: one subclass of `Plane` a file. Knows no kernel.
 
 A plane returns steps, which a host performs. Where steps do not do (a VF is moved by planewised, a
 network is made by Docker), it acts on the `MachineState` that it is given.
@@ -24,7 +24,7 @@ Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "ovs"]
 
 
 class Switch(ABC):
-    """What the NIC becomes a port of, for the planes that name it."""
+    """A switch that has the NIC as a port, for the planes that name it."""
 
     name: ClassVar[str]
     user_space: ClassVar[bool] = False
@@ -32,19 +32,19 @@ class Switch(ABC):
     two of these do not stand side by side."""
 
     def interface(self, site: Site) -> str:
-        """The switch's own interface on the host: the uplink of whatever else lives there."""
+        """The switch's own interface on the host, which is the uplink of other planes."""
         return site.bridge
 
     def steps(self, site: Site) -> tuple[Step, ...]:
-        """What makes the switch, without the NIC, where steps do."""
+        """Steps that make the switch, without the NIC; none where `create` does it."""
         return ()
 
-    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        """Makes the switch, without the NIC; the steps returned are still to be done."""
+    def create(self, state: MachineState, site: Site) -> tuple[Step, ...]:
+        """Makes the switch, without the NIC; the steps returned are still to be performed."""
         return self.steps(site)
 
     def described(self, site: Site) -> tuple[object, ...]:
-        """What makes the switch, for people."""
+        """The steps that make the switch, for people."""
         return self.steps(site)
 
     @abstractmethod
@@ -60,27 +60,34 @@ class Switch(ABC):
         """Makes an interface of the host a port of it."""
 
     @abstractmethod
-    def leave(self, here: MachineState, port: str) -> None:
-        """Takes a port that is about to go out of it, where that does not go by itself."""
+    def leave(self, state: MachineState, port: str) -> None:
+        """Removes a port before its interface is deleted, where it does not go with that."""
 
     @abstractmethod
-    def know(self, site: Site, port: str, mac: str) -> Step:
-        """A static entry: `mac` is behind this port, so that no frame for it is flooded."""
+    def static_entry(self, site: Site, port: str, mac: str) -> Step:
+        """Adds a static forwarding entry: no frame for `mac`, behind `port`, is flooded."""
 
-    def rest(self, here: MachineState) -> None:  # noqa: B027 - most do not poll
-        """Takes no CPU until `wake`, also where it polls. Idempotent."""
+    def entries(
+        self, site: Site, port: str, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
+        """Static entries of a guest, behind `port`, and of its peer (see `Plane.introduce`)."""
+        entry = self.static_entry(site, port, guest.mac)
+        return (entry,) if within else (entry, self.static_entry(site, site.nic, peer.mac))
 
-    def wake(self, here: MachineState) -> None:  # noqa: B027 - most do not poll
-        """Undoes `rest`. Idempotent."""
+    def pause(self, state: MachineState) -> None:  # noqa: B027 - most do not poll
+        """Stops polling until `resume`. Idempotent."""
 
-    def complete(self, here: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
-        """Steps after which what a guest of this kernel sends needs no work of a NIC."""
+    def resume(self, state: MachineState) -> None:  # noqa: B027 - most do not poll
+        """Undoes `pause`. Idempotent."""
+
+    def disable_offloads(self, state: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
+        """Disables a guest's transmit offloads where the switch forwards frames as they are."""
         return ()
 
 
 _NO_FORWARDER: Mapping[Forwarder, str] = {
-    "testpmd": "dpdk-testpmd polls a device that is its alone, and the interface of such a "
-    "function is a kernel's",
+    "testpmd": "dpdk-testpmd polls a device of its own, and the interface of such a function is a "
+    "kernel's",
     "kernel": "such a function has a ring in shared memory, and no interface that a kernel could "
     "route on",
     "xdp": "such a function has a ring in shared memory, and no interface that could have an XDP "
@@ -98,14 +105,14 @@ class Plane:
     guests: ClassVar[tuple[GuestKind, ...]]
     """The kinds of guest that it exists for."""
     functions: ClassVar[Mapping[GuestKind, tuple[Forwarder, ...]]] = {}
-    """Of these, the kinds that can be functions of a chain on it, and what can forward in each;
-    the first does where nothing is said."""
+    """Of these, the kinds that can be functions of a chain on it, with the forwarders of each;
+    the first is the default."""
     rank: ClassVar[int] = 100
     """Its place where planes are listed."""
     switch_is_program: ClassVar[bool] = False
-    """Whether a program switches, which has a CPU of its own in a chain."""
+    """Whether its switch is a program, which has a CPU of its own in a chain."""
     switch: ClassVar[Switch | None] = None
-    """What the NIC must be a port of; None: it works on the NIC, and beside any switch."""
+    """The switch that the NIC must be a port of; None: none, and it works beside any switch."""
     on_uplink: ClassVar[bool] = False
     """Whether its interfaces sit on the uplink, and end when the NIC changes its switch."""
     vfs: ClassVar[int] = 0
@@ -118,7 +125,7 @@ class Plane:
     """Whether Docker makes and owns the guest's interface."""
     by_steps: ClassVar[bool] = True
     """Whether `plug` only returns steps; else it acts, and the guests must exist."""
-    not_here: ClassVar[str] = ""
+    local_refusal: ClassVar[str] = ""
     """Why no pair of namespaces of one machine can have it; empty where one can."""
     chains_only: ClassVar[Mapping[GuestKind, str]] = {}
     """Kinds of guest that are functions of chains on it and nothing else, with the reason."""
@@ -136,35 +143,35 @@ class Plane:
 
     @property
     def preparation(self) -> str:
-        """What `prepare` makes; planes that prepare the same name the same."""
+        """Name of what `prepare` makes; planes with the same preparation share it."""
         return self.name
 
     def refusal(self, kind: GuestKind) -> str:
-        """Why guests of this kind cannot have it, as the rest of a sentence. Pure."""
+        """Why guests of this kind cannot have it, as the end of a sentence. Pure."""
         if kind in self.guests:
             return ""
         return f"its interface is in a network namespace; {self.for_vms}"
 
     def function_refusal(self, kind: GuestKind, forwarder: Forwarder | Literal[""]) -> str:
-        """Why no function of a chain can be so on this plane, as a sentence. Pure."""
+        """Why no function of a chain can be of this kind and forwarder, as a sentence. Pure."""
         if not self.functions:
             return f"no chain is built on the plane {self.name}"
         if kind not in self.functions:
-            able = " or ".join(GUEST_WORDS[function][1] for function in self.functions)
-            many = GUEST_WORDS[kind][1]
-            return f"functions of a chain on {self.name} cannot be {many}: they are {able}"
+            kinds = " or ".join(GUEST_WORDS[function][1] for function in self.functions)
+            plural = GUEST_WORDS[kind][1]
+            return f"functions of a chain on {self.name} cannot be {plural}: they are {kinds}"
         if not forwarder or forwarder in self.functions[kind]:
             return ""
         return f"{_NO_FORWARDER[forwarder]} (on {self.name}, {GUEST_WORDS[kind][1]})"
 
-    def lacking(self, found: Resources) -> str:
-        """What a machine lacks for it beside what guests need, as a sentence. Pure."""
+    def lacking(self, resources: Resources) -> str:
+        """What a machine lacks for the plane, without the guests' needs, as a sentence. Pure."""
         return ""
 
-    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
-        """How it is built on a host, where that decides what is measured: for readers of results.
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
+        """How the plane is built on a host, where results depend on it.
 
-        `here`: in a namespace of this machine that stands for the host.
+        `local`: the host is a namespace of this machine.
         """
         return ()
 
@@ -173,7 +180,7 @@ class Plane:
         return guest
 
     def prepare(self, site: Site) -> tuple[Step, ...]:
-        """Once a host and uplink, before its guests."""
+        """Steps for a host and uplink, before its guests."""
         return ()
 
     def withdraw(self, site: Site) -> tuple[Step, ...]:
@@ -181,27 +188,28 @@ class Plane:
         return ()
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
-        """Once a guest, whose namespace exists: gives it its interface, addresses and routes.
+        """Steps that give a guest, whose namespace exists, its interface, addresses and routes.
 
         None where `plug` acts instead, or the plane is for chains only.
         """
         return ()
 
     def plug(
-        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+        self, state: MachineState, site: Site, placed: Sequence[PlacedGuest]
     ) -> tuple[Step, ...]:
-        """Gives guests of one host their interfaces; the steps returned are still to be done."""
-        return tuple(step for one in placed for step in self.attach(site, one.guest))
+        """Gives guests of a host their interfaces; the steps returned are still to be performed."""
+        guests = (placed_guest.guest for placed_guest in placed)
+        return tuple(step for guest in guests for step in self.attach(site, guest))
 
-    def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
-        """Takes back what a guest that goes would take along."""
+    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
+        """Takes back from a guest, before it is removed, what outlives it."""
 
-    def port(self, here: MachineState, guest: Guest) -> str:
+    def port(self, state: MachineState, guest: Guest) -> str:
         """The host side of a guest that is plugged in; empty where the host has none."""
         return self.host_interface(guest)
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Makes addresses of `peer` known, so that none is looked up later.
+        """Steps that set `peer`'s addresses permanently: none is resolved, no frame is flooded.
 
         `within`: the peer lives on the same host.
         """
@@ -244,9 +252,9 @@ def on_link(guest: Guest) -> tuple[Step, ...]:
 
 
 def neighbours(guest: Guest, peer: Guest, mac: str) -> tuple[AddNeighbour, ...]:
-    """Permanent entries in the guest: the peer's addresses are behind `mac`.
+    """Permanent neighbour entries in the guest: the peer's addresses are behind `mac`.
 
     Background guests send by IPv4 alone, and with a hundred of them each entry takes its time.
     """
     addresses = (peer.ipv4, peer.ipv6) if guest.role == "main" else (peer.ipv4,)
-    return tuple(AddNeighbour(guest.netns, guest.interface, one, mac) for one in addresses)
+    return tuple(AddNeighbour(guest.netns, guest.interface, address, mac) for address in addresses)

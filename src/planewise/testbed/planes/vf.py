@@ -26,28 +26,28 @@ class VfPlane(Plane):
     vfs = 1
     nic_within_host = True
     by_steps = False
-    not_here = "its virtual functions belong to a real NIC, and the wire here is virtual"
+    local_refusal = "its virtual functions belong to a real NIC, and the wire here is virtual"
     needs = ("sriov",)
     remedy = "use a NIC with SR-IOV"
 
     def plug(
-        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+        self, state: MachineState, site: Site, placed: Sequence[PlacedGuest]
     ) -> tuple[Step, ...]:
         """Moves a VF into each guest, with the VF's own MAC: another would mean that its driver
         is bound anew."""
         steps: list[Step] = []
-        moved = here.vfs.move([placed_guest.guest for placed_guest in placed], site.mtu_bytes)
-        for one in placed:
-            vf = moved[one.guest.netns]
-            one.vf = vf.index
-            one.guest = replace(one.guest, mac=vf.config.mac)
-            steps += on_link(one.guest)
+        moved = state.vfs.move([placed_guest.guest for placed_guest in placed], site.mtu_bytes)
+        for placed_guest in placed:
+            vf = moved[placed_guest.guest.netns]
+            placed_guest.vf = vf.index
+            placed_guest.guest = replace(placed_guest.guest, mac=vf.config.mac)
+            steps += on_link(placed_guest.guest)
         return tuple(steps)
 
-    def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
+    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
         """Takes the VF back, the guest alive or not."""
         if placed.vf is not None:
-            here.vfs.return_to_pool(placed.vf)
+            state.vfs.return_to_pool(placed.vf)
             placed.vf = None
 
     def nic_point(self, site: Site, guest: Guest) -> tuple[str, str]:

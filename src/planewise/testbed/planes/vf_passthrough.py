@@ -1,4 +1,4 @@
-"""Plane `vf-passthrough`: a virtual function given to a virtual machine whole (VFIO)."""
+"""Plane `vf-passthrough`: a virtual function passed through to a virtual machine (VFIO)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VfPassthroughPlane(VmPlane):
     rank = 74
     vfs = 1
     nic_within_host = True
-    not_here = VIRTUAL_WIRE
+    local_refusal = VIRTUAL_WIRE
     needs = ("sriov", "iommu", "vm")
     remedy = f"{VF_REMEDY} and an IOMMU"
     not_measurable = {"overhead": UNSEEN, "response": UNSEEN}  # noqa: RUF012 - a ClassVar's value

@@ -42,19 +42,19 @@ class DpdkBridge(OpenVswitchBridge):
     def interface(self, site: Site) -> str:
         return f"{site.bridge}u"
 
-    def start(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        """Reserves huge pages, and starts it.
+    def start(self, state: MachineState, site: Site) -> tuple[Step, ...]:
+        """Reserves huge pages, and starts the switch.
 
         Raises:
             UnsupportedError: it is not installed, or the kernel gives no huge pages.
         """
-        program = here.program(self.name)
-        program.enter_context(hugepages.reserved_on(here.host, SWITCH_BYTES))
-        directory = self.make_directory(here)
-        cpus, alone = polling_cpus(here.host, here=bool(site.netns))
+        program = state.program(self.name)
+        program.enter_context(hugepages.reserved_on(state.host, SWITCH_BYTES))
+        directory = self.make_directory(state)
+        cpus, alone = polling_cpus(state.host, local=bool(site.netns))
         switch = program.enter_context(
             RunningDpdkSwitch(
-                here.host,
+                state.host,
                 directory,
                 self.interface(site),
                 [cpus[site.number % len(cpus)]],
@@ -62,12 +62,12 @@ class DpdkBridge(OpenVswitchBridge):
                 sleep_us=0 if alone else _SLEEP_US,
             )
         )
-        here.switch_pids[self.name] = switch.pid
-        program.callback(self.wake, here)  # one that rests would not end
+        state.switch_pids[self.name] = switch.pid
+        program.callback(self.resume, state)  # a stopped process does not end
         return (SetUp(site.netns, self.interface(site)),)
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
-        # What bypasses the queueing discipline, as is DPDK's default, is seen by no capture.
+        # Captures see no frame that bypasses the queueing discipline, as is DPDK's default.
         device = {"dpdk-devargs": af_packet(0, site.nic, ",qdisc_bypass=0")}
         return (self.added(site, Port(_UPLINK, None, "dpdk", device, mtu_bytes=site.mtu_bytes)),)
 
@@ -78,23 +78,23 @@ class DpdkBridge(OpenVswitchBridge):
     def release_nic(self, site: Site) -> tuple[Step, ...]:
         return (self.configured(site, "del-port", self.interface(site), _UPLINK),)
 
-    def know(self, site: Site, port: str, mac: str) -> Step:
-        return super().know(site, _UPLINK if port == site.nic else port, mac)
+    def static_entry(self, site: Site, port: str, mac: str) -> Step:
+        return super().static_entry(site, _UPLINK if port == site.nic else port, mac)
 
-    def rest(self, here: MachineState) -> None:
+    def pause(self, state: MachineState) -> None:
         """Stops its process."""
-        self._signal(here, "STOP")
+        self._signal(state, "STOP")
 
-    def wake(self, here: MachineState) -> None:
-        self._signal(here, "CONT")
+    def resume(self, state: MachineState) -> None:
+        self._signal(state, "CONT")
 
-    def _signal(self, here: MachineState, name: str) -> None:
-        if (pid := here.switch_pids.get(self.name)) is not None:
-            here.host.run(["kill", "-s", name, str(pid)])  # it may have ended
+    def _signal(self, state: MachineState, name: str) -> None:
+        if (pid := state.switch_pids.get(self.name)) is not None:
+            state.host.run(["kill", "-s", name, str(pid)])  # it may have ended
 
-    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
         """How it polls; see `Plane.remarks`."""
-        if polling_cpus(host, here=here)[1]:
+        if polling_cpus(host, local=local)[1]:
             return ("the switch's thread polls all the time, on a CPU that guests need not share",)
         return (
             "the switch's thread shares its CPU with guests, so that it sleeps for up to "
@@ -102,16 +102,16 @@ class DpdkBridge(OpenVswitchBridge):
         )
 
 
-def polling_cpus(host: Host, *, here: bool) -> tuple[Sequence[int], bool]:
-    """CPUs on which switches poll, one for each host of a machine; whether guests have others.
+def polling_cpus(host: Host, *, local: bool) -> tuple[Sequence[int], bool]:
+    """CPUs on which switches poll, one a host of the machine, and whether guests have others.
 
-    `here`: both hosts are namespaces of this machine.
+    `local`: both hosts are namespaces of this machine.
     """
-    if here:
+    if local:
         cpus: Sequence[int] = sorted(os.sched_getaffinity(0))
     else:
         cpus = range(int(host.run(["nproc"]).check().stdout))
-    hosts = len(HOSTS) if here else 1
+    hosts = len(HOSTS) if local else 1
     return [cpus[-1 - number % len(cpus)] for number in range(hosts)], len(cpus) > hosts
 
 
@@ -149,15 +149,15 @@ class VhostUserPlane(VmPlane):
             "" if kind in self.guests else "it shares memory with a program, and has no interface"
         )
 
-    def lacking(self, found: Resources) -> str:
-        if not found.dpdk:
-            return f"there is no Open vSwitch with DPDK on {found.place}"
-        if not found.huge_pages:
-            return f"the kernel of {found.place} has no huge pages (CONFIG_HUGETLBFS)"
+    def lacking(self, resources: Resources) -> str:
+        if not resources.dpdk:
+            return f"there is no Open vSwitch with DPDK on {resources.place}"
+        if not resources.huge_pages:
+            return f"the kernel of {resources.place} has no huge pages (CONFIG_HUGETLBFS)"
         return ""
 
-    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
-        return self.switch.remarks(host, here=here)
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
+        return self.switch.remarks(host, local=local)
 
     def attach(
         self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
@@ -167,14 +167,14 @@ class VhostUserPlane(VmPlane):
         port = vhost_port(_port(guest), socket, mtu_bytes=site.mtu_bytes)
         return (self.switch.added(site, port),)
 
-    def detach(self, here: MachineState, guest: Guest) -> None:
-        self.switch.leave(here, _port(guest))
+    def detach(self, state: MachineState, guest: Guest) -> None:
+        self.switch.leave(state, _port(guest))
 
     def socket(self, site: Site, guest: Guest) -> str:
         return f"{self.switch.directory(site)}/{_port(guest)}.sock"
 
     def sent(self, host: Host, site: Site, guest: Guest) -> Callable[[], tuple[int, int]]:
-        """As the switch counts them."""
+        """See `VmPlane.sent`: the switch's counters."""
 
         def read() -> tuple[int, int]:
             counted = read_ports(host, self.switch.directory(site))[_port(guest)]
@@ -183,9 +183,8 @@ class VhostUserPlane(VmPlane):
         return read
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Both guests' addresses are known to the switch."""
-        away = () if within else (self.switch.know(site, site.nic, peer.mac),)
-        return (self.switch.know(site, _port(guest), guest.mac), *away)
+        """Static forwarding entries of both guests."""
+        return self.switch.entries(site, _port(guest), guest, peer, within)
 
 
 def _port(guest: Guest) -> str:

@@ -25,11 +25,11 @@ class VirtioOvsPlane(TapPlane):
     needs = ("vm", "ovs")
     remedy = f"{VM_REMEDY} and Open vSwitch"
 
-    def lacking(self, found: Resources) -> str:
-        return lacking(found)
+    def lacking(self, resources: Resources) -> str:
+        return lacking(resources)
 
-    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
-        return self.switch.remarks(host, here=here)
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
+        return self.switch.remarks(host, local=local)
 
 
 PLANE = VirtioOvsPlane()

@@ -1,7 +1,7 @@
-"""What planes of virtual machines have in common. Knows no libvirt.
+"""Base classes of the planes of virtual machines. Knows no libvirt.
 
-The host's side (a tap or macvtap) is made by a plan, as for all other guests; the virtual machine
-opens what is there. So a guest that is replaced finds its port as it was.
+The host side (a tap or macvtap) is made by a plan, as for all other guests, and the virtual machine
+opens it. So a guest that replaces another finds its port unchanged.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class VmPlane(Plane):
     needs: ClassVar[tuple[Need, ...]] = ("vm",)
     remedy = VM_REMEDY
     model: ClassVar[Literal["e1000", "virtio"] | None]
-    """What QEMU shows the guest; None: nothing, it sees the function that is passed through."""
+    """The NIC that QEMU emulates; None: none, a function is passed through."""
     device: ClassVar[Literal["tap", "macvtap", ""]]
-    """What the virtual machine opens on the host; empty: nothing."""
+    """The device that the virtual machine opens on the host; empty: none."""
     differences: ClassVar[tuple[str, ...]] = ()
-    """What differs from the other planes of virtual machines and cannot be made alike."""
+    """Differences from the other planes of virtual machines that cannot be removed."""
 
     def refusal(self, kind: GuestKind) -> str:
         return "" if kind in self.guests else "it attaches a virtual machine"
@@ -44,32 +44,32 @@ class VmPlane(Plane):
     def attach(
         self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
     ) -> tuple[Step, ...]:
-        """The host side, for the virtual machine to open; it carries frames once that is done.
+        """The host side, for the virtual machine to open; it carries frames from then on.
 
-        None where the virtual machine is given the VF itself.
+        No steps where the virtual machine has the VF itself.
 
         Args:
             site: the host.
             guest: the virtual machine.
             queues: queue pairs of its NIC.
-            vf_interface: that of the guest's VF, where the plane is on one.
+            vf_interface: of the guest's VF, where the plane is on one.
         """
         return ()
 
-    def detach(self, here: MachineState, guest: Guest) -> None:
+    def detach(self, state: MachineState, guest: Guest) -> None:
         """Removes the host side of a guest that has ended."""
         if port := self.host_interface(guest):
             if self.switch is not None:
-                self.switch.leave(here, port)
-            here.host.run(["ip", "link", "delete", port])  # it may never have been made
+                self.switch.leave(state, port)
+            state.host.run(["ip", "link", "delete", port])  # it may never have been made
 
     def socket(self, site: Site, guest: Guest) -> str:
-        """Where the virtual machine listens for its switch; empty where it opens a device."""
+        """The socket where the virtual machine listens for its switch; empty: it opens a device."""
         return ""
 
     def sent(self, host: Host, site: Site, guest: Guest) -> Callable[[], tuple[int, int]] | None:
-        """Reads the packets and bytes (without FCS) that a guest has sent until now; None where an
-        interface counts them. PlanewiseError from the reader: the switch does not tell."""
+        """A reader of the packets and bytes (without FCS) that a guest has sent; None where an
+        interface counts them. The reader raises PlanewiseError when the switch does not answer."""
         return None
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
@@ -101,6 +101,5 @@ class TapPlane(VmPlane):
         )
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Both guests' addresses are known to the switch."""
-        away = () if within else (self.switch.know(site, site.nic, peer.mac),)
-        return (self.switch.know(site, self.host_interface(guest), guest.mac), *away)
+        """Static forwarding entries of both guests."""
+        return self.switch.entries(site, self.host_interface(guest), guest, peer, within)

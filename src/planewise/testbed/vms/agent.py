@@ -27,7 +27,7 @@ from planewise.testbed.vms.hypervisor import (
 
 _WRITE_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
-_RESTS, _LONGEST_REST_S = 4.0, 5.0
+_PAUSES, _LONGEST_PAUSE_S = 4.0, 5.0
 GRACE_S, _GRACE_ANSWERS = 30.0, 30.0
 """Long after it was asked to end, a guest within a guest may still be at its last lines; only what
 hangs waits so long."""
@@ -176,12 +176,12 @@ class GuestAgent:
         """
         self._ask("pw-network", {"interface": interface, "words": list(words)})
 
-    def rest(self, pause_s: float) -> None:
+    def pause(self, pause_s: float) -> None:
         """Waits before the next question: at least so long, and longer where answers take long.
 
         A guest that is slow to answer would else do nothing but answer.
         """
-        time.sleep(max(pause_s, min(_RESTS * self._answer_s, _LONGEST_REST_S)))
+        time.sleep(max(pause_s, min(_PAUSES * self._answer_s, _LONGEST_PAUSE_S)))
 
     def grace_s(self) -> float:
         """How long a process may take to end: longer where the guest takes long to answer."""
@@ -239,7 +239,7 @@ class GuestProcess(HostProcess):
                 raise ProcessTimeoutError(
                     f"{self.argv[0].rpartition('/')[2]} still runs after {timeout_s:g} s"
                 )
-            self._agent.rest(pause_s)
+            self._agent.pause(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
         return finished
 
@@ -259,7 +259,7 @@ class GuestProcess(HostProcess):
                 raise PlanewiseError(f"{name} ended before it printed `{line}`")
             if time.monotonic() > deadline:
                 raise ProcessTimeoutError(f"{name} did not say `{line}` within {timeout_s:g} s")
-            self._agent.rest(pause_s)
+            self._agent.pause(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
 
     def grace_s(self) -> float:

@@ -1,4 +1,4 @@
-"""A setting that stands, and the names and addresses of its guests, as values. Touches nothing."""
+"""A built setting of virtual machines, with its guests' names and addresses, as values. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from planewise.testbed.model import (
     make_guest,
 )
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.setting import Arrangement, Setting, WantedGuest
+from planewise.testbed.setting import Arrangement, GuestRequest, Setting
 
 
 @dataclass(frozen=True)
 class VmArrangement(Arrangement):
-    """A setting of virtual machines that stands.
+    """A built setting of virtual machines.
 
-    The NIC of a site is what leaves the host on the main guest's way: its own, or the VF's
-    interface.
+    The NIC of a site is the interface by which the main guest's frames leave the host: its NIC, or
+    the VF.
     """
 
     replaced: tuple[Guest, ...] = ()
@@ -41,7 +41,7 @@ class VmArrangement(Arrangement):
 
 
 @dataclass(frozen=True)
-class GuestRequest(WantedGuest):
+class VmRequest(GuestRequest):
     """A virtual machine as a setting asks for it."""
 
     switch: str
@@ -72,13 +72,13 @@ def guest_in(
     )
 
 
-def on_nic(want: GuestRequest) -> bool:
+def on_nic(request: VmRequest) -> bool:
     """Whether a guest needs the NIC outside of any switch."""
-    return not want.switch and not vm_plane(want.plane).vfs
+    return not request.switch and not vm_plane(request.plane).vfs
 
 
-def wanted(setting: Setting, role: HostRole) -> Iterator[GuestRequest]:
+def vm_requests(setting: Setting, role: HostRole) -> Iterator[VmRequest]:
     """The guests of a role that a setting asks for, the main one first. Pure."""
     switch = next(iter(setting.switches), "")
-    for one in setting.wanted(role):
-        yield GuestRequest(**vars(one), switch="" if vm_plane(one.plane).vfs else switch)
+    for request in setting.requests(role):
+        yield VmRequest(**vars(request), switch="" if vm_plane(request.plane).vfs else switch)

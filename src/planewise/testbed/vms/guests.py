@@ -179,7 +179,7 @@ class HostGuests:
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
                     remedy=self._end_reason(guest).remedy,
                 )
-            agent.rest(_LOOK_S)
+            agent.pause(_LOOK_S)
 
     def set_neighbours(self, guest: Guest, neighbours: Mapping[str, str]) -> None:
         """Tells a guest of addresses, with their MACs, that it never needs to ask for.
@@ -210,7 +210,7 @@ class HostGuests:
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
                     remedy=why.remedy,
                 )
-            agent.rest(_POLL_S)
+            agent.pause(_POLL_S)
 
     def end(self, guest: Guest) -> None:
         """Ends a guest; one that has ended is no error."""

@@ -23,7 +23,13 @@ from planewise.testbed.setting import Setting
 from planewise.testbed.together import together
 from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms import booted
-from planewise.testbed.vms.arrangement import GuestRequest, VmArrangement, guest_in, on_nic, wanted
+from planewise.testbed.vms.arrangement import (
+    VmArrangement,
+    VmRequest,
+    guest_in,
+    on_nic,
+    vm_requests,
+)
 from planewise.testbed.vms.cleanup import remove_guests
 from planewise.testbed.vms.domain import AnyNic, Passthrough, VhostUserNic, VmOptions
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
@@ -35,29 +41,29 @@ from planewise.testbed.vms.saved import Saved
 
 @dataclass
 class _Placed:
-    """A guest that stands on a machine."""
+    """A guest that was made on a machine."""
 
     guest: Guest
     vf: ListedVf | None = None
     running: bool = False
     """Whether it has come up."""
-    told: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of its peer, with the MACs, that it was told of."""
-    known: tuple[str, str] = ("", "")
-    """Address and MAC of its peer that its host was told of."""
+    neighbours: Mapping[str, str] = field(default_factory=dict)
+    """Permanent neighbours that were set in it: MACs by address of its peer."""
+    peer: tuple[str, str] = ("", "")
+    """Address and MAC of the peer that its host's switch was given."""
 
 
 class _HostState(MachineState):
-    """What stands on one machine, with its virtual machines."""
+    """State of one machine, with its virtual machines."""
 
     def __init__(self, machine: Machine, role: HostRole, token: str) -> None:
         super().__init__(machine, role, token)
-        self.placed: dict[GuestRequest, _Placed] = {}
+        self.placed: dict[VmRequest, _Placed] = {}
         """The most recently used are the last."""
         self.guests: HostGuests | None = None
         self.slots: dict[HostRole, int] = {}
         self.prepared: dict[str, tuple[VmPlane, Site]] = {}
-        """By what they prepare, planes that are prepared, and where."""
+        """Planes that are prepared, with the site, by `Plane.preparation`."""
         self.lock = threading.Lock()
 
 
@@ -99,16 +105,16 @@ class VmTestbed:
         self._saved: dict[HostRole, Saved | None] = {}
 
     def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
-        """Why these settings cannot stand here; those that can are left out. Changes nothing.
+        """Why settings cannot be built, by setting; those that can be are left out.
 
-        All that will be asked for belongs into one call: where one needs VFs, the NIC has them all
-        the time, so that every setting finds the same NIC.
+        Changes nothing. One call takes all settings of a run: where one needs VFs, the NIC has them
+        all the time, so that every setting finds the same NIC.
         """
-        asked = tuple(settings)
+        settings = tuple(settings)
         self._resources.clear()
-        names = {name for setting in asked for name in setting.planes}
+        names = {name for setting in settings for name in setting.planes}
         self._with_vfs = any(plane.vfs for plane in PLANES if plane.name in names)
-        reasons = {setting: self._unavailable_reason(setting) for setting in asked}
+        reasons = {setting: self._unavailable_reason(setting) for setting in settings}
         return {setting: reason for setting, reason in reasons.items() if reason}
 
     def platform(self, role: HostRole) -> VmPlatform:
@@ -123,7 +129,7 @@ class VmTestbed:
         return self._platforms[role]
 
     def resources(self, role: HostRole) -> VmResources:
-        """What a machine has, as it was when it was first asked."""
+        """A machine's resources at the first call."""
         if role not in self._resources:
             machine = self._states[role].machine
             self._resources[role] = look(machine, self._with_vfs, self._hosts_a_machine)
@@ -131,31 +137,31 @@ class VmTestbed:
 
     @contextmanager
     def arrange(self, setting: Setting) -> Iterator[VmArrangement]:
-        """Makes a setting stand: starts what is missing, wakes what is there, and only that.
+        """Builds a setting: starts missing guests, and wakes the others that it asks for.
 
         Raises:
             UnsupportedError: a machine lacks something.
             PlanewiseError: a guest could not be started.
         """
         states = self._states_of(setting)
-        wants = {role: tuple(wanted(setting, role)) for role in HOSTS}
-        work: dict[HostRole, list[GuestRequest]] = {}
+        requests = {role: tuple(vm_requests(setting, role)) for role in HOSTS}
+        work: dict[HostRole, list[VmRequest]] = {}
         for role, state in states.items():
-            work.setdefault(state.role, []).extend(wants[role])
+            work.setdefault(state.role, []).extend(requests[role])
         try:
             replaced = self._start(setting, work)
             self._set_neighbours(setting)
-            mains = {role: states[role].placed[wants[role][0]] for role in HOSTS}
+            mains = {role: states[role].placed[requests[role][0]] for role in HOSTS}
             yield VmArrangement(
                 setting,
                 {role: self._guests(states[role]).host for role in HOSTS},
                 {role: placed.guest for role, placed in mains.items()},
                 {
-                    role: tuple(states[role].placed[want].guest for want in wants[role][1:])
+                    role: tuple(states[role].placed[key].guest for key in requests[role][1:])
                     for role in HOSTS
                 },
                 {
-                    role: self._way_out(states[role], wants[role][0], placed)
+                    role: self._way_out(states[role], requests[role][0], placed)
                     for role, placed in mains.items()
                 },
                 {
@@ -175,11 +181,9 @@ class VmTestbed:
             HypervisorGoneError: a libvirt did, and its guests with it.
         """
         for role, state in self._states_of(setting).items():
-            placed = [state.placed[want] for want in wanted(setting, role) if want in state.placed]
             if state.guests is not None:
-                state.guests.check(
-                    placed_guest.guest for placed_guest in placed if placed_guest.running
-                )
+                placed = [state.placed.get(request) for request in vm_requests(setting, role)]
+                state.guests.check(vm.guest for vm in placed if vm is not None and vm.running)
 
     def hypervisor(self, role: HostRole) -> Hypervisor:
         """The libvirt that runs the guests of a host."""
@@ -239,9 +243,9 @@ class VmTestbed:
         return dict.fromkeys(HOSTS, states["sender"]) if setting.within_host else states
 
     def _start(
-        self, setting: Setting, work: Mapping[HostRole, Sequence[GuestRequest]]
+        self, setting: Setting, work: Mapping[HostRole, Sequence[VmRequest]]
     ) -> tuple[Guest, ...]:
-        """Starts and wakes guests, by the machine that they live on; gives those that had ended."""
+        """Starts and wakes guests, by role of their machine; returns those that had ended."""
         replaced: list[Guest] = []
         for role in work:
             self._saved_on(role)  # booted for all hosts together, and where it fails, once
@@ -250,61 +254,60 @@ class VmTestbed:
             replaced.extend(self._prepare(self._states[role], work[role]))
 
         together([partial(prepare, role) for role in work])
-        peers = {want: peer for _, want, peer in self._peers(setting)}
+        peers = {request: peer for _, request, peer in self._peers(setting)}
         boots = [partial(self._boot_all, self._states[role], peers) for role in work]
         together(boots, abort=self._end_guests)
         return tuple(replaced)
 
     # One machine.
 
-    def _prepare(self, state: _HostState, wants: Sequence[GuestRequest]) -> list[Guest]:
-        """Makes what these guests are plugged into, and wakes those that run; gives those that had
-        ended."""
+    def _prepare(self, state: _HostState, requests: Sequence[VmRequest]) -> list[Guest]:
+        """Makes the ports of missing guests, and wakes the others; returns those that had ended."""
         guests = self._guests(state)
         for switch in _switches(state.switches):
-            switch.wake(state)
-        replaced = self._forget_ended(state)
+            switch.resume(state)
+        replaced = self._remove_ended(state)
         if self._with_vfs:
             _ = state.vfs  # the NIC has them all the time
-        self._attach_nic(state, wants)
-        missing = [want for want in wants if want not in state.placed]
-        self._make_room(state, wants, missing)
-        for want in wants:
-            if want in state.placed:
-                guests.set_awake(state.placed[want].guest, True)
-                state.placed[want] = state.placed.pop(want)
-        for want in missing:
-            self._place(state, want)
-        for switch in _switches(state.switches - {want.switch for want in wants}):
-            switch.rest(state)
-        return [state.placed[want].guest for want in missing if want in replaced]
+        self._attach_nic(state, requests)
+        missing = [request for request in requests if request not in state.placed]
+        self._make_room(state, requests, missing)
+        for request in requests:
+            if request in state.placed:
+                guests.set_awake(state.placed[request].guest, True)
+                state.placed[request] = state.placed.pop(request)
+        for request in missing:
+            self._place(state, request)
+        for switch in _switches(state.switches - {request.switch for request in requests}):
+            switch.pause(state)
+        return [state.placed[request].guest for request in missing if request in replaced]
 
-    def _forget_ended(self, state: _HostState) -> set[GuestRequest]:
-        """Forgets guests that ended, and takes their VFs back."""
-        by_guest = {placed.guest: want for want, placed in state.placed.items()}
+    def _remove_ended(self, state: _HostState) -> set[VmRequest]:
+        """Removes guests that ended or never came up, with their VFs; returns the former."""
+        by_guest = {placed.guest: request for request, placed in state.placed.items()}
         ended = {by_guest[guest] for guest in self._guests(state).ended(by_guest)}
-        half = {want for want, placed in state.placed.items() if not placed.running}
-        for want in ended | half:
-            self._remove(state, want)
-        return ended - half
+        half_built = {request for request, placed in state.placed.items() if not placed.running}
+        for request in ended | half_built:
+            self._remove(state, request)
+        return ended - half_built
 
     def _make_room(
-        self, state: _HostState, wants: Sequence[GuestRequest], missing: Sequence[GuestRequest]
+        self, state: _HostState, requests: Sequence[VmRequest], missing: Sequence[VmRequest]
     ) -> None:
-        """Ends guests that this setting leaves idle, those used longest ago first, for others."""
-        idle = [want for want in state.placed if want not in wants]
+        """Ends idle guests, the least recently used first, until the missing ones have room."""
+        idle = [request for request in state.placed if request not in requests]
 
         def lacks_vfs() -> bool:
-            needed = sum(vm_plane(want.plane).vfs for want in missing)
+            needed = sum(vm_plane(request.plane).vfs for request in missing)
             return needed > 0 and state.vfs.free < needed
 
         def lacks_memory() -> bool:
             free_mib = self.resources(state.role).free_mib - SPARE_MIB
-            here = len(state.placed) + len(missing)
-            return here * vm_mib(self.options) > free_mib / self._hosts_a_machine
+            guests = len(state.placed) + len(missing)
+            return guests * vm_mib(self.options) > free_mib / self._hosts_a_machine
 
         while idle and lacks_vfs():
-            holders = [want for want in idle if state.placed[want].vf is not None]
+            holders = [request for request in idle if state.placed[request].vf is not None]
             if not holders:
                 break
             idle.remove(holders[0])
@@ -312,14 +315,13 @@ class VmTestbed:
         while idle and lacks_memory():
             self._remove(state, idle.pop(0))
 
-    def _attach_nic(self, state: _HostState, wants: Sequence[GuestRequest]) -> None:
-        """Sets the NICs up, makes one a port of the switch that guests want, and prepares their
-        planes on it."""
+    def _attach_nic(self, state: _HostState, requests: Sequence[VmRequest]) -> None:
+        """Sets the NICs up, makes one a port of the guests' switch, and prepares their planes."""
         machine = state.machine
-        switch = next((want.switch for want in wants if want.switch), "")
-        apart = machine.bridge_nic != machine.nic
-        if not switch and (apart or not any(map(on_nic, wants))):
-            switch = state.switch  # what nobody asks for stays as it is
+        switch = next((request.switch for request in requests if request.switch), "")
+        own_bridge_nic = machine.bridge_nic != machine.nic
+        if not switch and (own_bridge_nic or not any(map(on_nic, requests))):
+            switch = state.switch  # no guest needs another
         steps: list[Step] = []
         if switch != state.switch:
             steps += self._change_switch(state, switch)
@@ -328,8 +330,8 @@ class VmTestbed:
                 if self._mtu_bytes != 1500:
                     steps.append(SetMtu(machine.netns, nic, self._mtu_bytes))
                 steps.append(SetUp(machine.netns, nic))
-        for want in wants:
-            steps += self._prepare_plane(state, vm_plane(want.plane), self._site(state, want))
+        for request in requests:
+            steps += self._prepare_plane(state, vm_plane(request.plane), self._site(state, request))
         if steps:
             awaited = machine.bridge_nic if switch else machine.nic
             state.perform([*steps, AwaitUp(machine.netns, awaited)])
@@ -340,18 +342,18 @@ class VmTestbed:
         machine = state.machine
         if machine.bridge_nic == machine.nic:
             # A macvtap and a switch cannot share a NIC, nor does one follow the other.
-            for want in [want for want in state.placed if on_nic(want)]:
-                if vm_plane(want.plane).on_uplink:
-                    self._remove(state, want)
+            for request in [request for request in state.placed if on_nic(request)]:
+                if vm_plane(request.plane).on_uplink:
+                    self._remove(state, request)
         steps: list[Step] = []
-        for plane, where in state.prepared.values():
-            steps += plane.withdraw(where)
+        for plane, prepared_site in state.prepared.values():
+            steps += plane.withdraw(prepared_site)
         state.prepared.clear()
         before, after = switch_named(state.switch), switch_named(name)
         if before is not None:
             steps += before.release_nic(self._switch_site(state))
         for placed in state.placed.values():
-            placed.known = ("", "")  # a port takes what the switch knew of it with it
+            placed.peer = ("", "")  # a port's static entries go with it
         if after is not None:
             if after.name not in state.switches:
                 state.perform(steps)
@@ -361,34 +363,34 @@ class VmTestbed:
             steps += after.add_nic(self._switch_site(state))
         return steps
 
-    def _end_rivals(self, state: _HostState, wanted: Switch) -> None:
-        """Ends switches beside which another cannot stand, with their guests."""
+    def _end_rivals(self, state: _HostState, switch: Switch) -> None:
+        """Ends switches that cannot run beside `switch`, with their guests."""
         for rival in _switches(state.switches):
-            if wanted.user_space and rival.user_space:
-                for want in [want for want in state.placed if want.switch == rival.name]:
-                    self._remove(state, want)
+            if switch.user_space and rival.user_space:
+                for guest in [guest for guest in state.placed if guest.switch == rival.name]:
+                    self._remove(state, guest)
                 state.end_program(rival.name)
 
     def _prepare_plane(self, state: _HostState, plane: VmPlane, site: Site) -> tuple[Step, ...]:
-        """Steps that a plane wants on its uplink; what it prepared on another is withdrawn."""
-        before = state.prepared.get(plane.preparation)
-        if before is not None and before[1].uplink == site.uplink:
+        """Steps that prepare a plane on its uplink, and withdraw it from the previous one."""
+        earlier = state.prepared.get(plane.preparation)
+        if earlier is not None and earlier[1].uplink == site.uplink:
             return ()
         state.prepared[plane.preparation] = (plane, site)
-        gone = () if before is None else before[0].withdraw(before[1])
-        return (*gone, *plane.prepare(site))
+        withdrawal = () if earlier is None else earlier[0].withdraw(earlier[1])
+        return (*withdrawal, *plane.prepare(site))
 
-    def _place(self, state: _HostState, want: GuestRequest) -> None:
-        """Makes what a guest will be plugged into."""
-        plane = vm_plane(want.plane)
-        guest = self._guest(state, want)
-        site = self._site(state, want)
+    def _place(self, state: _HostState, request: VmRequest) -> None:
+        """Makes the host side of a guest's attachment."""
+        plane = vm_plane(request.plane)
+        guest = self._guest(state, request)
+        site = self._site(state, request)
         vf = None
         if plane.vfs:
             vf = state.vfs.take()
             # The VF's own address: its driver in a guest takes no other.
             guest = replace(guest, mac=vf.config.mac)
-        state.placed[want] = _Placed(guest, vf)
+        state.placed[request] = _Placed(guest, vf)
         steps: list[Step] = []
         if vf is None:
             steps += plane.attach(site, guest, self.options.queues)
@@ -404,41 +406,42 @@ class VmTestbed:
             steps.append(AwaitUp(site.netns, interface))
         state.perform(steps)
 
-    def _boot_all(self, state: _HostState, peers: Mapping[GuestRequest, Guest]) -> None:
-        """Starts those that were placed and do not run yet, some at a time."""
-        missing = [want for want, placed in state.placed.items() if not placed.running]
+    def _boot_all(self, state: _HostState, peers: Mapping[VmRequest, Guest]) -> None:
+        """Starts all guests that do not run yet, some at a time."""
+        missing = [request for request, placed in state.placed.items() if not placed.running]
         if missing:
             parallel = self._parallel or (
                 2 * self.resources(state.role).cpus // self._hosts_a_machine
             )
             workers = min(len(missing), max(1, parallel))
-            together([partial(self._boot, state, want, peers[want]) for want in missing], workers)
+            boots = [partial(self._boot, state, request, peers[request]) for request in missing]
+            together(boots, workers)
 
-    def _boot(self, state: _HostState, want: GuestRequest, peer: Guest) -> None:
-        placed, guests = state.placed[want], self._guests(state)
-        nic = _nic(vm_plane(want.plane), self._site(state, want), placed, guests)
-        known = self._neighbours(state, want, peer)
-        started = guests.start(placed.guest, nic, self._mtu_bytes, known)
-        placed.running, placed.told = True, known
+    def _boot(self, state: _HostState, request: VmRequest, peer: Guest) -> None:
+        placed, guests = state.placed[request], self._guests(state)
+        nic = _nic(vm_plane(request.plane), self._site(state, request), placed, guests)
+        neighbours = self._neighbours(state, request, peer)
+        started = guests.start(placed.guest, nic, self._mtu_bytes, neighbours)
+        placed.running, placed.neighbours = True, neighbours
         self._on_ready(started)
 
-    def _neighbours(self, state: _HostState, want: GuestRequest, peer: Guest) -> Mapping[str, str]:
-        """Addresses that a guest need not ask for, with the MACs that its frames there have."""
-        guest = state.placed[want].guest
-        mac = vm_plane(want.plane).next_hop_mac(self._site(state, want), guest, peer)
+    def _neighbours(self, state: _HostState, request: VmRequest, peer: Guest) -> Mapping[str, str]:
+        """Permanent neighbours of a guest: next-hop MACs by address of its peer."""
+        guest = state.placed[request].guest
+        mac = vm_plane(request.plane).next_hop_mac(self._site(state, request), guest, peer)
         # Background guests send by IPv4 alone.
-        addresses = (peer.ipv4, peer.ipv6) if want.use == "main" else (peer.ipv4,)
+        addresses = (peer.ipv4, peer.ipv6) if request.use == "main" else (peer.ipv4,)
         return dict.fromkeys(addresses, mac)
 
-    def _remove(self, state: _HostState, want: GuestRequest) -> None:
-        """Ends a guest, and takes away what it was plugged into."""
-        placed = state.placed[want]
-        plane = vm_plane(want.plane)
+    def _remove(self, state: _HostState, request: VmRequest) -> None:
+        """Ends a guest, and removes the host side of its attachment."""
+        placed = state.placed[request]
+        plane = vm_plane(request.plane)
         self._guests(state).end(placed.guest)
         plane.detach(state, placed.guest)
         if placed.vf is not None:
             state.vfs.give_back(placed.vf)
-        del state.placed[want]
+        del state.placed[request]
 
     def _end_guests(self) -> None:
         for state in self._states.values():
@@ -446,7 +449,7 @@ class VmTestbed:
                 state.guests.close()
 
     def _suspend_guests(self) -> None:
-        """Lets no guest run, and no switch. Guests that ended are not looked at."""
+        """Suspends all guests and switches; guests that ended are ignored."""
         for state in self._states.values():
             for placed in state.placed.values():
                 if placed.running and state.guests is not None:
@@ -454,13 +457,13 @@ class VmTestbed:
                         state.guests.set_awake(placed.guest, False)
             for switch in _switches(state.switches):  # after guests, which ask it as they stop
                 with suppress(PlanewiseError):
-                    switch.rest(state)
+                    switch.pause(state)
 
     def _guests(self, state: _HostState) -> HostGuests:
         with state.lock:
             if state.guests is None:
-                host, ours = state.host, self.platform(state.role)
-                guests = HostGuests(host, ours, self.options, saved=self._saved_on(state.role))
+                platform, saved = self.platform(state.role), self._saved_on(state.role)
+                guests = HostGuests(state.host, platform, self.options, saved=saved)
                 state.guests = guests.__enter__()
             return state.guests
 
@@ -470,10 +473,10 @@ class VmTestbed:
             self._saved[role] = booted.saved_for(host, self.platform(role), self.options)
         return self._saved[role]
 
-    def _site(self, state: _HostState, want: GuestRequest) -> Site:
+    def _site(self, state: _HostState, request: VmRequest) -> Site:
         """A host as the plane of a guest sees it."""
         site = self._switch_site(state)
-        switch = switch_named(want.switch)
+        switch = switch_named(request.switch)
         if switch is not None:
             return site.on(switch.interface(site))
         return replace(site, nic=state.machine.nic, uplink=state.machine.nic)
@@ -493,50 +496,52 @@ class VmTestbed:
             directory=state.directory,
         )
 
-    def _way_out(self, state: _HostState, want: GuestRequest, placed: _Placed) -> Site:
-        """The host as a main guest's frames leave it: by its NIC, or by the VF's interface."""
-        site = self._site(state, want)
+    def _way_out(self, state: _HostState, request: VmRequest, placed: _Placed) -> Site:
+        """The host with the interface by which a main guest's frames leave: NIC or VF."""
+        site = self._site(state, request)
         if placed.vf is None:
             return site
         return replace(site, nic=placed.vf.netdev.name if placed.vf.netdev else "")
 
-    def _guest(self, state: _HostState, want: GuestRequest) -> Guest:
-        slot = state.slots.get(want.role, 0)
-        state.slots[want.role] = slot + 1
-        return guest_in(self._token, slot, want.role, want.use, want.index, want.plane, state.role)
+    def _guest(self, state: _HostState, request: VmRequest) -> Guest:
+        slot = state.slots.get(request.role, 0)
+        state.slots[request.role] = slot + 1
+        return guest_in(
+            self._token, slot, request.role, request.use, request.index, request.plane, state.role
+        )
 
     # Both.
 
-    def _peers(self, setting: Setting) -> Iterator[tuple[_HostState, GuestRequest, Guest]]:
-        """Each guest of a setting, and the one of the other role that it talks to."""
+    def _peers(self, setting: Setting) -> Iterator[tuple[_HostState, VmRequest, Guest]]:
+        """The requests of a setting, with the state of their host and their peer."""
         states = self._states_of(setting)
         for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
-            pairs = zip(wanted(setting, role), wanted(setting, other), strict=True)
-            for want, of_peer in pairs:
-                yield states[role], want, states[other].placed[of_peer].guest
+            pairs = zip(vm_requests(setting, role), vm_requests(setting, other), strict=True)
+            for request, peer_request in pairs:
+                yield states[role], request, states[other].placed[peer_request].guest
 
     def _set_neighbours(self, setting: Setting) -> None:
-        """Guests know their peer's MAC, and bridges both: none is looked up, no frame is flooded.
+        """Sets neighbours in guests and forwarding entries in switches, against broadcasts.
 
-        Background guests, too: what they ask would be counted as their load.
+        Of background guests, too: their requests would be counted as their load.
         """
         steps: dict[HostRole, list[Step]] = {}
-        for state, want, peer in self._peers(setting):
-            placed, name = state.placed[want], (peer.ipv4, peer.mac)
-            inside = self._neighbours(state, want, peer)
-            if placed.told != inside:
-                self._guests(state).set_neighbours(placed.guest, inside)
-                placed.told = inside
-            if placed.known != name:
-                plane, site = vm_plane(want.plane), self._site(state, want)
-                known = plane.introduce(site, placed.guest, peer, setting.within_host)
-                switch = switch_named(want.switch)
+        for state, request, peer in self._peers(setting):
+            placed, peer_addresses = state.placed[request], (peer.ipv4, peer.mac)
+            neighbours = self._neighbours(state, request, peer)
+            if placed.neighbours != neighbours:
+                self._guests(state).set_neighbours(placed.guest, neighbours)
+                placed.neighbours = neighbours
+            if placed.peer != peer_addresses:
+                plane, site = vm_plane(request.plane), self._site(state, request)
+                entries = steps.setdefault(state.role, [])
+                entries += plane.introduce(site, placed.guest, peer, setting.within_host)
+                switch = switch_named(request.switch)
                 if plane.on_uplink and switch is not None and not setting.within_host:
-                    known = (*known, switch.know(site, site.nic, peer.mac))
-                steps.setdefault(state.role, []).extend(known)
-                placed.known = name
-        for role, known_there in steps.items():
-            self._states[role].perform(known_there)
+                    entries.append(switch.static_entry(site, site.nic, peer.mac))
+                placed.peer = peer_addresses
+        for role, entries in steps.items():
+            self._states[role].perform(entries)
 
 
 def _switches(names: Iterable[str]) -> list[Switch]:
@@ -545,7 +550,7 @@ def _switches(names: Iterable[str]) -> list[Switch]:
 
 
 def _nic(plane: VmPlane, site: Site, placed: _Placed, guests: HostGuests) -> AnyNic:
-    """What a guest is given as its NIC. Pure."""
+    """The NIC of a guest. Pure."""
     if socket := plane.socket(site, placed.guest):
         return VhostUserNic(placed.guest.mac, socket, guests.options.queues)
     if plane.model is not None:
