@@ -57,7 +57,7 @@ def test_clean_says_what_it_would_remove_then_removes_it() -> None:
     name = "pw-11111111-s"
     netns.prepare_run()
     thread = netns.NamespaceThread("test")
-    thread.call(None, thread.create_here, name)
+    thread.call(None, thread.create_namespace, name)
     thread.close()
     try:
         would = json.loads(planewise("clean", "--dry-run", "--json").stdout)

@@ -152,7 +152,7 @@ def test_clean_never_touches_a_name_that_is_not_ours() -> None:
     netns.prepare_run()
     thread = netns.NamespaceThread("test")
     name = f"pw-test{os.getpid()}"
-    thread.call(None, thread.create_here, name)
+    thread.call(None, thread.create_namespace, name)
     try:
         assert name not in [other for one in leftovers() for other in one.namespaces]
         sweep()
@@ -165,7 +165,7 @@ def test_clean_never_touches_a_name_that_is_not_ours() -> None:
 def test_clean_removes_a_namespace_whose_file_is_gone() -> None:
     netns.prepare_run()
     thread = netns.NamespaceThread("test")
-    thread.call(None, thread.create_here, "pw-00000000-s")
+    thread.call(None, thread.create_namespace, "pw-00000000-s")
     thread.close()
     (found,) = [one for one in sweep() if one.token == "00000000"]
     assert found.namespaces == ("pw-00000000-s",)
@@ -176,10 +176,10 @@ def test_a_taken_name_is_said_and_left_alone() -> None:
     netns.prepare_run()
     thread = netns.NamespaceThread("test")
     name = f"pw-test{os.getpid()}"
-    thread.call(None, thread.create_here, name)
+    thread.call(None, thread.create_namespace, name)
     try:
         with pytest.raises(PlanewiseError, match=f"called {name} already"):
-            thread.call(None, thread.create_here, name)
+            thread.call(None, thread.create_namespace, name)
         assert name in netns.names()
     finally:
         thread.close()

@@ -297,7 +297,7 @@ def test_an_error_inside_tears_down_and_passes_on() -> None:
 
 def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = []
-    create = netns.NamespaceThread.create_here
+    create = netns.NamespaceThread.create_namespace
 
     def fail(self: netns.NamespaceThread, name: str) -> None:
         tokens.append(str(token_of(name)))
@@ -305,7 +305,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
             raise OSError(28, "No space left on device")
         create(self, name)
 
-    monkeypatch.setattr(netns.NamespaceThread, "create_here", fail)
+    monkeypatch.setattr(netns.NamespaceThread, "create_namespace", fail)
     with (
         pytest.raises(PlanewiseError, match="No space left"),
         here("veth"),

@@ -74,7 +74,7 @@ _KERNEL_FEATURE = {
 def apply(plan: Plan, thread: NamespaceThread, home: str | None = None) -> None:
     """Performs every step of `plan` in order, on `thread`; an empty namespace in it is `home`.
 
-    When interrupted or failed, what was made until then stands; the caller removes the namespaces.
+    After an interrupt or error, nothing is undone: the caller removes the namespaces.
 
     Raises:
         UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
@@ -102,7 +102,7 @@ def _perform(plan: Plan, thread: NamespaceThread, home: str | None, stop: thread
 
 
 class _Links:
-    """Netlink sockets by namespace, the few most recent ones, with what is known of interfaces."""
+    """The most recent netlink sockets, by namespace, and the indexes of interfaces."""
 
     def __init__(self, thread: NamespaceThread, home: str | None) -> None:
         self.thread = thread
@@ -159,25 +159,25 @@ class _Links:
 
 def _add_namespace(links: _Links, step: AddNamespace) -> None:
     links.thread.enter(None)
-    links.thread.create_here(step.name)
+    links.thread.create_namespace(step.name)
     links.change(step.name, "lo", up=True)
 
 
 def _add_link(
     route: RouteSocket, kind: str, data: Mapping[str, object], index: int = 0, **attributes: object
 ) -> None:
-    """A new interface of a kind, with what is particular to the kind."""
+    """Adds an interface of a kind, with the `data` of that kind."""
     info = nested(IFLA_INFO_KIND=kind, IFLA_INFO_DATA=nested(**data))
     route.request(rtnl.RTM_NEWLINK, CREATE, {"index": index}, **attributes, IFLA_LINKINFO=info)
 
 
 def _add_veth(links: _Links, step: AddVeth) -> None:
-    with links.descriptor(step.peer_netns) as there:
+    with links.descriptor(step.peer_netns) as namespace:
         peer = nested(
             IFLA_IFNAME=step.peer,
             IFLA_ADDRESS=step.peer_mac,
             IFLA_MTU=step.mtu_bytes,
-            IFLA_NET_NS_FD=there.fileno(),
+            IFLA_NET_NS_FD=namespace.fileno(),
         )
         _add_link(
             links.route(step.netns),
@@ -206,7 +206,7 @@ def _add_bridge(links: _Links, step: AddBridge) -> None:
 
 
 def _add_macvlan(links: _Links, step: AddMacvlan) -> None:
-    with links.descriptor(step.guest_netns) as there:
+    with links.descriptor(step.guest_netns) as namespace:
         _add_link(
             links.route(step.netns),
             "macvlan",
@@ -214,26 +214,26 @@ def _add_macvlan(links: _Links, step: AddMacvlan) -> None:
             IFLA_IFNAME=step.name,
             IFLA_ADDRESS=step.mac,
             IFLA_LINK=links.index(step.netns, step.parent),
-            IFLA_NET_NS_FD=there.fileno(),
+            IFLA_NET_NS_FD=namespace.fileno(),
         )
 
 
 def _add_ipvlan(links: _Links, step: AddIpvlan) -> None:
-    with links.descriptor(step.guest_netns) as there:
+    with links.descriptor(step.guest_netns) as namespace:
         _add_link(
             links.route(step.netns),
             "ipvlan",
             {"IFLA_IPVLAN_MODE": {"l2": 0, "l3": 1, "l3s": 2}[step.mode]},
             IFLA_IFNAME=step.name,
             IFLA_LINK=links.index(step.netns, step.parent),
-            IFLA_NET_NS_FD=there.fileno(),
+            IFLA_NET_NS_FD=namespace.fileno(),
         )
 
 
 def _add_tap(links: _Links, step: AddTap) -> None:
     links.enter(step.netns)
-    several = _IFF_MULTI_QUEUE if step.queues > 1 else 0
-    request = struct.pack("16sH22x", step.name.encode(), _IFF_TAP | _IFF_NO_PI | several)
+    multi_queue = _IFF_MULTI_QUEUE if step.queues > 1 else 0
+    request = struct.pack("16sH22x", step.name.encode(), _IFF_TAP | _IFF_NO_PI | multi_queue)
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(descriptor, _TUNSETIFF, request)
@@ -278,7 +278,7 @@ def _remove_address(links: _Links, step: RemoveAddress) -> None:
 
 
 def _change_address(
-    links: _Links, step: SetAddress | RemoveAddress, kind: int, how: int, **attributes: object
+    links: _Links, step: SetAddress | RemoveAddress, kind: int, flags: int, **attributes: object
 ) -> None:
     address, _, prefix = step.address.partition("/")
     fields = {
@@ -286,8 +286,8 @@ def _change_address(
         "prefixlen": int(prefix),
         "index": links.index(step.netns, step.interface),
     }
-    both = {"IFA_LOCAL": address, "IFA_ADDRESS": address}
-    links.route(step.netns).request(kind, how, fields, **both, **attributes)
+    addresses = {"IFA_LOCAL": address, "IFA_ADDRESS": address}
+    links.route(step.netns).request(kind, flags, fields, **addresses, **attributes)
 
 
 def _set_link_address(links: _Links, step: SetLinkAddress) -> None:
@@ -321,15 +321,15 @@ def _change_route(
     links: _Links,
     step: AddRoute | RemoveRoute,
     kind: int,
-    how: int,
+    flags: int,
     fields: Mapping[str, int],
     **attributes: object,
 ) -> None:
     address, _, prefix = step.destination.partition("/")
-    where = {"family": _family(address), "dst_len": int(prefix), "table": _MAIN_TABLE}
+    route = {"family": _family(address), "dst_len": int(prefix), "table": _MAIN_TABLE}
     interface = links.index(step.netns, step.interface)
     links.route(step.netns).request(
-        kind, how, {**fields, **where}, RTA_DST=address, RTA_OIF=interface, **attributes
+        kind, flags, {**fields, **route}, RTA_DST=address, RTA_OIF=interface, **attributes
     )
 
 
@@ -361,14 +361,14 @@ def _add_entry(
     links: _Links,
     interface: str,
     step: AddNeighbour | AddForwarding | AcceptAddress,
-    how: int,
+    flags: int,
     fields: Mapping[str, int],
     **attributes: object,
 ) -> None:
-    """A neighbour, or an entry of a forwarding table, which are of one kind to rtnetlink."""
+    """Adds a neighbour or forwarding entry: both are neighbours to rtnetlink."""
     fields = {**fields, "ifindex": links.index(step.netns, interface)}
     links.route(step.netns).request(
-        rtnl.RTM_NEWNEIGH, how, fields, **attributes, NDA_LLADDR=step.mac
+        rtnl.RTM_NEWNEIGH, flags, fields, **attributes, NDA_LLADDR=step.mac
     )
 
 
@@ -383,14 +383,14 @@ def _set_sysctl(links: _Links, step: SetSysctl) -> None:
 
 def _await_up(links: _Links, step: AwaitUp) -> None:
     deadline = time.monotonic() + _UP_S
-    while late := [
+    while down := [
         name
         for name, ready in _readiness(links.route(step.netns))
         if not ready and step.interface in ("", name)
     ]:
         if time.monotonic() > deadline:
             raise PlanewiseError(
-                f"{', '.join(late)} in {step.netns} did not come up within {_UP_S:g} s",
+                f"{', '.join(down)} in {step.netns} did not come up within {_UP_S:g} s",
                 remedy="is the machine overloaded? try again",
             )
         time.sleep(0.002)

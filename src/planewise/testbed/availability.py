@@ -1,4 +1,4 @@
-"""Which planes this machine can build, found out by building them. Knows no measurement."""
+"""Which planes this machine can build, by trial builds. Knows no measurement."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from planewise.testbed.testbed import stand_here
 from planewise.testbed.vms import platform as vms
 
 _DPDK_PROGRAMS = {"Open vSwitch with DPDK": OVS, "dpdk-testpmd": TESTPMD}
-"""What a chain on vhost-user starts, by the names that people know."""
+"""Programs of a chain on vhost-user, by their usual names."""
 
 
 def try_planes(
     lacking: Mapping[str, str], refused: UnsupportedError | None = None
 ) -> tuple[PlaneAvailability, ...]:
-    """Every plane that Planewise knows: can it be built here, and if not, why.
+    """Whether each plane of Planewise can be built here, and if not, why.
 
-    `lacking` is what `missing` says; `refused` why there is no privilege to try: then nothing is.
+    `lacking` is the result of `missing`; `refused` the reason why trial builds are not allowed.
     """
     no_vms = None if "vm" in lacking else why_no_vms()
-    root = may_steer(Path("/proc/self/uid_map").read_text())
-    tried = []
+    is_root = may_steer(Path("/proc/self/uid_map").read_text())
+    availabilities = []
     for plane in PLANES:
         if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
-            tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
+            availabilities.append(_refusal(plane.name, refused) if refused else try_plane(plane))
         elif (
             "vm" in plane.needs
             and not plane.local_refusal
             and not any(need in lacking for need in plane.needs)
         ):
-            built = PlaneAvailability(plane=plane.name, available=True)
-            tried.append(_refusal(plane.name, no_vms) if no_vms else built)
+            available = PlaneAvailability(plane=plane.name, available=True)
+            availabilities.append(_refusal(plane.name, no_vms) if no_vms else available)
         else:
-            tried.append(explain_needs(plane, lacking, whole_machine=root))
-    return tuple(tried)
+            availabilities.append(explain_needs(plane, lacking, whole_machine=is_root))
+    return tuple(availabilities)
 
 
 def why_no_vms() -> UnsupportedError | None:
-    """Why virtual machines cannot be started here; None when they can. None is started."""
+    """Why virtual machines cannot be started here; None when they can. Starts none."""
     host = LocalHost("this machine")
     try:
         vms.check(host)
@@ -59,7 +59,7 @@ def why_no_vms() -> UnsupportedError | None:
 
 
 def try_plane(plane: Plane) -> PlaneAvailability:
-    """Builds the smallest testbed of namespaces with this plane, and takes it down again."""
+    """Builds the smallest testbed of namespaces with a plane, and removes it again."""
     setting = Setting("namespace", plane.name, plane.name, 0, "north-south")
     try:
         with stand_here(setting):
@@ -71,10 +71,10 @@ def try_plane(plane: Plane) -> PlaneAvailability:
 def explain_needs(
     plane: Plane, lacking: Mapping[str, str], *, whole_machine: bool = True
 ) -> PlaneAvailability:
-    """Whether a plane can be had that no testbed of namespaces can try, and why not. Pure.
+    """Availability of a plane that a testbed of namespaces cannot try. Pure.
 
-    `lacking` says, by need, what this machine has not; `whole_machine` whether the user is root of
-    it, and not of a user namespace alone.
+    `lacking` has the reason for each need that this machine does not meet; `whole_machine` is
+    whether the user is root of the machine, and not of a user namespace only.
     """
     remedy = plane.remedy
     reason = "; ".join(lacking[need] for need in plane.needs if need in lacking)
@@ -91,15 +91,15 @@ def explain_needs(
 def missing(
     root: Path = Path("/"), which: Callable[[str], str | None] = shutil.which
 ) -> dict[str, str]:
-    """What this machine has not, by need, as reasons."""
+    """The needs that this machine does not meet, with the reasons."""
     lacking = {}
     functions = (root / "sys/class/net").glob("*/device/sriov_totalvfs")
     if not any(path.read_text().strip() not in ("", "0") for path in functions):
         lacking["sriov"] = "no NIC with SR-IOV"
-    # Where KVM does not work, QEMU emulates: slower, and said wherever a time is printed.
+    # Without KVM QEMU emulates, which is slower; all printed times tell so.
     if not (which("qemu-system-x86_64") or which("qemu-kvm") or which("qemu-system-aarch64")):
         lacking["vm"] = "no QEMU for virtual machines"
-    # One that runs is used; else planewise starts one of its own.
+    # A running daemon is used; else planewise starts its own.
     if not which("dockerd") and not (root / "run/docker.sock").exists():
         lacking["docker"] = "no Docker"
     groups = root / "sys/kernel/iommu_groups"

@@ -35,7 +35,7 @@ _POLL_S = 0.002
 
 
 class ProcessTimeoutError(PlanewiseError):
-    """A process did not do in time what it was waited for."""
+    """A process did not end, or did not print a line, in time."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class FinishedProcess:
         """Itself, when it succeeded.
 
         Raises:
-            PlanewiseError: the exit code is not 0; the sentence has the last words of stderr.
+            PlanewiseError: the exit code is not 0; the sentence has the last line of stderr.
         """
         if self.exit_code != 0:
             name = Path(self.argv[0]).name
-            # pw-probe says `pw-probe: what is wrong`, and on an indented line what to do.
-            words = self.stderr.rstrip().splitlines()
-            remedy = words.pop().strip() if len(words) > 1 and words[-1].startswith("  ") else ""
-            if words and (own := re.match(r"(pw-probe|planewised): ", words[-1])):
-                name = own[1]  # a shell may stand before it
-            message = words[-1].removeprefix(f"{name}: ") if words else "it printed nothing"
+            # pw-probe prints `pw-probe: the error`, and its remedy on an indented line.
+            lines = self.stderr.rstrip().splitlines()
+            remedy = lines.pop().strip() if len(lines) > 1 and lines[-1].startswith("  ") else ""
+            if lines and (match := re.match(r"(pw-probe|planewised): ", lines[-1])):
+                name = match[1]  # a shell may have started it
+            message = lines[-1].removeprefix(f"{name}: ") if lines else "it printed nothing"
             raise PlanewiseError(f"{name} failed ({self.ending}): {message}", remedy=remedy)
         return self
 
@@ -77,7 +77,7 @@ class FinishedProcess:
         """The JSON document on stdout.
 
         Raises:
-            PlanewiseError: the process failed, or what it printed is not JSON.
+            PlanewiseError: the process failed, or its output is not JSON.
         """
         self.check()
         try:
@@ -131,10 +131,10 @@ class HostProcess(Protocol):
         return GRACE_S
 
     def stop(self) -> FinishedProcess:
-        """Asks it to end, kills it after a grace, returns what it left. Idempotent.
+        """Asks it to end, kills it after a grace period, returns its outcome. Idempotent.
 
-        It is asked by SIGINT, then by SIGTERM: a shell starts background jobs deaf to SIGINT,
-        and their children inherit that.
+        It is asked by SIGINT, then by SIGTERM: background jobs of a shell, and their children,
+        ignore SIGINT.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             self.send(number)
@@ -175,7 +175,7 @@ class Host(Protocol):
     ) -> HostProcess:
         """Starts a process in a namespace of the host (None: the host's own).
 
-        It takes `expected_s` at least: where asking would disturb it, nobody asks before.
+        It runs for `expected_s` at least: where polling disturbs it, nobody polls before.
 
         Raises:
             UnsupportedError: there is no such program.
@@ -191,9 +191,9 @@ class Host(Protocol):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> FinishedProcess:
-        """Starts a process, waits for its end, and kills it when that takes too long.
+        """Starts a process, waits for its end, and kills it after `timeout_s`.
 
-        It takes `expected_s` at least: where asking would disturb it, nobody asks before.
+        It runs for `expected_s` at least: where polling disturbs it, nobody polls before.
 
         Raises:
             ProcessTimeoutError: it took too long.
@@ -202,7 +202,7 @@ class Host(Protocol):
             return process.wait(timeout_s)
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        """The command that enters a namespace of the host and becomes `argv`. Pure."""
+        """The command that enters a namespace of the host and executes `argv`. Pure."""
         return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
@@ -216,10 +216,10 @@ class Host(Protocol):
 
     @property
     def place(self) -> str:
-        """How sentences call it."""
+        """Its name in messages."""
 
     def program(self, local: str) -> str:
-        """Path on the host of a static program of this machine: copied there, gone with `close`.
+        """Path on the host of a static program of this machine: copied there, removed by `close`.
 
         Raises:
             PlanewiseError: it cannot be copied.
@@ -227,23 +227,23 @@ class Host(Protocol):
 
     @property
     def directory(self) -> str:
-        """A scratch directory on the host, made at the first use, that goes with `close`.
+        """A scratch directory on the host, made at the first use, removed by `close`.
 
         Raises:
             PlanewiseError: it cannot be made.
         """
 
     def socket(self, path: str) -> str:
-        """A Unix socket of this machine that leads to the host's socket `path`.
+        """A Unix socket of this machine that is connected to the host's socket `path`.
 
         Raises:
             PlanewiseError: the host refuses that.
         """
 
     def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """A file of the host as one of this machine: moved into the directory `into`.
+        """Moves a file of the host into the directory `into` of this machine.
 
-        Where guests have files of their own, `netns` names the guest that it is in.
+        Where guests have files of their own, `netns` names the guest that has it.
 
         Raises:
             PlanewiseError: it cannot be copied.
@@ -321,11 +321,11 @@ class LocalProcess(HostProcess):
     def wait_ready(self, line: str, timeout_s: float) -> None:
         """See `HostProcess.wait_ready`."""
         deadline = time.monotonic() + timeout_s
-        wanted = line.encode()
+        prefix = line.encode()
         while True:
             ended = self._finished is not None or self._process.poll() is not None
-            said = self._finished.stderr.encode() if self._finished else _content(self._err)
-            if any(line.startswith(wanted) for line in said.splitlines()):
+            stderr = self._finished.stderr.encode() if self._finished else _content(self._err)
+            if any(line.startswith(prefix) for line in stderr.splitlines()):
                 return
             if ended:
                 self.wait().check()
@@ -344,7 +344,7 @@ class LocalProcess(HostProcess):
 
 
 def _ends_within(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether it ends in time. The kernel says so at once; `Popen.wait` looks every 50 ms."""
+    """Whether it ends in time. A pidfd tells at once; `Popen.wait` polls every 50 ms."""
     if process.poll() is not None:
         return True
     pidfd = os.pidfd_open(process.pid)
@@ -389,11 +389,11 @@ class LocalHost(Host):
         return self._directory
 
     def program(self, local: str) -> str:
-        """See `Host.program`: it is here."""
+        """See `Host.program`: nothing is copied."""
         return local
 
     def socket(self, path: str) -> str:
-        """See `Host.socket`: it is here."""
+        """See `Host.socket`: the path itself."""
         return path
 
     def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
@@ -421,7 +421,7 @@ class LocalHost(Host):
         return started
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        # /proc/net is that of the process's first thread, which never leaves its namespace.
+        # /proc/net is that of the process's first thread, which never changes its namespace.
         in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
         try:
             return self._in_namespaces.call(netns or self._home, Path(in_thread).read_text)
@@ -455,9 +455,8 @@ class LocalHost(Host):
     def perform(self, plan: Plan) -> None:
         """See `Host.perform`: through netlink."""
         apply(plan, self._in_namespaces, self._home)
-        self._in_namespaces.call(
-            self._home, int
-        )  # back: a namespace that goes is then told from one here
+        # Leaves the last namespace: a later one of the same name would be taken for it.
+        self._in_namespaces.call(self._home, int)
 
     def close(self) -> None:
         for process in self._processes:

@@ -1,9 +1,9 @@
 """Huge pages for as long as a `with` block runs: reserved, and returned to the kernel, also after a
 kill.
 
-A note, locked (flock) as long as its program lives, says before and after how many pages are
-reserved; `planewise clean` returns those of notes that are not locked. Pages are added to the pool
-and subtracted again, so that programs do not undo one another's.
+A note, locked (flock) as long as its program lives, has the number of pages before and after they
+are reserved; `planewise clean` returns those of notes without a lock. Pages are added to the pool
+and subtracted again, so that programs keep one another's.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class HugePagePool:
         return self.pages
 
 
-def unavailable_reason(wanted_bytes: int, pool: HugePagePool | None = None) -> str:
-    """Why so much cannot be reserved here; empty when it probably can. Changes nothing."""
+def unavailable_reason(needed_bytes: int, pool: HugePagePool | None = None) -> str:
+    """Why `needed_bytes` cannot be reserved here; empty when they probably can. Changes nothing."""
     pool = pool or HugePagePool()
     if not pool.exists:
         return "this kernel has no huge pages (CONFIG_HUGETLBFS)"
-    pages = -(-wanted_bytes // pool.page_bytes)
+    pages = -(-needed_bytes // pool.page_bytes)
     if pool.free >= pages:
         return ""
     if not pool.writable:
-        return f"only root may take the {_mib(wanted_bytes)} of huge pages that it needs"
-    if pool.available_bytes < wanted_bytes:
+        return f"only root may take the {_mib(needed_bytes)} of huge pages that it needs"
+    if pool.available_bytes < needed_bytes:
         return (
-            f"it needs {_mib(wanted_bytes)} of huge pages, and {_mib(pool.available_bytes)} of "
+            f"it needs {_mib(needed_bytes)} of huge pages, and {_mib(pool.available_bytes)} of "
             "memory are available"
         )
     return ""
@@ -98,19 +98,19 @@ def _mib(size_bytes: int) -> str:
 
 @contextmanager
 def reserved(
-    wanted_bytes: int, pool: HugePagePool | None = None, notes: Path = NOTES
+    needed_bytes: int, pool: HugePagePool | None = None, notes: Path = NOTES
 ) -> Iterator[int]:
-    """Adds pages for `wanted_bytes` to the pool; yields how many were added.
+    """Adds pages for `needed_bytes` to the pool; yields how many were added.
 
-    None are added where the kernel gives none but enough of the pool are free.
+    Adds fewer, or none, where the kernel gives no more but enough pages of the pool are free.
 
     Raises:
         UnsupportedError: the kernel does not give them.
     """
     pool = pool or HugePagePool()
-    if reason := unavailable_reason(wanted_bytes, pool):
+    if reason := unavailable_reason(needed_bytes, pool):
         raise UnsupportedError(reason, remedy="run as root on a machine with more free memory")
-    pages = -(-wanted_bytes // pool.page_bytes)
+    pages = -(-needed_bytes // pool.page_bytes)
     if not pool.writable:
         yield 0
         return
@@ -123,22 +123,22 @@ def reserved(
         ) from error
     try:
         with _locked(notes):
-            before = pool.pages
-            note.write({"state": _TAKING, "before": before, "pages": pages})
-            got = pool.resize(before + pages) - before
-            if got < pages and pool.free < pages:
-                pool.resize(before)
+            pages_before = pool.pages
+            note.write({"state": _TAKING, "before": pages_before, "pages": pages})
+            added = pool.resize(pages_before + pages) - pages_before
+            if added < pages and pool.free < pages:
+                pool.resize(pages_before)
                 note.write({"state": _TAKEN, "pages": 0})
                 raise UnsupportedError(
-                    f"it needs {_mib(wanted_bytes)} of huge pages, and the kernel found only "
-                    f"{_mib(max(got, 0) * pool.page_bytes)} in one piece each",
+                    f"it needs {_mib(needed_bytes)} of huge pages, and the kernel found only "
+                    f"{_mib(max(added, 0) * pool.page_bytes)} in one piece each",
                     remedy="free memory, or reserve huge pages at boot (hugepages=N)",
                 )
-            note.write({"state": _TAKEN, "pages": max(got, 0)})
-        yield max(got, 0)
+            note.write({"state": _TAKEN, "pages": max(added, 0)})
+        yield max(added, 0)
     finally:
         with _locked(notes):
-            note.give_back(pool)
+            note.return_pages(pool)
             _remove_if_empty(notes)
         note.close()
 
@@ -150,26 +150,26 @@ _READY = "pw-taken"
 # The pages are returned when the lease ends, by a process in a session of its own: a lost
 # connection ends the lease's session by SIGKILL.
 _LEASE = f"""
-wanted=$1 file=/proc/sys/vm/nr_hugepages
-before=$(cat $file) && echo $((before + wanted)) >$file || exit 1
+needed=$1 file=/proc/sys/vm/nr_hugepages
+before=$(cat $file) && echo $((before + needed)) >$file || exit 1
 added=$(($(cat $file) - before))
 setsid sh -c 'while kill -0 $1; do sleep 0.5; done
     echo $(($(cat $3) - $2)) >$3' sh $$ $added $file </dev/null >/dev/null 2>&1 &
-[ $added -ge "$wanted" ] || exit {_TOO_FEW}
+[ $added -ge "$needed" ] || exit {_TOO_FEW}
 echo {_READY} >&2
 exec sleep infinity
 """
 
 
 @contextmanager
-def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
+def reserved_on(host: Host, needed_bytes: int) -> Iterator[None]:
     """As `reserved`, on any host.
 
     Raises:
         UnsupportedError: the kernel does not give them.
     """
     if isinstance(host, LocalHost):
-        with reserved(wanted_bytes):
+        with reserved(needed_bytes):
             yield
         return
     page_bytes = procfs.memory(host.read_text("/proc/meminfo")).get("Hugepagesize", 0)
@@ -178,7 +178,7 @@ def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
             f"the kernel of {host.place} has no huge pages (CONFIG_HUGETLBFS)",
             remedy="boot a kernel that has them",
         )
-    pages = -(-wanted_bytes // page_bytes)
+    pages = -(-needed_bytes // page_bytes)
     with host.start(["sh", "-c", _LEASE, "sh", str(pages)]) as lease:
         try:
             lease.wait_ready(_READY, _LEASE_S)
@@ -209,7 +209,7 @@ def leftovers(
         PlanewiseError: the pool may not be changed.
     """
     pool = pool or HugePagePool()
-    found = []
+    dead_runs = []
     try:
         paths = sorted(notes.glob("*.json"))
     except OSError:
@@ -222,9 +222,9 @@ def leftovers(
             with _locked(notes):
                 pages = note.pages_to_return(pool)
                 if remove:
-                    note.give_back(pool)
+                    note.return_pages(pool)
                     _remove_if_empty(notes)
-            found.append(DeadRunPages(pages))
+            dead_runs.append(DeadRunPages(pages))
         except OSError as error:
             raise PlanewiseError(
                 f"huge pages of a killed run cannot be given back: {error.strerror}",
@@ -232,7 +232,7 @@ def leftovers(
             ) from error
         finally:
             note.close()
-    return tuple(found)
+    return tuple(dead_runs)
 
 
 class _Note:
@@ -263,7 +263,7 @@ class _Note:
         except OSError:
             os.close(descriptor)
             return None
-        if not os.fstat(descriptor).st_nlink:  # given back since its name was read
+        if not os.fstat(descriptor).st_nlink:  # its run ended since its name was read
             os.close(descriptor)
             return None
         return cls(path, descriptor)
@@ -280,13 +280,13 @@ class _Note:
             content = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
             pages = int(content.get("pages", 0))
             if content.get("state") == _TAKING:
-                # Killed in between: at most the pool's growth since.
+                # Killed while it reserved: at most the pool's growth since.
                 pages = min(pages, max(0, pool.pages - int(content["before"])))
         except (ValueError, KeyError, TypeError):
             return 0
         return max(pages, 0)
 
-    def give_back(self, pool: HugePagePool) -> None:
+    def return_pages(self, pool: HugePagePool) -> None:
         if pages := self.pages_to_return(pool):
             pool.resize(pool.pages - pages)
         self._path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Who made which namespaces: one locked file a testbed, which tells leftovers from live runs.
+"""Owners of namespaces: one locked file a testbed, which tells leftovers from live runs.
 
 A testbed has a random token; all its names start with `pw-<token>-`. Its file in /run/planewise is
-locked (flock) as long as the program that made it lives, however it dies: what is not locked is a
-leftover. `sweep` removes leftovers and touches nothing else.
+locked (flock) as long as its program lives, however that ends: testbeds without a lock are
+leftovers. `sweep` removes leftovers and touches nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from planewise.testbed import netns
 STATE = Path("/run/planewise")
 
 _NAME = re.compile(r"pw-([0-9a-f]{8})-[a-z][a-z0-9]*")
-"""What a name of ours looks like. `pw-` alone is not enough: other programs may use it."""
+"""Names of Planewise's namespaces; other programs may use the prefix `pw-`, too."""
 
 
 def token_of(name: str) -> str | None:
@@ -36,7 +36,7 @@ def token_of(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class HostNote:
-    """A host beyond this machine, and what its NIC was like before."""
+    """A host beyond this machine, with the previous state of its NIC."""
 
     host: str
     """As the user names it: `ssh://server`, `lab:a`."""
@@ -47,9 +47,9 @@ class HostNote:
     """Whether it forwarded what came in by the NIC (`net.ipv4.conf.NIC.forwarding`); empty where
     that was not noted."""
     labs: str = ""
-    """Where the lab of a host of a lab keeps its files."""
+    """Directory of the lab, for a host of a lab."""
     promiscuous: bool | None = None
-    """Whether somebody had the NIC receive every frame; None where that was not noted."""
+    """Whether the NIC received every frame; None where that was not noted."""
     rx_usecs: int | None = None
     """Its interrupt coalescing (`ethtool -c`); None where it has none, or that was not noted."""
     datapath: bool | None = None
@@ -67,9 +67,9 @@ class Ownership:
 
     @classmethod
     def take(cls, what: str, state: Path = STATE, hosts: Sequence[HostNote] = ()) -> Ownership:
-        """Takes a token that nobody has.
+        """Takes an unused token.
 
-        `hosts` are those, beyond this machine, on which something will carry the token.
+        `hosts` are those beyond this machine whose resources will carry the token.
 
         Raises:
             UnsupportedError: the state directory cannot be written.
@@ -89,7 +89,7 @@ class Ownership:
 
     @classmethod
     def _make(cls, what: str, token: str, path: Path, hosts: Sequence[HostNote]) -> Ownership:
-        # Locked before it gets its name: at no moment could a sweep take it for a leftover.
+        # Locked before it has a name, so that no sweep takes it for a leftover.
         descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,40 +114,40 @@ class Ownership:
         return f"pw-{self.token}-{suffix}"
 
     def remove(self) -> None:
-        """Ends what runs in the namespaces under the token, removes them, and gives it back.
+        """Removes the token's namespaces with their processes, and releases the token.
 
         Raises:
             PlanewiseError: one could not be removed; `planewise clean` will find it.
         """
         names = [name for name in netns.names() if token_of(name) == self.token]
         netns.end_processes_in(names)
-        stuck = []
+        failures = []
         for name in names:
             try:
                 netns.remove(name)
             except OSError as error:
-                stuck.append(f"{name} ({error.strerror})")
-        if stuck:
+                failures.append(f"{name} ({error.strerror})")
+        if failures:
             self.abandon()
             raise PlanewiseError(
-                f"these namespaces could not be removed: {', '.join(stuck)}",
+                f"these namespaces could not be removed: {', '.join(failures)}",
                 remedy="`planewise clean` as root tries again",
             )
         self.release()
 
     def release(self) -> None:
-        """Gives the token back; what was made under it must be gone."""
+        """Releases the token; all that carries it must have been removed."""
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def abandon(self) -> None:
-        """Leaves the token and what was made under it to a sweep."""
+        """Leaves the token, and all that carries it, to a sweep."""
         os.close(self._descriptor)
 
 
 @dataclass(frozen=True)
 class DeadRun:
-    """What a dead run left behind."""
+    """The leftovers of a dead run."""
 
     token: str
     namespaces: tuple[str, ...]
@@ -156,15 +156,15 @@ class DeadRun:
     """What the run was; empty when its file is gone."""
     started: str = ""
     hosts: tuple[HostNote, ...] = ()
-    """Hosts beyond this machine where something may carry the token."""
+    """Hosts beyond this machine whose resources may carry the token."""
 
 
 def leftovers(state: Path = STATE, *, namespaces: bool = True) -> tuple[DeadRun, ...]:
-    """What dead runs left. Live runs, and names that are not ours, are not among it.
+    """Dead runs; live ones, and names of other programs, are left out.
 
-    Without `namespaces`, only what files in `state` tell of.
+    Without `namespaces`, only runs with a file in `state`.
     """
-    return tuple(found for found, _ in _dead(state, namespaces))
+    return tuple(run for run, _ in _dead(state, namespaces))
 
 
 def sweep(
@@ -173,25 +173,25 @@ def sweep(
     *,
     namespaces: bool = True,
 ) -> tuple[DeadRun, ...]:
-    """Removes what dead runs left and says what it was.
+    """Removes the leftovers of dead runs, and returns these runs.
 
-    `elsewhere` removes first what a run left beside namespaces, here and on other hosts. Where it
-    fails, the run stays known and the others are still cleaned up.
+    `elsewhere` first removes a run's leftovers beside namespaces, here and on other hosts. Where it
+    fails, the run stays noted and the others are still cleaned up.
 
     Raises:
         PlanewiseError: something could not be removed.
     """
-    done = []
-    failed: PlanewiseError | None = None
-    for found, path in _dead(state, namespaces):
+    removed = []
+    failure: PlanewiseError | None = None
+    for run, path in _dead(state, namespaces):
         if elsewhere is not None:
             try:
-                elsewhere(found)
+                elsewhere(run)
             except PlanewiseError as error:
-                failed = error
+                failure = error
                 continue
-        ended = netns.end_processes_in(found.namespaces)
-        for name in found.namespaces:
+        ended = netns.end_processes_in(run.namespaces)
+        for name in run.namespaces:
             try:
                 netns.remove(name)
             except OSError as error:
@@ -200,10 +200,10 @@ def sweep(
                     remedy="run `planewise clean` as root",
                 ) from error
         path.unlink(missing_ok=True)
-        done.append(replace(found, processes=ended))
-    if failed is not None:
-        raise failed
-    return tuple(done)
+        removed.append(replace(run, processes=ended))
+    if failure is not None:
+        raise failure
+    return tuple(removed)
 
 
 def _dead(state: Path, namespaces: bool) -> Iterator[tuple[DeadRun, Path]]:
@@ -216,7 +216,7 @@ def _dead(state: Path, namespaces: bool) -> Iterator[tuple[DeadRun, Path]]:
         for path in state.glob("*.json"):
             if re.fullmatch("[0-9a-f]{8}", path.stem):
                 by_token.setdefault(path.stem, [])
-    for token, found in sorted(by_token.items()):
+    for token, names in sorted(by_token.items()):
         path = state / f"{token}.json"
         content, descriptor = {}, -1
         try:
@@ -228,8 +228,8 @@ def _dead(state: Path, namespaces: bool) -> Iterator[tuple[DeadRun, Path]]:
             continue
         except FileNotFoundError:
             # No file: an orphan, or a live run that ended since the names were read.
-            found = [name for name in found if (netns.RUN / name).exists()]
-            if not found:
+            names = [name for name in names if (netns.RUN / name).exists()]
+            if not names:
                 continue
         except OSError as error:
             raise PlanewiseError(
@@ -237,11 +237,11 @@ def _dead(state: Path, namespaces: bool) -> Iterator[tuple[DeadRun, Path]]:
                 remedy="run `planewise clean` as the user that made the testbed",
             ) from error
         try:
-            processes = tuple(sorted(netns.processes_in(found)))
+            processes = tuple(sorted(netns.processes_in(names)))
             yield (
                 DeadRun(
                     token,
-                    tuple(found),
+                    tuple(names),
                     processes,
                     str(content.get("what", "")),
                     str(content.get("started", "")),
@@ -264,5 +264,5 @@ def _read(descriptor: int) -> dict[str, object]:
 
 def _hosts(content: object) -> tuple[HostNote, ...]:
     with suppress(TypeError):
-        return tuple(HostNote(**one) for one in content)  # type: ignore[attr-defined]
+        return tuple(HostNote(**note) for note in content)  # type: ignore[attr-defined]
     return ()

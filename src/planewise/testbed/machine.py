@@ -1,4 +1,4 @@
-"""A host with a NIC that a testbed may use: what it has, what stands on it, what must go again.
+"""Machines of a testbed: a host with a NIC, its resources, its state, and their removal.
 
 Knows hosts, Docker and VFs; no guest kind, no plane and no measurement.
 """
@@ -28,7 +28,7 @@ class Machine:
     host: Host
     nic: str
     bridge: str
-    """What our bridge is called there."""
+    """Name of our bridge there."""
     docker_bridge: str
     second_nic: str = ""
     """A NIC on another wire to the other machine, for our bridge: guests on the bridge and guests
@@ -44,7 +44,7 @@ class Machine:
 
 @dataclass
 class PlacedGuest:
-    """A guest that stands on a machine."""
+    """A guest that was made on a machine."""
 
     guest: Guest
     attached: bool = False
@@ -59,7 +59,7 @@ class PlacedGuest:
 
 @dataclass
 class MachineState:
-    """What stands on one machine beside guests; `close` ends it."""
+    """State of one machine, without its guests; `close` ends all of it."""
 
     machine: Machine
     role: HostRole
@@ -68,8 +68,8 @@ class MachineState:
     """The switch that the NIC is a port of; empty: none."""
     switches: set[str] = field(default_factory=set)
     """Switches that were made."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """What switches, by name, found out when they were made and their planes want to know."""
+    datapaths: dict[str, str] = field(default_factory=dict)
+    """Types of the datapaths of Open vSwitches, by name of the switch."""
     switch_pids: dict[str, int] = field(default_factory=dict)
     """Processes of switches that are programs, by their names."""
     nic_up: bool = False
@@ -95,13 +95,13 @@ class MachineState:
         return f"{self.host.directory}/pw-{self.token}" if self._programs else ""
 
     def program(self, switch: str) -> ExitStack:
-        """Closes what a switch that is a program opens."""
+        """Resources of a switch that is a program."""
         if switch not in self._programs:
             self._programs[switch] = self.opened.enter_context(ExitStack())
         return self._programs[switch]
 
     def end_program(self, switch: str) -> None:
-        """Ends a switch that is a program, before all else does."""
+        """Ends a switch that is a program, before `close`."""
         self.program(switch).close()
         self.switches.discard(switch)
         self.switch_pids.pop(switch, None)
@@ -155,18 +155,18 @@ class MachineState:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a machine has for guests."""
+    """Resources of a machine for guests."""
 
     place: str
     nic: str
     driver: str
     """Of the NIC; empty for a virtual one."""
     vfs: int
-    """How many VFs its NIC can have; 0 without SR-IOV."""
+    """VFs that its NIC can have; 0 without SR-IOV."""
     free_mib: int
     dockerd: bool
     mac: str = ""
-    """Of the NIC; empty for a wire of ours."""
+    """Of the NIC; empty for the wire between namespaces."""
     ovs: bool = False
     """Whether Open vSwitch is installed."""
     dpdk: bool = False
@@ -176,14 +176,14 @@ class Resources:
 
 
 def survey(machine: Machine) -> Resources:
-    """Looks at a machine.
+    """Reads a machine's resources.
 
     Raises:
         PlanewiseError: it has no such NIC, or somebody uses it.
     """
     if machine.netns:
-        return _survey_here(machine)
-    look = (
+        return _survey_namespace(machine)
+    script = (
         'cat "/sys/class/net/$1/device/sriov_totalvfs" 2>/dev/null || echo 0; '
         'basename "$(readlink "/sys/class/net/$1/device/driver" || echo none)"; '
         "sed -n 's/^MemAvailable: *//p' /proc/meminfo; "
@@ -194,9 +194,9 @@ def survey(machine: Machine) -> Resources:
         'ip -json address show dev "$1" 2>/dev/null'
     )
     host = machine.host
-    answer = host.run(["sh", "-c", look, "sh", machine.nic]).stdout
-    vfs, driver, memory, dockerd, ovs, dpdk, huge_pages, *rest = answer.splitlines()
-    listed = json.loads("\n".join(rest) or "[]")
+    output = host.run(["sh", "-c", script, "sh", machine.nic]).stdout
+    vfs, driver, memory, dockerd, ovs, dpdk, huge_pages, *address_lines = output.splitlines()
+    listed = json.loads("\n".join(address_lines) or "[]")
     if not listed:
         raise UnsupportedError(
             f"there is no interface {machine.nic} on {host.place}",
@@ -228,10 +228,10 @@ def survey(machine: Machine) -> Resources:
     )
 
 
-def _survey_here(machine: Machine) -> Resources:
-    """A namespace of this machine, whose NIC is a wire of ours."""
-    told = machine.host.read_text("/proc/meminfo")
-    memory = told.partition("MemAvailable:")[2]
+def _survey_namespace(machine: Machine) -> Resources:
+    """Resources of a namespace of this machine, whose NIC is a veth interface."""
+    meminfo = machine.host.read_text("/proc/meminfo")
+    memory = meminfo.partition("MemAvailable:")[2]
     return Resources(
         "this machine",
         machine.nic,
@@ -241,29 +241,28 @@ def _survey_here(machine: Machine) -> Resources:
         dockerd=bool(shutil.which("dockerd")),
         ovs=bool(shutil.which("ovs-vswitchd")),
         dpdk=bool(shutil.which(DPDK_PROGRAM)),
-        huge_pages="Hugepagesize" in told,
+        huge_pages="Hugepagesize" in meminfo,
     )
 
 
 def remove_namespaces(machine: Machine, names: Sequence[str]) -> None:
-    """Removes network namespaces that were made on a machine; one that is not there is no error."""
+    """Removes network namespaces of a machine; a missing one is no error."""
     if machine.netns:
         for name in names:
             netns.remove(name)
     else:
-        look = 'for name; do ip netns delete "$name" 2>/dev/null; done; true'
-        machine.host.run(["sh", "-c", look, "sh", *names], timeout_s=60)
+        script = 'for name; do ip netns delete "$name" 2>/dev/null; done; true'
+        machine.host.run(["sh", "-c", script, "sh", *names], timeout_s=60)
 
 
 MAC_FILTERS = {"igb": 24, "igbvf": 24}
 """MAC addresses that a NIC with VFs can receive for, by driver, where promiscuous mode does not do
 (rar_entry_count of Linux' igb for the 82576); one is its own, each VF takes one."""
 
-# Everything that carries the token, of which nothing else takes care: switches that are programs,
-# namespaces, bridges and the taps that a switch made in their place, groups.
-# And what planes gave the NIC: addresses, routes, neighbours; filters for guests, and the one that
-# planewised adds for a bridge's own address. And from VFs, which are home by now, the program by
-# which functions of chains forwarded.
+# Removes what carries the token: switches that are programs, namespaces, bridges and the taps that
+# a switch made in their place, control groups. And from the NIC what planes added: addresses,
+# routes, neighbours; MAC filters for guests, and planewised's for a bridge's own address. And from
+# VFs, which are back by now, the XDP program of chains' functions.
 _REMOVE = (
     """
 if [ -n "$2" ]; then
@@ -303,9 +302,9 @@ set -- "pw-$1"
 
 
 def remove_traces(host: Host, nic: str, token: str) -> None:
-    """Removes namespaces, bridges and control groups of this token from a host.
+    """Removes namespaces, bridges and control groups of a token from a host.
 
-    And from its NIC what guests and planes gave it.
+    And from its NIC what guests and planes added.
 
     Raises:
         PlanewiseError: something could not be removed.

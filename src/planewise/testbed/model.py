@@ -1,4 +1,4 @@
-"""What a testbed consists of, as values: guests, capture points, counters, and their addresses.
+"""Parts of a testbed as values: guests, capture points, counters, and their addresses.
 
 Pure: every name, MAC and IP address follows from a token, a host and an index. Addresses come from
 the benchmarking ranges 198.18.0.0/15 (RFC 2544) and 2001:2::/48 (RFC 5180): the sender's guests
@@ -21,7 +21,7 @@ HOSTS: tuple[HostRole, HostRole] = ("sender", "responder")
 
 
 def other_host(role: HostRole) -> HostRole:
-    """The other one of two hosts."""
+    """The peer of a host."""
     return "responder" if role == "sender" else "sender"
 
 
@@ -43,7 +43,7 @@ def mtu_for(frame_sizes: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Guest:
-    """What runs on a host behind a plane; here a namespace."""
+    """A guest on a host, behind a plane."""
 
     name: str
     host: HostRole
@@ -56,7 +56,7 @@ class Guest:
     ipv4: str
     ipv6: str
     port: str = ""
-    """Its host side's interface, where that cannot be called after its label."""
+    """Name of its host-side interface, where that does not follow from its label."""
     port_index: int = 0
     """Index of that interface; 0 leaves it to the site."""
 
@@ -91,7 +91,7 @@ def inside(guest: Guest, role: HostRole, *, own_kernel: bool = False) -> Capture
 
 @dataclass(frozen=True)
 class CounterPoint:
-    """An interface on the path whose packet and drop counters tell where frames were lost."""
+    """An interface on the path whose counters show where frames were lost."""
 
     host: str
     netns: str
@@ -100,7 +100,7 @@ class CounterPoint:
 
 @dataclass(frozen=True)
 class TrialPath:
-    """All that a generator needs to send frames from one interface to another through a SUT."""
+    """The path of a generator's frames from one interface to another, through a SUT."""
 
     tx_netns: str
     tx_interface: str
@@ -125,7 +125,7 @@ class TrialPath:
 
 @dataclass(frozen=True)
 class Site:
-    """One host of a testbed as its planes see it."""
+    """A host of a testbed as its planes see it."""
 
     host: HostRole
     netns: str
@@ -141,7 +141,7 @@ class Site:
     peer_nic_mac: str = ""
     """The same of the other host's NIC."""
     directory: str = ""
-    """What the directories of switches that are programs begin with on the host."""
+    """Prefix of the directories of switches that are programs, on the host."""
 
     def on(self, uplink: str) -> Site:
         """The same host with another uplink."""
@@ -194,7 +194,7 @@ class Site:
 
     @property
     def other(self) -> Site:
-        """The other host; only what follows from its role can be asked of it."""
+        """The other host, with those fields alone that follow from its role."""
         return replace(
             self, host=HOSTS[1 - self.number], netns="", nic_mac=self.peer_nic_mac, peer_nic_mac=""
         )
@@ -220,14 +220,14 @@ def make_guest(
     *,
     away: bool = False,
 ) -> Guest:
-    """The guest that follows from these: same arguments, same names and addresses.
+    """A guest with names and addresses that follow from the arguments.
 
-    `slot` tells apart all guests of a host's role that a testbed ever makes; None: the index does.
-    `away`: it lives on the other role's host, with guests of that one on its segment.
+    `slot` is unique among all guests of a role that a testbed makes; None: it follows from `index`.
+    `away`: it lives on the other role's host, with guests of that role on its segment.
     """
     number = HOSTS.index(host)
-    on_wire = number + 2 * away
-    named = index if slot is None else slot
+    segment = number + 2 * away
+    name_number = index if slot is None else slot
     if slot is None:
         slot = 0 if role == "main" else 1 + index
     high, low = divmod(slot, 250)
@@ -237,9 +237,9 @@ def make_guest(
         role=role,
         index=index,
         plane=plane,
-        netns=f"pw-{token}-{host[0]}{role[0]}{named}{'e' * away}",
+        netns=f"pw-{token}-{host[0]}{role[0]}{name_number}{'e' * away}",
         interface=GUEST_INTERFACE,
-        mac=f"02:70:77:0{on_wire}:{slot >> 8:02x}:{slot & 255:02x}",
+        mac=f"02:70:77:0{segment}:{slot >> 8:02x}:{slot & 255:02x}",
         ipv4=f"198.{18 + number}.{high + 100 * away}.{1 + low}",
-        ipv6=f"2001:2:0:{1 + on_wire}::{1 + slot:x}",
+        ipv6=f"2001:2:0:{1 + segment}::{1 + slot:x}",
     )

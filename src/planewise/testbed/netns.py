@@ -1,7 +1,7 @@
 """Network namespaces of this machine: make, enter, list, remove. Knows no plan and no testbed.
 
-Entering a namespace is a property of a thread, so a `NamespaceThread` does it: the rest of the
-program never leaves its own. Names live where iproute2 keeps them, hence `ip netns` sees them.
+A network namespace is a property of a thread, so a `NamespaceThread` enters it: the other threads
+stay in their own. Names are where iproute2 keeps them, so that `ip netns` lists them.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def _setns(descriptor: int) -> None:
 
 
 class NamespaceThread:
-    """A thread that does what it is told inside a named network namespace.
+    """A thread that runs functions inside named network namespaces.
 
-    Processes that it starts inherit the namespace, with no `ip netns exec` between; they are tied
-    to its life, so it lives until `close`.
+    Processes that it starts inherit the namespace, without `ip netns exec`; they end with it, so
+    that it lives until `close`.
     """
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._here: str | None = None
+        self._current: str | None = None
         self._home = -1
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -132,7 +132,7 @@ class NamespaceThread:
         self._enter(netns)
 
     def close(self) -> None:
-        """Ends the thread, and with it what it started."""
+        """Ends the thread, and with it the processes that it started."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -141,7 +141,7 @@ class NamespaceThread:
             raise RuntimeError("this belongs on the namespace thread: use call()")
 
     def _enter(self, netns: str | None) -> None:
-        if netns == self._here:
+        if netns == self._current:
             return
         if netns is None:
             _setns(self._home)
@@ -157,9 +157,9 @@ class NamespaceThread:
                 _setns(descriptor)
             finally:
                 os.close(descriptor)
-        self._here = netns
+        self._current = netns
 
-    def create_here(self, name: str) -> None:
+    def create_namespace(self, name: str) -> None:
         """Makes an empty namespace called `name` and leaves this thread inside it; as `enter`.
 
         Raises:
@@ -179,7 +179,7 @@ class NamespaceThread:
             raise explain(error) from error
         try:
             unshare(CLONE_NEWNET)
-            self._here = name
+            self._current = name
             mount("/proc/thread-self/ns/net", str(path), "none", MS_BIND)
         except OSError as error:
             path.unlink(missing_ok=True)
@@ -247,7 +247,7 @@ def _is_mount_point(path: Path) -> bool:
 def remove(name: str) -> None:
     """Removes a namespace's name; the kernel ends the namespace when its last process has gone.
 
-    A name that is gone already is no error.
+    A missing name is no error.
     """
     path = RUN / name
     _libc().umount2(str(path).encode(), MNT_DETACH)
@@ -285,10 +285,10 @@ def end_processes_in(namespaces: Iterable[str]) -> tuple[int, ...]:
     A pidfd is taken before the namespace is looked up again, so that an id that was given to
     another process meanwhile is never hit.
     """
-    wanted = tuple(namespaces)
+    namespaces = tuple(namespaces)
     ended = []
     for _ in range(5):
-        processes = processes_in(wanted)
+        processes = processes_in(namespaces)
         processes.pop(os.getpid(), None)
         if not processes:
             break
@@ -305,8 +305,8 @@ def end_processes_in(namespaces: Iterable[str]) -> tuple[int, ...]:
 
 
 def _is_in(pid: int, name: str) -> bool:
-    here, there = Path(f"/proc/{pid}/ns/net").stat(), (RUN / name).stat()
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+    current, named = Path(f"/proc/{pid}/ns/net").stat(), (RUN / name).stat()
+    return (current.st_dev, current.st_ino) == (named.st_dev, named.st_ino)
 
 
 def _pids() -> Iterator[int]:

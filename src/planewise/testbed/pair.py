@@ -1,6 +1,6 @@
 """Two hosts for a testbed: servers reached by ssh, or two namespaces of this machine.
 
-Opens and closes them, writes down what is lent, and removes what killed runs left on servers.
+Opens and closes them, notes and restores their NICs, and removes killed runs' leftovers on servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE_VARIABLE = "PLANEWISE_LAB_STATE"
 
 @dataclass(frozen=True)
 class Targets:
-    """The hosts that somebody names for a run."""
+    """The hosts that a user names for a run."""
 
     sender: str
     """`ssh://server`, `lab:a`, `k8s://node`."""
@@ -80,8 +80,8 @@ class Targets:
                 from planewise.testbed.remote import parse_lab
 
                 status = lab.status(parse_lab(target)[0])
-                how = "" if status is None else f" under {status.record.accelerator.upper()}"
-                return f"the hosts are QEMU machines of `planewise lab`{how}, their NICs emulated"
+                under = "" if status is None else f" under {status.record.accelerator.upper()}"
+                return f"the hosts are QEMU machines of `planewise lab`{under}, their NICs emulated"
         return ""
 
 
@@ -105,15 +105,15 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
     from planewise.testbed.remote import open_host
 
     with ExitStack() as open_hosts:
-        before = signals.raise_on_signals()
-        open_hosts.callback(signals.restore, before)
+        changed_signals = signals.raise_on_signals()
+        open_hosts.callback(signals.restore, changed_signals)
         hosts: dict[HostRole, RemoteHost] = {}
         for role, target in zip(HOSTS, (targets.sender, targets.responder), strict=True):
             hosts[role] = open_host(target, role)
             open_hosts.callback(hosts[role].close)
         nic = targets.interface
         for host in hosts.values():
-            survey(Machine(host, nic, "", ""))  # in use: said before anything is noted
+            survey(Machine(host, nic, "", ""))  # raises where it is in use
         notes = [_note(host, nic) for host in hosts.values()]
         ownership = Ownership.take("guests on other hosts", _state(), notes)
         try:
@@ -128,17 +128,17 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
             )
         except BaseException:
             with signals.uninterrupted():
-                _give_back(hosts.values(), notes, ownership)
+                _clean_after_error(hosts.values(), notes, ownership)
             raise
         with signals.uninterrupted():
             return_nics(hosts.values(), notes)
             ownership.release()
 
 
-def _give_back(
+def _clean_after_error(
     hosts: Iterable[RemoteHost], notes: Iterable[HostNote], ownership: Ownership
 ) -> None:
-    """After an error: what cannot be removed now, for the same reason perhaps, stays known."""
+    """Removes everything after an error; where that fails, leaves it to a sweep."""
     try:
         for host, note in zip(hosts, notes, strict=True):
             remove_guests(host, ownership.token)
@@ -162,7 +162,7 @@ def local_pair(
         UnsupportedError: no privilege to make them.
     """
     netns.prepare_run()
-    before = signals.raise_on_signals()
+    changed_signals = signals.raise_on_signals()
     ownership = Ownership.take(what)
     names = {role: ownership.name(role[0]) for role in HOSTS}
     hosts: dict[HostRole, LocalHost] = {}
@@ -184,11 +184,11 @@ def local_pair(
                     host.close()
                 ownership.remove()
         finally:
-            signals.restore(before)
+            signals.restore(changed_signals)
 
 
 def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = "") -> Plan:
-    """The steps that make two hosts out of namespaces. Pure."""
+    """The steps that make namespaces two hosts. Pure."""
     sender, responder = names["sender"], names["responder"]
     steps: list[Step] = [*new_namespace(sender), *new_namespace(responder)]
     for number, wire in enumerate((WIRE, second_wire) if second_wire else (WIRE,)):
@@ -204,42 +204,42 @@ def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = 
 
 
 def _state() -> Path:
-    """Where a run on other hosts is noted: a plain user may not write where root does."""
+    """Directory of notes of runs on other hosts: a plain user may not write to root's."""
     return ledger.STATE if os.geteuid() == 0 else state_root() / "hosts"
 
 
 def leftovers() -> tuple[DeadRun, ...]:
-    """What dead runs of this user left, here and on other hosts."""
-    mine = () if _state() == ledger.STATE else ledger.leftovers(_state(), namespaces=False)
-    return (*ledger.leftovers(), *mine)
+    """Dead runs of this user, here and on other hosts."""
+    host_runs = () if _state() == ledger.STATE else ledger.leftovers(_state(), namespaces=False)
+    return (*ledger.leftovers(), *host_runs)
 
 
 def sweep() -> tuple[DeadRun, ...]:
-    """Removes what dead runs left, here and on other hosts.
+    """Removes the leftovers of dead runs, here and on other hosts.
 
     Raises:
         PlanewiseError: something could not be removed; all else is.
     """
-    here = ledger.sweep(elsewhere=remove_elsewhere)
+    local_runs = ledger.sweep(elsewhere=remove_elsewhere)
     if _state() == ledger.STATE:
-        return here
-    return (*here, *ledger.sweep(_state(), remove_elsewhere, namespaces=False))
+        return local_runs
+    return (*local_runs, *ledger.sweep(_state(), remove_elsewhere, namespaces=False))
 
 
-def remove_elsewhere(left: DeadRun) -> None:
-    """Removes a dead run's control groups here, and what it left on other hosts; gives those their
-    NICs back.
+def remove_elsewhere(run: DeadRun) -> None:
+    """Removes a dead run's control groups here and its leftovers on other hosts, and restores their
+    NICs.
 
     Raises:
         PlanewiseError: a host cannot be reached, or something cannot be removed.
     """
     from planewise.testbed.remote import open_host
 
-    _remove_groups(left.token)
+    _remove_groups(run.token)
     unreachable: list[PlanewiseError] = []
-    with ThreadPoolExecutor(max(1, len(left.hosts))) as pool:
-        work = []
-        for note in left.hosts:
+    with ThreadPoolExecutor(max(1, len(run.hosts))) as pool:
+        removals = []
+        for note in run.hosts:
             with _labs_in(note.labs):
                 if note.host.startswith("lab:") and _is_down(note.host):
                     continue
@@ -248,15 +248,15 @@ def remove_elsewhere(left: DeadRun) -> None:
                 except PlanewiseError as error:
                     unreachable.append(error)
                     continue
-            work.append(pool.submit(_clean, host, note, left.token))
-        for done in work:
-            done.result()
+            removals.append(pool.submit(_clean, host, note, run.token))
+        for removal in removals:
+            removal.result()
     if unreachable:
         raise unreachable[0]
 
 
 def _remove_groups(token: str) -> None:
-    """Control groups of containers that die with their daemon, in a moment."""
+    """Removes control groups of containers; these end a moment after their daemon."""
     deadline = time.monotonic() + _DEATH_S
     while any(Path("/sys/fs/cgroup").glob(f"pw-{token}")) or any(
         Path("/sys/fs/cgroup").glob(f"*/pw-{token}")
@@ -273,26 +273,26 @@ def _remove_groups(token: str) -> None:
 
 @contextmanager
 def _labs_in(directory: str) -> Iterator[None]:
-    """Labs are looked for where the run that is cleaned up had its own."""
-    before = os.environ.get(STATE_VARIABLE)
+    """Looks for labs in the state directory of the run that is cleaned up."""
+    previous = os.environ.get(STATE_VARIABLE)
     if directory:
         os.environ[STATE_VARIABLE] = directory
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             os.environ.pop(STATE_VARIABLE, None)
         else:
-            os.environ[STATE_VARIABLE] = before
+            os.environ[STATE_VARIABLE] = previous
 
 
 def _clean(host: RemoteHost, note: HostNote, token: str) -> None:
-    """Removes from a host what a dead run left there, and closes it."""
+    """Removes a dead run's leftovers from a host, and closes it."""
     with closing(host):
-        _clean_open(host, note, token)
+        _remove_leftovers(host, note, token)
 
 
-def _clean_open(host: RemoteHost, note: HostNote, token: str) -> None:
+def _remove_leftovers(host: RemoteHost, note: HostNote, token: str) -> None:
     remove_guests(host, token)  # first: a virtual machine holds its VF
     try:
         tool = Tool.on(host)
@@ -343,7 +343,7 @@ def _forwarding_of(nic: str) -> str:
 
 
 def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
-    """Gives servers their NICs back as they were noted."""
+    """Restores the NICs of servers as noted."""
     for host, note in zip(hosts, notes, strict=True):
         state = "up" if note.up else "down"
         argv = ["ip", "link", "set", note.nic, "mtu", str(note.mtu_bytes), state]

@@ -1,4 +1,4 @@
-"""What is to be made, as values: steps that can be printed, compared and then applied.
+"""Plans: steps of a testbed as values that can be printed, compared and then applied.
 
 Knows no kernel: `apply.py` performs a plan. Every step prints as the command of iproute2 that
 does the same, so that `--dry-run` can be read, and pasted, by anyone who knows `ip`.
@@ -12,17 +12,17 @@ from typing import Literal
 
 
 def _ip(netns: str, program: str = "ip") -> str:
-    """The program's call for a namespace; an empty name is the host's own."""
+    """The call of a program for a namespace; an empty name is the host's own."""
     return f"{program} -n {netns}" if netns else program
 
 
 class Step:
-    """Something that a plan does; it prints as a command."""
+    """A step of a plan; it prints as a command."""
 
 
 @dataclass(frozen=True)
 class _OnInterface(Step):
-    """What all steps on one interface of a namespace have."""
+    """A step on one interface of a namespace."""
 
     netns: str
     interface: str
@@ -122,7 +122,7 @@ class AddIpvlan(Step):
 
 @dataclass(frozen=True)
 class AddTap(Step):
-    """A tap that stays when nobody has it open, for a virtual machine to open; it stays down."""
+    """A persistent tap, for a virtual machine to open; it stays down."""
 
     netns: str
     name: str
@@ -131,9 +131,9 @@ class AddTap(Step):
     queues: int = 1
 
     def __str__(self) -> str:
-        several = " multi_queue" if self.queues > 1 else ""
+        multi_queue = " multi_queue" if self.queues > 1 else ""
         return (
-            f"{_ip(self.netns)} tuntap add dev {self.name} mode tap vnet_hdr{several} && "
+            f"{_ip(self.netns)} tuntap add dev {self.name} mode tap vnet_hdr{multi_queue} && "
             f"{_ip(self.netns)} link set {self.name} address {self.mac} mtu {self.mtu_bytes}"
         )
 
@@ -142,8 +142,8 @@ class AddTap(Step):
 class AddMacvtap(Step):
     """A macvtap on `parent`; a virtual machine opens it as /dev/tap<index>.
 
-    These files are those of the whole machine, and an index that the kernel chooses is only free
-    in its namespace: `index` must be one that no other macvtap of the machine has.
+    All namespaces of a machine share these files, and the kernel chooses an index that is free in
+    one: `index` must be one that no other macvtap of the machine has.
     """
 
     netns: str
@@ -151,7 +151,7 @@ class AddMacvtap(Step):
     name: str
     index: int
     mac: str
-    """Empty: the parent's, which the mode `passthru` has in any case."""
+    """Empty: the parent's, as always in the mode `passthru`."""
     mode: Literal["bridge", "private", "vepa", "passthru"] = "bridge"
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ class SetMaster(_OnInterface):
 
 @dataclass(frozen=True)
 class ReleaseMaster(_OnInterface):
-    """Makes an interface no bridge's port."""
+    """Removes an interface from its bridge."""
 
     def __str__(self) -> str:
         return f"{_ip(self.netns)} link set {self.interface} nomaster"
@@ -211,7 +211,7 @@ class RemoveAddress(_OnInterface):
 
 @dataclass(frozen=True)
 class SetLinkAddress(_OnInterface):
-    """The MAC address of an interface that something else made."""
+    """Sets the MAC address of an interface that no step made."""
 
     mac: str
 
@@ -239,7 +239,7 @@ class SetMtu(_OnInterface):
 
 @dataclass(frozen=True)
 class AddRoute(Step):
-    """A route; `via` empty means that the destination is on the link itself."""
+    """A route; with an empty `via` the destination is on the link itself."""
 
     netns: str
     destination: str
@@ -266,7 +266,7 @@ class RemoveRoute(Step):
 
 @dataclass(frozen=True)
 class RunProgram(Step):
-    """Runs a program on the host, where iproute2 does not do: `ovs-vsctl add-port …`."""
+    """Runs a program on the host, for what iproute2 cannot do: `ovs-vsctl add-port …`."""
 
     netns: str
     argv: tuple[str, ...]
@@ -278,7 +278,7 @@ class RunProgram(Step):
 
 @dataclass(frozen=True)
 class AddNeighbour(_OnInterface):
-    """A permanent neighbour entry, so that address resolution never falls into a measurement."""
+    """A permanent neighbour entry, so that no measurement contains an address resolution."""
 
     address: str
     mac: str
@@ -304,7 +304,7 @@ class AddForwarding(Step):
 
 @dataclass(frozen=True)
 class AcceptAddress(_OnInterface):
-    """Has a NIC receive frames for this MAC, too: with VFs, promiscuous mode may not do."""
+    """Lets a NIC receive frames for this MAC, too: with VFs, promiscuous mode may not suffice."""
 
     mac: str
 
@@ -329,9 +329,9 @@ class SetSysctl(Step):
 
 @dataclass(frozen=True)
 class AwaitUp(Step):
-    """Waits until every interface of a namespace that was brought up really carries frames.
+    """Waits until each interface of a namespace that is set up carries frames.
 
-    Or only one of them, where others are none of ours.
+    `interface`: only this one, where others are not Planewise's.
     """
 
     netns: str
@@ -344,7 +344,7 @@ class AwaitUp(Step):
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in the order in which they are done. All that they make lies inside `namespaces`."""
+    """Steps in the order in which they are performed."""
 
     steps: tuple[Step, ...]
 
@@ -358,7 +358,7 @@ class Plan:
 
 
 def new_namespace(name: str) -> tuple[Step, ...]:
-    """A namespace that says nothing by itself: no link-local addresses, no router solicitations."""
+    """A namespace that sends nothing by itself: no link-local addresses, no solicitations."""
     return (
         AddNamespace(name),
         SetSysctl(name, "net/ipv6/conf/default/addr_gen_mode", "1"),

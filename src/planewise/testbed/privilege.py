@@ -1,8 +1,8 @@
-"""The right to make namespaces: root has it, a plain user gets it inside a user namespace.
+"""The privilege to make namespaces: root has it, a plain user gets it inside a user namespace.
 
-`ensure` returns only where the right exists. For a plain user it forks: the child goes on, as root
-of namespaces of its own (user, mount, network, process ids) with an empty /run; the parent passes
-signals in and the exit code out. Whatever happens inside, nothing survives the child.
+`ensure` returns only with the privilege. For a plain user it forks: the child continues, as root of
+its own namespaces (user, mount, network, process ids) with an empty /run; the parent forwards
+signals to it, and its exit code. No process or mount inside survives the child.
 
 `python -m planewise.testbed.privilege COMMAND…` runs any command that way.
 """
@@ -48,13 +48,13 @@ _NS_GET_USERNS = 0xB701
 """ioctl_ns(2)."""
 
 _WITHOUT_PROC = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET
-_WHOLE = _WITHOUT_PROC | CLONE_NEWPID
+_ALL_FLAGS = _WITHOUT_PROC | CLONE_NEWPID
 """With process ids of its own, the kernel ends everything inside when the first process ends."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why this machine gives a plain user no namespaces, and the way out."""
+    """Why this machine gives a plain user no namespaces, and the remedy."""
 
     reason: str
     remedy: str
@@ -75,10 +75,10 @@ def capable(status: str) -> bool:
 
 
 def ensure() -> None:
-    """Returns with the right to make namespaces, if need be inside a user namespace.
+    """Returns with the privilege to make namespaces, if need be inside a user namespace.
 
-    Call it before anything starts threads (numpy and polars do): else the command line is started
-    a second time inside.
+    To be called before threads start (numpy and polars start some): else the command line is
+    executed once more.
 
     Raises:
         UnsupportedError: neither root nor allowed to make user namespaces.
@@ -130,16 +130,19 @@ def explain_refusal(root: Path) -> Refusal:
 
 
 def _may_mount() -> bool:
-    """Whether this user namespace owns the mounts: `unshare -Ur` alone gives capabilities, but
-    over nothing that was there before."""
+    """Whether this user namespace owns the mount namespace: `unshare -Ur` alone gives capabilities,
+    but none over mounts from before."""
     namespaces = Path("/proc/self/ns")
-    with (namespaces / "mnt").open("rb") as mounts, (namespaces / "user").open("rb") as own:
+    with (
+        (namespaces / "mnt").open("rb") as mounts,
+        (namespaces / "user").open("rb") as user_namespace,
+    ):
         try:
             owner = fcntl.ioctl(mounts.fileno(), _NS_GET_USERNS)
         except OSError:
             return False  # the owner is a namespace above this one
         try:
-            return os.path.sameopenfile(owner, own.fileno())
+            return os.path.sameopenfile(owner, user_namespace.fileno())
         finally:
             os.close(owner)
 
@@ -149,8 +152,8 @@ def _threads() -> int:
 
 
 def _possible_flags() -> int:
-    """The largest set of namespaces that this machine gives; tried in a child. 0: none."""
-    for flags in (_WHOLE, _WITHOUT_PROC):
+    """The largest set of namespaces that this machine gives, by trial in a child; 0: none."""
+    for flags in (_ALL_FLAGS, _WITHOUT_PROC):
         child = os.fork()
         if child == 0:
             code = 1
@@ -159,7 +162,7 @@ def _possible_flags() -> int:
                 # Mounting /proc needs a process inside the new process ids.
                 inner = os.fork()
                 if inner == 0:
-                    _furnish(flags, os.getuid())
+                    _set_up_mounts(flags, os.getuid())
                     code = 0
                 else:
                     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
@@ -174,28 +177,28 @@ def _enter(flags: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     user = os.getuid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
     try:
         _become_root(flags)
         alive, keep = os.pipe()
         child = os.fork()
     except OSError as error:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise UnsupportedError(
             f"a user namespace could not be made: {error.strerror}", remedy="run as root"
         ) from error
     if child:
-        _stand_in_for(child)
+        _supervise(child)
     os.close(keep)
     os.set_blocking(alive, False)
     die_with_parent()
     with suppress(BlockingIOError):
-        if os.read(alive, 1) == b"":  # the parent died before its death could be told
+        if os.read(alive, 1) == b"":  # the parent died before `die_with_parent`
             os._exit(1)
     os.close(alive)
-    _furnish(flags, user)
+    _set_up_mounts(flags, user)
     raise_on_signals()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _become_root(flags: int) -> None:
@@ -207,25 +210,25 @@ def _become_root(flags: int) -> None:
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
 
 
-def _furnish(flags: int, user: int) -> None:
+def _set_up_mounts(flags: int, user: int) -> None:
     mount("", "/", "none", MS_REC | MS_PRIVATE)
     if flags & CLONE_NEWPID:
         mount("proc", "/proc", "proc", 0)
-    # The user's own runtime directory stays: results may be wanted there.
+    # The user's own runtime directory stays: results may go there.
     directory = Path(f"/run/user/{user}")
-    kept = -1
+    descriptor = -1
     with suppress(OSError):
-        kept = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     mount("planewise", "/run", "tmpfs", 0, "mode=755")
-    if kept >= 0:
+    if descriptor >= 0:
         with suppress(OSError):
             directory.mkdir(parents=True)
-            mount(f"/proc/self/fd/{kept}", str(directory), "none", MS_BIND | MS_REC)
-        os.close(kept)
+            mount(f"/proc/self/fd/{descriptor}", str(directory), "none", MS_BIND | MS_REC)
+        os.close(descriptor)
 
 
-def _stand_in_for(child: int) -> NoReturn:
-    """Waits for `child` as if this process were it: signals go in, the exit code comes out."""
+def _supervise(child: int) -> NoReturn:
+    """Forwards signals to `child`, and ends with its exit code."""
     while True:
         info = signal.sigwaitinfo({*_PASSED, signal.SIGCHLD})
         if info.si_signo != signal.SIGCHLD:
@@ -244,7 +247,7 @@ def _stand_in_for(child: int) -> NoReturn:
 
 
 def main() -> None:
-    """Runs the command line's command with the right to make namespaces."""
+    """Runs the command line's command with the privilege to make namespaces."""
     argv = sys.argv[1:]
     try:
         if not argv:

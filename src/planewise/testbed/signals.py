@@ -1,4 +1,4 @@
-"""What happens when somebody ends planewise: everything is torn down first. Knows no testbed."""
+"""Signals that end planewise once everything is torn down. Knows no testbed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ POLITE = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came: whatever is done on Ctrl-C is done for them, too."""
+    """SIGTERM or SIGHUP came; handled as Ctrl-C is."""
 
 
 def raise_on_signals() -> tuple[int, ...]:
-    """Lets polite signals raise `Terminated` where nobody handles them; returns which ones.
+    """Lets polite signals raise `Terminated` where nobody handles them, and returns these signals.
 
-    Only the main thread may do so; on others nothing happens.
+    Only the main thread may do so; on others this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         return ()
@@ -45,18 +45,18 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
+    received: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: received.append(number))
         for number in (signal.SIGINT, *POLITE)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _raise(number: int, _: FrameType | None) -> None:

@@ -12,10 +12,10 @@ T = TypeVar("T")
 def together(
     work: Sequence[Callable[[], T]], workers: int = 2, abort: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """Calls all of `work`, `workers` at a time, and gives what they return.
+    """Calls all of `work`, `workers` at a time, and returns their results.
 
-    Raises the first error once all have ended. Who stops (Ctrl-C) waits for what is under way
-    alone, and `abort` makes that fail: a boot or a script may take minutes.
+    Raises the first error once all have ended. Ctrl-C waits for the running calls only, and `abort`
+    makes these fail: a boot or a script may take minutes.
     """
     if len(work) == 1:
         return [work[0]()]

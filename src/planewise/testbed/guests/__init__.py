@@ -1,4 +1,4 @@
-"""The kinds of guest that a testbed makes: one file each, with the interface of `guest.GuestMaker`.
+"""The kinds of guest that a testbed makes: one `GuestMaker` a file.
 
 Virtual machines are made by `testbed.vms`.
 """

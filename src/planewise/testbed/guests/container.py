@@ -30,11 +30,11 @@ class ContainerMaker:
         return "" if resources.dockerd else f"there is no Docker on {resources.place}"
 
     def steps(self, guest: Guest) -> tuple[Step, ...]:
-        """None: Docker makes it."""
+        """No steps: Docker makes it."""
         return ()
 
     def create(self, state: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
-        """Starts containers and gives their networks names."""
+        """Starts containers and names their network namespaces."""
         docker = state.docker
 
         def start(guest: Guest) -> None:
@@ -52,7 +52,7 @@ class ContainerMaker:
         ]
 
     def remove(self, state: MachineState, placed: PlacedGuest) -> None:
-        """Ends the container and removes its network's name."""
+        """Ends the container and removes its namespace's name."""
         if placed.container is not None:
             state.docker.remove(placed.container.name)
         state.host.run(["ip", "netns", "delete", placed.guest.netns])
@@ -81,14 +81,14 @@ class JoiningHost(ForwardingHost):
         return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
 
     def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
-        """What is really started, and where, for `argv` in a namespace."""
+        """The command, and the namespace to start it in, that run `argv` in a namespace."""
         if netns is None or netns not in self._containers:
             return argv, netns
         return join_command(self._containers[netns], netns, argv), None
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        joined, left = self.command(argv, netns)
-        return joined if left is None else super().entering(argv, netns)
+        command, outer_netns = self.command(argv, netns)
+        return command if outer_netns is None else super().entering(argv, netns)
 
     def close(self) -> None:
-        """Nothing: the host is another's."""
+        """Nothing: the host belongs to its testbed."""

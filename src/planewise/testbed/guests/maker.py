@@ -1,4 +1,4 @@
-"""What every kind of guest says of itself. Knows no plane but by its description."""
+"""The protocol of the kinds of guest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GuestMaker(Protocol):
 
     @property
     def memory_mib(self) -> int:
-        """What an idle guest takes."""
+        """Memory that an idle guest takes."""
 
     @property
     def waits(self) -> bool:
@@ -25,10 +25,10 @@ class GuestMaker(Protocol):
         """Why a machine cannot have such guests, as a sentence; empty when it can. Pure."""
 
     def steps(self, guest: Guest) -> tuple[Step, ...]:
-        """What makes a guest, where steps do."""
+        """Steps that make a guest; none where `create` does it."""
 
     def create(self, state: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
-        """Makes guests on a machine, where steps do not do; all are placed then.
+        """Makes guests on a machine, after their steps, and returns them.
 
         Raises:
             UnsupportedError: the machine lacks something.

@@ -73,8 +73,8 @@ class OpenVswitchBridge(Switch):
         switch = state.program(self.name).enter_context(OpenVswitch(state.host, directory))
         state.switch_pids[self.name] = switch.pid
         # A namespace of ours, where a host is one, has no other switch.
-        state.notes[self.name] = datapath_of(state.host, alone=bool(state.machine.netns))
-        switch.configure(*self._bridge(site, state.notes[self.name]))
+        state.datapaths[self.name] = datapath_of(state.host, alone=bool(state.machine.netns))
+        switch.configure(*self._bridge(site, state.datapaths[self.name]))
         return (SetUp(site.netns, self.interface(site)),)
 
     def described(self, site: Site) -> tuple[object, ...]:
@@ -111,7 +111,7 @@ class OpenVswitchBridge(Switch):
 
     def disable_offloads(self, state: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
         """See `Switch.disable_offloads`: in user space nothing fills in checksums."""
-        if state.notes[self.name] == "system":
+        if state.datapaths[self.name] == "system":
             return ()
         return (RunProgram(netns, ("ethtool", "-K", interface, "tx", "off")),)
 
