@@ -376,7 +376,7 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
     chain = Chain("vhost-user", "east-west", 2)
     placement = assign_cpus((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with stand_here(chain, placement, 1000.0) as testbed:
-        assert testbed.read(whole=False).vnfs
+        assert testbed.read(busy=False).vnfs
     pools = {re.findall(r"^mempool <(\S+)>", one, re.MULTILINE)[0] for one in seen}
     assert len(pools) == 1, seen
 
@@ -472,11 +472,11 @@ def test_an_xdp_program_passes_the_kernel_by_and_the_counters_have_each_of_its_f
     chain = Chain("bridge", "east-west", 2, forwarder="xdp")
     placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with stand_here(chain, placement, 1000.0) as testbed:
-        before = testbed.read(whole=False)
+        before = testbed.read(busy=False)
         testbed.start(64, 60.0)
-        await_(lambda: testbed.read(whole=False).delivered > 500, "no frame got through")
+        await_(lambda: testbed.read(busy=False).delivered > 500, "no frame got through")
         frames = testbed.stop()
-        after = testbed.read(whole=False)
+        after = testbed.read(busy=False)
         assert frames is not None
         assert frames.sent == frames.received == after.offered - before.offered
         assert (frames.lost, frames.foreign) == ({}, 0)
@@ -505,7 +505,7 @@ def test_a_frame_of_somebody_else_that_reaches_the_end_is_none_that_came_back() 
     placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with stand_here(chain, placement, 1000.0) as testbed:
         testbed.start(64, 60.0)
-        await_(lambda: testbed.read(whole=False).delivered > 100, "no frame got through")
+        await_(lambda: testbed.read(busy=False).delivered > 100, "no frame got through")
         broadcast = bytes.fromhex("ff" * 6 + "0270770f0001" + "88b5") + bytes(46)
         thread = netns.NamespaceThread("sender")
         thread.call(function_of(testbed, 1), send, broadcast, 7)

@@ -91,7 +91,7 @@ def test_functions_are_crossed_with_planes_and_what_cannot_be_says_why(tmp_path:
     } == {
         ("vhost-user", "kernel"): "such a function has a ring in shared memory, and no interface "
         "that a kernel could route on (on vhost-user, processes)",
-        ("bridge", "testpmd"): "dpdk-testpmd polls a device that is its alone, and the interface "
+        ("bridge", "testpmd"): "dpdk-testpmd polls a device of its own, and the interface "
         "of such a function is a kernel's (on bridge, processes)",
     }
 

@@ -310,7 +310,7 @@ def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back()
     machines = FunctionMachines.__new__(FunctionMachines)
     machines.plane = "vf-passthrough"
     machines.guests = cast("HostGuests", guests)
-    machines._here = cast("MachineState", SimpleNamespace(vfs=pool, token="t"))
+    machines._state = cast("MachineState", SimpleNamespace(vfs=pool, token="t"))
     machines._guests, machines._pids, machines._vfs, machines._awake = {}, {}, {}, ()
     machines._pid_of = lambda guest: 1  # type: ignore[method-assign]
 

@@ -98,8 +98,8 @@ def af_packet(number: int, interface: str, more: str = "") -> str:
 class Flow:
     """Frames from one port go to another."""
 
-    here: str
-    there: str
+    source: str
+    target: str
     to_mac: str = ""
     """Only frames for this address; empty: all."""
 
@@ -196,9 +196,9 @@ class RunningDpdkSwitch(OpenVswitch):
     def set_flows(self, flows: Sequence[Flow]) -> None:
         """Replaces all flows; other frames are dropped."""
         lines = [
-            f"in_port={self._numbers[flow.here]},"
+            f"in_port={self._numbers[flow.source]},"
             + (f"dl_dst={flow.to_mac}," if flow.to_mac else "")
-            + f"actions=output:{self._numbers[flow.there]}\n"
+            + f"actions=output:{self._numbers[flow.target]}\n"
             for flow in flows
         ]
         self._run(
@@ -251,27 +251,27 @@ _PORT = re.compile(r"(?:^|\))  port \d+: (\S+)", re.MULTILINE)
 
 def parse_ports(text: str) -> dict[str, PortCounters]:
     """Parses `dpctl/show -s`: counters by port, of those that have any. Pure."""
-    found = {}
+    counters = {}
     starts = list(_PORT.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends[: len(starts)], strict=True):
         part = text[start.end() : end]
         values: dict[str, int] = {}
         for line in part.splitlines():
-            for way, what, count in re.findall(r"(RX|TX) (packets|bytes):(\d+)", line):
-                values[f"{way} {what}"] = int(count)
+            for direction, unit, count in re.findall(r"(RX|TX) (packets|bytes):(\d+)", line):
+                values[f"{direction} {unit}"] = int(count)
             if "TX packets" in line and (dropped := re.search(r"dropped:(\d+)", line)):
                 values["TX dropped"] = int(dropped[1])
         if not values:
             continue
-        found[start[1]] = PortCounters(
+        counters[start[1]] = PortCounters(
             rx_packets=values.get("RX packets", 0),
             rx_bytes=values.get("RX bytes", 0),
             tx_packets=values.get("TX packets", 0),
             tx_bytes=values.get("TX bytes", 0),
             tx_dropped=values.get("TX dropped", 0),
         )
-    return found
+    return counters
 
 
 def parse_cycles(text: str) -> PmdCycles:
@@ -284,6 +284,6 @@ def parse_cycles(text: str) -> PmdCycles:
     return PmdCycles(idle, busy)
 
 
-def _count(text: str, what: str) -> int:
-    found = re.search(rf"^\s+{what}: (\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+def _count(text: str, name: str) -> int:
+    match = re.search(rf"^\s+{name}: (\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0

@@ -432,7 +432,7 @@ class ChainStation:
                 left_s = end_s - time.monotonic()
                 _wait(min(pause_s, left_s))
                 last = left_s <= pause_s
-                now = testbed.read(whole=last)
+                now = testbed.read(busy=last)
                 on_sample(
                     evaluate.kpi(
                         ReadingDelta.of(before, now),
@@ -452,10 +452,10 @@ class ChainStation:
 
     def _await_traffic(self) -> None:
         """Waits until every function has transmitted: starting may take long on a busy machine."""
-        before = self.testbed.read(whole=False).vnfs
+        before = self.testbed.read(busy=False).vnfs
         deadline = time.monotonic() + self.slack_s
         while True:
-            now = self.testbed.read(whole=False).vnfs
+            now = self.testbed.read(busy=False).vnfs
             silent = [name for name in now if now[name].packets == before[name].packets]
             if not silent:
                 return

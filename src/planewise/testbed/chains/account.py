@@ -53,9 +53,9 @@ def frame_path(
         back = f"from {chain.names[-1]}"
     else:
         several = chain.vnfs > 1
-        there = "to the functions" if several else "to vnf1"
+        first_place = "to the functions" if several else "to vnf1"
         back = "from the functions" if several else "from vnf1"
-        counts.append((there, sum(reached for reached, _ in functions.values())))
+        counts.append((first_place, sum(reached for reached, _ in functions.values())))
         left = counts[-1][1]
         for name in chain.names:
             left += functions[name][1] - functions[name][0]
@@ -91,22 +91,22 @@ def account(
     arrived = passed[-1]
     passed[-1] = received = max(0, min(arrived - (foreign or 0), sent))
     lost: dict[str, int] = {}
-    ours = sent
+    remaining = sent
     for section, frames in zip(after, passed, strict=True):
-        left = max(frames, received)
-        if left < ours:
-            lost[section.place] = ours - left
-            ours = left
+        frames_left = max(frames, received)
+        if frames_left < remaining:
+            lost[section.place] = remaining - frames_left
+            remaining = frames_left
     return FrameAccount(sent=sent, received=received, lost=lost, foreign=arrived - received)
 
 
 def at_rest(read: Callable[[], FramePath], limit_s: float) -> FramePath:
     """The counters once none of them changes any more, or after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    before = read()
+    earlier = read()
     while True:
         time.sleep(_POLL_S)
-        now = read()
-        if now == before or time.monotonic() > deadline:
-            return now
-        before = now
+        path = read()
+        if path == earlier or time.monotonic() > deadline:
+            return path
+        earlier = path

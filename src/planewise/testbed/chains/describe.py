@@ -28,18 +28,18 @@ def steps(
 
     `nic` is that of both hosts; empty: both are this machine.
     """
-    there = Ends(_FAR, (nic, nic)) if nic else CABLES
+    chain_ends = Ends(_FAR, (nic, nic)) if nic else CABLES
     macs = macs_of(chain)
     if chain.on_vfs:
         macs = {number: f"<MAC of vnf{number}>" for number in macs}
     functions: list[object] = []
-    if wanted := memory_bytes(chain):
-        functions.append(f"take {wanted >> 20} MiB of huge pages from the kernel")
+    if huge_pages_bytes := memory_bytes(chain):
+        functions.append(f"take {huge_pages_bytes >> 20} MiB of huge pages from the kernel")
     functions += [
         *_create_functions(chain, nic),
-        *_create_switch(chain, placement, there, nic, uplink),
+        *_create_switch(chain, placement, chain_ends, nic, uplink),
     ]
-    functions += _start_functions(chain, placement, macs, there)
+    functions += _start_functions(chain, placement, macs, chain_ends)
     if chain.plane == "vhost-user":
         functions.append("forward " + ", ".join(f"{a} to {b}" for a, b in chain.hops))
     if not nic:
@@ -61,43 +61,43 @@ def _vf_move(nic: str, name: str) -> str:
 
 def _create_functions(chain: Chain, nic: str) -> list[object]:
     """Steps that make the functions, before they have ports."""
-    made: list[object] = []
+    lines: list[object] = []
     for number in chain.numbers:
         name = netns(_TOKEN, f"v{number}")
         if chain.kind == "container":
-            made += [
+            lines += [
                 f"docker run --network none --name {name}",
                 f"ip netns attach {name} <its process>",
             ]
         if chain.kind == "vm" or chain.polls:
             if chain.by_vfio:
-                made.append(f"planewised vf bind <VF of {nic}> vfio-pci")
+                lines.append(f"planewised vf bind <VF of {nic}> vfio-pci")
             continue
-        made += function_settings(name) if chain.kind == "container" else new_function(name)
+        lines += function_settings(name) if chain.kind == "container" else new_function(name)
         if chain.on_vfs:
-            made.append(_vf_move(nic, name))
-    return made
+            lines.append(_vf_move(nic, name))
+    return lines
 
 
 def _create_switch(
-    chain: Chain, placement: Placement, there: Ends, nic: str, uplink: Driver | None
+    chain: Chain, placement: Placement, chain_ends: Ends, nic: str, uplink: Driver | None
 ) -> list[object]:
     """Steps that make the switch and its ports."""
     if chain.on_vfs:
         return []
     if chain.plane != "vhost-user":
         name = netns(_TOKEN, "b") if nic else BRIDGE
-        site = bridge.site_of(name, there, "<directory>")
+        site = bridge.site_of(name, chain_ends, "<directory>")
         return [
             *bridge.switch_of(chain).described(site),
-            *bridge.ports(_TOKEN, chain, site, there),
+            *bridge.ports(_TOKEN, chain, site, chain_ends),
         ]
     cpus = placement.cpus(SWITCH)
     turns = cycle(cpus)
     ports = ", ".join(f"{name} (polled by CPU {next(turns)})" for name in chain.names)
     up = "".join(
-        f", and {one.name}: {one.options['dpdk-devargs']}"
-        for one in (uplinks(uplink, there, cpus) if uplink else ())
+        f", and {port.name}: {port.options['dpdk-devargs']}"
+        for port in (uplinks(uplink, chain_ends, cpus) if uplink else ())
     )
     return [
         f"start ovs-vswitchd-dpdk with {SWITCH_BYTES >> 20} MiB, polling on "
@@ -107,18 +107,18 @@ def _create_switch(
 
 
 def _start_functions(
-    chain: Chain, placement: Placement, macs: Mapping[int, str], there: Ends
+    chain: Chain, placement: Placement, macs: Mapping[int, str], chain_ends: Ends
 ) -> list[object]:
     """Steps that start the functions, and set up where each sends frames."""
     if chain.kind == "vm":
-        scripts = router_scripts(chain, macs, there)
+        scripts = router_scripts(chain, macs, chain_ends)
         if chain.polls:
             scripts = {
                 number: (
                     "unbind the NIC from its kernel's driver, bind it to uio_pci_generic",
                     shlex.join(guest_command(f"<address of vnf{number}'s NIC>", 0, peer, "vnf")),
                 )
-                for number, peer in peers(chain, macs, there.macs[1]).items()
+                for number, peer in peers(chain, macs, chain_ends.macs[1]).items()
             }
         elif chain.forwards == "xdp":
             scripts = {number: (*lines, attach_in_machine()) for number, lines in scripts.items()}
@@ -132,10 +132,10 @@ def _start_functions(
         ]
     if not chain.polls:
         programs = attach_to_namespaces(chain, _TOKEN) if chain.forwards == "xdp" else ()
-        steps = routing(chain, lambda number: netns(_TOKEN, f"v{number}"), macs, there.macs)
+        steps = routing(chain, lambda number: netns(_TOKEN, f"v{number}"), macs, chain_ends.macs)
         return [*steps, *programs]
     lines: list[object] = []
-    for number, peer in peers(chain, macs, there.macs[1]).items():
+    for number, peer in peers(chain, macs, chain_ends.macs[1]).items():
         name, cpu = f"vnf{number}", placement.cpu(f"vnf{number}")
         if chain.on_vfs:
             lines.append(shlex.join(vf_command(f"<address of {name}'s VF>", cpu, peer, name)))

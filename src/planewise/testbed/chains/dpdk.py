@@ -55,10 +55,10 @@ def _device(driver: Driver, number: int, interface: str) -> str:
 
 def memory_bytes(chain: Chain) -> int:
     """Huge pages that a chain takes: those of virtual machines are ordinary ones."""
-    each = 0
+    function_bytes = 0
     if chain.polls and chain.kind != "vm":
-        each = MEMORY_BYTES + (_SPARE_BYTES if chain.on_vfs else 0)
-    return (SWITCH_BYTES if chain.plane == "vhost-user" else 0) + chain.vnfs * each
+        function_bytes = MEMORY_BYTES + (_SPARE_BYTES if chain.on_vfs else 0)
+    return (SWITCH_BYTES if chain.plane == "vhost-user" else 0) + chain.vnfs * function_bytes
 
 
 def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ...]:
@@ -85,7 +85,7 @@ class DpdkSwitch:
         self._running: RunningDpdkSwitch | None = None
         self._uplinks: tuple[Port, ...] = ()
         self._sources: dict[str, str] = {}
-        self._made = 0
+        self._device_count = 0
 
     @property
     def running(self) -> RunningDpdkSwitch:
@@ -107,8 +107,8 @@ class DpdkSwitch:
         """Starts Open vSwitch, with the ports of all functions."""
         parts = self._parts
         cpus = parts.placement.cpus(SWITCH)
-        bridge = parts.here.machine.bridge
-        self._running = RunningDpdkSwitch(parts.here.host, parts.directory, bridge, cpus)
+        bridge = parts.state.machine.bridge
+        self._running = RunningDpdkSwitch(parts.state.host, parts.directory, bridge, cpus)
         parts.opened.callback(self._running.close)
         self._running.reserve_buffers()
         turns = cycle(cpus)
@@ -119,7 +119,7 @@ class DpdkSwitch:
             for number, name in enumerate(parts.chain.names, start=1)
         ]
         self.running.change_ports([*self._uplinks, *functions])
-        parts.here.perform(accepted(parts.chain, ends))
+        parts.state.perform(accepted(parts.chain, ends))
 
     def await_functions(self) -> None:
         """Waits until all functions have connected, then sets the flows of frames from outside.
@@ -156,7 +156,7 @@ class DpdkSwitch:
     def block_sources(self) -> None:
         """Removes the flows of the sources' frames."""
         sources = self._sources.values()
-        self.running.set_flows([flow for flow in self._flows() if flow.here not in sources])
+        self.running.set_flows([flow for flow in self._flows() if flow.source not in sources])
 
     def remove_sources(self) -> None:
         """Undoes `add_sources`. Idempotent."""
@@ -169,30 +169,30 @@ class DpdkSwitch:
     def _device(self, size: FrameSize) -> str:
         """A device of DPDK that always has frames to be received, and drops what is sent to it."""
         # A name is never used twice: the switch forgets a device with delay.
-        self._made += 1
+        self._device_count += 1
         if size != "imix":
-            return f"net_null{self._made},size={size - FCS_BYTES}"
+            return f"net_null{self._device_count},size={size - FCS_BYTES}"
         file = f"{self._parts.directory}/imix.pcap"
         content = frames.pcap(frames.mixed(IMIX))
-        self._parts.here.host.run(["sh", "-c", 'cat >"$1"', "sh", file], stdin=content).check()
-        return f"net_pcap{self._made},rx_pcap={file},infinite_rx=1"
+        self._parts.state.host.run(["sh", "-c", 'cat >"$1"', "sh", file], stdin=content).check()
+        return f"net_pcap{self._device_count},rx_pcap={file},infinite_rx=1"
 
     def _flows(self) -> list[Flow]:
         chain, flows = self._parts.chain, []
-        for here, there in chain.hops:
-            if here == GENERATOR and self._uplinks:
-                number = chain.names.index(there) + 1
-                flows.append(Flow(self._uplinks[0].name, there, to_mac=mac_of(number)))
-            elif here == GENERATOR:
-                flows.append(Flow(self._sources[there], there))
-            elif there == GENERATOR and self._uplinks:
-                flows.append(Flow(here, self._uplinks[-1].name))
-            elif there == GENERATOR:
+        for source, target in chain.hops:
+            if source == GENERATOR and self._uplinks:
+                number = chain.names.index(target) + 1
+                flows.append(Flow(self._uplinks[0].name, target, to_mac=mac_of(number)))
+            elif source == GENERATOR:
+                flows.append(Flow(self._sources[target], target))
+            elif target == GENERATOR and self._uplinks:
+                flows.append(Flow(source, self._uplinks[-1].name))
+            elif target == GENERATOR:
                 # North-south back to its source; east-west there is a single entry.
-                back = self._sources.get(here, self._sources.get(chain.entries[0], ""))
-                flows.append(Flow(here, back))
+                back = self._sources.get(source, self._sources.get(chain.entries[0], ""))
+                flows.append(Flow(source, back))
             else:
-                flows.append(Flow(here, there))
+                flows.append(Flow(source, target))
         return flows
 
     def counters(self) -> dict[str, PortCounters]:
@@ -204,17 +204,17 @@ class DpdkSwitch:
         if not self.running.alive:
             raise PlanewiseError("Open vSwitch ended while a chain was measured")
         counted = self.running.counters()
-        if gone := [name for name in self._parts.chain.names if name not in counted]:
+        if ended := [name for name in self._parts.chain.names if name not in counted]:
             # Only a connected port has counters.
-            raise PlanewiseError(f"{' and '.join(gone)} ended while it was measured")
+            raise PlanewiseError(f"{' and '.join(ended)} ended while it was measured")
         return counted
 
     def sent(self, counted: Mapping[str, PortCounters]) -> dict[int, VnfCounters]:
         """What the switch received from the functions, by number."""
-        seen = [counted[name] for name in self._parts.chain.names]
+        ports = [counted[name] for name in self._parts.chain.names]
         return {
-            number: VnfCounters(one.rx_packets, one.rx_bytes, one.tx_dropped)
-            for number, one in enumerate(seen, start=1)
+            number: VnfCounters(port.rx_packets, port.rx_bytes, port.tx_dropped)
+            for number, port in enumerate(ports, start=1)
         }
 
     def uplink_counters(self, counted: Mapping[str, PortCounters]) -> tuple[int, int] | None:
@@ -227,7 +227,7 @@ class DpdkSwitch:
     def source_counters(self, counted: Mapping[str, PortCounters]) -> tuple[int, int]:
         """Frames received from the sources, and sent back to them."""
         sources = [counted[name] for name in self._sources.values()]
-        return sum(one.rx_packets for one in sources), sum(one.tx_packets for one in sources)
+        return sum(port.rx_packets for port in sources), sum(port.tx_packets for port in sources)
 
     def offered_by_sources(self, counted: Mapping[str, PortCounters]) -> int:
         """Frames of the sources that were passed to functions, or found their rings full.
@@ -235,7 +235,7 @@ class DpdkSwitch:
         A device that is never empty is polled all the time, also for frames that no flow admits.
         """
         entries = [counted[name] for name in self._parts.chain.entries]
-        return sum(one.tx_packets + one.tx_dropped for one in entries)
+        return sum(port.tx_packets + port.tx_dropped for port in entries)
 
     def pmd_cycles(self) -> PmdCycles:
         """Cycles of the polling threads."""

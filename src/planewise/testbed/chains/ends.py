@@ -69,13 +69,15 @@ def cables(token: str) -> tuple[Step, ...]:
     """Makes the ends on one machine, from the functions' host."""
     steps: list[Step] = []
     for side, place in enumerate(PLACES):
-        there, nic, mac = netns(token, place), _NICS[side], CABLES.macs[side]
+        namespace, nic, mac = netns(token, place), _NICS[side], CABLES.macs[side]
         steps += [
-            *new_namespace(there),
-            AddVeth("", nic, _INDEX + side, port_mac(mac), there, GUEST_INTERFACE, mac, MTU_BYTES),
+            *new_namespace(namespace),
+            AddVeth(
+                "", nic, _INDEX + side, port_mac(mac), namespace, GUEST_INTERFACE, mac, MTU_BYTES
+            ),
             SetUp("", nic),
-            SetUp(there, GUEST_INTERFACE),
-            AwaitUp(there),
+            SetUp(namespace, GUEST_INTERFACE),
+            AwaitUp(namespace),
         ]
     return tuple(steps)
 
@@ -94,15 +96,15 @@ def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, 
     """Addresses and routes of the ends, for programs that communicate through the chain."""
     last = chain.vnfs if chain.through else 1
     steps: list[Step] = []
-    for place, own, there, number in (
+    for place, end_address, destination, number in (
         (PLACES[0], SOURCE, TARGETS, 1),
         (PLACES[1], TARGET, SOURCES, last),
     ):
         name = netns(token, place)
         steps += [
-            SetAddress(name, GUEST_INTERFACE, f"{own}/32"),
+            SetAddress(name, GUEST_INTERFACE, f"{end_address}/32"),
             AddNeighbour(name, GUEST_INTERFACE, address(number), macs[number]),
-            AddRoute(name, there, GUEST_INTERFACE, address(number)),
+            AddRoute(name, destination, GUEST_INTERFACE, address(number)),
         ]
         if chain.forwards == "xdp":
             # Its frames are what XDP saw of them: no later driver fills in a checksum.

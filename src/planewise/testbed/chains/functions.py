@@ -139,8 +139,8 @@ class Function:
         self._guest = guest
         self._pipe = f"{directory}/{name}.in"
         self._file = f"{directory}/{name}.out"
-        made = host.run(["sh", "-c", _MAKE, "sh", PROGRAM, self._pipe, self._file], netns=guest)
-        if made.exit_code:
+        done = host.run(["sh", "-c", _MAKE, "sh", PROGRAM, self._pipe, self._file], netns=guest)
+        if done.exit_code:
             raise UnsupportedError(
                 f"{PROGRAM} is not installed on {host.place}", remedy=SETUP_REMEDY
             )
@@ -174,7 +174,7 @@ class Function:
         if _NO_DEVICE in self._await(0, limit_s):
             raise self._no_device_error()
 
-    def execute(self, words: str) -> str:
+    def execute(self, command: str) -> str:
         """Gives a command and returns the answer.
 
         Raises:
@@ -182,7 +182,7 @@ class Function:
         """
         start = len(self._text())
         try:
-            self._write(f"{words}\n")
+            self._write(f"{command}\n")
         except PlanewiseError as error:
             raise self._ended_error() from error
         return self._await(start, _ANSWER_S)
@@ -243,10 +243,10 @@ class Function:
                 f"{self.name} ({PROGRAM}) ended while it was measured ({ending})",
                 remedy="the kernel's log (`dmesg`) may say why",
             )
-        words = [line for line in self._text().splitlines() if line.strip()]
+        lines = [line for line in self._text().splitlines() if line.strip()]
         return PlanewiseError(
             f"{self.name} ({PROGRAM}) ended ({ending}): "
-            f"{words[-1] if words else 'it printed nothing'}",
+            f"{lines[-1] if lines else 'it printed nothing'}",
             remedy="are there enough free huge pages?",
         )
 
@@ -276,6 +276,6 @@ def parse_port(text: str) -> PortStats:
     )
 
 
-def _count(text: str, what: str) -> int:
-    found = re.search(rf"{what}: +(\d+)", text)
-    return int(found[1]) if found else 0
+def _count(text: str, name: str) -> int:
+    match = re.search(rf"{name}: +(\d+)", text)
+    return int(match[1]) if match else 0

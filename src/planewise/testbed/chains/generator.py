@@ -148,11 +148,11 @@ class ChainGenerator:
         ended = [probe.stop() for probe in self._probes]
         self._probes.clear()
         with suppress(PlanewiseError, KeyError):
-            return sum(came_back(one.json()) for one in ended)
+            return sum(came_back(probe.json()) for probe in ended)
         return None
 
 
 def came_back(report: Mapping[str, Any]) -> int:
     """Frames of a probe that its sink saw, or had no room for, by the probe's report. Pure."""
-    own: int = report["received"] + report["late"] + report["warmup"]["arrived"]
-    return own + int(report["sink"]["dropped"])
+    received: int = report["received"] + report["late"] + report["warmup"]["arrived"]
+    return received + int(report["sink"]["dropped"])

@@ -66,8 +66,8 @@ class Functions(ABC):
         """
 
     @abstractmethod
-    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
-        """Their counters; `seen` are those of their host, with `namespaces`."""
+    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
+        """Their counters; `counters` are those of their host, with `namespaces`."""
 
     @property
     def namespaces(self) -> Sequence[str]:
@@ -91,14 +91,14 @@ class Functions(ABC):
 
     def _place(self, kind: GuestKind) -> list[PlacedGuest]:
         """Makes the functions as guests of a kind that testbeds make."""
-        here, maker, plane = self.parts.here, MAKERS[kind], self.parts.chain.plane
+        state, maker, plane = self.parts.state, MAKERS[kind], self.parts.chain.plane
         numbers = self.parts.numbers
-        guests = [function_guest(here.token, one, plane, mac_of(one)) for one in numbers]
-        here.perform([step for guest in guests for step in maker.steps(guest)])
-        placed = maker.create(here, guests)
+        guests = [function_guest(state.token, number, plane, mac_of(number)) for number in numbers]
+        state.perform([step for guest in guests for step in maker.steps(guest)])
+        placed = maker.create(state, guests)
         if kind == "container":
-            for one in placed:
-                self.parts.opened.callback(maker.remove, here, one)
+            for placed_guest in placed:
+                self.parts.opened.callback(maker.remove, state, placed_guest)
         return placed
 
 
@@ -107,34 +107,34 @@ class Routers(Functions):
 
     def make(self) -> dict[int, str]:
         """See `Functions.make`; on VFs each has its own."""
-        parts, here = self.parts, self.parts.here
+        parts, state = self.parts, self.parts.state
         placed = self._place("container" if parts.chain.kind == "container" else "namespace")
-        guests = [one.guest for one in placed]
-        here.perform([step for guest in guests for step in function_settings(guest.netns)])
+        guests = [placed_guest.guest for placed_guest in placed]
+        state.perform([step for guest in guests for step in function_settings(guest.netns)])
         if not parts.chain.on_vfs:
             return macs_of(parts.chain)
-        return move_vfs(here, parts.opened, guests)
+        return move_vfs(state, parts.opened, guests)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         """See `Functions.connect`."""
-        parts, here = self.parts, self.parts.here
+        parts, state = self.parts, self.parts.state
         steps = routing(parts.chain, parts.netns, macs, ends.macs)
-        here.perform([*steps, *(AwaitUp(name) for name in self.namespaces)])
+        state.perform([*steps, *(AwaitUp(name) for name in self.namespaces)])
         move = bind_interrupts if parts.chain.on_vfs else _steer
         for number in parts.numbers:
-            move(here.host, parts.netns(number), GUEST_INTERFACE, [parts.cpu(number)])
+            move(state.host, parts.netns(number), GUEST_INTERFACE, [parts.cpu(number)])
 
     @property
     def namespaces(self) -> Sequence[str]:
         """See `Functions.namespaces`."""
         return [self.parts.netns(number) for number in self.parts.numbers]
 
-    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
+    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
-        counted = [seen.interfaces[name][GUEST_INTERFACE] for name in self.namespaces]
+        interfaces = [counters.interfaces[name][GUEST_INTERFACE] for name in self.namespaces]
         return {
-            number: vnf_counters(one, one["rx_packets"])
-            for number, one in enumerate(counted, start=1)
+            number: vnf_counters(interface, interface["rx_packets"])
+            for number, interface in enumerate(interfaces, start=1)
         }
 
 
@@ -167,7 +167,7 @@ class Machines(Functions):
         """See `Functions.pids`."""
         return _pids_of(self.parts, self._machines)
 
-    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
+    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
         return self._machines.read()
 
@@ -197,7 +197,7 @@ def _run_machines(
             return machines.passthrough(guest)
         if switch is not None:
             return VhostUserNic(guest.mac, switch.socket(guest.name))
-        return nic_of("virtio", guest, port_of(parts.here.token, guest.index), machines.guests)
+        return nic_of("virtio", guest, port_of(parts.state.token, guest.index), machines.guests)
 
     machines.ensure_running(macs, nic)
     machines.pin({number: parts.cpu(number) for number in macs})
@@ -226,7 +226,7 @@ class Pollers(Functions):
         self.switch = switch
         self._vfs: dict[int, ListedVf] = {}
         self._functions: dict[int, Function] = {}
-        self._last: dict[int, PortStats] = {}
+        self._stats: dict[int, PortStats] = {}
         self._contained: list[PlacedGuest] = []
 
     def make(self) -> dict[int, str]:
@@ -241,9 +241,9 @@ class Pollers(Functions):
         if not parts.chain.on_vfs:
             return macs_of(parts.chain)
         for number in parts.numbers:
-            vf = self._vfs[number] = parts.here.vfs.take()
-            parts.opened.callback(parts.here.vfs.give_back, vf)
-            parts.here.vfs.hand_over(vf)
+            vf = self._vfs[number] = parts.state.vfs.take()
+            parts.opened.callback(parts.state.vfs.give_back, vf)
+            parts.state.vfs.hand_over(vf)
         return {number: vf.config.mac for number, vf in self._vfs.items()}
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
@@ -256,25 +256,29 @@ class Pollers(Functions):
 
     def _start(self, number: int, peer: str) -> Function:
         parts, name = self.parts, f"vnf{number}"
-        cpu, prefix = parts.cpu(number), f"{parts.here.token}{name}"
+        cpu, prefix = parts.cpu(number), f"{parts.state.token}{name}"
         if self.switch is not None:
             argv = vhost_command(self.switch.socket(name), cpu, peer, prefix)
         else:
             argv = vf_command(self._vfs[number].address, cpu, peer, prefix)
         if self._alone:
             argv = [*_LOWEST, *argv]
-        host, inside = parts.here.host, None
+        host, netns = parts.state.host, None
         if self._contained:
-            there = {one.guest.netns: one.container for one in self._contained if one.container}
-            host, inside = JoiningHost(host, there), parts.netns(number)
-        function = Function(host, parts.directory, name, argv, inside)
+            containers = {
+                placed.guest.netns: placed.container
+                for placed in self._contained
+                if placed.container
+            }
+            host, netns = JoiningHost(host, containers), parts.netns(number)
+        function = Function(host, parts.directory, name, argv, netns)
         parts.opened.callback(function.close)
         return function
 
     @cached_property
     def _alone(self) -> bool:
         """Whether the host has a single CPU, of which pollers would leave nothing to readers."""
-        return self.parts.here.host.run(["nproc"]).check().stdout.strip() == "1"
+        return self.parts.state.host.run(["nproc"]).check().stdout.strip() == "1"
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -283,11 +287,11 @@ class Pollers(Functions):
 
     def busy_s(self) -> dict[str, float]:
         """See `Functions.busy_s`."""
-        return {one.name: one.busy_s() for one in self._functions.values()}
+        return {function.name: function.busy_s() for function in self._functions.values()}
 
     def clear(self) -> None:
         """See `Functions.clear`."""
-        self._last.clear()
+        self._stats.clear()
         for function in self._functions.values():
             function.clear()
 
@@ -297,7 +301,7 @@ class Pollers(Functions):
             if not function.alive:
                 raise PlanewiseError(f"{function.name} ended while it was measured")
 
-    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
+    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`.
 
         Raises:
@@ -313,24 +317,24 @@ class Pollers(Functions):
     def _read(self, number: int) -> VnfCounters:
         function, vf = self._functions[number], self._vf(number)
         began_s = now_s()
-        seen = function.port_stats()
-        before = self._last.get(number, seen)
-        for now, then in (
-            (seen.tx_packets, before.tx_packets),
-            (seen.rx_packets, before.rx_packets),
+        stats = function.port_stats()
+        earlier = self._stats.get(number, stats)
+        for count, last in (
+            (stats.tx_packets, earlier.tx_packets),
+            (stats.rx_packets, earlier.rx_packets),
         ):
-            if vf is not None and (now < then or now - then > _WRAPPED):
+            if vf is not None and (count < last or count - last > _WRAPPED):
                 raise PlanewiseError(
-                    f"the counters of {function.name}'s VF jumped from {then} to {now}: its PF "
+                    f"the counters of {function.name}'s VF jumped from {last} to {count}: its PF "
                     "went down and up, and the VF is dead until its function is started again",
                     remedy="leave the PF up while chains are measured, and `--resume` the run",
                 )
-        self._last[number] = seen
+        self._stats[number] = stats
         at_s = (began_s + now_s()) / 2
         # igb counts the FCS as well (VFGOTC); other drivers of DPDK subtract it.
         fcs_bytes = FCS_BYTES if vf is not None and vf.driver == "igbvf" else 0
-        size = seen.tx_bytes - seen.tx_packets * fcs_bytes
-        return VnfCounters(seen.tx_packets, size, seen.rx_missed, seen.rx_packets, at_s)
+        size = stats.tx_bytes - stats.tx_packets * fcs_bytes
+        return VnfCounters(stats.tx_packets, size, stats.rx_missed, stats.rx_packets, at_s)
 
 
 class PollingMachines(Pollers):
@@ -362,10 +366,10 @@ class PollingMachines(Pollers):
     def _start(self, number: int, peer: str) -> Function:
         guests, name = self._machines.guests, f"vnf{number}"
         # With a single CPU testpmd would leave no time to the agent.
-        last, lowest = guests.options.vcpus - 1, _LOWEST if guests.options.vcpus == 1 else ()
-        argv = [*lowest, *guest_command(self._addresses[number], last, peer, name)]
-        inside = self.parts.netns(number)
-        return Function(guests.host, GUEST_DIRECTORY, name, argv, guest=inside)
+        cpu, nice = guests.options.vcpus - 1, _LOWEST if guests.options.vcpus == 1 else ()
+        argv = [*nice, *guest_command(self._addresses[number], cpu, peer, name)]
+        netns = self.parts.netns(number)
+        return Function(guests.host, GUEST_DIRECTORY, name, argv, guest=netns)
 
     @property
     def pids(self) -> Mapping[int, int]:

@@ -96,8 +96,8 @@ def run_script(guests: HostGuests, guest: Guest, lines: Sequence[str]) -> str:
         ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_SCRIPT_S
     )
     if done.exit_code:
-        words = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise PlanewiseError(f"{guest.name} cannot forward: {words[-1]}")
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise PlanewiseError(f"{guest.name} cannot forward: {lines[-1]}")
     return done.stdout.strip()
 
 
@@ -112,16 +112,16 @@ class FunctionMachines:
 
     def __init__(
         self,
-        here: MachineState,
+        state: MachineState,
         plane: str,
         platform: VmPlatform,
         options: VmOptions,
     ) -> None:
-        self._here = here
-        self._host = here.host
+        self._state = state
+        self._host = state.host
         self.plane = plane
-        saved = booted.saved_for(here.host, platform, options)
-        self.guests = HostGuests(here.host, platform, options, saved=saved)
+        saved = booted.saved_for(state.host, platform, options)
+        self.guests = HostGuests(state.host, platform, options, saved=saved)
         self._guests: dict[int, Guest] = {}
         self._pids: dict[int, int] = {}
         self._vfs: dict[int, ListedVf] = {}
@@ -138,7 +138,7 @@ class FunctionMachines:
         """Ends all of them, and gives their VFs back. Idempotent."""
         with ExitStack() as last:
             while self._vfs:
-                last.callback(self._here.vfs.give_back, self._vfs.popitem()[1])
+                last.callback(self._state.vfs.give_back, self._vfs.popitem()[1])
             self._guests.clear()
             self._pids.clear()
             self._awake = ()
@@ -152,8 +152,8 @@ class FunctionMachines:
     @property
     def running(self) -> Mapping[int, Guest]:
         """Machines that were started and have not ended, by number."""
-        gone = self.guests.ended(self._guests.values()) if self._guests else ()
-        for guest in gone:
+        ended = self.guests.ended(self._guests.values()) if self._guests else ()
+        for guest in ended:
             self._forget(guest.index)
         return dict(self._guests)
 
@@ -167,8 +167,8 @@ class FunctionMachines:
         Raises:
             PlanewiseError: too few VFs, or one cannot be had by VFIO.
         """
-        there, pool = self.running, self._here.vfs
-        for number in [number for number in self._vfs if number not in there]:
+        running, pool = self.running, self._state.vfs
+        for number in [number for number in self._vfs if number not in running]:
             pool.give_back(self._vfs.pop(number))
         for number in numbers:
             if number not in self._vfs:
@@ -190,11 +190,11 @@ class FunctionMachines:
         Raises:
             PlanewiseError: one did not come up.
         """
-        there = self.running
+        running = self.running
         missing = [
-            function_guest(self._here.token, number, self.plane, mac)
+            function_guest(self._state.token, number, self.plane, mac)
             for number, mac in macs.items()
-            if number not in there
+            if number not in running
         ]
         self.start([(guest, nic(guest)) for guest in missing], MTU_BYTES)
         self.wake(tuple(macs))
@@ -213,14 +213,14 @@ class FunctionMachines:
                     self._forget(number)
                     self.guests.end(guest)
 
-    def start(self, wanted: Sequence[tuple[Guest, AnyNic]], mtu_bytes: int) -> None:
+    def start(self, functions: Sequence[tuple[Guest, AnyNic]], mtu_bytes: int) -> None:
         """Starts functions, some at a time, and returns when all are ready.
 
         Raises:
             PlanewiseError: one did not come up.
         """
 
-        def one(guest: Guest, nic: AnyNic) -> None:
+        def start(guest: Guest, nic: AnyNic) -> None:
             try:
                 self.guests.start(guest, nic, mtu_bytes)
             except PlanewiseError:
@@ -230,7 +230,7 @@ class FunctionMachines:
             self._guests[guest.index] = guest
             self._pids[guest.index] = self._pid_of(guest)
 
-        together([partial(one, *each) for each in wanted], abort=self.close)
+        together([partial(start, *function) for function in functions], abort=self.close)
 
     def wake(self, numbers: Sequence[int]) -> None:
         """Resumes these functions, and pauses all others."""
@@ -295,8 +295,8 @@ class FunctionMachines:
         deadline = time.monotonic() + _FIND_S
         while True:
             done = self._host.run(["sh", "-c", _FIND, "sh", guest.netns], timeout_s=_FIND_S)
-            if found := done.stdout.split():
-                return int(found[-1])
+            if pids := done.stdout.split():
+                return int(pids[-1])
             if time.monotonic() > deadline:
                 raise PlanewiseError(
                     f"the process of the virtual machine {guest.name} was not found on "

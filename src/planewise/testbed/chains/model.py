@@ -5,9 +5,9 @@ The `switch` joins the functions: Open vSwitch with DPDK, or the kernel's bridge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Literal
 
 from planewise.errors import BadInputError, UnsupportedError
@@ -36,7 +36,8 @@ def frames_of(size: FrameSize) -> tuple[tuple[int, int], ...]:
 def mean_bytes(size: FrameSize) -> float:
     """Mean frame size [bytes, with FCS]."""
     frames = frames_of(size)
-    return sum(one * count for one, count in frames) / sum(count for _, count in frames)
+    total = sum(count for _, count in frames)
+    return sum(frame_bytes * count for frame_bytes, count in frames) / total
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Chain:
     pattern: Pattern
     vnfs: int
     kind: GuestKind = "process"
-    """What a function is."""
+    """The kind of guest that each function is."""
     forwarder: Forwarder | Literal[""] = ""
     """Program that forwards in each function; empty: the plane's default."""
 
@@ -82,7 +83,7 @@ class Chain:
 
     @property
     def by_vfio(self) -> bool:
-        """Whether each function has its VF whole, past the host's kernel."""
+        """Whether each function has its VF by VFIO, past the host's kernel."""
         return self.on_vfs and (self.kind == "vm" or self.polls)
 
     @property
@@ -112,7 +113,7 @@ class Chain:
     @property
     def entries(self) -> tuple[str, ...]:
         """The functions that the generator sends to."""
-        return tuple(there for here, there in self.hops if here == GENERATOR)
+        return tuple(target for source, target in self.hops if source == GENERATOR)
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,12 @@ class Placement:
 
 
 def assign_cpus(
-    tasks: Sequence[str], available: Iterable[int], wanted: Mapping[str, Sequence[int]]
+    tasks: Sequence[str], available: Iterable[int], requested: Mapping[str, Sequence[int]]
 ) -> Placement:
-    """Gives each task a CPU. `wanted` names CPUs for `switch`, `generator` and `vnf`.
+    """Gives each task a CPU. `requested` names CPUs for `switch`, `generator` and `vnf`.
 
     By default the first task has the first CPU to itself, and the others take turns on the rest. A
-    switch polls on all CPUs that are wanted for it.
+    switch polls on all CPUs that are requested for it.
 
     Raises:
         UnsupportedError: fewer than two CPUs, or one that this process may not use.
@@ -148,29 +149,28 @@ def assign_cpus(
             f"and this process may use {len(cpus)}",
             remedy="allow it more (taskset, cpusets), or use a larger machine",
         )
-    _check_there(wanted, cpus, "one that this process may use")
+    _check_available(requested, cpus, "one that this process may use")
     alone = tasks[0]
-    first = tuple(wanted.get(alone, ())) or (cpus[0],)
-    rest = tuple(cpu for cpu in cpus if cpu not in first) or tuple(cpus)
+    first = tuple(requested.get(alone, ())) or (cpus[0],)
+    others = tuple(cpu for cpu in cpus if cpu not in first) or tuple(cpus)
     placed: dict[int, list[str]] = {}
-    turns: dict[str, int] = {}
+    turns: dict[str, Iterator[int]] = {}
     for task in tasks:
         kind = task if task in (SWITCH, GENERATOR) else "vnf"
-        if kind == SWITCH and kind in wanted:
-            for cpu in wanted[kind]:
+        if kind == SWITCH and kind in requested:
+            for cpu in requested[kind]:
                 placed.setdefault(cpu, []).append(task)
             continue
-        own = tuple(wanted.get(kind, ())) or (first if kind == alone else rest)
-        group = kind if wanted.get(kind) or kind == alone else "rest"
-        turn = turns.get(group, 0)
-        turns[group] = turn + 1
-        placed.setdefault(own[turn % len(own)], []).append(task)
-    return Placement({cpu: tuple(own) for cpu, own in sorted(placed.items())})
+        kind_cpus = tuple(requested.get(kind, ())) or (first if kind == alone else others)
+        group = kind if requested.get(kind) or kind == alone else "others"
+        cpu = next(turns.setdefault(group, cycle(kind_cpus)))
+        placed.setdefault(cpu, []).append(task)
+    return Placement({cpu: tuple(names) for cpu, names in sorted(placed.items())})
 
 
-def _check_there(wanted: Mapping[str, Sequence[int]], cpus: Sequence[int], what: str) -> None:
-    for kind, own in wanted.items():
-        for cpu in own:
+def _check_available(requested: Mapping[str, Sequence[int]], cpus: list[int], what: str) -> None:
+    for kind, kind_cpus in requested.items():
+        for cpu in kind_cpus:
             if cpu not in cpus:
                 raise UnsupportedError(
                     f"CPU {cpu} of `cpus.{kind}` is not {what}",
@@ -179,17 +179,16 @@ def _check_there(wanted: Mapping[str, Sequence[int]], cpus: Sequence[int], what:
 
 
 def assign_in_turn(
-    functions: Sequence[str], available: Iterable[int], wanted: Sequence[int] = ()
+    functions: Sequence[str], available: Iterable[int], requested: Sequence[int] = ()
 ) -> Placement:
     """Assigns CPUs to functions on a host where neither switch nor generator needs one.
 
     Raises:
-        UnsupportedError: a CPU that is `wanted` is not there.
+        UnsupportedError: the host has no CPU of a number that is `requested`.
     """
     cpus = sorted(available)
-    _check_there({"vnf": wanted}, cpus, "on the functions' host")
-    own = tuple(wanted) or tuple(cpus)
-    placed: dict[int, list[str]] = {}
-    for turn, name in enumerate(functions):
-        placed.setdefault(own[turn % len(own)], []).append(name)
-    return Placement({cpu: tuple(tasks) for cpu, tasks in sorted(placed.items())})
+    _check_available({"vnf": requested}, cpus, "on the functions' host")
+    tasks: dict[int, list[str]] = {}
+    for name, cpu in zip(functions, cycle(requested or cpus), strict=False):
+        tasks.setdefault(cpu, []).append(name)
+    return Placement({cpu: tuple(names) for cpu, names in sorted(tasks.items())})

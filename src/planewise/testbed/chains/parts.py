@@ -20,7 +20,7 @@ class ChainParts:
 
     chain: Chain
     placement: Placement
-    here: MachineState
+    state: MachineState
     """The functions' host."""
     separate: bool
     """Whether the generator has a host of its own."""
@@ -39,26 +39,26 @@ class ChainParts:
     @cached_property
     def directory(self) -> str:
         """A scratch directory on the host, removed with the chain."""
-        host = self.here.host
+        host = self.state.host
         # By this name `remove_traces` knows what runs in it.
-        template = f"{host.directory}/pw-{self.here.token}.XXXXXX"
-        made = host.run(["mktemp", "-d", template]).check().stdout.strip()
-        self.opened.callback(host.run, ["rm", "-rf", made])
-        return made
+        template = f"{host.directory}/pw-{self.state.token}.XXXXXX"
+        directory = host.run(["mktemp", "-d", template]).check().stdout.strip()
+        self.opened.callback(host.run, ["rm", "-rf", directory])
+        return directory
 
     def netns(self, number: int) -> str:
         """The namespace of a function, or the name of its virtual machine."""
-        return netns(self.here.token, f"v{number}")
+        return netns(self.state.token, f"v{number}")
 
 
-def move_vfs(here: MachineState, opened: ExitStack, guests: Sequence[Guest]) -> dict[int, str]:
+def move_vfs(state: MachineState, opened: ExitStack, guests: Sequence[Guest]) -> dict[int, str]:
     """Gives each guest a VF and sets it up; returns their MACs, by index.
 
     Raises:
         PlanewiseError: too few VFs, or one could not be moved.
     """
-    moved = here.vfs.move(guests, MTU_BYTES)
+    moved = state.vfs.move(guests, MTU_BYTES)
     for vf in moved.values():
-        opened.callback(here.vfs.return_to_pool, vf.index)
-    here.perform(SetUp(guest.netns, guest.interface) for guest in guests)
+        opened.callback(state.vfs.return_to_pool, vf.index)
+    state.perform(SetUp(guest.netns, guest.interface) for guest in guests)
     return {guest.index: moved[guest.netns].config.mac for guest in guests}

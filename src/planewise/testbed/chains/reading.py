@@ -157,18 +157,18 @@ def read_host(host: Host, tasks: Mapping[int, str], names: Sequence[str]) -> Hos
 
 def parse_host_counters(text: str, tasks: Mapping[int, str]) -> HostCounters:
     """Parses a remote host's answer to `read_host`. Pure."""
-    first, *parts = text.split(f"\n{_MARK}")
-    uptime, _, stat = first.partition("\n")
-    spent: dict[int, float] = {}
+    head, *parts = text.split(f"\n{_MARK}")
+    uptime, _, stat = head.partition("\n")
+    tasks_s: dict[int, float] = {}
     interfaces: dict[str, Mapping[str, Mapping[str, int]]] = {}
     for part in parts:
         name, _, content = part.partition("\n")
         if name.startswith("task "):
             pid = int(name.split()[1])
-            spent[pid] = ticks_s(content, tasks[pid])
+            tasks_s[pid] = ticks_s(content, tasks[pid])
         else:
             interfaces[name] = counters.parse(content)
-    return HostCounters(float(uptime.split()[0]), stat, spent, interfaces)
+    return HostCounters(float(uptime.split()[0]), stat, tasks_s, interfaces)
 
 
 def _task_s(pid: int, thread: str) -> float:

@@ -69,30 +69,30 @@ def routing(
     """
     steps: list[Step] = []
     for number in chain.numbers:
-        own = netns(number)
+        namespace = netns(number)
         onward = number + 1 if chain.through and number < chain.vnfs else None
         back = number - 1 if chain.through and number > 1 else None
-        steps.append(SetAddress(own, GUEST_INTERFACE, f"{address(number)}/32"))
-        steps += _route(own, TARGETS, onward, macs, ends[1], (TARGET, target(number)))
-        steps += _route(own, SOURCES, back, macs, ends[0], (SOURCE,))
+        steps.append(SetAddress(namespace, GUEST_INTERFACE, f"{address(number)}/32"))
+        steps += _route(namespace, TARGETS, onward, macs, ends[1], (TARGET, target(number)))
+        steps += _route(namespace, SOURCES, back, macs, ends[0], (SOURCE,))
     return tuple(steps)
 
 
 def _route(
     netns: str,
-    there: str,
-    over: int | None,
+    destination: str,
+    next_number: int | None,
     macs: Mapping[int, str],
     end_mac: str,
     ends: Sequence[str],
 ) -> tuple[Step, ...]:
-    """The route to `there`: over another function, or directly to the end by its MAC."""
-    if over is not None:
+    """The route to `destination`: over another function, or directly to the end by its MAC."""
+    if next_number is not None:
         return (
-            AddNeighbour(netns, GUEST_INTERFACE, address(over), macs[over]),
-            AddRoute(netns, there, GUEST_INTERFACE, address(over)),
+            AddNeighbour(netns, GUEST_INTERFACE, address(next_number), macs[next_number]),
+            AddRoute(netns, destination, GUEST_INTERFACE, address(next_number)),
         )
     return (
-        AddRoute(netns, there, GUEST_INTERFACE),
-        *(AddNeighbour(netns, GUEST_INTERFACE, one, end_mac) for one in ends),
+        AddRoute(netns, destination, GUEST_INTERFACE),
+        *(AddNeighbour(netns, GUEST_INTERFACE, end, end_mac) for end in ends),
     )

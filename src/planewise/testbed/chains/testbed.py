@@ -128,8 +128,8 @@ class ChainTestbed:
         self.chain = chain
         self.placement = placement
         self._pair = hosts.pair
-        self._here, self._there = hosts.states[FUNCTIONS], hosts.states[GENERATING]
-        self._parts = ChainParts(chain, placement, self._here, self._pair.separate)
+        self._responder, self._sender = hosts.states[FUNCTIONS], hosts.states[GENERATING]
+        self._parts = ChainParts(chain, placement, self._responder, self._pair.separate)
         self._switch: DpdkSwitch | None = None
         if chain.plane == "vhost-user":
             self._switch = DpdkSwitch(self._parts, uplink)
@@ -145,7 +145,7 @@ class ChainTestbed:
         names = [self._end(place) for place in PLACES]
         alone = None if self._pair.separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(
-            self._there.host,
+            self._sender.host,
             (f"{GUEST_INTERFACE}@{names[0]}", f"{GUEST_INTERFACE}@{names[1]}"),
             offered_pps,
             max_pps,
@@ -157,18 +157,18 @@ class ChainTestbed:
         self._ksoftirqd: dict[int, int] = {}
         self._switch_pid: int | None = None
         """Of a switch that kernels send to, where it is a program."""
-        self._before: account.FramePath = ()
+        self._start_path: account.FramePath = ()
         self._ends_reader = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
         opened = self._parts.opened
         opened.callback(self._ends_reader.shutdown)
         if self._pair.separate:  # namespaces of this machine go with the pair
-            for state in (self._there, self._here):
+            for state in (self._sender, self._responder):
                 opened.callback(remove_traces, state.host, state.machine.nic, state.token)
             if self._machines is not None and not self.chain.on_vfs:
                 # They end with their chain, as the next one's ports have the same names.
-                opened.callback(remove_guests, self._here.host, self._here.token)
+                opened.callback(remove_guests, self._responder.host, self._responder.token)
         try:
             self._build()
         except BaseException as error:
@@ -187,9 +187,9 @@ class ChainTestbed:
         return ends.netns(self._pair.token, place)
 
     def _build(self) -> None:
-        parts, chain, host = self._parts, self.chain, self._here.host
-        if wanted := memory_bytes(chain):
-            parts.opened.enter_context(hugepages.reserved_on(host, wanted))
+        parts, chain, host = self._parts, self.chain, self._responder.host
+        if huge_pages_bytes := memory_bytes(chain):
+            parts.opened.enter_context(hugepages.reserved_on(host, huge_pages_bytes))
         _ = parts.directory
         together([self._build_ends, self._make], workers=2 if self._pair.separate else 1)
         if self._switch is not None:
@@ -200,7 +200,7 @@ class ChainTestbed:
         if self._switch is not None:
             self._switch.await_functions()
         if self._addressed:
-            self._there.perform(ends.addresses(self._pair.token, chain, self._macs))
+            self._sender.perform(ends.addresses(self._pair.token, chain, self._macs))
         if not chain.polls:
             threads = ksoftirqd(host)
             self._ksoftirqd = {
@@ -212,57 +212,57 @@ class ChainTestbed:
 
     def _build_ends(self) -> None:
         if not self._pair.separate:
-            self._here.perform(ends.cables(self._pair.token))
+            self._responder.perform(ends.cables(self._pair.token))
             return
         names = [self._end(place) for place in PLACES]
-        self._there.perform([step for name in names for step in new_namespace(name)])
+        self._sender.perform([step for name in names for step in new_namespace(name)])
         guests = [
             replace(function_guest(self._pair.token, side, "vf", ""), netns=name)
             for side, name in enumerate(names)
         ]
-        macs = move_vfs(self._there, self._parts.opened, guests)
-        self._there.perform(AwaitUp(name) for name in names)
-        here = self._here.machine.nic
-        self._ends = Ends((macs[0], macs[1]), (here, here))
+        macs = move_vfs(self._sender, self._parts.opened, guests)
+        self._sender.perform(AwaitUp(name) for name in names)
+        nic = self._responder.machine.nic
+        self._ends = Ends((macs[0], macs[1]), (nic, nic))
 
     def _build_kernel_switch(self) -> None:
         """The switch that kernels send to, with its ports; it ends with the chain."""
-        here, chain, switch = self._here, self.chain, bridge.switch_of(self.chain)
-        standing = MachineState(here.machine, here.role, here.token)
-        self._parts.opened.callback(standing.close)
-        site = bridge.site_of(here.machine.bridge, self._ends)
-        created = switch.create(standing, site)
+        state, chain, switch = self._responder, self.chain, bridge.switch_of(self.chain)
+        switch_state = MachineState(state.machine, state.role, state.token)
+        self._parts.opened.callback(switch_state.close)
+        site = bridge.site_of(state.machine.bridge, self._ends)
+        created = switch.create(switch_state, site)
         # Known only now: a switch that is no program has none.
-        site = replace(site, directory=standing.directory)
+        site = replace(site, directory=switch_state.directory)
         if self._pair.separate:
             nics = dict.fromkeys(self._ends.nics)
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
-            self._parts.opened.callback(_ignore_errors, partial(here.perform, release))
+            self._parts.opened.callback(_ignore_errors, partial(state.perform, release))
         queues = 1 if self._machines is None else self._machines.guests.options.queues
-        here.perform([*created, *bridge.ports(here.token, chain, site, self._ends, queues)])
+        state.perform([*created, *bridge.ports(state.token, chain, site, self._ends, queues)])
         for name in self._functions.namespaces:
-            here.perform(switch.disable_offloads(standing, name, GUEST_INTERFACE))
+            state.perform(switch.disable_offloads(switch_state, name, GUEST_INTERFACE))
         if self._addressed:
             for place in PLACES:
-                steps = switch.disable_offloads(standing, self._end(place), GUEST_INTERFACE)
-                self._there.perform(steps)
-        if (pid := standing.switch_pids.get(switch.name)) is not None:
+                steps = switch.disable_offloads(switch_state, self._end(place), GUEST_INTERFACE)
+                self._sender.perform(steps)
+        if (pid := switch_state.switch_pids.get(switch.name)) is not None:
             self._switch_pid = pid
             cpu = self.placement.cpu(SWITCH)
-            here.host.run(["taskset", "-acp", str(cpu), str(pid)]).check()
+            state.host.run(["taskset", "-acp", str(cpu), str(pid)]).check()
         cpus = [self.placement.cpu(function) for function in self.chain.names]
         entries = cpus[:1] if self.chain.through else cpus
         if self._pair.separate:
-            bind_interrupts(here.host, None, here.machine.nic, entries)
+            bind_interrupts(state.host, None, state.machine.nic, entries)
         else:
-            steer(here.host, here.machine.netns, [self._ends.nics[0]], entries)
+            steer(state.host, state.machine.netns, [self._ends.nics[0]], entries)
 
     @property
     def endpoints(self) -> tuple[tuple[Host, str, str, str], ...]:
         """Host, namespace, address and interface of both ends."""
         return tuple(
-            (self._there.host, self._end(place), own, GUEST_INTERFACE)
-            for place, own in zip(PLACES, (SOURCE, TARGET), strict=True)
+            (self._sender.host, self._end(place), address, GUEST_INTERFACE)
+            for place, address in zip(PLACES, (SOURCE, TARGET), strict=True)
         )
 
     @property
@@ -283,22 +283,24 @@ class ChainTestbed:
         self.stop()
         self._functions.clear()
         if self._external:
-            self._before = self._frame_path()
+            self._start_path = self._frame_path()
             self._generator.start(self.chain, size, limit_s, self._macs)
         elif self._switch is not None:
             self._switch.add_sources(size)
-            self._before = self._frame_path()
+            self._start_path = self._frame_path()
             self._switch.admit_sources()
 
     def stop(self) -> FrameAccount | None:
         """Stops the generator, and returns the account of its frames. Idempotent."""
         if self._generator.sending:
-            own = self._generator.stop()
+            returned = self._generator.stop()
             ended = self._end_counters()[2]
             after = account.at_rest(self._frame_path, _REST_S)
-            # Of what comes later than the probes looked, nobody knows whose it is.
-            foreign = None if own is None else max(0, ended - self._before[-1].left - own)
-            return account.account(self._before, after, foreign)
+            # Frames that arrived after the probes' last look cannot be told apart.
+            foreign = (
+                None if returned is None else max(0, ended - self._start_path[-1].left - returned)
+            )
+            return account.account(self._start_path, after, foreign)
         if self._switch is None or not self._switch.sending:
             return None
         try:
@@ -306,13 +308,13 @@ class ChainTestbed:
             after = account.at_rest(self._frame_path, _REST_S)
         finally:
             self._switch.remove_sources()
-        return account.account(self._before, after)
+        return account.account(self._start_path, after)
 
     def _frame_path(self) -> account.FramePath:
-        seen = read_host(self._here.host, {}, self._functions.namespaces)
+        counters = read_host(self._responder.host, {}, self._functions.namespaces)
         passed = {
-            f"vnf{number}": (one.received or 0, one.packets)
-            for number, one in self._functions.read(seen).items()
+            f"vnf{number}": (vnf.received or 0, vnf.packets)
+            for number, vnf in self._functions.read(counters).items()
         }
         if self._switch is None:
             return account.frame_path(self.chain, *self._end_counters()[1:], passed)
@@ -320,20 +322,20 @@ class ChainTestbed:
         if self._external:
             uplink = self._switch.uplink_counters(counted)
             return account.frame_path(self.chain, *self._end_counters()[1:], passed, uplink)
-        back = self._switch.source_counters(counted)[1]
+        delivered = self._switch.source_counters(counted)[1]
         return account.frame_path(
-            self.chain, self._switch.offered_by_sources(counted), back, passed
+            self.chain, self._switch.offered_by_sources(counted), delivered, passed
         )
 
     def _end_counters(self) -> tuple[float, int, int]:
         """Time of the reading, frames that left the generator, and frames that came back."""
         names = [self._end(place) for place in PLACES]
-        seen = read_host(self._there.host, {}, names)
-        first, last = (seen.interfaces[name][GUEST_INTERFACE] for name in names)
-        return seen.at_s, first["tx_packets"], last["rx_packets"]
+        counters = read_host(self._sender.host, {}, names)
+        first, last = (counters.interfaces[name][GUEST_INTERFACE] for name in names)
+        return counters.at_s, first["tx_packets"], last["rx_packets"]
 
-    def read(self, *, whole: bool = True) -> ChainReading:
-        """The counters now. Without `whole`, functions are not asked how busy they are."""
+    def read(self, *, busy: bool = True) -> ChainReading:
+        """The counters now. Without `busy`, functions are not asked how busy they are."""
         self._functions.check()
         self._generator.check()
         ends_read = self._ends_reader.submit(self._end_counters) if self._external else None
@@ -344,37 +346,39 @@ class ChainTestbed:
             tasks[self._switch.running.pid] = "pmd"
         if self._switch_pid is not None:
             tasks[self._switch_pid] = ""
-        seen = read_host(self._here.host, tasks, self._functions.namespaces)
+        counters = read_host(self._responder.host, tasks, self._functions.namespaces)
         if self._switch is not None:
             sent = self._switch.sent(counted)
         else:
-            sent = self._functions.read(seen)
-        spent_s = {f"vnf{number}": seen.tasks_s[pid] for number, pid in pids.items()}
+            sent = self._functions.read(counters)
+        spent_s = {f"vnf{number}": counters.tasks_s[pid] for number, pid in pids.items()}
         polls = self.chain.polls
-        busy_s = self._functions.busy_s() if whole else {}
+        busy_s = self._functions.busy_s() if busy else {}
         tasks_s = spent_s if polls else {}
         uplink, polling = None, None
         if self._switch is not None:
-            tasks_s = {**tasks_s, SWITCH: seen.tasks_s[self._switch.running.pid]}
+            tasks_s = {**tasks_s, SWITCH: counters.tasks_s[self._switch.running.pid]}
             # A virtual machine's CPU time is work: it sleeps when idle.
             busy_s = busy_s if polls else spent_s
             uplink, polling = self._switch.uplink_counters(counted), self._switch.pmd_cycles()
         if ends_read is not None:
             ends_at_s, offered, delivered = ends_read.result()
         elif self._switch is not None:
-            ends_at_s = seen.at_s
+            ends_at_s = counters.at_s
             offered, delivered = self._switch.source_counters(counted)
         return ChainReading(
-            at_s=seen.at_s,
+            at_s=counters.at_s,
             ends_at_s=ends_at_s,
-            vnfs={f"vnf{number}": self._without_nic_loss(one) for number, one in sent.items()},
+            vnfs={f"vnf{number}": self._without_nic_loss(vnf) for number, vnf in sent.items()},
             offered=offered,
             delivered=delivered,
-            cpus=cpu_times(seen.stat),
+            cpus=cpu_times(counters.stat),
             tasks_s=tasks_s,
             busy_s=busy_s,
             polling=polling,
-            kernel_s=None if polls or self._switch is not None else self._kernel_s(seen, spent_s),
+            kernel_s=None
+            if polls or self._switch is not None
+            else self._kernel_s(counters, spent_s),
             host=FUNCTIONS if self._pair.separate else "",
             machines=self.chain.kind == "vm",
             uplink=uplink,
@@ -384,16 +388,16 @@ class ChainTestbed:
         # Between functions on a bridge the bridge loses frames, not a NIC.
         return sent if self.chain.on_vfs else replace(sent, received=None)
 
-    def _kernel_s(self, seen: HostCounters, spent_s: Mapping[str, float]) -> dict[int, float]:
+    def _kernel_s(self, counters: HostCounters, spent_s: Mapping[str, float]) -> dict[int, float]:
         """By CPU, the time in which a kernel forwarded: the host's, or that of a guest."""
         busy = {
-            cpu: spent.soft_s + seen.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
-            for cpu, spent in cpu_times(seen.stat).items()
+            cpu: spent.soft_s + counters.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
+            for cpu, spent in cpu_times(counters.stat).items()
         }
         for name, spent in spent_s.items():
             busy[self.placement.cpu(name)] += spent
         if self._switch_pid is not None:
-            busy[self.placement.cpu(SWITCH)] += seen.tasks_s[self._switch_pid]
+            busy[self.placement.cpu(SWITCH)] += counters.tasks_s[self._switch_pid]
         return busy
 
 
@@ -406,7 +410,7 @@ def _ignore_errors(work: Callable[[], None]) -> None:
 def stand_here(
     chain: Chain, placement: Placement, offered_pps: float, uplink: Driver | None = None
 ) -> Iterator[ChainTestbed]:
-    """A chain of processes on this machine, fed at a rate.
+    """Builds a chain of processes on this machine, with a generator of `offered_pps`.
 
     Raises:
         UnsupportedError: a program, huge pages or a privilege is missing.

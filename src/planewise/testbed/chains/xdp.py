@@ -58,27 +58,27 @@ class XdpRouters(Routers):
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         """See `Functions.connect`."""
         super().connect(macs, ends)
-        here, chain = self.parts.here, self.parts.chain
-        router, passing = (here.host.program(str(one)) for one in (XDP_ROUTER, XDP_PASS))
-        here.perform(attach_to_namespaces(chain, here.token, (router, passing)))
+        state, chain = self.parts.state, self.parts.chain
+        router, passing = (state.host.program(str(program)) for program in (XDP_ROUTER, XDP_PASS))
+        state.perform(attach_to_namespaces(chain, state.token, (router, passing)))
         if not chain.on_vfs:
             self._steer_ports()
             return
         for name in self.namespaces:  # a VF outlives its chain
             detach = ("ip", "link", "set", "dev", GUEST_INTERFACE, "xdp", "off")
-            self.parts.opened.callback(here.perform, [RunProgram(name, detach)])
-        host = here.host
-        told = [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
-        self.remarks = _remarks(told)
+            self.parts.opened.callback(state.perform, [RunProgram(name, detach)])
+        host = state.host
+        outputs = [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
+        self.remarks = _remarks(outputs)
 
     def _steer_ports(self) -> None:
         """Has each function's program run on its CPU: on veth it runs on that of the sender."""
-        parts, here = self.parts, self.parts.here
+        parts, state = self.parts, self.parts.state
         if not parts.chain.through or plane(parts.chain.plane).switch_is_program:
             return  # The sender is the NIC, whose frames are steered already, or the switch.
         for number in parts.numbers[:-1]:
             if parts.cpu(number) != (cpu := parts.cpu(number + 1)):
-                steer(here.host, here.machine.netns, [port_of(here.token, number)], [cpu])
+                steer(state.host, state.machine.netns, [port_of(state.token, number)], [cpu])
 
 
 class XdpMachines(Machines):
@@ -95,12 +95,12 @@ class XdpMachines(Machines):
             attach_in_machine(),
             f"/bin/{shlex.join(_ASK)}",
         )
-        told = self._machines.run_scripts(dict.fromkeys(macs, lines))
-        self.remarks = _remarks([told[number] for number in self.parts.numbers])
+        outputs = self._machines.run_scripts(dict.fromkeys(macs, lines))
+        self.remarks = _remarks([outputs[number] for number in self.parts.numbers])
 
-    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
+    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
-        counted = super().read(seen)
+        counted = super().read(counters)
         by_virtio = not self.parts.chain.on_vfs and not self.remarks
         return without_headers(counted) if by_virtio else counted
 
@@ -111,14 +111,14 @@ def without_headers(counted: Mapping[int, VnfCounters]) -> dict[int, VnfCounters
     virtio_net counts its own header with each frame (`__virtnet_xdp_xmit_one`, Linux 6.12).
     """
     return {
-        number: replace(one, bytes=one.bytes - _HEADER_BYTES * one.packets)
-        for number, one in counted.items()
+        number: replace(function, bytes=function.bytes - _HEADER_BYTES * function.packets)
+        for number, function in counted.items()
     }
 
 
-def _remarks(told: Sequence[str]) -> tuple[str, ...]:
+def _remarks(outputs: Sequence[str]) -> tuple[str, ...]:
     """What readers must know, by what `ip link show` says of each function. Pure."""
-    names = [f"vnf{number}" for number, text in enumerate(told, 1) if _GENERIC in text.split()]
+    names = [f"vnf{number}" for number, text in enumerate(outputs, 1) if _GENERIC in text.split()]
     if not names:
         return ()
     return (
