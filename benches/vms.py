@@ -54,7 +54,7 @@ def measure(ours: VmPlatform, guests: int, plane: str, parallel: int | None) -> 
 
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, parallel=parallel, on_ready=on_ready, lent=ours) as testbed,
+        VmTestbed(pair, 1500, parallel=parallel, on_ready=on_ready, platform=ours) as testbed,
     ):
         with testbed.arrange(setting):
             each = [one.ready_s for one in started]

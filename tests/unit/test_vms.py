@@ -34,7 +34,7 @@ from planewise.testbed.plan import AddTap
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms import agent, image
-from planewise.testbed.vms.agent import GuestAgent, Why
+from planewise.testbed.vms.agent import EndReason, GuestAgent
 from planewise.testbed.vms.arrangement import VmArrangement, guest_in, vm_requests
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.vms.guests import last_words
@@ -292,7 +292,7 @@ class FakeHypervisor:
 
 
 def agent_of(fake: FakeHypervisor) -> GuestAgent:
-    why = Why("the virtual machine main ended; its console is empty", "look")
+    why = EndReason("the virtual machine main ended; its console is empty", "look")
     return GuestAgent(lambda: fake, "pw-0-sm0", "/tmp/d", lambda: why)  # type: ignore[arg-type, return-value]
 
 

@@ -64,7 +64,7 @@ def up(platform: VmPlatform, said: list[str]) -> Iterator[VmTestbed]:
     started: list[Started] = []
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, lent=platform, on_ready=started.append) as testbed,
+        VmTestbed(pair, 1500, platform=platform, on_ready=started.append) as testbed,
     ):
         with testbed.arrange(TWO_AND_TWO):
             slowest = max(one.ready_s for one in started)

@@ -195,7 +195,7 @@ def test_a_guest_that_never_boots_is_said_with_its_last_words(
     with (
         pytest.raises(PlanewiseError, match=r"(sender|responder)-main ended.*console.*panic"),
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, lent=replace(platform, image=broken)) as testbed,
+        VmTestbed(pair, 1500, platform=replace(platform, image=broken)) as testbed,
         testbed.arrange(setting),
     ):
         pass
@@ -207,7 +207,7 @@ def test_nothing_is_left_of_a_testbed(platform: VmPlatform) -> None:
     setting = replace(TWO_AND_TWO, plane="e1000-bridge", background_guests=0)
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, lent=platform) as testbed,
+        VmTestbed(pair, 1500, platform=platform) as testbed,
         testbed.arrange(setting) as standing,
     ):
         pids = [pid for host in HOSTS for pid in own_processes(standing.hosts[host])]

@@ -40,7 +40,7 @@ def test_guests_reach_each_other_as_the_nic_comes_to_a_switch_that_polls_and_goe
     pages = HugePagePool().pages
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, VmOptions(shared_memory=True), lent=platform) as testbed,
+        VmTestbed(pair, 1500, VmOptions(shared_memory=True), platform=platform) as testbed,
     ):
 
         def reached(plane: str, path: TrafficPath = "north-south", others: str = "") -> list[bool]:

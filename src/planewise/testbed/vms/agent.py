@@ -1,7 +1,7 @@
 """Processes and files inside a virtual machine, through its guest agent. Knows no plane.
 
 The agent may be pw-probe's or QEMU's own (qemu-ga): of its protocol only exec and file commands are
-used, and of the guest a shell. Asking disturbs a guest, so that it is asked rarely.
+used, and of the guest a shell. Polling disturbs a guest, so that it is polled rarely.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ _WRITE_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 _PAUSES, _LONGEST_PAUSE_S = 4.0, 5.0
 GRACE_S, _GRACE_ANSWERS = 30.0, 30.0
-"""Long after it was asked to end, a guest within a guest may still be at its last lines; only what
-hangs waits so long."""
+"""A process of a guest within a guest may take long to end; only one that hangs takes all of it."""
 _GONE = 128 + 9
 _ENDED = (GuestGoneError, HypervisorGoneError)
-"""A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""
+"""A guest ends with the libvirt that runs it, which is Planewise's own."""
 
-# Removes what earlier processes left, then runs a program with its output in files: a process that
-# still runs can be listened to, which the agent's own capture does not allow.
+# Removes output of earlier processes, then runs a program with its output in files: these can be
+# read while it runs, unlike the agent's own capture.
 _RUN = (
     'd=$1 old=$2 new=$3; shift 3; [ -d "$d" ] || mkdir -p "$d";'
     ' [ -z "$old" ] || { cd "$d" && rm -f $old; cd /; };'
@@ -46,8 +45,8 @@ _SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
 
 
 @dataclass(frozen=True)
-class Why:
-    """What is known of a guest that ended."""
+class EndReason:
+    """Why a guest ended."""
 
     sentence: str
     remedy: str
@@ -61,18 +60,18 @@ class GuestAgent:
         hypervisor: Callable[[], Hypervisor],
         name: str,
         directory: str,
-        why: Callable[[], Why],
+        end_reason: Callable[[], EndReason],
     ) -> None:
-        """`directory` is where processes' output is kept, in the guest; `why` tells why it ended.
+        """`directory` of the guest has its processes' output; `end_reason` tells why it ended.
 
-        The hypervisor is asked for at each use: it may have been started again.
+        `hypervisor` is called at each use: libvirt may have been restarted.
         """
         self.name = name
         self.directory = directory
         self._hypervisor = hypervisor
-        self._why = why
+        self._end_reason = end_reason
         self._numbers = itertools.count()
-        self._read: list[str] = []
+        self._read_files: list[str] = []
         self._lock = threading.Lock()
         self._answer_s = 0.0
 
@@ -91,17 +90,17 @@ class GuestAgent:
     def start(
         self, argv: Sequence[str], stdin: bytes | None = None, expected_s: float = 0.0
     ) -> GuestProcess:
-        """Starts a process. Before `expected_s` are over nobody asks whether it has ended.
+        """Starts a process, which is not polled before `expected_s` have passed.
 
         Raises:
             PlanewiseError: it cannot be started, or the guest is gone.
         """
         name = f"process{next(self._numbers)}"
         with self._lock:
-            old, self._read = " ".join(self._read), []
+            read_files, self._read_files = " ".join(self._read_files), []
         arguments: dict[str, object] = {
             "path": "/bin/sh",
-            "arg": ["-c", _RUN, "sh", self.directory, old, name, *argv],
+            "arg": ["-c", _RUN, "sh", self.directory, read_files, name, *argv],
         }
         if stdin is not None:
             arguments["input-data"] = base64.b64encode(stdin).decode()
@@ -117,14 +116,14 @@ class GuestAgent:
             except _ENDED:
                 raise
             except PlanewiseError:
-                content = b""  # the shell did not get so far as to make it
+                content = b""  # the shell has not made it
             texts.append(content.decode(errors="replace"))
         return texts[0], texts[1]
 
     def forget(self, name: str) -> None:
-        """Lets a process' output go, at the next opportunity."""
+        """Has a process' output removed when the next one starts."""
         with self._lock:
-            self._read += [f"{name}.out", f"{name}.err"]
+            self._read_files += [f"{name}.out", f"{name}.err"]
 
     def exit_code(self, pid: int) -> int | None:
         """As a shell counts; None while the process runs."""
@@ -177,9 +176,9 @@ class GuestAgent:
         self._ask("pw-network", {"interface": interface, "words": list(words)})
 
     def pause(self, pause_s: float) -> None:
-        """Waits before the next question: at least so long, and longer where answers take long.
+        """Waits between two polls: for `pause_s`, and longer where answers take long.
 
-        A guest that is slow to answer would else do nothing but answer.
+        A slow guest would else be busy with answers only.
         """
         time.sleep(max(pause_s, min(_PAUSES * self._answer_s, _LONGEST_PAUSE_S)))
 
@@ -194,8 +193,8 @@ class GuestAgent:
             self._answer_s = time.monotonic() - begun
             return answer
         except GuestGoneError as error:
-            why = self._why()
-            raise GuestGoneError(why.sentence, remedy=why.remedy) from error
+            reason = self._end_reason()
+            raise GuestGoneError(reason.sentence, remedy=reason.remedy) from error
 
 
 class GuestProcess(HostProcess):
@@ -223,7 +222,7 @@ class GuestProcess(HostProcess):
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet; for as long as it was expected to run, it is not asked."""
+        """Whether it has not ended yet; it is not polled while it is expected to run."""
         if self._finished is None and time.monotonic() < self._first_look:
             return True
         return self._look() is None
@@ -283,7 +282,7 @@ class GuestProcess(HostProcess):
         try:
             return self._agent.output(self._name)[1]
         except _ENDED:
-            return ""  # `_look` finds that
+            return ""  # `_look` handles it
 
     def _look(self) -> FinishedProcess | None:
         if self._finished is None:

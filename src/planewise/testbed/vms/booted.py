@@ -1,9 +1,9 @@
-"""The guest that has booted already: waking it takes a fraction of what booting takes.
+"""A saved guest that has booted: waking it takes a fraction of a boot's time.
 
 Worth it where CPUs are emulated: a boot takes seconds then, and minutes where an emulated CPU
-emulates another, as for virtual machines on a lab's hosts. It is kept without a NIC, which is
-plugged in when it wakes. Good on this machine alone, and until that is booted anew: a guest's clock
-goes at the rate of the machine's.
+emulates another, as for virtual machines on a lab's hosts. It is saved without a NIC, which is
+attached when it wakes. It is valid on this machine alone, until its next boot: a guest's clock runs
+at the rate of the machine's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,41 +22,40 @@ from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.model import make_guest
 from planewise.testbed.vms.domain import VmOptions, domain_xml
 from planewise.testbed.vms.guests import HostGuests
+from planewise.testbed.vms.image import remove_unused
 from planewise.testbed.vms.platform import VmPlatform, image_here
 from planewise.testbed.vms.saved import Saved, read
 
-_KEPT_S = 86_400.0
 
-
-def prepare(ours: VmPlatform, options: VmOptions) -> Saved:
-    """The guest, booted on this machine with an emulated CPU; from the cache where it is there.
+def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
+    """The guest, booted on this machine with an emulated CPU; from the cache where it has one.
 
     Raises:
         PlanewiseError: it does not boot, or the cache has no room.
     """
-    emulated = replace(ours, accelerator=Accelerator("tcg", "it is booted to be kept"))
+    emulated = replace(platform, accelerator=Accelerator("tcg", "it is booted to be kept"))
     guest = make_guest("booted", "sender", "main", 0, "")
     host = LocalHost("booted")
     guests = HostGuests(host, emulated, options)
     try:
         spec = guests.domain(guest, None, 1500)
-        known = f"{domain_xml(replace(spec, console=''))}{_boot()}"
+        identity = f"{domain_xml(replace(spec, console=''))}{_boot()}"
         cache = packages.cache_directory()
-        path = cache / f"booted-{hashlib.sha256(known.encode()).hexdigest()[:12]}.save"
+        path = cache / f"booted-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.save"
         with (cache / ".booted.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one boots it, others wait for that
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one program boots it, others wait
             if path.exists():
                 os.utime(path)
             else:
-                _forget_old(cache)
+                remove_unused(cache, "booted-*.save")
                 with guests:
                     guests.boot(spec, guest)
-                    part = path.with_suffix(".part")
+                    partial = path.with_suffix(".part")
                     with suppress(FileNotFoundError):
-                        part.unlink()
-                    guests.hypervisor.save(guest.netns, str(part))
-                    part.chmod(0o644)
-                    part.rename(path)
+                        partial.unlink()
+                    guests.hypervisor.save(guest.netns, str(partial))
+                    partial.chmod(0o644)
+                    partial.rename(path)
         return read(path)
     except OSError as error:
         raise PlanewiseError(
@@ -68,31 +66,23 @@ def prepare(ours: VmPlatform, options: VmOptions) -> Saved:
         host.close()
 
 
-def saved_for(host: Host, ours: VmPlatform, options: VmOptions) -> Saved | None:
-    """A guest to wake on `host` instead of booting it; None where a boot is the better way.
+def saved_for(host: Host, platform: VmPlatform, options: VmOptions) -> Saved | None:
+    """A saved guest to wake on `host`; None where guests boot.
 
-    That is where CPUs are not emulated, and on servers, whose clocks go at another rate.
+    They boot where CPUs are not emulated, and on servers, whose clocks run at another rate.
 
     Raises:
-        PlanewiseError: the guest does not boot here, or cannot be copied there.
+        PlanewiseError: the guest does not boot here, or cannot be copied to the host.
     """
-    here = isinstance(host, LocalHost)
-    if ours.accelerator.name == "kvm" or not (here or host.place.startswith("lab:")):
+    is_local = isinstance(host, LocalHost)
+    if platform.accelerator.name == "kvm" or not (is_local or host.place.startswith("lab:")):
         return None
-    if here:
-        return prepare(ours, options)
-    kept = prepare(replace(ours, image=image_here(options.programs)), options)
-    return replace(kept, path=Path(host.program(str(kept.path))))
-
-
-def _forget_old(cache: Path) -> None:
-    """Removes guests that nobody asked for of late; a run that goes on may still wake others."""
-    for old in cache.glob("booted-*.save"):
-        with suppress(FileNotFoundError):
-            if time.time() - old.stat().st_mtime > _KEPT_S:
-                old.unlink()
+    if is_local:
+        return prepare(platform, options)
+    saved = prepare(replace(platform, image=image_here(options.programs)), options)
+    return replace(saved, path=Path(host.program(str(saved.path))))
 
 
 def _boot() -> str:
-    """Changes when this machine boots, and when it is another."""
+    """Identity of this machine's boot and kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text() + os.uname().release

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planewise.errors import PlanewiseError
 from planewise.testbed.host import Host
 
-# QEMU of a run that was killed ends with its connection, in a moment; what it had open is ours.
+# QEMU of a killed run ends a moment after its connection; the ports are removed after it.
 _REMOVE = """
 for process in /proc/[0-9]*; do
     case $(tr '\\0' ' ' 2>/dev/null <$process/cmdline) in

@@ -1,8 +1,8 @@
-"""A libvirt of our own on a host: nothing of it is seen by, or mixed with, the host's libvirt.
+"""A separate libvirt on a host, independent of the host's own. Knows no virtual machine.
 
-It lives in process and mount namespaces of its own, and in the network namespace of a host that is
+It runs in process and mount namespaces of its own, and in the network namespace of a host that is
 one. The kernel ends it and its virtual machines with the program that started it, however that
-ends. Knows no virtual machine.
+ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ END_LIMIT_S = 30.0
 _LISTENS = "pw-listens"
 _POLL_S = 0.02
 
-# What QEMU can do is found out once, by starting it; libvirt keeps that between our runs.
+# libvirt finds QEMU's capabilities by starting it, and caches them between runs.
 _CACHE = "/var/cache/planewise/libvirt"
 
-# QEMU runs as root here: it sees one kernel and one initramfs, which are ours.
+# QEMU may run as root: its guests boot Planewise's own kernel and initramfs.
 _QEMU_CONF = """\
 user = "root"
 group = "root"
@@ -63,8 +63,8 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys 2>/dev/null || [ -d /sys/class/net ]
 # What is bound over must be there; that is all that is left of it on the host.
 mkdir -p /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt
-for there in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc/libvirt; do
-    mount --bind "$1/${there%%:*}" "${there#*:}"
+for mount in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc/libvirt; do
+    mount --bind "$1/${mount%%:*}" "${mount#*:}"
 done
 mount --bind CACHE /var/cache/libvirt
 (until [ -S "$1/sock/libvirt-sock" ]; do sleep 0.02; done; echo LISTENS >&2) &
@@ -90,12 +90,12 @@ class Libvirt:
 
     @property
     def directory(self) -> str:
-        """Where its files are, on its host."""
+        """Directory of its files on the host."""
         return f"{self._host.directory}/libvirt"
 
     @property
     def socket(self) -> str:
-        """Where it listens, on its host."""
+        """Path of its socket on the host."""
         return f"{self.directory}/sock/libvirt-sock"
 
     @property
@@ -127,7 +127,7 @@ class Libvirt:
         self.close()
 
     def restart(self) -> None:
-        """Starts it again after it went away; its virtual machines have gone with it."""
+        """Starts it again after it ended, with its virtual machines."""
         self.close()
         self.__enter__()
 
@@ -183,7 +183,7 @@ class Libvirt:
             try:
                 self._hypervisor = Hypervisor(socket, self._host.place)
             except HypervisorGoneError:
-                # The socket has its name a moment before anybody listens.
+                # The socket exists a moment before libvirt listens.
                 if time.monotonic() > deadline or not self._process.running:
                     raise
                 time.sleep(_POLL_S)

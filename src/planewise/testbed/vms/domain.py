@@ -14,23 +14,23 @@ NicModel = Literal["e1000", "virtio"]
 
 MAX_VCPUS = 64
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
-"""Namespace of what libvirt hands to QEMU as it is."""
+"""XML namespace of arguments that libvirt passes to QEMU unchanged."""
 _MARK = "urn:planewise:libvirt:1"
-"""Namespace of the mark that planewised looks for (docs/reference/alloc.md)."""
+"""XML namespace of the mark by which planewised manages a domain (docs/reference/alloc.md)."""
 _SLOTS = 4
-"""For the NIC, the agent's channel, a VF, and one that is left."""
+"""For the NIC, the agent's channel, a VF, and one spare."""
 TRANSLATED_MIB = 32
-"""What QEMU may keep of translated code, a guest, where it emulates the CPU; its default is 1 GiB,
-of which an idle guest fills 60 MiB."""
+"""QEMU's cache of translated code for an emulated CPU; its default is 1 GiB, of which an idle guest
+fills 60 MiB."""
 
 
 @dataclass(frozen=True)
 class VmOptions:
-    """What may be chosen of the virtual machines of a testbed; alike for all of its guests."""
+    """Options of a testbed's virtual machines, the same for all."""
 
     vcpus: int = 1
     memory_mib: int | None = None
-    """None: what the guest's kernel needs."""
+    """None: as much as the guest's kernel needs."""
     queues: int = 1
     """Queue pairs of a virtio NIC."""
     vhost: bool = True
@@ -64,7 +64,7 @@ class VmOptions:
 
 @dataclass(frozen=True)
 class Nic:
-    """The network interface of a virtual machine, on a tap or macvtap that is there already."""
+    """The NIC of a virtual machine, on an existing tap or macvtap."""
 
     model: NicModel
     mac: str
@@ -105,7 +105,7 @@ AnyNic = Nic | VhostUserNic | Passthrough
 
 @dataclass(frozen=True)
 class DomainSpec:
-    """A virtual machine of ours."""
+    """A virtual machine."""
 
     name: str
     accelerator: Literal["kvm", "tcg"]
@@ -116,7 +116,7 @@ class DomainSpec:
     memory_mib: int
     vcpus: int
     console: str
-    """File that takes what the guest writes to its serial console."""
+    """File with the output of its serial console."""
     nic: AnyNic | None
     shared_memory: bool = False
     cpus: tuple[int, ...] = ()
@@ -171,8 +171,8 @@ def domain_xml(spec: DomainSpec) -> str:
     _add(channel, "target", type="virtio", name=AGENT_PORT)
     _add(devices, "controller", type="usb", model="none")
     _add(devices, "memballoon", model="none")
-    # A saved guest is told to announce itself for a second after it awoke: a kernel that sets its
-    # NIC down meanwhile waits for that for ever, and that for it (virtnet_close, Linux 6.12).
+    # QEMU has a restored guest announce itself for a second: a kernel that sets its NIC down
+    # meanwhile deadlocks with that (virtnet_close, Linux 6.12).
     arguments = _add(domain, f"{{{_QEMU}}}commandline")
     for word in ("-global", "virtio-net-device.guest_announce=off"):
         _add(arguments, f"{{{_QEMU}}}arg", value=word)
@@ -181,10 +181,10 @@ def domain_xml(spec: DomainSpec) -> str:
 
 
 def nic_xml(nic: AnyNic) -> str:
-    """libvirt's description of a NIC, to be plugged into a domain that runs."""
-    holder = ElementTree.Element("devices")
-    _add_device(holder, nic)
-    return ElementTree.tostring(holder[0], encoding="unicode")
+    """libvirt's description of a NIC, to be attached to a running domain."""
+    devices = ElementTree.Element("devices")
+    _add_device(devices, nic)
+    return ElementTree.tostring(devices[0], encoding="unicode")
 
 
 def _add_device(devices: ElementTree.Element, nic: AnyNic) -> None:

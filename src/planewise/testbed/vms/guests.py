@@ -1,6 +1,6 @@
 """Lifecycle of one host's virtual machines: start, wake, suspend, and the reason of an end.
 
-Knows a host and its libvirt; no plane, and not what the guests are for.
+Knows a host and its libvirt; no plane and no testbed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planewise.errors import PlanewiseError
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest
 from planewise.testbed.vms import image
-from planewise.testbed.vms.agent import GuestAgent, Why
+from planewise.testbed.vms.agent import EndReason, GuestAgent
 from planewise.testbed.vms.daemon import Libvirt
 from planewise.testbed.vms.domain import (
     AnyNic,
@@ -40,15 +40,15 @@ _CONSOLE_BYTES = 4096
 _COPY_S = 300.0
 
 _JOIN = '{ cat; tail -c +"$2" "$3"; } >"$1"'
-"""A file from a head, and what follows in another file."""
+"""Makes file $1 of stdin and of file $3 from byte $2 on."""
 
 
 BOOT_LIMIT_S = 300.0
-"""From start to ready. An emulated guest takes 3 s of a CPU, beside others in proportion."""
+"""From start to ready. An emulated guest takes 3 s of CPU time."""
 
 LAB_BOOT_LIMIT_S = 1800.0
-"""The same in a lab, where the guest's emulated CPU is emulated once more: a minute and a half
-where nothing else runs, and many where much does."""
+"""The same in a lab, where the guest's emulated CPU is emulated once more: a minute and a half on
+an idle machine, and many on a busy one."""
 
 
 def boot_limit_s(host: Host) -> float:
@@ -58,7 +58,7 @@ def boot_limit_s(host: Host) -> float:
 
 @dataclass(frozen=True)
 class Started:
-    """How a guest came up."""
+    """A guest that has come up."""
 
     guest: Guest
     ready_s: float
@@ -75,13 +75,13 @@ class HostGuests:
     def __init__(
         self,
         host: Host,
-        ours: VmPlatform,
+        platform: VmPlatform,
         options: VmOptions,
         *,
         saved: Saved | None = None,
     ) -> None:
         """`saved`: a guest of these options, in a file of the host, to wake instead of booting."""
-        self.ours = ours
+        self.platform = platform
         self.options = options
         self._host = host
         self._boot_limit_s = boot_limit_s(host)
@@ -124,7 +124,7 @@ class HostGuests:
     ) -> Started:
         """Starts a guest, and returns when its agent answers and its NIC has a link.
 
-        `neighbours` are addresses, with their MACs, that it never needs to ask for.
+        `neighbours` are permanent: MACs by IP address.
 
         Raises:
             PlanewiseError: it did not come up; it is left as it is.
@@ -134,7 +134,7 @@ class HostGuests:
         return self._wake(self._saved, guest, nic, network_of(guest, mtu_bytes, neighbours))
 
     def boot(self, spec: DomainSpec, guest: Guest) -> Started:
-        """As `start`, for a virtual machine of one's own design."""
+        """As `start`, with the virtual machine's description."""
         begun = time.monotonic()
         agent = self._agent_of(guest)
         self.hypervisor.start(domain_xml(spec), guest.netns)
@@ -154,7 +154,7 @@ class HostGuests:
             self._host.run(["rm", "-f", file])
         self._await_ready(guest, agent, begun)
         self.hypervisor.attach(guest.netns, nic_xml(nic))
-        # Watched from here: a guest that polls takes from itself what CPU it has.
+        # Polled from the host: a guest that polls takes its own CPU time.
         interface = f"/sys/class/net/{guest.interface}"
         self._await_file(guest, agent, f"{interface}/address", "", begun)
         agent.set_network(guest.interface, network)
@@ -164,7 +164,7 @@ class HostGuests:
     def _await_file(
         self, guest: Guest, agent: GuestAgent, path: str, content: str, begun: float
     ) -> None:
-        """Waits until a file of a guest is there, and begins so."""
+        """Waits until a file of a guest exists and starts with `content`."""
         while True:
             try:
                 if agent.read(path).decode().startswith(content):
@@ -182,33 +182,33 @@ class HostGuests:
             agent.pause(_LOOK_S)
 
     def set_neighbours(self, guest: Guest, neighbours: Mapping[str, str]) -> None:
-        """Tells a guest of addresses, with their MACs, that it never needs to ask for.
+        """Sets permanent neighbours of a guest: MACs by IP address.
 
         Raises:
-            PlanewiseError: it cannot be told.
+            PlanewiseError: the guest does not answer, or refuses.
         """
         words = [f"neighbour={address},{mac}" for address, mac in neighbours.items()]
         self._agents[guest.netns].set_network(guest.interface, words)
 
     def _agent_of(self, guest: Guest) -> GuestAgent:
         self._asleep.discard(guest.netns)
-        made = GuestAgent(
+        agent = GuestAgent(
             lambda: self.hypervisor,
             guest.netns,
             self._host.directory,
             partial(self._end_reason, guest),
         )
-        self._agents[guest.netns] = made
-        return made
+        self._agents[guest.netns] = agent
+        return agent
 
     def _await_ready(self, guest: Guest, agent: GuestAgent, begun: float) -> None:
         while not agent.ready():
             if time.monotonic() - begun > self._boot_limit_s:
-                why = self._end_reason(guest)
+                reason = self._end_reason(guest)
                 raise PlanewiseError(
                     f"the virtual machine {guest.name} was not ready within "
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
-                    remedy=why.remedy,
+                    remedy=reason.remedy,
                 )
             agent.pause(_POLL_S)
 
@@ -219,17 +219,17 @@ class HostGuests:
         self._asleep.discard(guest.netns)
 
     def ended(self, guests: Iterable[Guest]) -> tuple[Guest, ...]:
-        """Which of these guests have ended. A libvirt that went away is started again.
+        """Those of `guests` that have ended. A libvirt that ended is restarted.
 
         Raises:
             PlanewiseError: that failed.
         """
         if not self._libvirt.alive:
             self._libvirt.restart()
-        there = self.hypervisor.states()
-        gone = tuple(guest for guest in guests if guest.netns not in there)
-        self._asleep -= {guest.netns for guest in gone}
-        return gone
+        states = self.hypervisor.states()
+        ended = tuple(guest for guest in guests if guest.netns not in states)
+        self._asleep -= {guest.netns for guest in ended}
+        return ended
 
     def check(self, guests: Iterable[Guest]) -> None:
         """Does nothing while all of these guests live.
@@ -238,18 +238,18 @@ class HostGuests:
             GuestGoneError: one ended.
             HypervisorGoneError: their libvirt did, and they with it.
         """
-        there = self.hypervisor.states()
+        states = self.hypervisor.states()
         for guest in guests:
-            if guest.netns not in there:
-                why = self._end_reason(guest)
-                raise GuestGoneError(why.sentence, remedy=why.remedy)
+            if guest.netns not in states:
+                reason = self._end_reason(guest)
+                raise GuestGoneError(reason.sentence, remedy=reason.remedy)
 
     def is_awake(self, guest: Guest) -> bool:
         """Whether its CPUs run."""
         return guest.netns not in self._asleep
 
     def set_awake(self, guest: Guest, awake: bool) -> None:
-        """Lets a guest run, or stops its CPUs; its memory and its place on the network stay."""
+        """Resumes a guest, or stops its CPUs; its memory and its NIC stay."""
         if awake == self.is_awake(guest):
             return
         if awake:
@@ -266,20 +266,20 @@ class HostGuests:
         mtu_bytes: int,
         neighbours: Mapping[str, str] | None = None,
     ) -> DomainSpec:
-        """The virtual machine that this guest is; without a NIC, it has no network. Pure."""
-        ours, options = self.ours, self.options
+        """Description of a guest's virtual machine; without a NIC it has no network. Pure."""
+        platform, options = self.platform, self.options
         network = network_of(guest, mtu_bytes, neighbours)
         return DomainSpec(
             name=guest.netns,
-            accelerator=ours.accelerator.name,
-            emulator=ours.qemu,
-            kernel=str(ours.image.kernel),
-            initrd=str(ours.image.initrd),
-            command_line=ours.image.command_line(
+            accelerator=platform.accelerator.name,
+            emulator=platform.qemu,
+            kernel=str(platform.image.kernel),
+            initrd=str(platform.image.initrd),
+            command_line=platform.image.command_line(
                 cpus=options.vcpus,
                 network=() if nic is None else network,
             ),
-            memory_mib=options.memory_mib or ours.image.memory_mib,
+            memory_mib=options.memory_mib or platform.image.memory_mib,
             vcpus=options.vcpus,
             console=self._console(guest),
             nic=nic,
@@ -291,48 +291,48 @@ class HostGuests:
     def _console(self, guest: Guest) -> str:
         return f"{self._host.directory}/{guest.netns}.console"
 
-    def _end_reason(self, guest: Guest) -> Why:
-        """Why a guest ended, as its console tells; the console is kept."""
-        kept = packages.cache_directory() / f"failed-{guest.name}.console"
+    def _end_reason(self, guest: Guest) -> EndReason:
+        """Why a guest ended, by its console, which is kept."""
+        log = packages.cache_directory() / f"failed-{guest.name}.console"
         with suppress(PlanewiseError, OSError):
-            scratch = kept.with_name(f".{kept.name}-{os.getpid()}")
+            scratch = log.with_name(f".{log.name}-{os.getpid()}")
             self._host.fetch(self._console(guest), scratch)
-            scratch.rename(kept)
-        return Why(
+            scratch.rename(log)
+        return EndReason(
             f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
-            f"its console is kept in {kept}; the kernel's log (`dmesg`) tells of a lack of memory",
+            f"its console is kept in {log}; the kernel's log (`dmesg`) tells of a lack of memory",
         )
 
     def _last_words(self, guest: Guest) -> str:
-        words: list[str] = []
+        lines: list[str] = []
         with suppress(PlanewiseError):
-            last = ["tail", "-c", str(_CONSOLE_BYTES), self._console(guest)]
-            words = last_words(self._host.run(last).check().stdout)
-        return f"its console ends with: {words[-1]}" if words else "its console is empty"
+            tail = ["tail", "-c", str(_CONSOLE_BYTES), self._console(guest)]
+            lines = last_words(self._host.run(tail).check().stdout)
+        return f"its console ends with: {lines[-1]}" if lines else "its console is empty"
 
 
 def network_of(
     guest: Guest, mtu_bytes: int, neighbours: Mapping[str, str] | None
 ) -> tuple[str, ...]:
-    """What a guest is told of its network. Pure."""
+    """The network words of a guest (`image.network_words`). Pure."""
     return image.network_words(f"{guest.ipv4}/15", f"{guest.ipv6}/48", mtu_bytes, neighbours or {})
 
 
 def last_words(console: str) -> list[str]:
-    """The lines of a console that tell something: what failed first, else all. Pure."""
+    """The first failure on a console, else its lines. Pure."""
     lines = [line.strip() for line in console.splitlines() if line.strip()]
     failures = [line for line in lines if line.startswith(image.FAILED) or "Kernel panic" in line]
     return [failures[0].removeprefix(image.FAILED)] if failures else lines
 
 
 def nic_of(model: NicModel, guest: Guest, port: str, guests: HostGuests) -> Nic:
-    """A NIC on a port of the host that is there already. Pure."""
-    ours, options = guests.ours, guests.options
+    """A guest's NIC on an existing port of the host. Pure."""
+    platform, options = guests.platform, guests.options
     return Nic(
         model=model,
         mac=guest.mac,
         port=port,
-        vhost=options.vhost and ours.vhost and model == "virtio",
+        vhost=options.vhost and platform.vhost and model == "virtio",
         queues=options.queues if model == "virtio" else 1,
         offloads=options.offloads,
         standby=options.managed and model == "virtio",

@@ -1,6 +1,6 @@
-"""A host with virtual machines: what is started in one goes through its agent. Knows no testbed.
+"""A host with virtual machines, whose processes start through their agents. Knows no testbed.
 
-A virtual machine is addressed as a namespace is: by the name that a guest has as `Guest.netns`.
+A virtual machine is addressed as a namespace is: by `Guest.netns`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""libvirt as we need it: start and end domains, talk to their agents. Knows no plane, no testbed.
+"""A connection to libvirt: start and end domains, call their agents. Knows no plane, no testbed.
 
-libvirt-python is imported when it is first needed: who has no virtual machines needs none.
+libvirt-python is imported at the first use: users without virtual machines do not need it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ AGENT_TIMEOUT_S = 240
 
 
 class GuestGoneError(PlanewiseError):
-    """A virtual machine ended, or its agent answers no longer."""
+    """A virtual machine ended, or its agent no longer answers."""
 
 
 class HypervisorGoneError(PlanewiseError):
-    """libvirt answers no longer."""
+    """libvirt no longer answers."""
 
 
 class AgentSilentError(PlanewiseError):
@@ -36,7 +36,7 @@ class Hypervisor:
     """A connection to the libvirt behind a Unix socket. All its calls may come from any thread."""
 
     def __init__(self, socket: str, place: str) -> None:
-        """`place` is how sentences call the host.
+        """`place` is the host's name in messages.
 
         Raises:
             UnsupportedError: libvirt-python is not installed.
@@ -72,16 +72,16 @@ class Hypervisor:
             self._connection.createXML(xml, 0)
 
     def save(self, name: str, path: str) -> None:
-        """Ends a domain, and keeps it in a file of the host.
+        """Saves a domain to a file of the host, which ends it.
 
         Raises:
-            PlanewiseError: there is no room, or a device of it cannot be kept.
+            PlanewiseError: there is no room, or a device of it cannot be saved.
         """
         with self._sentences(name):
             self._domain(name).save(path)
 
     def restore(self, path: str, name: str) -> None:
-        """Lets the domain `name` go on that is kept in a file of the host.
+        """Restores the domain `name` from a file of the host.
 
         Raises:
             PlanewiseError: libvirt or QEMU refuses it.
@@ -90,7 +90,7 @@ class Hypervisor:
             self._connection.restore(path)
 
     def attach(self, name: str, xml: str) -> None:
-        """Plugs a device into a domain that runs.
+        """Attaches a device to a running domain.
 
         Raises:
             PlanewiseError: libvirt or QEMU refuses it.
@@ -99,28 +99,28 @@ class Hypervisor:
             self._domain(name).attachDevice(xml)
 
     def destroy(self, name: str) -> None:
-        """Ends a domain at once; one that is gone is no error."""
+        """Ends a domain at once; one that has ended is no error."""
         with suppress(GuestGoneError), self._sentences(name):
             self._domain(name).destroy()
 
     def suspend(self, name: str) -> None:
-        """Stops a domain's CPUs; its memory and its place on the network stay."""
+        """Stops a domain's CPUs; its memory and its NIC stay."""
         with self._sentences(name):
             self._domain(name).suspend()
 
     def resume(self, name: str) -> None:
-        """Lets a suspended domain go on."""
+        """Starts a suspended domain's CPUs."""
         with self._sentences(name):
             self._domain(name).resume()
 
     def states(self) -> Mapping[str, State]:
-        """Every domain that is there."""
+        """States of all active domains."""
         with self._sentences(""):
             state_of: dict[str, State] = {}
             for domain in self._connection.listAllDomains(
                 self._libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
             ):
-                with suppress(self._libvirt.libvirtError):  # it may end while we look
+                with suppress(self._libvirt.libvirtError):  # it may have ended meanwhile
                     paused = domain.state()[0] == self._libvirt.VIR_DOMAIN_PAUSED
                     state_of[domain.name()] = "paused" if paused else "running"
             return state_of
@@ -132,7 +132,7 @@ class Hypervisor:
         arguments: Mapping[str, object] | None = None,
         timeout_s: int = AGENT_TIMEOUT_S,
     ) -> Any:
-        """What a command of the domain's guest agent returns (qemu-ga-ref(7)).
+        """The answer of the domain's guest agent to a command (qemu-ga-ref(7)).
 
         Raises:
             GuestGoneError: the domain ended.
@@ -145,8 +145,8 @@ class Hypervisor:
             try:
                 answer = self._qemu.qemuAgentCommand(domain, command, timeout_s, 0)
             except self._libvirt.libvirtError as error:
-                # A guest that ends while its agent is asked: libvirt has only words for that, or
-                # the error of the socket that QEMU closed.
+                # Where the guest ends meanwhile, libvirt has no error code but these two: internal,
+                # or that of the socket that QEMU closed.
                 codes = (self._libvirt.VIR_ERR_INTERNAL_ERROR, self._libvirt.VIR_ERR_SYSTEM_ERROR)
                 if error.get_error_code() in codes:
                     raise self._gone_error(name) from error
@@ -164,7 +164,7 @@ class Hypervisor:
 
     @contextmanager
     def _sentences(self, name: str) -> Iterator[None]:
-        """libvirt's errors as ours."""
+        """Translates libvirt's errors to Planewise's."""
         try:
             yield
         except self._libvirt.libvirtError as error:
@@ -172,17 +172,17 @@ class Hypervisor:
 
     def _explain(self, error: Any, name: str) -> PlanewiseError:
         codes, code = self._libvirt, error.get_error_code()
-        words = str(error.get_error_message() or error).strip().rstrip(".")
+        message = str(error.get_error_message() or error).strip().rstrip(".")
         if (
             code in (codes.VIR_ERR_RPC, codes.VIR_ERR_NO_CONNECT, codes.VIR_ERR_INVALID_CONN)
             or error.get_error_domain() == codes.VIR_FROM_RPC
         ):
             return HypervisorGoneError(
-                f"libvirt on {self._place} does not answer: {words}",
+                f"libvirt on {self._place} does not answer: {message}",
                 remedy="was it ended? `planewise run --resume` continues the run",
             )
-        gone = code == codes.VIR_ERR_OPERATION_INVALID and "not running" in words
-        if code == codes.VIR_ERR_NO_DOMAIN or gone:
+        not_running = code == codes.VIR_ERR_OPERATION_INVALID and "not running" in message
+        if code == codes.VIR_ERR_NO_DOMAIN or not_running:
             return self._gone_error(name)
         if code in (
             codes.VIR_ERR_AGENT_UNRESPONSIVE,
@@ -193,10 +193,10 @@ class Hypervisor:
                 f"the agent of the virtual machine {name} does not answer",
                 remedy="is the machine overloaded? use fewer guests",
             )
-        if code == codes.VIR_ERR_NO_SUPPORT or "KVM" in words:
-            return UnsupportedError(f"libvirt on {self._place} cannot do it: {words}")
+        if code == codes.VIR_ERR_NO_SUPPORT or "KVM" in message:
+            return UnsupportedError(f"libvirt on {self._place} cannot do it: {message}")
         return PlanewiseError(
-            f"libvirt on {self._place} refuses {name or 'to answer'}: {words}",
+            f"libvirt on {self._place} refuses {name or 'to answer'}: {message}",
             remedy="is there memory enough? `free -m` tells",
         )
 

@@ -1,7 +1,7 @@
 """The tiny guest: a distribution's kernel, and an initramfs with pw-probe. Starts nothing.
 
-Nothing is downloaded for it but the kernel package that the lab uses, too. All files of a guest
-are in memory; its addresses come by the kernel's command line.
+Its only download is the kernel package that the lab uses, too. All files of a guest are in memory;
+its addresses come from the kernel's command line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROBE = "/bin/pw-probe"
 """Where pw-probe is inside a guest."""
 
 FAILED = "pw-guest: failed: "
-"""A line on the console that starts so says why a guest cannot work."""
+"""Prefix of the console's line with the reason why a guest failed."""
 
 PVH_MIB, BZIMAGE_MIB = 80, 112
 """Memory that a guest needs.
@@ -47,19 +47,19 @@ _PROGRAM_MIB = {
     "nice": 0,
     "stdbuf": 0,
 }
-"""Memory that a guest needs more for a program with its libraries, which are in memory twice while
-it boots; for testpmd with the huge pages of its buffers."""
+"""Additional memory for a program with its libraries, which are in memory twice while the guest
+boots; for testpmd with the huge pages of its buffers."""
 
 
 def programs_mib(programs: Iterable[str]) -> int:
-    """Memory that a guest needs more for these programs [MiB]. Pure."""
+    """Additional memory of a guest for these programs [MiB]. Pure."""
     return sum(_PROGRAM_MIB[program] for program in programs)
 
 
 MODULES = ("virtio_pci", "virtio_console", "virtio_net", "e1000", "igbvf")
-"""What the guests' devices need; what is built into a kernel is not among its modules."""
+"""Modules for the guests' devices, where a kernel has them not built in."""
 _MODULES_OF = {"dpdk-testpmd": ("uio_pci_generic",)}
-"""What a program of a guest needs of its kernel beside that."""
+"""Additional modules for a program of a guest."""
 
 # nr_cpus is added by the domain. percpu_alloc, nohugevmalloc and kfence save 6 MiB of the guest's
 # memory. cryptomgr and initcall_blacklist (random numbers from timing, for ciphers that nobody
@@ -98,7 +98,7 @@ while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
 
 @dataclass(frozen=True)
 class GuestImage:
-    """What a guest boots."""
+    """Kernel and initramfs of a guest."""
 
     kernel: Path
     initrd: Path
@@ -115,7 +115,7 @@ class GuestImage:
 def network_words(
     address: str, address6: str, mtu_bytes: int, neighbours: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """What a guest is told of its network; `neighbours` maps an IPv4 address to its MAC. Pure."""
+    """Arguments of `pw-probe network` in a guest; `neighbours` are MACs by IP address. Pure."""
     return (
         *(f"address={address}", f"address={address6}", f"mtu={mtu_bytes}"),
         *(f"neighbour={ip},{mac}" for ip, mac in neighbours.items()),
@@ -125,7 +125,7 @@ def network_words(
 def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
     """The guest with this pw-probe in it; built where the cache has none.
 
-    `programs` of this machine are in it with the libraries that they need.
+    It has `programs` of this machine with their libraries.
 
     Raises:
         UnsupportedError: there is no kernel, busybox or program, or pw-probe is not static, or the
@@ -133,7 +133,7 @@ def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
         StorageError: no room in the cache.
     """
     cache = packages.cache_directory()
-    kernel_found = kernel.find(cache)
+    guest_kernel = kernel.find(cache)
     busybox = tools.find(cache).busybox
     program = probe.read_bytes()
     if not tools.is_static(program):
@@ -141,38 +141,38 @@ def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
             f"{probe} is linked to libraries that a guest does not have",
             remedy="build it with `make setup`, which links it statically",
         )
-    image = _uncompressed(kernel_found, cache)
-    further = program_entries(programs)
-    modules = _modules(kernel_found, programs)
-    initrd = cache / _name(kernel_found, program, busybox, further, modules)
+    image = _uncompressed(guest_kernel, cache)
+    entries = program_entries(programs)
+    modules = _modules(guest_kernel, programs)
+    initrd = cache / _name(guest_kernel, program, busybox, entries, modules)
     if initrd.exists():
         with suppress(OSError):  # it may be another user's
             os.utime(initrd)
     else:
-        _forget_old(cache)
-        archive = initramfs(kernel_found, busybox, program, further, modules)
+        remove_unused(cache, "guest-*.initrd")
+        archive = initramfs(guest_kernel, busybox, program, entries, modules)
         _write(initrd, gzip.compress(archive, 6, mtime=0))
     more_mib = programs_mib(programs)
     if image is None:
-        return GuestImage(kernel_found.image, initrd, kernel_found.version, BZIMAGE_MIB + more_mib)
-    return GuestImage(image, initrd, kernel_found.version, PVH_MIB + more_mib)
+        return GuestImage(guest_kernel.image, initrd, guest_kernel.version, BZIMAGE_MIB + more_mib)
+    return GuestImage(image, initrd, guest_kernel.version, PVH_MIB + more_mib)
 
 
-def _modules(kernel_found: Kernel, programs: Sequence[str]) -> tuple[str, ...]:
-    """What guests with these programs load.
+def _modules(guest_kernel: Kernel, programs: Sequence[str]) -> tuple[str, ...]:
+    """Kernel modules of guests with these programs.
 
     Raises:
-        UnsupportedError: the kernel has not what a program needs.
+        UnsupportedError: the kernel lacks a module for a program.
     """
     files = ("modules.dep", "modules.builtin")
     modules: tuple[str, ...] = MODULES
     for program, needed in _MODULES_OF.items():
         if program not in programs:
             continue
-        there = [(kernel_found.modules / file).read_text() for file in files]
-        if lacking := kernel.missing(needed, *there):
+        texts = [(guest_kernel.modules / file).read_text() for file in files]
+        if lacking := kernel.missing(needed, *texts):
             raise UnsupportedError(
-                f"the guests' kernel {kernel_found.version} has no module {', '.join(lacking)}, "
+                f"the guests' kernel {guest_kernel.version} has no module {', '.join(lacking)}, "
                 f"which {program} needs in a virtual machine",
                 remedy="install Debian's linux-image-amd64, or functions whose kernel routes",
             )
@@ -180,22 +180,22 @@ def _modules(kernel_found: Kernel, programs: Sequence[str]) -> tuple[str, ...]:
     return modules
 
 
-def _forget_old(cache: Path) -> None:
-    """Removes guests that nobody asked for of late; another planewise may be about to boot one."""
-    for old in cache.glob("guest-*.initrd"):
+def remove_unused(cache: Path, pattern: str) -> None:
+    """Removes files that were not used of late; another planewise may still use recent ones."""
+    for path in cache.glob(pattern):
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _KEPT_S:
-                old.unlink()
+            if time.time() - path.stat().st_mtime > _KEPT_S:
+                path.unlink()
 
 
 def initramfs(
-    found: Kernel,
+    guest_kernel: Kernel,
     busybox: Path,
     probe: bytes,
-    further: Sequence[cpio.Entry] = (),
+    entries: Sequence[cpio.Entry] = (),
     modules: Sequence[str] = MODULES,
 ) -> bytes:
-    """The archive of all guests with this kernel, `further` files and `modules`.
+    """The archive of all guests with this kernel, additional `entries` and `modules`.
 
     Raises:
         PlanewiseError: a module cannot be read.
@@ -206,8 +206,8 @@ def initramfs(
             *(cpio.directory(name) for name in ("proc", "sys", "tmp")),
             cpio.file(PROBE.lstrip("/"), probe, 0o755),
             cpio.file("init", _filled().encode(), 0o755),
-            *module_entries(found, modules),
-            *further,
+            *module_entries(guest_kernel, modules),
+            *entries,
         ]
     )
 
@@ -217,28 +217,30 @@ def _filled() -> str:
 
 
 def _name(
-    found: Kernel,
+    guest_kernel: Kernel,
     probe: bytes,
     busybox: Path,
-    further: Sequence[cpio.Entry],
+    entries: Sequence[cpio.Entry],
     modules: Sequence[str],
 ) -> str:
-    """A file name that changes whenever the archive would."""
+    """A file name that identifies the archive's content."""
     digest = hashlib.sha256(probe)
-    for entry in further:
+    for entry in entries:
         digest.update(f"{entry.path}\n".encode() + entry.content)
-    digest.update(f"{_filled()}{modules}{found.modules}{busybox.stat().st_mtime_ns}".encode())
-    return f"guest-{found.version}-{digest.hexdigest()[:12]}.initrd"
+    digest.update(
+        f"{_filled()}{modules}{guest_kernel.modules}{busybox.stat().st_mtime_ns}".encode()
+    )
+    return f"guest-{guest_kernel.version}-{digest.hexdigest()[:12]}.initrd"
 
 
-def _uncompressed(found: Kernel, cache: Path) -> Path | None:
-    """The kernel as QEMU can start it without unpacking: a second less for an emulated guest.
+def _uncompressed(guest_kernel: Kernel, cache: Path) -> Path | None:
+    """The uncompressed kernel, which an emulated guest starts a second faster.
 
     None where this kernel cannot be started so.
     """
-    target = cache / f"vmlinux-{found.version}"
+    target = cache / f"vmlinux-{guest_kernel.version}"
     if not target.exists():
-        content = unpacked(found.image.read_bytes())
+        content = unpacked(guest_kernel.image.read_bytes())
         if content is None or not starts_by_pvh(content):
             return None
         _write(target, content)
@@ -246,7 +248,7 @@ def _uncompressed(found: Kernel, cache: Path) -> Path | None:
 
 
 def _write(target: Path, content: bytes) -> None:
-    """Writes a file of the cache; a file that has its name is whole."""
+    """Writes a file of the cache atomically."""
     scratch = target.with_name(f".{target.name}-{os.getpid()}")
     try:
         scratch.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Virtual machines on a host's bridge that planewised may give VFs to. Knows no measurement."""
+"""Virtual machines on a host's bridge to which planewised gives VFs. Knows no measurement."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from planewise.testbed.vms.guests import HostGuests, nic_of
 from planewise.testbed.vms.platform import VmPlatform
 
 MANAGED_PLANE = "virtio-bridge"
-"""What they have beside a VF."""
+"""Their plane beside a VF."""
 _FIRST_SLOT = 512
-"""Their names and addresses are none of the namespaces' that stand on the same host."""
+"""Their names and addresses differ from those of the namespaces on the same host."""
 _WORKERS = 2
 """Machines that a host starts at a time."""
 
 
 def managed_guests(token: str, count: int) -> tuple[Guest, ...]:
-    """The responder's virtual machines, by the names that planewised knows them by. Pure."""
-    made = (
+    """The responder's virtual machines, with planewised's names. Pure."""
+    guests = (
         guest_in(token, _FIRST_SLOT + n, "responder", "background", n, MANAGED_PLANE, "responder")
         for n in range(count)
     )
-    return tuple(replace(guest, name=guest.netns) for guest in made)
+    return tuple(replace(guest, name=guest.netns) for guest in guests)
 
 
 @contextmanager
 def managed_machines(
-    host: Host, site: Site, token: str, count: int, ours: VmPlatform, options: VmOptions
+    host: Host, site: Site, token: str, count: int, platform: VmPlatform, options: VmOptions
 ) -> Iterator[Machines]:
-    """Virtual machines on taps of the bridge that stands on a host; they end with the block.
+    """Virtual machines on taps of a host's bridge; they end with the `with` block.
 
     Raises:
         UnsupportedError: the host has no libvirt, or it does not start.
@@ -55,7 +55,7 @@ def managed_machines(
             port = plane.host_interface(guest)
             undo.callback(host.run, ["ip", "link", "delete", port])
             host.perform(Plan(plane.attach(site, guest, options.queues)))
-        running = HostGuests(host, ours, options, saved=saved_for(host, ours, options))
+        running = HostGuests(host, platform, options, saved=saved_for(host, platform, options))
         undo.enter_context(running)
         starts = [
             partial(

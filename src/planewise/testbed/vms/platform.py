@@ -1,4 +1,4 @@
-"""What a host lends to virtual machines: QEMU, an accelerator, vhost-net, the guests' image."""
+"""Platform of virtual machines on a host: QEMU, an accelerator, vhost-net, the guests' image."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from planewise.testbed.vms.image import GuestImage
 _TRIAL_TIMEOUT_S = 60.0
 
 VM_MIB = 170
-"""Memory that a tiny guest takes of its host where its CPU is emulated: its own, what QEMU keeps of
-translated code, QEMU itself (`benches/vms.py`)."""
+"""Memory of the host that a tiny guest with an emulated CPU takes: its own, QEMU's translated code,
+QEMU itself (`benches/vms.py`)."""
 
 _BESIDE_MIB = 90
-"""Of these, what is not the guest's own."""
+"""The part of it that is not the guest's own."""
 
 
 @dataclass(frozen=True)
 class VmPlatform:
-    """What a host lends to virtual machines."""
+    """Platform of virtual machines on a host."""
 
     qemu: str
     accelerator: Accelerator
     vhost: bool
     """Whether virtio NICs can be served by the kernel."""
     image: GuestImage
-    """As the host has it."""
+    """Its paths are the host's."""
 
     @property
     def emulated(self) -> str:
@@ -50,7 +50,7 @@ class VmPlatform:
 
 @dataclass(frozen=True)
 class _Programs:
-    """What was seen on a host without starting a virtual machine."""
+    """Programs and devices of a host for virtual machines."""
 
     qemu: str
     kvm: str
@@ -80,9 +80,9 @@ def check(host: Host) -> None:
 
 
 def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
-    """What a host lends to virtual machines; tries KVM there with a guest that says one line.
+    """The platform of a host; tries KVM there with a guest that prints one line.
 
-    The guests have `with_programs` of this machine.
+    Guests have `with_programs` of this machine.
 
     Raises:
         UnsupportedError: no QEMU, libvirt or privilege there, or no kernel or program for
@@ -91,61 +91,61 @@ def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
     """
     programs = _programs(host)
     cache = packages.cache_directory()
-    boots, busybox = kernel.find(cache), tools.find(cache).busybox
-    here = image_here(with_programs)
-    there = replace(
-        here,
-        kernel=Path(host.program(str(here.kernel))),
-        initrd=Path(host.program(str(here.initrd))),
+    guest_kernel, busybox = kernel.find(cache), tools.find(cache).busybox
+    local = image_here(with_programs)
+    copied = replace(
+        local,
+        kernel=Path(host.program(str(local.kernel))),
+        initrd=Path(host.program(str(local.initrd))),
     )
     if isinstance(host, LocalHost):
-        chosen = accelerator.find(*qemu.find(), boots, busybox, cache)
+        chosen = accelerator.find(*qemu.find(), guest_kernel, busybox, cache)
     else:
-        chosen = _accelerator(host, programs, replace(boots, image=there.kernel), busybox)
-    return VmPlatform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", there)
+        chosen = _accelerator(host, programs, replace(guest_kernel, image=copied.kernel), busybox)
+    return VmPlatform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", copied)
 
 
 def image_here(programs: Sequence[str] = ()) -> GuestImage:
-    """The guest, as this machine has it."""
+    """The guests' image, with paths of this machine."""
     return image.prepare(Path(find_probe()), programs)
 
 
 def machine_name(host: Host) -> str:
-    """How sentences call the machine that a host is, or that its namespace is on. Pure."""
+    """Name in messages of the machine that a host is, or that has its namespace. Pure."""
     return "this machine" if isinstance(host, LocalHost) else host.place
 
 
 def vm_mib(options: VmOptions) -> int:
-    """Memory that a guest takes of its host [MiB]. Pure."""
+    """Memory of the host that a guest takes [MiB]. Pure."""
     more_mib = image.programs_mib(options.programs)
     return max(VM_MIB + more_mib, (options.memory_mib or 0) + _BESIDE_MIB)
 
 
-def differences(name: str, ours: VmPlatform, options: VmOptions) -> tuple[str, ...]:
-    """What is unlike other planes of virtual machines, here, and cannot be made alike. Pure."""
+def differences(name: str, platform: VmPlatform, options: VmOptions) -> tuple[str, ...]:
+    """Differences here from other planes of virtual machines that cannot be removed. Pure."""
     plane = vm_plane(name)
     words = list(plane.differences)
     if plane.model == "virtio" and plane.device:
-        why = "it was not asked for" if not options.vhost else _no_vhost(ours)
-        served = "QEMU serves the NIC, in user space, without vhost-net: " + why
-        words.append("the kernel serves the NIC (vhost-net)" if not why else served)
+        reason = "it was not asked for" if not options.vhost else _no_vhost(platform)
+        user_space = "QEMU serves the NIC, in user space, without vhost-net: " + reason
+        words.append("the kernel serves the NIC (vhost-net)" if not reason else user_space)
         if not options.offloads:
             words.append("checksum and segmentation offloads are off, as nobody here needs them")
     return tuple(words)
 
 
-def _no_vhost(ours: VmPlatform) -> str:
-    if ours.vhost:
+def _no_vhost(platform: VmPlatform) -> str:
+    if platform.vhost:
         return ""
-    if ours.accelerator.name != "kvm":
+    if platform.accelerator.name != "kvm":
         return "it needs KVM"
     return "this kernel has none (/dev/vhost-net)"
 
 
 def _programs(host: Host) -> _Programs:
     hypervisor.libraries()
-    seen = host.run(["sh", "-c", _LOOK]).check().stdout.split()
-    program, daemon, kvm, vhost, user, users = seen
+    words = host.run(["sh", "-c", _LOOK]).check().stdout.split()
+    program, daemon, kvm, vhost, user, users = words
     if user != "0" or users != "0/0/4294967295":
         raise UnsupportedError(
             f"virtual machines need root on {machine_name(host)}: libvirt's daemon makes "
@@ -164,7 +164,9 @@ def _programs(host: Host) -> _Programs:
     return _Programs(program, kvm, vhost == "vhost")
 
 
-def _accelerator(host: Host, programs: _Programs, boots: Kernel, busybox: Path) -> Accelerator:
+def _accelerator(
+    host: Host, programs: _Programs, guest_kernel: Kernel, busybox: Path
+) -> Accelerator:
     if programs.kvm == "none":
         return Accelerator("tcg", f"there is no /dev/kvm on {host.place}")
     if programs.kvm == "shut":
@@ -173,7 +175,7 @@ def _accelerator(host: Host, programs: _Programs, boots: Kernel, busybox: Path) 
         initrd = directory / "pw-trial.initrd"
         initrd.write_bytes(initramfs.trial(busybox))
         argv = qemu.trial_command_line(
-            Path(programs.qemu), boots, Path(host.program(str(initrd))), "kvm"
+            Path(programs.qemu), guest_kernel, Path(host.program(str(initrd))), "kvm"
         )
         try:
             done = host.run(argv, timeout_s=_TRIAL_TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""Files in which libvirt keeps virtual machines: read, and rewritten for another name. Pure.
+"""Virtual machines that libvirt saved to files: read, and rewritten with another name. Pure.
 
-A guest that has booted and was saved wakes as often as one likes, each time under another name.
+A guest that was saved after its boot can be restored many times, each time under another name.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Saved:
     xml: str
     """libvirt's description of the guest."""
     stream_at: int
-    """Where QEMU's part of the file begins."""
+    """Offset of QEMU's part of the file [byte]."""
     numbers: tuple[int, ...]
-    """What else the file's head says."""
+    """The numbers of the file's header."""
 
 
 def saved_header(saved: Saved, name: str, console: str) -> bytes:
-    """The head of a file from which the guest wakes under another name. Pure but for a UUID.
+    """The header of a file that restores the guest under another name. Pure but for a UUID.
 
-    Source: libvirt's src/qemu/qemu_saveimage.h (virQEMUSaveHeader); version, length of what is
-    before the stream, whether it ran, format, where a cookie begins, and 14 numbers unused.
+    Source: libvirt's src/qemu/qemu_saveimage.h (virQEMUSaveHeader): version, length of the XML
+    before the stream, whether it ran, format, offset of a cookie, and 14 unused numbers.
     """
     domain = ElementTree.fromstring(saved.xml)
     _set(domain, "name", name)
@@ -63,18 +63,18 @@ def _set(domain: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def read(path: Path) -> Saved:
-    """A file that libvirt saved a guest to.
+    """Reads a file that libvirt saved a guest to.
 
     Raises:
-        PlanewiseError: it is none.
+        PlanewiseError: the file is another one.
     """
     with path.open("rb") as file:
-        head = file.read(_HEADER)
-        if len(head) < _HEADER or not head.startswith(_MAGIC):
+        header = file.read(_HEADER)
+        if len(header) < _HEADER or not header.startswith(_MAGIC):
             raise PlanewiseError(
                 f"{path} holds no guest that libvirt saved", remedy="remove the file"
             )
-        numbers = _NUMBERS.unpack(head[len(_MAGIC) :])
+        numbers = _NUMBERS.unpack(header[len(_MAGIC) :])
         length, cookie = numbers[1], numbers[_COOKIE]
         text = file.read(length)[: cookie or length].rstrip(b"\0").decode(errors="replace")
     return Saved(path, text, _HEADER + length, numbers)

@@ -85,11 +85,11 @@ class VmTestbed:
         *,
         parallel: int | None = None,
         on_ready: Callable[[Started], None] = lambda _: None,
-        lent: VmPlatform | None = None,
+        platform: VmPlatform | None = None,
     ) -> None:
         """`parallel` limits the guests of a host that boot at a time (None: two a CPU).
 
-        `lent` is what the hosts lend to virtual machines (None: looked up at first use).
+        `platform` is that of both hosts (None: found at the first use).
         """
         self.options = options
         self._pair = pair
@@ -99,7 +99,7 @@ class VmTestbed:
         self._on_ready = on_ready
         self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
         self._states = _initial_states(pair)
-        self._platforms = {} if lent is None else dict.fromkeys(HOSTS, lent)
+        self._platforms = {} if platform is None else dict.fromkeys(HOSTS, platform)
         self._resources: dict[HostRole, VmResources] = {}
         self._with_vfs = False
         self._saved: dict[HostRole, Saved | None] = {}
@@ -118,7 +118,7 @@ class VmTestbed:
         return {setting: reason for setting, reason in reasons.items() if reason}
 
     def platform(self, role: HostRole) -> VmPlatform:
-        """What a machine lends to virtual machines; the accelerator is tried once.
+        """The platform of a machine; the accelerator is tried once.
 
         Raises:
             UnsupportedError: no QEMU or libvirt there, no kernel for the guests here.
