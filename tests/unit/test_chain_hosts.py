@@ -297,10 +297,10 @@ class NoPool:
     def take(self) -> ListedVf:
         return self.vfs.pop()
 
-    def hand_over(self, vf: ListedVf) -> None:
+    def bind_vfio(self, vf: ListedVf) -> None:
         self.whole.add(vf.index)
 
-    def give_back(self, vf: ListedVf) -> None:
+    def restore_vf(self, vf: ListedVf) -> None:
         self.whole.discard(vf.index)
         self.vfs.append(vf)
 

@@ -172,7 +172,7 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
         members = [CrewProcess(NOBODY, ("sh", "-c", talk, str(n))) for n in range(3)]
         crew = ShellCrew(host, members, "talk")  # type: ignore[arg-type]
         crew.await_ready(60)
-        assert crew.gone == ()
+        assert crew.ended == ()
         # A member that has not set its trap yet would end without a word.
         host.run(["sleep", "0.5"])
         crew.interrupt()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.fleet.plan import check_node
-from planewise.testbed.kubernetes import NodeTarget, parse_node, pod, split_words
+from planewise.testbed.kubernetes import NodeTarget, parse_node, pod, split_stderr
 from planewise.testbed.remote import open_host
 
 # Notes what it is asked. `exec` drops the way into the node and runs the rest here.
@@ -118,7 +118,7 @@ def test_kubectls_word_on_the_end_is_told_from_the_commands_words(
     heard, held = b"", b""
     for cut in [*cuts, len(said)]:
         part, said = said[:cut], said[cut:]
-        sure, held = split_words(held + part)
+        sure, held = split_stderr(held + part)
         heard += sure
     assert heard == words
     assert held == b"command terminated with exit code %d\n" % code

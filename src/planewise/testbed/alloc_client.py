@@ -1,6 +1,6 @@
-"""The daemon's API as Python sees it: asks over the Unix socket, checks what comes back.
+"""Client of the daemon's API over its Unix socket, with checked answers. Knows no terminal.
 
-Knows no terminal. The API is described by `/openapi.json` (docs/reference/alloc.md).
+The API is described by `/openapi.json` (docs/reference/alloc.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMAT = 1
 
 
 class _DaemonModel(BaseModel):
-    """What the daemon tells; a newer daemon may tell more."""
+    """An object of the daemon's API; a newer daemon may add fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -83,7 +83,7 @@ class PoolStatus(_DaemonModel):
 
 
 class Ending(_DaemonModel):
-    """How a move ended."""
+    """The outcome of a move."""
 
     how: str
     why: str | None
@@ -103,7 +103,7 @@ class MoveStatus(_DaemonModel):
 
 
 class ErrorRecord(_DaemonModel):
-    """Something that went wrong."""
+    """An error of the daemon."""
 
     at_unix_ms: int
     what: str
@@ -111,7 +111,7 @@ class ErrorRecord(_DaemonModel):
 
 
 class Status(_DaemonModel):
-    """Everything that the daemon knows at one moment."""
+    """State of the daemon at one moment."""
 
     format: int
     version: str
@@ -137,7 +137,7 @@ class PlannedMove(_DaemonModel):
 
 
 class Planned(_DaemonModel):
-    """What would be done now, or what is being done."""
+    """A plan of moves, which the daemon performs or not."""
 
     moves: tuple[PlannedMove, ...]
     deferred: int
@@ -162,34 +162,38 @@ class _UnixConnection(HTTPConnection):
 
 @dataclass(frozen=True)
 class Client:
-    """Talks to the daemon that listens at `socket`."""
+    """A client of the daemon that listens at `socket`."""
 
     socket: Path
 
     def get(self, path: str) -> Any:
-        """What the daemon tells at `path`, from JSON."""
+        """The daemon's answer at `path`, from JSON."""
         return self.order("GET", path)
 
     def order(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:
-        """Has the daemon do something; its answer, from JSON."""
+        """Sends a request to the daemon; returns its answer, from JSON."""
         with self._answer(method, path, body, timeout_s=PATIENCE_S) as answer:
             return self._parsed(answer.read().decode(errors="replace"))
 
     def status(self) -> Status:
-        """What the daemon knows now."""
+        """The daemon's status now."""
         return self.checked(Status, self.get("/status"))
 
-    def checked(self, model: type[_Model], told: Any) -> _Model:
-        """`told` as a value, or a sentence that the two versions do not fit."""
+    def checked(self, model: type[_Model], answer: Any) -> _Model:
+        """The answer as a `model`.
+
+        Raises:
+            PlanewiseError: the two versions do not fit.
+        """
         remedy = "update planewise and planewised to the same version"
-        if isinstance(told, dict) and told.get("format", FORMAT) != FORMAT:
+        if isinstance(answer, dict) and answer.get("format", FORMAT) != FORMAT:
             raise PlanewiseError(
-                f"the daemon at {self.socket} gives its status in format {told['format']}, "
+                f"the daemon at {self.socket} gives its status in format {answer['format']}, "
                 f"this planewise reads format {FORMAT}",
                 remedy=remedy,
             )
         try:
-            return model.model_validate(told)
+            return model.model_validate(answer)
         except ValidationError as error:
             place, fault = first_fault(error)
             raise PlanewiseError(
@@ -198,7 +202,7 @@ class Client:
             ) from error
 
     def events(self, *, status: bool = False) -> Iterator[tuple[str, Any]]:
-        """What happens, as (kind, value): `event`, `missed`, and with `status` `status`.
+        """The daemon's events, as (kind, value): `event`, `missed`, and with `status` `status`.
 
         Ends with the daemon.
         """
@@ -214,7 +218,7 @@ class Client:
 
     @contextmanager
     def raw(self, path: str) -> Iterator[HTTPResponse]:
-        """The daemon's answer as it comes, whatever it is, to be passed on."""
+        """The daemon's answer, unchecked, to be passed on."""
         with self._connected(None) as connection:
             connection.request("GET", path)
             yield connection.getresponse()
@@ -261,7 +265,7 @@ class Client:
             connection.close()
 
     def _access_hint(self) -> str:
-        """Who may use the socket, as far as it can be seen."""
+        """The remedy of a user who may not use the socket."""
         try:
             data = self.socket.stat()
             if data.st_gid and data.st_mode & stat.S_IWGRP:
@@ -293,13 +297,13 @@ class Client:
 
 
 def guest_path(guest: str, what: str) -> str:
-    """Where `what` of a guest is, as `/guests/web/stance`."""
+    """Path of `what` of a guest in the API, as `/guests/web/stance`."""
     if not guest:
         raise BadInputError("a guest without a name", remedy="`planewise alloc status` lists them")
-    # Bytes that are no text in this locale come as surrogates: passed on, the daemon refuses them.
+    # The daemon refuses surrogates, which stand for bytes that are no text in this locale.
     return f"/guests/{quote(os.fsencode(guest), safe='')}/{what}"
 
 
 def printable(text: str) -> str:
-    """Text of somebody else's as it may go to a terminal: no control characters."""
+    """Foreign text without control characters, for a terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)

@@ -1,8 +1,8 @@
 """planewised on a host of a testbed, with the VFs of its NIC and the guests that it manages there.
 
-The guests are namespaces (containers are, too), or virtual machines. Leaves no trace: guests are
-let go, VFs and the bonding module go, and what a killed run leaves goes by `planewise clean`, as
-the VFs carry the testbed's token and the guests are the testbed's own.
+The guests are namespaces (containers are, too), or virtual machines. At its end guests are
+released, VFs and the bonding module removed; after a kill `planewise clean` does that, as the VFs
+carry the testbed's token and the guests are the testbed's own.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from planewise.testbed.vfs import Pf, Tool, look_at_vfs, restore
 START_S = 60.0
 """How long the daemon may take until it answers."""
 GUEST_S = 20.0
-"""How long it may take to take in, or to let go, a guest; an emulated host is slow."""
+"""How long it may take to start or end managing a guest; an emulated host is slow."""
 MACHINE_S = 300.0
-"""The same for a virtual machine, which a lab's host emulates on an emulated CPU; and what one step
-of its move may take."""
+"""The same for a virtual machine, which a lab's host emulates on an emulated CPU; and the limit of
+a step of its move."""
 _POLL_S = 0.2
 
 Stance = Literal["free", "pinned", "excluded"]
-Until = Callable[[Status], bool]
-"""Whether a status is the one that is waited for."""
+Condition = Callable[[Status], bool]
+"""Whether a status is the awaited one."""
 
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """What a daemon is told to do, as keys of its configuration (docs/reference/alloc.md)."""
+    """Settings of a daemon, as keys of its configuration (docs/reference/alloc.md)."""
 
     policy: str
     stances: Mapping[str, Stance] = field(default_factory=dict)
-    """By guest; `free` where nothing is said."""
+    """By guest; `free` by default."""
     interval_s: float = 1.0
     max_moves: int = 2
     min_residency_s: float = 5.0
@@ -57,7 +57,7 @@ class Machines:
     guests: Sequence[Guest]
     """Each by the name of its domain."""
     libvirt: str
-    """Where their libvirt listens, on the host."""
+    """Socket of their libvirt, on the host."""
 
 
 def configuration(
@@ -102,32 +102,31 @@ def configuration(
     return "\n".join(lines) + "\n"
 
 
-def shortage(found: Resources, pf: Pf | None, vfs: int, guests: int) -> str:
-    """What a host lacks to give so many VFs to so many guests, as a sentence; empty when it
-    suffices. Pure."""
-    if pf is None or not found.vfs:
-        return f"{found.nic} of {found.place} has no SR-IOV, and the allocator gives VFs"
-    if vfs > found.vfs:
-        return f"needs {vfs} VFs on {found.place}, and {found.nic} has {found.vfs}"
+def shortage(resources: Resources, pf: Pf | None, vfs: int, guests: int) -> str:
+    """What a host lacks for an allocator of `vfs` VFs and `guests` guests, as a sentence; empty
+    when it suffices. Pure."""
+    if pf is None or not resources.vfs:
+        return f"{resources.nic} of {resources.place} has no SR-IOV, and the allocator gives VFs"
+    if vfs > resources.vfs:
+        return f"needs {vfs} VFs on {resources.place}, and {resources.nic} has {resources.vfs}"
     usable = sum(vf.usable for vf in pf.vfs)
     if pf.num_vfs and usable != vfs:
         return (
-            f"{found.nic} of {found.place} was given {pf.num_vfs} VFs, of which {usable} are free: "
-            f"the allocator would give all of these, and the design says {vfs}"
+            f"{resources.nic} of {resources.place} was given {pf.num_vfs} VFs, of which {usable} "
+            f"are free: the allocator would give all of these, and the design says {vfs}"
         )
-    filters = MAC_FILTERS.get(found.driver)
+    filters = MAC_FILTERS.get(resources.driver)
     # Guests, the main one, the NIC itself, and each VF.
-    if filters and (taken := guests + 2 + vfs) > filters:
+    if filters and (needed := guests + 2 + vfs) > filters:
         return (
-            f"{guests} guests and {vfs} VFs need {taken} MAC addresses, and {found.driver} of "
-            f"{found.nic} on {found.place} receives for {filters}"
+            f"{guests} guests and {vfs} VFs need {needed} MAC addresses, and {resources.driver} of "
+            f"{resources.nic} on {resources.place} receives for {filters}"
         )
     return ""
 
 
 class Allocator:
-    """What planewised needs on a host: VFs on the NIC, the driver by which guests have them, a
-    directory.
+    """A host prepared for planewised: VFs on the NIC, their driver for guests, a directory.
 
     Raises on entry:
         UnsupportedError: the NIC has no SR-IOV, or planewised is not installed here.
@@ -142,8 +141,7 @@ class Allocator:
         vfs: int,
         guests: Sequence[Guest] | AbstractContextManager[Machines],
     ) -> None:
-        """`guests` are namespaces of the host, or what starts virtual machines there and ends
-        them."""
+        """`guests` are namespaces of the host, or a context manager of virtual machines there."""
         self._host = host
         self._nic = nic
         self._owner = f"pw-{token}"
@@ -167,12 +165,12 @@ class Allocator:
 
     @property
     def directory(self) -> str:
-        """Where the daemon's files are."""
+        """Directory of the daemon's files."""
         return f"{self._host.directory}/allocator"
 
     @property
     def recording(self) -> str:
-        """The file with all that the daemon was told and decided since it was started."""
+        """File with the daemon's inputs and decisions since it was started."""
         return f"{self.directory}/recording"
 
     def __enter__(self) -> Self:
@@ -182,16 +180,16 @@ class Allocator:
             if self._starting is not None:
                 self._host.run(["modprobe", "-a", *_VFIO]).check()
             elif self._host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout.strip() == "loaded":
-                # Others may use it by now: then it stays.
+                # Fails, and leaves it, where another program uses it by then.
                 undo.callback(self._host.run, ["modprobe", "-r", "bonding"])
             undo.callback(restore, tool, self._owner)
             if not look_at_vfs(self._host, self._nic).num_vfs:
                 tool.run("setup", self._nic, "--count", str(self._vfs), "--owner", self._owner)
                 self._host.run(["ip", "link", "set", self._nic, "up"]).check()
             if self._starting is None:
-                undo.callback(self._let_go)
+                undo.callback(self._release_guests)
             else:
-                # They end before the VFs go: the kernel waits for ever for a VF that is in use.
+                # They end before the VFs are removed: the kernel waits for ever for one in use.
                 machines = undo.enter_context(self._starting)
                 self._host, self._guests = machines.host, machines.guests
                 self._libvirt = machines.libvirt
@@ -203,16 +201,16 @@ class Allocator:
 
     @contextmanager
     def running(self, settings: AllocatorSettings) -> Iterator[Client]:
-        """The daemon, with all guests taken in; when it has ended, no guest holds a VF.
+        """The daemon, which manages all guests; when it has ended, no guest holds a VF.
 
         Raises:
             PlanewiseError: it does not start, or refuses a guest.
         """
         with self._daemon(settings, self._guests) as (process, client):
-            self._until_taken_in(process, client)
+            self._await_managed(process, client)
             yield client
             client.order("PUT", "/drain", {"on": True})
-            self._until(
+            self._await(
                 process,
                 client,
                 lambda status: not any(vf.holder for vf in status.vfs),
@@ -227,43 +225,47 @@ class Allocator:
         self._started = True
         text = configuration(settings, guests, self.directory, self._nic, self._libvirt)
         config = f"{self.directory}/config.toml"
-        # What an earlier daemon was ordered by its API counts no more.
+        # Removes the orders that an earlier daemon got by its API.
         write = 'rm -f "$1/state/wishes.json" "$1/socket"; cat >"$1/config.toml"'
         argv = ["sh", "-ec", write, "sh", self.directory]
         self._host.run(argv, stdin=text.encode()).check()
         assert self._tool is not None
         with self._host.start([self._tool.path, "daemon", "--config", config]) as process:
             client = Client(Path(self._host.socket(f"{self.directory}/socket")))
-            self._until(process, client, lambda _: True, "does not answer")
+            self._await(process, client, lambda _: True, "does not answer")
             yield process, client
 
-    def _until_taken_in(self, process: HostProcess, client: Client) -> None:
+    def _await_managed(self, process: HostProcess, client: Client) -> None:
         names = {guest.name for guest in self._guests}
 
-        def taken_in(status: Status) -> bool:
-            refused = [one for one in status.errors if "cannot be managed" in one.what]
+        def managed(status: Status) -> bool:
+            refused = [error for error in status.errors if "cannot be managed" in error.what]
             if refused:
                 raise PlanewiseError(refused[0].what, remedy=refused[0].remedy)
             return names <= {guest.id for guest in status.guests if guest.paravirtual_up}
 
-        self._until(process, client, taken_in, "does not take all guests in")
+        self._await(process, client, managed, "does not take all guests in")
 
-    def _until(
+    def _await(
         self,
         process: HostProcess,
         client: Client,
-        wanted: Until,
-        otherwise: str,
+        condition: Condition,
+        failure: str,
     ) -> None:
-        """Waits for a status; PlanewiseError with the daemon's latest error where it comes not."""
-        each_s = MACHINE_S if self._libvirt else GUEST_S
-        end_s = time.monotonic() + START_S + each_s * len(self._guests)
+        """Waits for a status.
+
+        Raises:
+            PlanewiseError: the daemon ended, or `failure` with its latest error after a while.
+        """
+        guest_s = MACHINE_S if self._libvirt else GUEST_S
+        end_s = time.monotonic() + START_S + guest_s * len(self._guests)
         last = ""
         while True:
             status = None
             with suppress(PlanewiseError):
                 status = client.status()
-            if status is not None and wanted(status):
+            if status is not None and condition(status):
                 return
             if status is not None and status.errors:
                 last = f": {status.errors[-1].what}"
@@ -271,7 +273,7 @@ class Allocator:
                 process.wait().check()
                 raise PlanewiseError(f"planewised on {self._host.place} ended")
             if time.monotonic() > end_s:
-                raise PlanewiseError(f"planewised on {self._host.place} {otherwise}{last}")
+                raise PlanewiseError(f"planewised on {self._host.place} {failure}{last}")
             time.sleep(_POLL_S)
 
     def _end(self, process: HostProcess) -> None:
@@ -279,32 +281,32 @@ class Allocator:
         with suppress(ProcessTimeoutError):
             process.wait(GUEST_S)
 
-    def _let_go(self) -> None:
-        """Has guests get back what they had before they were managed."""
+    def _release_guests(self) -> None:
+        """Restores guests to their state before they were managed."""
         if not self._started:
             return
         with self._daemon(AllocatorSettings("static"), ()) as (process, client):
-            look = 'ls "$1/state/guests" 2>/dev/null | head -n 1'
-            argv = ["sh", "-c", look, "sh", self.directory]
+            script = 'ls "$1/state/guests" 2>/dev/null | head -n 1'
+            argv = ["sh", "-c", script, "sh", self.directory]
 
-            def gone(_: Status) -> bool:
+            def released(_: Status) -> bool:
                 return not self._host.run(argv).check().stdout.strip()
 
-            self._until(process, client, gone, "does not let all guests go")
+            self._await(process, client, released, "does not let all guests go")
             self._end(process)
 
 
 _VFIO = ("vfio-pci", "vfio_iommu_type1")
-"""The drivers by which a virtual machine has a VF."""
+"""Drivers that pass a VF through to a virtual machine."""
 _LOAD_BONDING = """
 [ -d /sys/module/bonding ] || { modprobe bonding max_bonds=0; echo loaded; }
 """
 
 
 def bonding_shortage(host: Host) -> str:
-    """Why the kernel of a host cannot join a guest's two paths; empty where it can. Changes
+    """Why the kernel of a host cannot bond a guest's two paths; empty where it can. Changes
     nothing."""
-    look = "[ -d /sys/module/bonding ] || modprobe --dry-run --quiet bonding"
-    if host.run(["sh", "-c", look]).exit_code == 0:
+    script = "[ -d /sys/module/bonding ] || modprobe --dry-run --quiet bonding"
+    if host.run(["sh", "-c", script]).exit_code == 0:
         return ""
     return f"the kernel of {host.place} has no bonding, by which a guest's two paths are joined"

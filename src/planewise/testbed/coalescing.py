@@ -14,9 +14,9 @@ from planewise.testbed.plan import Plan, RunProgram
 
 def read_rx_usecs(host: Host, nic: str) -> int | None:
     """`rx-usecs` of a NIC; None where its driver cannot set it, or ethtool is not there."""
-    told = host.run(["sh", "-c", 'ethtool -c "$1" 2>/dev/null', "sh", nic]).stdout
-    found = re.search(r"^rx-usecs:\s+(\d+)\s*$", told, re.MULTILINE)
-    return None if found is None else int(found[1])
+    output = host.run(["sh", "-c", 'ethtool -c "$1" 2>/dev/null', "sh", nic]).stdout
+    match = re.search(r"^rx-usecs:\s+(\d+)\s*$", output, re.MULTILINE)
+    return None if match is None else int(match[1])
 
 
 def set_rx_usecs(host: Host, nic: str, rx_usecs: int) -> None:

@@ -1,9 +1,8 @@
 """Docker on a host: its daemon (found or started), our image, containers and networks.
 
-Knows hosts and Docker's API; no plane and no measurement. A daemon that is started here lives in
-process and mount namespaces of its own: the kernel ends it, its containers and its mounts with
-the program that started it, however that ends. In a daemon that was found, everything of ours
-carries a label.
+Knows hosts and Docker's API; no plane and no measurement. A daemon that is started here runs in
+process and mount namespaces of its own: the kernel ends it, its containers and its mounts with the
+program that started it, however that ends. In a daemon that was found, our objects have a label.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     import docker
 
 LABEL = "planewise"
-"""On all that is ours in a daemon that is not; its value is the token."""
+"""Label of our objects in a daemon that was found; its value is the token."""
 
 STANDARD_SOCKET = "/run/docker.sock"
 
@@ -71,20 +70,20 @@ class Container:
 
     name: str
     pid: int
-    """Its first process, as the host counts."""
+    """Its first process, in the host's numbers."""
     mac: str
-    """Of its interface on a network of Docker's; empty without one."""
+    """Of its interface on a Docker network; empty without one."""
     cgroups: tuple[str, ...]
-    """The files that a process writes its number into to join its control groups."""
+    """Files of its control groups into which a process writes its id to join them."""
 
 
 @dataclass(frozen=True)
 class _Started:
-    """A container that was started, as Docker knows it."""
+    """A started container, as Docker knows it."""
 
     id: str
     pid: int
-    """Of its first process, as the daemon counts."""
+    """Of its first process, in the daemon's numbers."""
     network: str | None
 
 
@@ -98,7 +97,7 @@ def why_no_docker() -> str:
 
 
 class Docker:
-    """The Docker of one host; leaving its `with` block removes what is ours and ends ours.
+    """Docker on a host; leaving its `with` block removes our objects, or ends our daemon.
 
     Raises on entry:
         UnsupportedError: the host has no Docker, or its daemon does not start.
@@ -115,7 +114,7 @@ class Docker:
 
     @property
     def cgroup(self) -> str:
-        """The control group above all our containers'."""
+        """The parent of our containers' control groups."""
         return f"/pw-{self._token}"
 
     @property
@@ -148,9 +147,9 @@ class Docker:
         network: str | None = None,
         interface: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts a container that waits; its network is Docker's, or none.
+        """Starts an idle container on a Docker network, or on none; see `locate`.
 
-        `interface` has `ipv4_address` for a network of Docker's. `locate` then tells of it.
+        `interface` has `ipv4_address` for the Docker network.
 
         Raises:
             PlanewiseError: Docker refuses, or the container ended at once.
@@ -163,7 +162,7 @@ class Docker:
                 configuration["networking_config"] = api.create_networking_config(
                     {network: endpoint}
                 )
-            made = api.create_container(
+            container = api.create_container(
                 f"{_IMAGE}:{self._token}",
                 entrypoint=["/pw-probe"],
                 command=["cpu"],
@@ -173,9 +172,9 @@ class Docker:
                 **configuration,
                 host_config=api.create_host_config(
                     network_mode=network or "none",
-                    # In a daemon that was found, groups are its own business.
+                    # A daemon that was found places control groups itself.
                     **({} if self._daemon is None else {"cgroup_parent": self.cgroup}),
-                    # Its network is Planewise's: no address but those that it is given.
+                    # It has no addresses but those that Planewise sets.
                     sysctls={
                         "net.ipv6.conf.all.disable_ipv6": "0",
                         "net.ipv6.conf.default.disable_ipv6": "0",
@@ -184,59 +183,61 @@ class Docker:
                     },
                 ),
             )
-            api.start(made["Id"])
-            state = api.inspect_container(made["Id"])["State"]
+            api.start(container["Id"])
+            state = api.inspect_container(container["Id"])["State"]
         if not state["Running"]:
             raise PlanewiseError(
                 f"the container {name} on {self._host.place} ended at once: "
                 f"{state.get('Error') or 'exit code ' + str(state.get('ExitCode'))}",
                 remedy="is it a host of this machine's architecture?",
             )
-        self._started[name] = _Started(made["Id"], int(state["Pid"]), network)
+        self._started[name] = _Started(container["Id"], int(state["Pid"]), network)
 
     def locate(self, names: Sequence[str]) -> tuple[Container, ...]:
-        """Running containers that `run` started, as the host knows them; all at once.
+        """Running containers that `run` started, as the host knows them.
 
         Raises:
             PlanewiseError: one of them ended meanwhile.
         """
         started = [self._started[name] for name in names]
-        look = f"for pid; do cat {self._proc}/$pid/cgroup; echo; done; cat /proc/mounts"
-        done = self._host.run(["sh", "-c", look, "sh", *(str(one.pid) for one in started)])
+        script = f"for pid; do cat {self._proc}/$pid/cgroup; echo; done; cat /proc/mounts"
+        done = self._host.run(
+            ["sh", "-c", script, "sh", *(str(container.pid) for container in started)]
+        )
         *texts, mounts = done.check().stdout.split("\n\n", len(names))
         cgroups = [cgroup_files(text, mounts) for text in texts]
-        look = 'for file; do head -n 1 "$file"; done'
-        done = self._host.run(["sh", "-c", look, "sh", *(files[0] for files in cgroups)])
+        script = 'for file; do head -n 1 "$file"; done'
+        done = self._host.run(["sh", "-c", script, "sh", *(files[0] for files in cgroups)])
         pids = done.check().stdout.split()
         if len(pids) != len(names):
             for name in names:
                 self.check(name)
         return tuple(
-            Container(name, int(pid), self._mac(one), files)
-            for name, one, pid, files in zip(names, started, pids, cgroups, strict=True)
+            Container(name, int(pid), self._mac(container), files)
+            for name, container, pid, files in zip(names, started, pids, cgroups, strict=True)
         )
 
     def running(self) -> frozenset[str]:
         """Names of our containers that run."""
         with _sentences(self._host.place):
             listed = self.api.api.containers(filters={"label": f"{LABEL}={self._token}"})
-        names = frozenset(name.lstrip("/") for one in listed for name in one["Names"])
+        names = frozenset(name.lstrip("/") for container in listed for name in container["Names"])
         ended = self._ended(sorted(names & self._started.keys()))
-        for name in ended:  # Docker hears of it a moment later than the kernel
+        for name in ended:  # Docker is notified a moment after the end
             with _sentences(self._host.place):
                 self.api.api.wait(self._started[name].id, timeout=API_TIMEOUT_S)
         return names - ended
 
     def _ended(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of `names` whose first process is no more, or a zombie, as the kernel has it."""
+        """Those of `names` whose first process has ended or is a zombie, by /proc."""
         if not names:
             return frozenset()
-        look = (
+        script = (
             f'for pid; do state=gone; read -r _ _ state _ <"{self._proc}/$pid/stat"; '
             "echo $state; done 2>/dev/null"
         )
         pids = (str(self._started[name].pid) for name in names)
-        states = self._host.run(["sh", "-c", look, "sh", *pids]).check().stdout.split()
+        states = self._host.run(["sh", "-c", script, "sh", *pids]).check().stdout.split()
         return frozenset(
             name for name, state in zip(names, states, strict=True) if state in ("gone", "Z", "X")
         )
@@ -267,23 +268,23 @@ class Docker:
                 ) from error
             raise
         if not state["Running"]:
-            why = "the kernel ended it for want of memory" if state.get("OOMKilled") else (
+            reason = "the kernel ended it for want of memory" if state.get("OOMKilled") else (
                 f"exit code {state.get('ExitCode')}"
             )  # fmt: skip
             raise PlanewiseError(
-                f"the container {name} on {self._host.place} ended while it was needed: {why}",
+                f"the container {name} on {self._host.place} ended while it was needed: {reason}",
                 remedy="fewer background guests, or more memory, if it was that",
             )
 
     def remove(self, name: str) -> None:
-        """Ends and removes a container; one that is gone is no error."""
+        """Ends and removes a container; a missing one is no error."""
         started = self._started.pop(name, None)
         if started is not None:
             with _sentences(self._host.place):
                 _remove_container(self.api, started.id)
 
     def add_network(self, name: str, bridge: str, subnet: str, gateway: str, mtu: int) -> None:
-        """A network of Docker's driver `bridge`, on a bridge of that name.
+        """Makes a network of Docker's driver `bridge`, on an interface called `bridge`.
 
         Raises:
             PlanewiseError: Docker refuses.
@@ -306,7 +307,7 @@ class Docker:
             )
 
     def close(self) -> None:
-        """Removes what is ours; ends our own daemon."""
+        """Removes our objects, or ends our own daemon."""
         self._started.clear()
         if self._api is not None:
             if self._daemon is None:
@@ -315,7 +316,7 @@ class Docker:
             self._api.close()
             self._api = None
         if self._daemon is not None:
-            # Not stop(): containers need not be asked one by one, as everything ends with it.
+            # Not stop(), which ends containers one by one: all end with the daemon.
             self._daemon.kill()
             with suppress(PlanewiseError):
                 self._daemon.wait(API_TIMEOUT_S)
@@ -349,22 +350,22 @@ class Docker:
             self._daemon.wait_ready(_LISTENS, START_LIMIT_S)
         except ProcessTimeoutError as error:
             daemon = self._daemon
-            said = "" if daemon is None else f"; it said last: {last_words(daemon.stop())}"
+            log = "" if daemon is None else f"; it said last: {last_words(daemon.stop())}"
             raise PlanewiseError(
-                f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s{said}",
+                f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s{log}",
                 remedy="is the host overloaded? start it yourself there, then try again",
             ) from error
         except PlanewiseError:
             if self._daemon is not None:
                 raise_from_log(self._daemon, self._host.place)
             raise
-        # The keeper of a process on a remote host is its child, too.
+        # On a remote host the process has its keeper as another child.
         find = 'for child in $(cat /proc/"$1"/task/*/children); do '
         find += 'read -r name <"/proc/$child/comm"; [ "$name" != dockerd ] || echo "$child"; done'
-        inner = self._host.run(["sh", "-c", find, "sh", str(self._daemon.pid)]).check().stdout
-        if not inner.strip():
+        children = self._host.run(["sh", "-c", find, "sh", str(self._daemon.pid)]).check().stdout
+        if not children.strip():
             raise_from_log(self._daemon, self._host.place)
-        self._proc = f"/proc/{inner.split()[0]}/root/proc"
+        self._proc = f"/proc/{children.split()[0]}/root/proc"
         return f"{directory}/docker.sock"
 
     def _connect(self, path: str) -> None:
@@ -385,7 +386,7 @@ class Docker:
 
 
 def name_networks(host: Host, docker: Docker, names: Sequence[str]) -> tuple[Container, ...]:
-    """Gives running containers' networks their names in /run/netns, and tells of them.
+    """Names running containers' network namespaces in /run/netns; returns the containers.
 
     Raises:
         PlanewiseError: one of them ended meanwhile.
@@ -404,8 +405,8 @@ for try in $(seq 100); do
 done
 [ -z "$groups" ] || echo "$said" >&2
 """
-"""Shell: removes the control groups called $1, of every hierarchy, once their processes, which end
-with their daemon, are gone; says what is not in five seconds."""
+"""Shell: removes the control groups called $1, of every hierarchy, once their processes have ended
+with the daemon; prints those that remain after five seconds."""
 
 
 def image(probe: Path) -> bytes:
@@ -421,30 +422,30 @@ def image(probe: Path) -> bytes:
 
 
 def cgroup_files(text: str, mounts: str) -> tuple[str, ...]:
-    """Where a process writes its number to be in the same control groups. Pure.
+    """Files into which a process writes its id to join the same control groups. Pure.
 
     `text` is /proc/PID/cgroup (cgroups(7)), `mounts` /proc/mounts of the host: hierarchies that
     are not mounted are left out.
     """
-    where: dict[str, str] = {}
+    mount_points: dict[str, str] = {}
     for line in mounts.splitlines():
         _, point, kind, options = line.split(" ")[:4]
         if kind == "cgroup2":
-            where.setdefault("", point)
+            mount_points.setdefault("", point)
         elif kind == "cgroup":
             for option in options.split(","):
-                where.setdefault(option, point)
+                mount_points.setdefault(option, point)
     files: dict[str, None] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
-        mounted = where.get(controllers.split(",")[0])
-        if mounted is not None:
-            files[f"{mounted}{path}/cgroup.procs"] = None
+        mount_point = mount_points.get(controllers.split(",")[0])
+        if mount_point is not None:
+            files[f"{mount_point}{path}/cgroup.procs"] = None
     return tuple(files)
 
 
 def join_command(container: Container, netns: str, argv: Sequence[str]) -> list[str]:
-    """A command that joins a container's control groups, enters its network by name, and becomes
+    """A command that joins a container's control groups, enters its network by name, and executes
     `argv`. Pure.
 
     In this order: `ip netns exec` would hide the control groups.
@@ -456,11 +457,11 @@ def join_command(container: Container, netns: str, argv: Sequence[str]) -> list[
 
 def remove_ours(api: docker.DockerClient, token: str) -> None:
     """Removes every container, network and image of this token from a daemon."""
-    chosen = {"label": f"{LABEL}={token}"}
+    label = {"label": f"{LABEL}={token}"}
     with _sentences("this host"):
-        for container in api.api.containers(all=True, filters=chosen):
+        for container in api.api.containers(all=True, filters=label):
             _remove_container(api, container["Id"])
-        for network in api.api.networks(filters=chosen):
+        for network in api.api.networks(filters=label):
             api.api.remove_network(network["Id"])
         with suppress(PlanewiseError), _sentences("this host"):
             api.api.remove_image(f"{_IMAGE}:{token}", force=True)
@@ -474,10 +475,10 @@ def _remove_container(api: docker.DockerClient, identity: str) -> None:
 
 
 def raise_from_log(daemon: HostProcess, place: str) -> None:
-    """Says why dockerd ended.
+    """Raises the reason for which dockerd ended.
 
     Raises:
-        UnsupportedError: it ended by itself; the sentence has its last words.
+        UnsupportedError: it ended by itself; the message has its last log line.
     """
     with suppress(ProcessTimeoutError):
         done = daemon.wait(1.0)
@@ -492,8 +493,8 @@ def last_words(done: FinishedProcess) -> str:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if not lines:
         return done.ending
-    _, found, message = lines[-1].rpartition(" msg=")
-    if not found:
+    _, separator, message = lines[-1].rpartition(" msg=")
+    if not separator:
         return lines[-1]
     with suppress(ValueError):
         return str(json.loads(message.rpartition('"')[0] + '"'))
@@ -502,7 +503,7 @@ def last_words(done: FinishedProcess) -> str:
 
 @contextmanager
 def _sentences(place: str) -> Iterator[None]:
-    """Docker's refusals as sentences."""
+    """Translates Docker's errors to Planewise's."""
     import docker.errors
     import requests
 

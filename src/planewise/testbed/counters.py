@@ -46,14 +46,16 @@ class Reading:
         Raises:
             PlanewiseError: a counter went backwards: another interface has its name now.
         """
-        grown = {name: value - earlier.counters[name] for name, value in self.counters.items()}
-        if any(value < 0 for value in grown.values()):
+        differences = {
+            name: value - earlier.counters[name] for name, value in self.counters.items()
+        }
+        if any(value < 0 for value in differences.values()):
             raise PlanewiseError(
                 f"the counters of {self.point.interface} on {self.point.host} went backwards: "
                 "it was removed and made again",
                 remedy="leave the testbed alone while it measures",
             )
-        return grown
+        return differences
 
 
 def read(host: Host, point: CounterPoint) -> Reading:

@@ -1,7 +1,7 @@
 """The processes of a background load on one host, one a guest, started and ended together.
 
-`ProcessCrew` starts each by itself: on this machine, where they die with planewise. `ShellCrew`
-has one shell start all: on a host that is reached by ssh each process costs a channel, and thirty
+`ProcessCrew` starts each by itself: on this machine, where they end with planewise. `ShellCrew`
+starts all by one shell: on a host that is reached by ssh each process costs a channel, and thirty
 guests would take longer to start than to measure.
 """
 
@@ -22,7 +22,7 @@ from planewise.testbed.host import FinishedProcess, Host, HostProcess, ProcessTi
 from planewise.testbed.model import GUEST_INTERFACE, CounterPoint, Guest
 
 STOP_S = 60.0
-"""How long a crew may take to end: its members print what they did."""
+"""How long a crew may take to end: its members print their results."""
 
 _GRACE_S = 5.0
 _POLL_S = 0.005
@@ -31,7 +31,7 @@ _READY = "pw-ready"
 _RECEIVING = "pw-receiving"
 _MARK = "\x1e"
 
-# Members are deaf to SIGINT, as a shell starts background jobs; SIGTERM ends them.
+# Background jobs of a shell ignore SIGINT; SIGTERM ends them.
 _HEAD = """
 pids= ; asked=
 trap 'asked=1; kill -s TERM $pids 2>/dev/null' INT TERM
@@ -97,7 +97,7 @@ _SO_FAR = {
         "now=$(sed -n 's/^ *INTERFACE: *[0-9][0-9]* *\\([0-9]*\\).*/\\1/p' /proc/$pid/net/dev)"
     ),
 }
-"""What a member has done: CPU time [ns], packets that left its guest, that arrived there."""
+"""Shell: sets `now` to a member's CPU time [ns], or the packets that left or reached its guest."""
 _TAIL = """
 count=0
 for pid in $pids; do
@@ -120,31 +120,31 @@ class CrewProcess:
 
 @dataclass(frozen=True)
 class Count:
-    """What had been done in one guest when it was asked, which takes its time where it is busy."""
+    """A count of the work in one guest; a busy guest takes long to answer."""
 
     value: float
     at_s: float
-    """Of a clock of its crew's."""
+    """By a clock of its crew."""
     within_s: float = 0.0
-    """How far from `at_s` the moment may lie."""
+    """Uncertainty of `at_s`."""
 
 
 CrewKind = Literal["burn", "sink", "blast", "stress"]
-"""What pw-probe does in the guests; `stress` is stress-ng."""
+"""Command of pw-probe in the guests; `stress` is stress-ng."""
 
 
 class Crew(Protocol):
     """Processes that were started together."""
 
     @property
-    def gone(self) -> tuple[str, ...]:
-        """The guests whose process has ended, as far as that can be told."""
+    def ended(self) -> tuple[str, ...]:
+        """Names of the guests whose process has ended, as far as that is known."""
 
     def await_ready(self, timeout_s: float) -> None:
         """Waits until every member is at work (`burn`, `stress`) or listens (`sink`).
 
         Raises:
-            ProcessTimeoutError: that did not come in time.
+            ProcessTimeoutError: they were not in time.
             PlanewiseError: a member ended.
         """
 
@@ -152,8 +152,8 @@ class Crew(Protocol):
         """Waits until every member's guest has received something; errors as `await_ready`."""
 
     def done(self) -> Mapping[str, Count]:
-        """What each member has done so far, by guest: CPU time [ns] (`burn`, `stress`), packets
-        that left its guest (`blast`) or arrived there (`sink`).
+        """Counts by guest: CPU time [ns] (`burn`, `stress`), packets that left the guest (`blast`)
+        or arrived there (`sink`).
 
         Raises:
             PlanewiseError: one of them ended.
@@ -166,10 +166,10 @@ class Crew(Protocol):
         """Ends all now."""
 
     def end(self) -> list[FinishedProcess]:
-        """Waits for the end of all that were asked to; returns what each left.
+        """Waits for the end of all that were interrupted; returns their outcomes.
 
         Raises:
-            PlanewiseError: they were ended by somebody else.
+            PlanewiseError: another program ended them.
         """
 
 
@@ -198,7 +198,7 @@ class ProcessCrew:
             raise
 
     @property
-    def gone(self) -> tuple[str, ...]:
+    def ended(self) -> tuple[str, ...]:
         """See `Crew.gone`."""
         pairs = zip(self._members, self._processes, strict=True)
         return tuple(member.guest.name for member, process in pairs if not process.running)
@@ -252,7 +252,7 @@ class ProcessCrew:
         return self._counter(self._members[number], "rx_packets") > self._received[number]
 
     def _cpu_time_ns(self, number: int) -> int:
-        """CPU time that a member has had; a virtual machine counts its own processes."""
+        """CPU time of a member; a virtual machine counts its own processes."""
         pid, guest = self._processes[number].pid, self._members[number].guest
 
         def ran_ns(pid: str) -> int:
@@ -275,7 +275,7 @@ class ProcessCrew:
         return counters.read(self._host, point).counters[name]
 
     def _await(self, signs: Sequence[Callable[[], bool]], timeout_s: float) -> None:
-        """Waits until every guest shows a sign of work."""
+        """Waits until every sign of work is true."""
         deadline = time.monotonic() + timeout_s
         waiting = list(signs)
         while True:
@@ -316,7 +316,7 @@ class ShellCrew:
         )
 
     @property
-    def gone(self) -> tuple[str, ...]:
+    def ended(self) -> tuple[str, ...]:
         """See `Crew.gone`: the shell ends when all members have."""
         return () if self._process.running else tuple(member.guest.name for member in self._members)
 
@@ -330,12 +330,14 @@ class ShellCrew:
 
     def done(self) -> Mapping[str, Count]:
         """See `Crew.done`."""
-        look = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
-        script = f'{_TREE}pids=$(cat "$1/pids") || exit; for pid in $pids; do {look} || exit; '
+        read_count = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
+        script = (
+            f'{_TREE}pids=$(cat "$1/pids") || exit; for pid in $pids; do {read_count} || exit; '
+        )
         script += "read -r at rest </proc/uptime; echo $now $at; done"
-        asked = self._host.run(["sh", "-c", script, "sh", self._directory])
-        values = asked.stdout.split()
-        if asked.exit_code != 0 or len(values) != 2 * len(self._members):
+        done = self._host.run(["sh", "-c", script, "sh", self._directory])
+        values = done.stdout.split()
+        if done.exit_code != 0 or len(values) != 2 * len(self._members):
             raise PlanewiseError(
                 f"a part of the background load on {self._host.place} ended by itself",
                 remedy="see whether something ended its guests",
@@ -360,25 +362,25 @@ class ShellCrew:
                 f"the background load on {self._host.place} was ended by somebody else "
                 f"({done.ending})"
             )
-        ended = []
+        processes = []
         for number, member in enumerate(self._members):
             code, _, output = parts[2 * number].partition("\n")
-            ended.append(FinishedProcess(member.argv, int(code), output, parts[2 * number + 1]))
-        return ended
+            processes.append(FinishedProcess(member.argv, int(code), output, parts[2 * number + 1]))
+        return processes
 
 
 def _by_guest(members: Sequence[CrewProcess], counts: Iterable[Count]) -> dict[str, Count]:
-    """The sums of what the members in each guest did."""
-    all_of: dict[str, list[Count]] = {}
+    """Sums of the members' counts, by guest."""
+    counts_by_guest: dict[str, list[Count]] = {}
     for member, count in zip(members, counts, strict=True):
-        all_of.setdefault(member.guest.name, []).append(count)
+        counts_by_guest.setdefault(member.guest.name, []).append(count)
     return {
         name: Count(
-            sum(count.value for count in own),
-            statistics.fmean(count.at_s for count in own),
-            max(count.within_s for count in own),
+            sum(count.value for count in guest_counts),
+            statistics.fmean(count.at_s for count in guest_counts),
+            max(count.within_s for count in guest_counts),
         )
-        for name, own in all_of.items()
+        for name, guest_counts in counts_by_guest.items()
     }
 
 

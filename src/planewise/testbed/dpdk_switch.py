@@ -1,6 +1,6 @@
-"""An Open vSwitch of our own with DPDK's datapath. Knows no plane and no chain.
+"""A separate Open vSwitch with DPDK's datapath. Knows no plane and no chain.
 
-Its bridges are interfaces, too: it lives in a network namespace.
+Its bridges are interfaces of the network namespace in which it runs.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class PmdCycles:
     """CPU cycles of all polling threads of a switch."""
 
     idle: int
-    """Spent on polling in vain."""
+    """Spent on polls without packets."""
     busy: int
     """Spent on packets."""
 
 
 @dataclass(frozen=True)
 class PortCounters:
-    """Counters since the port was added, as the switch sees them: `rx` came from the port."""
+    """Counters since the port was added; `rx` are packets from the port."""
 
     rx_packets: int
     rx_bytes: int
     tx_packets: int
     tx_bytes: int
     tx_dropped: int
-    """Packets for the port that found no room there."""
+    """Packets for the port that its full ring refused."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Port:
     """None: Open vSwitch's default, 1500."""
 
     def arguments(self, bridge: str) -> tuple[str, ...]:
-        """What `ovs-vsctl` is told to add it to a bridge. Pure."""
+        """Arguments of `ovs-vsctl` that add it to a bridge. Pure."""
         words = [
             *("add-port", bridge, self.name, "--", "set", "interface", self.name),
             f"type={self.kind}",
@@ -126,12 +126,11 @@ class RunningDpdkSwitch(OpenVswitch):
         """
         Args:
             host: where it runs.
-            directory: of its files; it is there already.
-            bridge: what its bridge is called, for which the kernel gets an interface.
+            directory: of its files; it must exist.
+            bridge: name of its bridge, for which the kernel gets an interface.
             cpus: that poll.
-            bridge_settings: of the bridge's record; by default only flows that are set forward.
-            sleep_us: what a thread that polls may sleep at most where it finds nothing [us]; 0: it
-                never does.
+            bridge_settings: of the bridge's record; by default only `set_flows` forwards.
+            sleep_us: longest sleep of a polling thread that finds no packet [us]; 0: none.
         """
         self._bridge = bridge
         self._bridge_settings = bridge_settings
@@ -147,7 +146,7 @@ class RunningDpdkSwitch(OpenVswitch):
             "pmd-cpu-mask": f"{sum(1 << cpu for cpu in set(cpus)):#x}",
         }
         if sleep_us:
-            # Open vSwitch 3.1 calls it so, later ones the other way.
+            # The names in Open vSwitch 3.1 and in later ones.
             settings |= dict.fromkeys(("pmd-maxsleep", "pmd-sleep-max"), str(sleep_us))
         super().__init__(host, directory, settings, PROGRAM)
 
@@ -219,7 +218,7 @@ class RunningDpdkSwitch(OpenVswitch):
         return read_ports(self._host, self._directory)
 
     def buffers(self) -> str:
-        """Its report on its buffers; empty: none."""
+        """Its report on its buffers; empty without buffers."""
         return self._ask("netdev-dpdk/get-mempool-info").strip()
 
     def pmd_cycles(self) -> PmdCycles:
@@ -227,7 +226,7 @@ class RunningDpdkSwitch(OpenVswitch):
         return parse_cycles(self._ask("dpif-netdev/pmd-stats-show"))
 
     def _ask(self, *question: str) -> str:
-        """Asks the daemon over its control socket (ovs-appctl(8)).
+        """Calls the daemon over its control socket (ovs-appctl(8)).
 
         Raises:
             PlanewiseError: it does not answer, or refuses.

@@ -1,6 +1,6 @@
-"""The state of a host around a trial: clock, heat, and what takes its CPUs away. Knows no trial.
+"""The state of a host around a trial: clock, heat, and foreign use of its CPUs. Knows no trial.
 
-What the texts of /proc and /sys say is judged by pure functions; `LocalWatch` reads them.
+Pure functions parse the texts of /proc and /sys; `LocalWatch` reads them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def offloads_of(interface: str) -> str:
     except Exception:  # pyroute2 raises many kinds; all mean that it is not known
         return "unknown"
     enabled = [str(key) for key, value in features.items() if key and value.enable]
-    wanted = ("checksum", "segmentation", "gro", "lro", "rx-hashing")
-    return " ".join(sorted(one for one in enabled if any(part in one for part in wanted)))
+    kinds = ("checksum", "segmentation", "gro", "lro", "rx-hashing")
+    return " ".join(sorted(name for name in enabled if any(kind in name for kind in kinds)))
 
 
 def generator_of(interface: str, driver: str) -> str:
@@ -80,15 +80,15 @@ def generator_of(interface: str, driver: str) -> str:
 
 def nic_offloads() -> dict[str, str]:
     """Enabled offloads of each NIC of this machine that can be asked."""
-    # What is made by software has no device.
+    # Interfaces of software have no device.
     nics = sorted(path.parent.name for path in Path("/sys/class/net").glob("*/device"))
-    known = {name: offloads_of(name) for name in nics}
-    return {name: offloads for name, offloads in known.items() if offloads != "unknown"}
+    offloads_by_nic = {name: offloads_of(name) for name in nics}
+    return {name: offloads for name, offloads in offloads_by_nic.items() if offloads != "unknown"}
 
 
 @dataclass
 class LocalWatch:
-    """Looks at this machine before and after a trial."""
+    """Reads the state of this machine before and after a trial."""
 
     root: Path = Path("/")
     offloads: Callable[[], Mapping[str, str]] = dict
@@ -97,12 +97,12 @@ class LocalWatch:
     _throttled: int | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Right before the trial."""
+        """To be called right before the trial."""
         self._throttled = self._throttle_count()
         self._before = self._use()
 
     def stop(self) -> dict[str, HostState]:
-        """Right after it: its state, by role."""
+        """To be called right after the trial; returns the state, by role."""
         steal = foreign = throttled = None
         after = self._use()
         if self._before is not None and after is not None:
@@ -123,11 +123,11 @@ class LocalWatch:
         }
 
     def _use(self) -> CpuUse | None:
-        own_ticks = sum(self._ticks(pid) for pid in self._own())
+        own_ticks = sum(self._ticks(pid) for pid in self._own_pids())
         return cpu_use(self._read("proc/stat"), own_ticks)
 
-    def _own(self) -> set[int]:
-        """This process and its descendants."""
+    def _own_pids(self) -> set[int]:
+        """Ids of this process and its descendants."""
         pids: set[int] = set()
         waiting = [os.getpid()]
         while waiting:

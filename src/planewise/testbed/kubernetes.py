@@ -1,7 +1,7 @@
 """Hosts that are Kubernetes nodes: a privileged pod on the node, entered by `kubectl exec`.
 
-What is measured runs in the node's own namespaces, as it would by ssh; the pod is only the way in.
-It goes when planewise does, however that ends: `kubectl delete` waits here for the end of a line.
+Commands run in the node's own namespaces, as they would by ssh; the pod only gives access. It is
+deleted when planewise ends, however that ends: `kubectl delete` waits here for the end of a pipe.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from planewise.testbed.remote_host import CONNECT_TIMEOUT_S, RemoteHost
 from planewise.testbed.remote_process import RemoteProcess, Sink
 
 IMAGE = "busybox"
-"""The pod's image unless another one is named: it needs `sleep` and `nsenter`, no more."""
+"""The pod's default image: it needs only `sleep` and `nsenter`."""
 
 LABEL = "app.kubernetes.io/name=planewise-measure"
 
 _START_S = 120
 """An image may have to be pulled first."""
 _LONGEST_S = 24 * 3600
-"""The pod ends by itself then, whatever became of this machine."""
+"""The pod ends by itself then, even without this machine."""
 _COPY_S = 300.0
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-# The keepers on the node are told first that the desk is gone, and remove what they keep.
-_UNDERTAKER = """
+# The keepers on the node first see the end of their connections, and clean up.
+_DELETER = """
 trap '' INT TERM HUP
 read -r done || sleep 5
 exec "$@" >/dev/null
 """
-# What kubectl itself says of an exit code, after the command's own words.
+# kubectl's own line on an exit code, after the command's stderr.
 _MARK = b"command terminated with exit code "
 
 
 @dataclass(frozen=True)
 class NodeTarget:
-    """A node of a cluster, and how a pod comes there."""
+    """A node of a cluster, and the options of its pod."""
 
     text: str
     """As the user wrote it."""
@@ -59,7 +59,7 @@ class NodeTarget:
 
     @property
     def kubectl(self) -> tuple[str, ...]:
-        """How kubectl is called."""
+        """The command of kubectl with its options."""
         options = (("--context", self.context), ("--namespace", self.namespace))
         return ("kubectl", *(f"{option}={value}" for option, value in options if value))
 
@@ -79,14 +79,14 @@ def parse_node(text: str) -> NodeTarget:
     node = re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", parts.netloc)
     if parts.scheme != "k8s" or not node or parts.path or parts.fragment:
         raise BadInputError(f"`{text}` is not a host", remedy=remedy)
-    named = dict(options)
-    unknown = sorted(set(named) - {"namespace", "image", "context"})
-    if unknown or len(named) < len(options):
+    option_values = dict(options)
+    unknown = sorted(set(option_values) - {"namespace", "image", "context"})
+    if unknown or len(option_values) < len(options):
         what = f"`{unknown[0]}` is unknown" if unknown else "an option stands twice"
         raise BadInputError(f"`{text}` is not a host: {what}", remedy=remedy)
-    if "namespace" in named and not re.fullmatch(_LABEL, named["namespace"]):
+    if "namespace" in option_values and not re.fullmatch(_LABEL, option_values["namespace"]):
         raise BadInputError(f"`{text}` is not a host: that is not a namespace", remedy=remedy)
-    return NodeTarget(text, parts.netloc, **named)
+    return NodeTarget(text, parts.netloc, **option_values)
 
 
 def pod(target: NodeTarget, name: str) -> dict[str, object]:
@@ -95,7 +95,7 @@ def pod(target: NodeTarget, name: str) -> dict[str, object]:
     container = {
         "name": "measure",
         "image": target.image,
-        # Also of a tag `latest`: nodes without a registry have what was imported.
+        # Also of a tag `latest`: nodes without a registry have imported images.
         "imagePullPolicy": "IfNotPresent",
         "command": ["sleep", str(_LONGEST_S)],
         "securityContext": {"privileged": True},
@@ -105,7 +105,7 @@ def pod(target: NodeTarget, name: str) -> dict[str, object]:
         "kind": "Pod",
         "metadata": {"name": name, "labels": {key: value}},
         "spec": {
-            # Not by the scheduler: it is for this node alone, also one that takes no pods now.
+            # Not by the scheduler: also a node that takes no pods now can be measured.
             "nodeName": target.node,
             "tolerations": [{"operator": "Exists"}],
             "hostPID": True,
@@ -132,7 +132,7 @@ class KubernetesHost(RemoteHost):
     def __init__(self, name: str, target: NodeTarget) -> None:
         self._target = target
         self._pod = f"planewise-measure-{secrets.token_hex(4)}"
-        self._undertaker: asyncio.subprocess.Process | None = None
+        self._deleter: asyncio.subprocess.Process | None = None
         super().__init__(name, target.text)
 
     def socket(self, path: str) -> str:
@@ -144,61 +144,61 @@ class KubernetesHost(RemoteHost):
 
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`; the mode is kept."""
-        complaint = f"{local} cannot be copied to {self.place}:{remote}"
+        failure = f"{local} cannot be copied to {self.place}:{remote}"
         try:
             content, mode = local.read_bytes(), local.stat().st_mode & 0o7777
         except OSError as error:
-            raise PlanewiseError(f"{complaint}: {error.strerror}") from error
-        self._copy(['cat >"$1" && chmod "$2" "$1"', remote, f"{mode:o}"], complaint, content)
+            raise PlanewiseError(f"{failure}: {error.strerror}") from error
+        self._copy(['cat >"$1" && chmod "$2" "$1"', remote, f"{mode:o}"], failure, content)
 
     def fetch(self, remote: str, local: Path) -> None:
         """See `Host.fetch`; the mode is kept."""
-        complaint = f"{self.place}:{remote} cannot be copied to {local}"
-        # A process's output is text, so that its bytes come as such.
-        done = self._copy(['stat -L -c %a -- "$1" && base64 <"$1"', remote], complaint)
+        failure = f"{self.place}:{remote} cannot be copied to {local}"
+        # A process's output is decoded as text, so that the bytes are encoded.
+        done = self._copy(['stat -L -c %a -- "$1" && base64 <"$1"', remote], failure)
         mode, _, content = done.stdout.partition("\n")
         try:
             local.write_bytes(base64.b64decode(content))
             local.chmod(int(mode, 8))
         except OSError as error:
-            raise PlanewiseError(f"{complaint}: {error.strerror}") from error
+            raise PlanewiseError(f"{failure}: {error.strerror}") from error
 
     def _copy(
-        self, script: Sequence[str], complaint: str, stdin: bytes | None = None
+        self, script: Sequence[str], failure: str, stdin: bytes | None = None
     ) -> FinishedProcess:
-        words, *arguments = script
-        done = self.run(["sh", "-c", words, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
+        text, *arguments = script
+        done = self.run(["sh", "-c", text, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
         if done.exit_code != 0:
-            why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
-            raise PlanewiseError(f"{complaint}: {why}")
+            reason = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
+            raise PlanewiseError(f"{failure}: {reason}")
         return done
 
     async def _connect(self) -> None:
         kubectl = self._target.kubectl
         deletion = ("delete", "pod", self._pod, "--ignore-not-found", "--wait=false")
         try:
-            # Before the pod: nothing is made that nobody would remove.
-            self._undertaker = await asyncio.create_subprocess_exec(
-                *("sh", "-c", _UNDERTAKER, "sh", *kubectl, *deletion),
+            # Before the pod, so that it is always deleted.
+            self._deleter = await asyncio.create_subprocess_exec(
+                *("sh", "-c", _DELETER, "sh", *kubectl, *deletion),
                 stdin=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
             manifest = json.dumps(pod(self._target, self._pod)).encode()
-            code, _, said = await _run((*kubectl, "create", "-f", "-"), manifest)
+            code, _, stderr = await _run((*kubectl, "create", "-f", "-"), manifest)
             if code != 0:
                 raise PlanewiseError(
-                    f"the measuring pod of {self.place} is refused: {_last(said)}",
+                    f"the measuring pod of {self.place} is refused: {_last(stderr)}",
                     remedy="it is privileged: its namespace must admit that (label "
                     "pod-security.kubernetes.io/enforce=privileged), and you must be allowed to "
                     "create, exec and delete pods there",
                 )
             ready = ("wait", "--for=condition=Ready", f"pod/{self._pod}", f"--timeout={_START_S}s")
-            code, _, said = await _run((*kubectl, *ready))
+            code, _, stderr = await _run((*kubectl, *ready))
             if code != 0:
                 raise PlanewiseError(
                     f"the measuring pod does not start on {self.place} within {_START_S} s: "
-                    f"{await self._why() or _last(said)}",
+                    f"{await self._pod_failure() or _last(stderr)}",
                     remedy="name an image that the node has or can pull: "
                     f"k8s://{self._target.node}?image=…; it needs sleep and nsenter",
                 )
@@ -211,8 +211,8 @@ class KubernetesHost(RemoteHost):
             await self._disconnect()
             raise
 
-    async def _why(self) -> str:
-        """What the cluster tells of a pod that does not run."""
+    async def _pod_failure(self) -> str:
+        """The cluster's reason why the pod does not run."""
         code, out, _ = await _run((*self._target.kubectl, "get", "pod", self._pod, "-o", "json"))
         if code != 0:
             return ""
@@ -223,8 +223,8 @@ class KubernetesHost(RemoteHost):
         return str(status.get("message") or status.get("reason") or "the node does not tell of it")
 
     async def _spawn(self, command: str) -> RemoteProcess:
-        # The pod sees the node's processes; the first one has the node's namespaces. By its path,
-        # the shell is the node's: busybox may take `sh`, and then `ip`, for applets of its own.
+        # Process 1 of the node, which the pod sees, has the node's namespaces. The shell has its
+        # path, as busybox may take `sh`, and then `ip`, for its own applets.
         enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "/bin/sh", "-c", command)
         process = await asyncio.create_subprocess_exec(
             *(*self._target.kubectl, "exec", "-i", self._pod, "--container=measure", "--", *enter),
@@ -236,10 +236,10 @@ class KubernetesHost(RemoteHost):
         return KubectlProcess(process)
 
     async def _disconnect(self) -> None:
-        if self._undertaker is None:
+        if self._deleter is None:
             return
         with suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self._undertaker.communicate(b"done\n"), CONNECT_TIMEOUT_S)
+            await asyncio.wait_for(self._deleter.communicate(b"done\n"), CONNECT_TIMEOUT_S)
 
     def _explain(self, error: Exception) -> PlanewiseError:
         return PlanewiseError(f"kubectl exec on {self.place} failed: {error}", remedy=self.remedy)
@@ -249,7 +249,7 @@ class KubectlProcess:
     """A command that `kubectl exec` runs."""
 
     exit_signal: ClassVar[None] = None
-    """Not told; the exit code is 128 and the signal."""
+    """Unknown; the exit code is 128 and the signal."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -266,32 +266,32 @@ class KubectlProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit code; none where kubectl tells none: the line was lost."""
+        """Its exit code; None where kubectl prints none: the connection was lost."""
         return 0 if self._process.returncode == 0 else self.stderr.exit_code
 
 
 class _CommandOutput:
-    """A command's stderr without what kubectl adds to it."""
+    """A command's stderr without kubectl's own line."""
 
     def __init__(self, source: asyncio.StreamReader) -> None:
         self._source = source
-        self._held = b""
+        self._pending = b""
         self._ready = b""
         self.exit_code: int | None = None
 
     async def read(self, n: int = -1, /) -> bytes:
         """See `Stream.read`."""
         while not self._ready:
-            part = await self._source.read(n if n > 0 else 1 << 16)
-            if not part:
-                ending = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._held)
+            chunk = await self._source.read(n if n > 0 else 1 << 16)
+            if not chunk:
+                ending = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._pending)
                 if ending:
-                    self.exit_code, self._held = int(ending[1]), b""
-                last, self._held = self._held, b""
-                return last
-            self._ready, self._held = split_words(self._held + part)
-        given, self._ready = self._ready, b""
-        return given
+                    self.exit_code, self._pending = int(ending[1]), b""
+                output, self._pending = self._pending, b""
+                return output
+            self._ready, self._pending = split_stderr(self._pending + chunk)
+        output, self._ready = self._ready, b""
+        return output
 
     async def readline(self) -> bytes:
         """See `Stream.readline`."""
@@ -302,15 +302,15 @@ class _CommandOutput:
         return line
 
 
-def split_words(said: bytes) -> tuple[bytes, bytes]:
-    """What surely is the command's, and what may become kubectl's word on its end. Pure."""
-    at = said.rfind(_MARK)
-    if at >= 0 and re.fullmatch(rb"\d*\n?", said[at + len(_MARK) :]):
-        return said[:at], said[at:]
-    for length in range(min(len(_MARK), len(said)), 0, -1):
-        if said.endswith(_MARK[:length]):
-            return said[:-length], said[-length:]
-    return said, b""
+def split_stderr(stderr: bytes) -> tuple[bytes, bytes]:
+    """The command's own part, and the part that may become kubectl's line. Pure."""
+    start = stderr.rfind(_MARK)
+    if start >= 0 and re.fullmatch(rb"\d*\n?", stderr[start + len(_MARK) :]):
+        return stderr[:start], stderr[start:]
+    for length in range(min(len(_MARK), len(stderr)), 0, -1):
+        if stderr.endswith(_MARK[:length]):
+            return stderr[:-length], stderr[-length:]
+    return stderr, b""
 
 
 async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
@@ -325,6 +325,6 @@ async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode(errors="replace")
 
 
-def _last(said: str) -> str:
-    lines = said.strip().splitlines() or ["kubectl printed nothing"]
+def _last(output: str) -> str:
+    lines = output.strip().splitlines() or ["kubectl printed nothing"]
     return lines[-1].removeprefix("error: ")

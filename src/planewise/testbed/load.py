@@ -22,10 +22,10 @@ STRESSORS: Mapping[str, str] = {"cache": "--cache", "memory": "--vm"}
 """Load types that stress-ng makes: each of its workers takes a whole thread's time."""
 
 UNPACED_PPS = 1e9
-"""Asked of `pw-probe blast` where a guest shall send as fast as it can."""
+"""Rate for `pw-probe blast` where a guest sends as fast as it can."""
 CYCLE_S, LEAST_WORK_S, LONGEST_CYCLE_S = 0.01, 0.002, 1.0
-"""`pw-probe burn` works and rests in cycles that are so long at least, and longer for a small
-share, so that there is so much work in each."""
+"""Cycles of `pw-probe burn`: the shortest; the least work in each, so that a small share has longer
+ones; the longest."""
 _PORT = 47_000
 _START_S = 120.0
 
@@ -34,8 +34,8 @@ _START_S = 120.0
 class LoadSpec:
     """Background load, by guest, or as a total over all background guests of a host.
 
-    By guest the number of guests is the load, and what they do all together is a result. A total is
-    the same whatever the number of guests.
+    By guest the load grows with the number of guests, and its sum is a result. A total does not
+    depend on the number of guests.
     """
 
     type: LoadType = "none"
@@ -51,7 +51,7 @@ class LoadSpec:
     payload_bytes: int = 1024
     """UDP payload of a datagram."""
     limit_s: float = 3600
-    """The load ends by itself after this, should nobody end it."""
+    """The load ends by itself after this time."""
     by_guest: bool = False
     busy_threads: int = 1
     """Processes of each guest that burn, where `cpu_share` is None, or that stress-ng runs."""
@@ -81,17 +81,17 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one background guest is told to do."""
+    """The load of one background guest."""
 
     threads: int
     share: float
-    """Of the time of each of these."""
+    """Busy share of each thread's time."""
     rate_pps: float | None
     """None: as fast as it can."""
 
 
 def demand(spec: LoadSpec, guests: int, cpus: int) -> Demand:
-    """What each of `guests` is to do on a host with `cpus`. Pure."""
+    """The load of each of `guests` on a host with `cpus`. Pure."""
     if spec.type in STRESSORS:
         return Demand(spec.busy_threads, 1.0, None)
     if spec.by_guest:
@@ -99,48 +99,47 @@ def demand(spec: LoadSpec, guests: int, cpus: int) -> Demand:
             return Demand(spec.busy_threads, 1.0, spec.rate_pps)
         threads = max(1, math.ceil(spec.cpu_share))
         return Demand(threads, spec.cpu_share / threads, spec.rate_pps)
-    # More than a CPU of a guest is more than a thread of it.
-    each = (0.5 if spec.cpu_share is None else spec.cpu_share) * cpus / guests
-    threads = max(1, math.ceil(each))
+    # A guest needs a thread for each CPU that it shall use.
+    cpus_by_guest = (0.5 if spec.cpu_share is None else spec.cpu_share) * cpus / guests
+    threads = max(1, math.ceil(cpus_by_guest))
     rate = None if spec.rate_pps is None else spec.rate_pps / guests
-    return Demand(threads, each / threads, rate)
+    return Demand(threads, cpus_by_guest / threads, rate)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a load had done at some moment; two of them tell what it did in between."""
+    """Counts of a load at one moment; the difference of two is its work in between."""
 
     done: Mapping[str, Count]
     """By guest: CPU time [ns] (CPU load), or packets that left it (network load)."""
     received: Mapping[str, Count] = field(default_factory=dict)
-    """Packets that arrived at the guests that are sent to (network load)."""
+    """Packets that arrived at the receiving guests (network load)."""
 
 
 def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> BackgroundResult | None:
-    """What a load did between two moments, beside what it was to do; None without load. Pure.
+    """The work of a load between two moments, and its demand; None without load. Pure.
 
-    `cpus` are those of the loaded host. Guests are asked one after another, and many busy ones
-    take minutes to answer: each rate is over its guest's own window. A cycle or burst of each may
-    lie just outside, and the moments of its counts are known as well as it is quick to answer:
-    that makes the resolution.
+    `cpus` are those of the loaded host. Guests are polled one after another, and many busy ones
+    take minutes to answer: each rate is over its guest's own window. The resolution is a cycle or
+    burst a guest, which may lie just outside the window, and the uncertainty of the moments.
     """
     rates = _rates(before.done, after.done)
     if spec.type == "none" or not rates:
         return None
-    each = demand(spec, len(rates), cpus)
+    quota = demand(spec, len(rates), cpus)
     if spec.type != "network":
         endless = spec.type in STRESSORS or (spec.by_guest and spec.cpu_share is None)
-        wanted = None if endless else each.share * each.threads
-        cycle_s = min(LONGEST_CYCLE_S, max(CYCLE_S, LEAST_WORK_S / each.share))
-        unit, step = 1e9, cycle_s * each.share * each.threads
+        demanded = None if endless else quota.share * quota.threads
+        cycle_s = min(LONGEST_CYCLE_S, max(CYCLE_S, LEAST_WORK_S / quota.share))
+        unit, step = 1e9, cycle_s * quota.share * quota.threads
     else:
-        wanted = each.rate_pps
+        demanded = quota.rate_pps
         unit, step = 1.0, float(spec.burst)
     by_guest = {name: rate.per_s / unit for name, rate in rates.items()}
     return BackgroundResult(
         unit="pps" if spec.type == "network" else "cpus",
         window_s=statistics.fmean(rate.window_s for rate in rates.values()),
-        wanted=None if wanted is None else wanted * len(rates),
+        wanted=None if demanded is None else demanded * len(rates),
         achieved=math.fsum(by_guest.values()),
         resolution=math.fsum(
             (step + by_guest[name] * rate.within_s) / rate.window_s for name, rate in rates.items()
@@ -159,24 +158,22 @@ class _Rate:
     per_s: float
     window_s: float
     within_s: float
-    """How far off the window's length may be."""
+    """Uncertainty of the window's length."""
 
 
 def _rates(before: Mapping[str, Count], after: Mapping[str, Count]) -> dict[str, _Rate]:
-    """How fast each guest was between two counts of it."""
+    """The rate of each guest between two counts."""
     rates = {}
     for name, last in after.items():
         first = before.get(name)
         if first is not None and (window_s := last.at_s - first.at_s) > 0:
-            grown = max(0.0, last.value - first.value)
-            rates[name] = _Rate(grown / window_s, window_s, first.within_s + last.within_s)
+            difference = max(0.0, last.value - first.value)
+            rates[name] = _Rate(difference / window_s, window_s, first.within_s + last.within_s)
     return rates
 
 
 class BackgroundLoad:
-    """Background load on a testbed. Entering returns when every guest is at work.
-
-    Leaving the `with` block ends it.
+    """Background load on a testbed: entering the `with` block starts it, leaving ends it.
 
     Raises on entry:
         BadInputError: there are no background guests.
@@ -226,19 +223,19 @@ class BackgroundLoad:
             for crew in self._crews:
                 crew.kill()
             return
-        for ended in [one for crew in self._crews for one in crew.end()]:
+        for process in [process for crew in self._crews for process in crew.end()]:
             if self.spec.type not in STRESSORS:  # stress-ng fails when it is ended
-                ended.check()
+                process.check()
 
     def check(self) -> None:
-        """Does nothing while the load runs as it should.
+        """Checks that all of the load still runs.
 
         Raises:
             PlanewiseError: a part of it ended.
         """
-        gone = list(dict.fromkeys(name for crew in self._crews for name in crew.gone))
-        if gone:
-            names = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+        ended = list(dict.fromkeys(name for crew in self._crews for name in crew.ended))
+        if ended:
+            names = ", ".join(ended[:3]) + (f" and {len(ended) - 3} more" if len(ended) > 3 else "")
             raise PlanewiseError(
                 f"a part of the background load ended by itself: {names}",
                 remedy=f"it lasts {self.spec.limit_s:g} s: raise its limit_s, or see whether "
@@ -246,18 +243,18 @@ class BackgroundLoad:
             )
 
     def work(self) -> Work:
-        """What it has done so far: mark it before a trial, and ask `achieved` after it."""
+        """Its counts now: to be taken before a trial, for `achieved` after it."""
         return Work(*({} if crew is None else crew.done() for crew in (self._workers, self._sinks)))
 
     def achieved(self, since: Work) -> BackgroundResult | None:
-        """What it did since then; None where there is no load."""
+        """Its work since then; None without load."""
         return achieved(self.spec, since, self.work(), self._cpus)
 
     def _start_burning(self) -> None:
         host = self._testbed.hosts[self.spec.location]
         guests = self._testbed.background(self.spec.location)
         self._cpus = procfs.count_cpus(host.read_text("/proc/cpuinfo"))
-        each = demand(self.spec, len(guests), self._cpus)
+        quota = demand(self.spec, len(guests), self._cpus)
         if self.spec.type in STRESSORS:
             argv = stress_command(self.spec, host.directory)
             self._workers = self._start_crew(
@@ -265,21 +262,28 @@ class BackgroundLoad:
             )
             self._workers.await_ready(_START_S)
             return
-        argv = (host.probe, "burn", "--load", f"{each.share:.6f}", "--duration", self._limit)
-        # A process a thread: what it has burnt is then one number of the kernel's.
-        members = [CrewProcess(guest, argv) for guest in guests for _ in range(each.threads)]
+        argv = (
+            host.probe,
+            "burn",
+            "--load",
+            f"{quota.share:.6f}",
+            "--duration",
+            self._limit,
+        )
+        # A process a thread: the kernel then counts its CPU time as one number.
+        members = [CrewProcess(guest, argv) for guest in guests for _ in range(quota.threads)]
         self._workers = self._start_crew(host, members, "burn")
         self._workers.await_ready(_START_S)
 
     def _start_sending(self) -> None:
         receiver = self.spec.location
         sender = other_host(receiver)
-        here, there = self._testbed.hosts[receiver], self._testbed.hosts[sender]
+        sink_host, blast_host = self._testbed.hosts[receiver], self._testbed.hosts[sender]
         targets, sources = self._testbed.background(receiver), self._testbed.background(sender)
         self._sinks = self._start_crew(
-            here,
+            sink_host,
             [
-                CrewProcess(guest, (here.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"))
+                CrewProcess(guest, (sink_host.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"))
                 for guest in targets
             ],
             "sink",
@@ -287,13 +291,13 @@ class BackgroundLoad:
         self._sinks.await_ready(_START_S)
         rate = demand(self.spec, len(sources), self._cpus).rate_pps or UNPACED_PPS
         blasts = [
-            CrewProcess(source, (there.probe, "blast", "--to", f"{target.ipv4}:{_PORT}",
+            CrewProcess(source, (blast_host.probe, "blast", "--to", f"{target.ipv4}:{_PORT}",
                             "--rate", f"{rate:.6f}", "--burst", str(self.spec.burst),
                             "--size", str(self.spec.payload_bytes), "--duration", self._limit))
             for source, target in zip(sources, targets, strict=True)
         ]  # fmt: skip
-        self._workers = self._start_crew(there, blasts, "blast")
-        # A slow rate's first burst may be a while away.
+        self._workers = self._start_crew(blast_host, blasts, "blast")
+        # The first burst of a slow rate may come late.
         self._sinks.await_receiving(_START_S + 2 * self.spec.burst / rate)
 
     @property
@@ -302,7 +306,7 @@ class BackgroundLoad:
 
 
 def stress_command(spec: LoadSpec, directory: str) -> tuple[str, ...]:
-    """stress-ng for one guest; `directory` is one that it may write to. Pure."""
+    """Command line of stress-ng for one guest, which may write to `directory`. Pure."""
     memory = ("--vm-bytes", f"{spec.memory_mib}m") if spec.type == "memory" else ()
     return (
         *(STRESS_NG, STRESSORS[spec.type], str(spec.busy_threads), *memory),

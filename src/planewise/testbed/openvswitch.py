@@ -1,6 +1,6 @@
-"""An Open vSwitch of our own on a host: a database, a daemon, nothing in it. Knows no plane.
+"""A separate Open vSwitch on a host: a database and a daemon, without bridges. Knows no plane.
 
-Both live in one scratch directory, end with planewise however that ends, and never meet the
+Both use one scratch directory, end with planewise however that ends, and are independent of the
 machine's own Open vSwitch.
 """
 
@@ -21,8 +21,8 @@ _START_S = 120.0
 COMMAND_S = 60.0
 _POLL_S = 0.02
 _DATAPATH = "ovs-netdev"
-"""The interface of a datapath in user space. All Open vSwitches of a network namespace share it,
-and it outlives one that is killed."""
+"""Interface of a datapath in user space. All Open vSwitches of a network namespace share it, and it
+outlives one that is killed."""
 
 _REMOVE_DATAPATH = f"""
 pgrep '^ovs-vswitchd' >/dev/null
@@ -71,11 +71,11 @@ class OpenVswitch:
         settings: Mapping[str, str] | None = None,
         program: str = "ovs-vswitchd",
     ) -> None:
-        """`directory` is there already; `settings` are other_config of the whole switch."""
+        """`directory` must exist; `settings` are other_config of the whole switch."""
         self._host = host
         self._directory = directory
         self._processes: list[HostProcess] = []
-        # Another switch's, where it is there already.
+        # An existing one belongs to another switch.
         self._had_datapath = has_datapath(host)
         try:
             self._start(program, settings or {})
@@ -94,31 +94,31 @@ class OpenVswitch:
         return bool(self._processes) and all(process.running for process in self._processes)
 
     def _start(self, program: str, settings: Mapping[str, str]) -> None:
-        place = self._directory
-        self._run("ovsdb-tool", "create", f"{place}/conf.db", SCHEMA).check()
+        directory = self._directory
+        self._run("ovsdb-tool", "create", f"{directory}/conf.db", SCHEMA).check()
         self._daemon(
             "Open vSwitch's database",
-            f"{place}/db.sock",
+            f"{directory}/db.sock",
             "ovsdb-server",
-            f"{place}/conf.db",
-            f"--remote=punix:{place}/db.sock",
-            f"--unixctl={place}/db.ctl",
-            f"--log-file={place}/db.log",
+            f"{directory}/conf.db",
+            f"--remote=punix:{directory}/db.sock",
+            f"--unixctl={directory}/db.ctl",
+            f"--log-file={directory}/db.log",
         )
         options = [f'other_config:{key}="{value}"' for key, value in settings.items()]
         change = ("--", "set", "Open_vSwitch", ".", *options) if options else ()
         self.configure("--no-wait", "init", *change)
         self._daemon(
             "Open vSwitch",
-            f"{place}/switch.ctl",
+            f"{directory}/switch.ctl",
             program,
-            f"unix:{place}/db.sock",
-            f"--unixctl={place}/switch.ctl",
-            f"--log-file={place}/switch.log",
+            f"unix:{directory}/db.sock",
+            f"--unixctl={directory}/switch.ctl",
+            f"--log-file={directory}/switch.log",
         )
 
     def configure(self, *arguments: str) -> FinishedProcess:
-        """Runs ovs-vsctl on its database, and waits until the switch has done what it says.
+        """Runs ovs-vsctl on its database, and waits until the switch has followed.
 
         Raises:
             PlanewiseError: it failed.
@@ -132,12 +132,12 @@ class OpenVswitch:
         return finished
 
     def last_words(self) -> str:
-        """What it complained of last."""
+        """The last error in its log."""
         lines: list[str] = []
         with suppress(PlanewiseError):
             lines = self._host.read_text(f"{self._directory}/switch.log").splitlines()
-        bad = [line.split("|", 4)[-1] for line in lines if "|ERR|" in line or "|EMER|" in line]
-        return bad[-1] if bad else "it printed nothing"
+        errors = [line.split("|", 4)[-1] for line in lines if "|ERR|" in line or "|EMER|" in line]
+        return errors[-1] if errors else "it printed nothing"
 
     def _run(self, *argv: str, stdin: bytes | None = None) -> FinishedProcess:
         return self._host.run(self._environment(*argv), timeout_s=COMMAND_S, stdin=stdin)
@@ -147,7 +147,7 @@ class OpenVswitch:
         return ["env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *folders, *argv]
 
     def _daemon(self, name: str, socket: str, *argv: str) -> None:
-        """Starts a daemon, and returns once its socket is there."""
+        """Starts a daemon, and returns once its socket exists."""
         process = self._host.start(self._environment(*argv))
         self._processes.append(process)
         deadline = time.monotonic() + _START_S
@@ -167,7 +167,7 @@ class OpenVswitch:
     def close(self) -> None:
         """Ends it. Idempotent."""
         if self.alive:
-            # Without, its interfaces outlive it: those of a datapath in user space are persistent.
+            # Interfaces of a datapath in user space are persistent: only --cleanup removes them.
             with suppress(PlanewiseError):
                 self._run(*appctl(self._directory, "exit", "--cleanup"))
             if not self._had_datapath:

@@ -119,15 +119,15 @@ class SshHost(RemoteHost):
     def socket(self, path: str) -> str:
         """See `Host.socket`: forwarded over the connection, gone with it."""
         if path not in self._sockets:
-            here = str(self._local.enter_context(scratch()) / "socket")
+            local = str(self._local.enter_context(scratch()) / "socket")
             try:
-                self.call(self._forward(here, path))
+                self.call(self._forward(local, path))
             except OSError as error:
                 raise PlanewiseError(
                     f"{path} on {self.place} cannot be reached: {error.strerror or error}",
                     remedy="allow AllowStreamLocalForwarding in its sshd_config",
                 ) from error
-            self._sockets[path] = here
+            self._sockets[path] = local
         return self._sockets[path]
 
     def put(self, local: Path, remote: str) -> None:
@@ -187,26 +187,26 @@ class SshHost(RemoteHost):
             ) from error
         except (OSError, ValueError) as error:
             # ValueError: a key or a line of ~/.ssh/config that cannot be read.
-            # asyncio's own words for a refusal name the address instead.
+            # asyncio's own message for a refusal has the address instead of the reason.
             code = getattr(error, "errno", None) or 0
-            why = os.strerror(code) if code > 0 else getattr(error, "strerror", "") or str(error)
+            reason = os.strerror(code) if code > 0 else getattr(error, "strerror", "") or str(error)
             if getattr(error, "filename", None):
-                why = f"{error.filename}: {why}"  # type: ignore[union-attr]
+                reason = f"{error.filename}: {reason}"  # type: ignore[union-attr]
             raise PlanewiseError(
-                f"{self.place} cannot be reached by ssh: {why}", remedy=self.remedy
+                f"{self.place} cannot be reached by ssh: {reason}", remedy=self.remedy
             ) from error
 
     async def _spawn(self, command: str) -> RemoteProcess:
         return await self._connection.create_process(command, encoding=None)
 
-    async def _forward(self, here: str, there: str) -> None:
-        await self._connection.forward_local_path(here, there)
+    async def _forward(self, local: str, remote: str) -> None:
+        await self._connection.forward_local_path(local, remote)
 
-    def _copy(self, source: str, target: str, complaint: str, upwards: bool) -> None:
+    def _copy(self, source: str, target: str, failure: str, upload: bool) -> None:
         async def copy() -> None:
             if self._files is None:
                 self._files = await self._connection.start_sftp_client()
-            if upwards:
+            if upload:
                 await self._files.put(source, target, preserve=True)
             else:
                 await self._files.get(source, target, preserve=True)
@@ -214,11 +214,11 @@ class SshHost(RemoteHost):
         try:
             self.call(copy())
         except OSError as error:
-            raise PlanewiseError(f"{complaint}: {error.strerror or error}") from error
+            raise PlanewiseError(f"{failure}: {error.strerror or error}") from error
         except PlanewiseError as error:
             cause = error.__cause__
             if isinstance(cause, asyncssh.SFTPError):
-                raise PlanewiseError(f"{complaint}: {cause.reason}") from cause
+                raise PlanewiseError(f"{failure}: {cause.reason}") from cause
             raise
 
     async def _disconnect(self) -> None:
@@ -254,35 +254,35 @@ class LabHost(SshHost):
     remedy = "`planewise lab status` says how the host fares"
 
     def __init__(self, lab_name: str, host: lab.HostId, *, name: str) -> None:
-        self._held = ExitStack()
+        self._lab_use = ExitStack()
         try:
-            self._held.enter_context(lab.using(lab_name))
-            where = lab_host.address(lab_name, host)
+            self._lab_use.enter_context(lab.using(lab_name))
+            address = lab_host.address(lab_name, host)
             text = f"lab:{host}" if lab_name == "default" else f"lab:{lab_name}/{host}"
             options: dict[str, Any] = {
                 "config": None,
                 "agent_path": None,
                 "keepalive_interval": _LAB_KEEPALIVE_S,
-                "client_keys": [str(where.key)],
-                "known_hosts": ([asyncssh.import_public_key(where.host_key)], [], []),
+                "client_keys": [str(address.key)],
+                "known_hosts": ([asyncssh.import_public_key(address.host_key)], [], []),
             }
-            super().__init__(name, SshTarget(text, "127.0.0.1", "root", where.port, options))
+            super().__init__(name, SshTarget(text, "127.0.0.1", "root", address.port, options))
         except BaseException:
-            self._held.close()
+            self._lab_use.close()
             raise
 
     def program(self, local: str) -> str:
         """See `SshHost.program`: it is there, as a lab's hosts see this machine's files."""
-        here = Path(local).stat()
-        seen = self.run(["stat", "--format=%s %Y", "--", local])
-        if seen.stdout.split() == [str(here.st_size), str(int(here.st_mtime))]:
+        local_stat = Path(local).stat()
+        remote_stat = self.run(["stat", "--format=%s %Y", "--", local])
+        if remote_stat.stdout.split() == [str(local_stat.st_size), str(int(local_stat.st_mtime))]:
             return local
         return super().program(local)  # made after the host had looked there
 
     def close(self) -> None:
         """See `SshHost.close`; lets go of the lab."""
         super().close()
-        self._held.close()
+        self._lab_use.close()
 
 
 def _set_client_version() -> None:

@@ -1,7 +1,7 @@
-"""A host at the other end of a line: what ssh and Kubernetes have in common.
+"""Base class of hosts that are reached over a connection, by ssh or kubectl.
 
-Everything on a host hangs on its line: when planewise dies, however it dies, the line's end is seen
-there, and each command's keeper ends the command and removes what was copied.
+Each command on a host has a keeper, which sees the connection's end when planewise ends, however
+that ends; it then ends the command, or removes copied files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 30.0
 
 T = TypeVar("T")
 
-# Keeps a directory until the desk is gone, or done.
+# Keeps a directory until planewise closes its stdin, or has ended.
 _DIRECTORY = """
 trap '' INT TERM HUP
 d=$(mktemp -d /tmp/pw-XXXXXXXX) || exit 1
@@ -44,10 +44,10 @@ class RemoteHost(Host):
     """
 
     remedy = ""
-    """The way out when it cannot be reached any more."""
+    """The remedy when it cannot be reached any more."""
 
     errors: type[Exception] | tuple[type[Exception], ...] = ()
-    """What its line fails with, beside PlanewiseError."""
+    """Exceptions of its connection, beside PlanewiseError."""
 
     def __init__(self, name: str, place: str) -> None:
         self._name = name
@@ -72,7 +72,7 @@ class RemoteHost(Host):
 
     @property
     def place(self) -> str:
-        """How sentences call it."""
+        """Its name in messages."""
         return self._place
 
     @property
@@ -124,8 +124,8 @@ class RemoteHost(Host):
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         done = self.run(["cat", "--", path], netns=netns)
         if done.exit_code != 0:
-            why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
-            raise PlanewiseError(f"{path} on {self.place} cannot be read: {why}")
+            reason = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
+            raise PlanewiseError(f"{path} on {self.place} cannot be read: {reason}")
         return done.stdout
 
     def perform(self, plan: Plan) -> None:
@@ -133,7 +133,7 @@ class RemoteHost(Host):
         script.perform(plan, self)
 
     def close(self) -> None:
-        """See `Host.close`; removes what was copied, and ends the line."""
+        """See `Host.close`; removes copied files, and disconnects."""
         if self._loop.is_closed():
             return
         with suppress(PlanewiseError):
@@ -147,10 +147,10 @@ class RemoteHost(Host):
         self._end_loop()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the line's thread.
+        """Runs a coroutine on the connection's thread.
 
         Raises:
-            PlanewiseError: the line failed; the sentence says how.
+            PlanewiseError: the connection failed.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -163,7 +163,7 @@ class RemoteHost(Host):
 
     @abstractmethod
     async def _connect(self) -> None:
-        """Reaches it. PlanewiseError, or one of `errors`, where that fails."""
+        """Connects. Raises PlanewiseError, or one of `errors`, where that fails."""
 
     @abstractmethod
     async def _spawn(self, command: str) -> RemoteProcess:
@@ -171,11 +171,11 @@ class RemoteHost(Host):
 
     @abstractmethod
     async def _disconnect(self) -> None:
-        """Ends the line."""
+        """Ends the connection."""
 
     @abstractmethod
     def _explain(self, error: Exception) -> PlanewiseError:
-        """What one of `errors` means, in a sentence."""
+        """Translates one of `errors`."""
 
     async def _start(
         self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
@@ -187,13 +187,13 @@ class RemoteHost(Host):
         return process
 
     async def _make_directory(self) -> str:
-        words = shlex.join(["sh", "-c", _DIRECTORY])
-        self._keeper = await self._spawn(f"exec {words}")
+        command = shlex.join(["sh", "-c", _DIRECTORY])
+        self._keeper = await self._spawn(f"exec {command}")
         directory = (await self._keeper.stdout.readline()).decode().strip()
         if not directory:
-            words_ = (await self._keeper.stderr.read(1 << 16)).decode(errors="replace")
-            message = words_.strip().splitlines() or ["it printed nothing"]
-            raise PlanewiseError(f"no temporary directory on {self.place}: {message[-1]}")
+            stderr = (await self._keeper.stderr.read(1 << 16)).decode(errors="replace")
+            lines = stderr.strip().splitlines() or ["it printed nothing"]
+            raise PlanewiseError(f"no temporary directory on {self.place}: {lines[-1]}")
         return directory
 
     async def _hang_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Processes on hosts reached by ssh: kept on a line that ends them when planewise dies."""
+"""Processes on hosts reached by ssh, which end with their connection."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from planewise.testbed.host import (
 )
 
 _GRACE_S = 20.0
-"""A process that was asked to end may take so long: a lab's host emulates guests on its one CPU."""
+"""Grace period of a process: a lab's host emulates guests on its one CPU."""
 _END_TIMEOUT_S = 30.0
-"""How long a process that was killed may take to be gone, on a host that is busy."""
+"""How long a killed process may take to end, on a busy host."""
 
 _START_TIMEOUT_S = 60.0
 _BEGUN = "pw-begun "
@@ -34,10 +34,10 @@ _NO_NETNS = "pw-no-netns"
 
 T = TypeVar("T")
 
-# stdin is the line to the desk: a line of it is a signal for the process group, its end means that
-# the desk is gone, or done. The keeper waits for that in the background and then ends what is left
-# of the process group, itself included. `exec` keeps the process id, which is the group's, too, as
-# sshd starts each command in a session.
+# stdin comes from planewise: each line of it is a signal for the process group, its end means that
+# planewise has ended, or needs the process no more. The keeper waits for that in the background and
+# then kills the rest of the process group, itself included. `exec` keeps the process id, which is
+# the group's, too, as sshd starts each command in a session.
 _KEPT = (
     """
 netns=$1 length=$2; shift 2
@@ -62,35 +62,35 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 class Connection(Protocol):
-    """What a process needs to know of the host that it runs on."""
+    """The connection to a process's host."""
 
     @property
     def place(self) -> str:
-        """How sentences call the host."""
+        """The host's name in messages."""
 
     @property
     def remedy(self) -> str:
-        """The way out when the connection was lost."""
+        """The remedy when the connection was lost."""
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the connection's event loop, and waits for it."""
 
 
 class Sink(Protocol):
-    """Where a process on a host reads."""
+    """Stdin of a process on a host."""
 
     def write(self, data: bytes, /) -> None:
-        """Hands over bytes, later perhaps."""
+        """Queues bytes."""
 
     def write_eof(self) -> None:
-        """There will be no more."""
+        """Ends the stream."""
 
     def close(self) -> None:
         """As `write_eof`."""
 
 
 class Stream(Protocol):
-    """Where a process on a host writes."""
+    """Stdout or stderr of a process on a host."""
 
     async def read(self, n: int = -1, /) -> bytes:
         """Up to `n` bytes; none at the end."""
@@ -100,26 +100,26 @@ class Stream(Protocol):
 
 
 class RemoteProcess(Protocol):
-    """A command on a host, as its line has it."""
+    """A command on a host, as its connection has it."""
 
     @property
     def stdin(self) -> Sink:
-        """What it reads."""
+        """Its stdin."""
 
     @property
     def stdout(self) -> Stream:
-        """What it writes."""
+        """Its stdout."""
 
     @property
     def stderr(self) -> Stream:
-        """What it complains of."""
+        """Its stderr."""
 
     async def wait_closed(self) -> None:
         """Waits for its end."""
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit code; none or negative: it runs, or the line was lost."""
+        """Its exit code; None or negative: it runs, or the connection was lost."""
 
     @property
     def exit_signal(self) -> tuple[str, bool, str, str] | None:
@@ -140,11 +140,11 @@ class SshProcess(HostProcess):
         self._remote = remote
         self._out = bytearray()
         self._err = bytearray()
-        self._begun = asyncio.Event()
-        self._news = asyncio.Event()
+        self._started = asyncio.Event()
+        self._changed = asyncio.Event()
         self._pid = 0
         self._refusal = ""
-        self._ended = False
+        self._has_ended = False
         self._reader = asyncio.ensure_future(self._read())
 
     @property
@@ -155,7 +155,7 @@ class SshProcess(HostProcess):
     @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        return not self._ended
+        return not self._has_ended
 
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """See `HostProcess.wait`."""
@@ -165,12 +165,12 @@ class SshProcess(HostProcess):
     def wait_ready(self, line: str, timeout_s: float) -> None:
         """See `HostProcess.wait_ready`."""
         try:
-            seen = self._host.call(asyncio.wait_for(self._seen(line.encode()), timeout_s))
+            printed = self._host.call(asyncio.wait_for(self._printed(line.encode()), timeout_s))
         except TimeoutError as error:
             raise ProcessTimeoutError(
                 f"{self._program} did not say `{line}` within {timeout_s:g} s"
             ) from error
-        if not seen:
+        if not printed:
             self._finished().check()
             raise PlanewiseError(f"{self._program} ended before it printed `{line}`")
 
@@ -184,7 +184,7 @@ class SshProcess(HostProcess):
         return self.wait(_END_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Ends it and its group now: its keeper sees the end of the line."""
+        """Ends it and its group now: its keeper sees the end of stdin."""
 
         async def hang_up() -> None:
             self._remote.stdin.close()
@@ -201,7 +201,7 @@ class SshProcess(HostProcess):
         """
         if stdin:
             self._remote.stdin.write(stdin)
-        await asyncio.wait_for(self._begun.wait(), _START_TIMEOUT_S)
+        await asyncio.wait_for(self._started.wait(), _START_TIMEOUT_S)
         if self._refusal == _NO_PROGRAM:
             raise UnsupportedError(
                 f"there is no program `{self.argv[0]}` on {self._host.place}",
@@ -212,9 +212,9 @@ class SshProcess(HostProcess):
         if not self._pid:
             await self._reader
             printed = f"{self._refusal}\n{bytes(self._err).decode(errors='replace')}"
-            words = printed.strip().splitlines() or ["the connection was lost"]
+            lines = printed.strip().splitlines() or ["the connection was lost"]
             raise PlanewiseError(
-                f"{self._program} could not be started on {self._host.place}: {words[-1]}"
+                f"{self._program} could not be started on {self._host.place}: {lines[-1]}"
             )
 
     @property
@@ -224,8 +224,8 @@ class SshProcess(HostProcess):
     def send(self, number: signal.Signals) -> None:
         """See `HostProcess.send`."""
         if self.running:
-            # Not by ssh's own signal request, which not every server honours, and not by a command
-            # of its own, which takes an emulated host a tenth of a second.
+            # Not by ssh's signal request, which not every server honours, and not by a command,
+            # which takes an emulated host a tenth of a second.
             async def say() -> None:
                 with suppress(OSError, asyncssh.Error):
                     self._remote.stdin.write(f"{number.name[3:]}\n".encode())
@@ -237,9 +237,9 @@ class SshProcess(HostProcess):
             await asyncio.gather(self._pump(self._remote.stdout, self._out), self._pump_err())
             await self._remote.wait_closed()
         finally:
-            self._ended = True
-            self._begun.set()
-            self._news.set()
+            self._has_ended = True
+            self._started.set()
+            self._changed.set()
 
     async def _pump_err(self) -> None:
         first = await self._remote.stderr.readline()
@@ -248,31 +248,31 @@ class SshProcess(HostProcess):
             self._pid = int(line.removeprefix(_BEGUN))
         else:
             self._refusal = line
-        self._begun.set()
+        self._started.set()
         await self._pump(self._remote.stderr, self._err)
 
     async def _pump(self, source: Stream, into: bytearray) -> None:
-        while part := await source.read(1 << 16):
-            into += part
-            self._news.set()
+        while chunk := await source.read(1 << 16):
+            into += chunk
+            self._changed.set()
 
-    async def _seen(self, wanted: bytes) -> bool:
+    async def _printed(self, prefix: bytes) -> bool:
         while True:
-            self._news.clear()
-            if any(line.startswith(wanted) for line in bytes(self._err).splitlines()):
+            self._changed.clear()
+            if any(line.startswith(prefix) for line in bytes(self._err).splitlines()):
                 return True
-            if self._ended:
+            if self._has_ended:
                 return False
-            await self._news.wait()
+            await self._changed.wait()
 
-    def _await_end(self, timeout_s: float | None, complaint: str) -> None:
+    def _await_end(self, timeout_s: float | None, message: str) -> None:
         async def ended() -> None:
             await asyncio.wait_for(asyncio.shield(self._reader), timeout_s)
 
         try:
             self._host.call(ended())
         except TimeoutError as error:
-            raise ProcessTimeoutError(complaint) from error
+            raise ProcessTimeoutError(message) from error
 
     def _finished(self) -> FinishedProcess:
         return FinishedProcess(
@@ -298,11 +298,11 @@ class TerminalProcess:
         Raises:
             PlanewiseError: the connection was lost.
         """
-        words = shlex.join(["sh", "-c", f'echo "{_BEGUN}$$" >&2; {command}'])
-        remote = await connection.create_process(f"exec {words}", encoding=None)
+        shell = shlex.join(["sh", "-c", f'echo "{_BEGUN}$$" >&2; {command}'])
+        remote = await connection.create_process(f"exec {shell}", encoding=None)
         first = await remote.stderr.readline()
         self.pid = int(first.decode().removeprefix(_BEGUN) or 0)
-        # Its stdin is the command's, so a channel of its own tells the keeper that we are gone.
+        # The command has the stdin, so that the keeper watches a channel of its own.
         watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
         keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
         loop = asyncio.get_running_loop()
@@ -311,7 +311,7 @@ class TerminalProcess:
             self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
         )
         await remote.wait_closed()
-        # What the command left in the background lives on, as with ssh: the keeper must have heard.
+        # Background processes of the command stay, as with ssh: the keeper must read this line.
         keeper.stdin.write("done\n")
         with suppress(TimeoutError):
             await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
@@ -341,7 +341,11 @@ class TerminalProcess:
 
 
 def _exit_code(remote: RemoteProcess, place: str, remedy: str, program: str) -> int:
-    """As a shell counts. PlanewiseError where the connection was lost."""
+    """A process's exit code, as a shell counts.
+
+    Raises:
+        PlanewiseError: the connection was lost.
+    """
     if remote.exit_signal:
         return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
     if remote.exit_status is None or remote.exit_status < 0:

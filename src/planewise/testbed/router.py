@@ -54,9 +54,9 @@ _BRIDGE_MAC = "02:70:77:60:00:01"
 
 
 Forwarding = Literal["kernel", "xdp", "bridge"]
-"""What forwards in a router under test."""
+"""Forwarder in a router under test."""
 RouterPlatform = Literal["namespace", "container", "vm"]
-"""What a router under test is."""
+"""Kind of a router under test."""
 
 
 def plan_router(
@@ -67,11 +67,11 @@ def plan_router(
 ) -> Plan:
     """A generator with two ports and a host between them that forwards IPv4 and IPv6. Pure.
 
-    A router that is a container has its namespace from Docker, before this plan. One that is a
-    virtual machine comes after it: its one NIC is the tap, on a bridge with both ports.
+    Docker makes the namespace of a router that is a container before this plan. A virtual machine
+    starts after it: its one NIC is the tap, on a bridge with both ports.
 
-    The generator has no addresses: its kernel neither answers nor forwards what the router sends.
-    An XDP program routes by the same addresses and neighbours as the kernel; a bridge has none.
+    The generator has no addresses, so that its kernel neither answers nor forwards frames of the
+    router. An XDP program routes by the kernel's addresses and neighbours; a bridge has none.
     """
     generator, router = f"pw-{token}-g", f"pw-{token}-f"
     steps: list[Step] = [*new_namespace(generator)]
@@ -127,7 +127,7 @@ def plan_router(
 
 
 def _machine(token: str) -> tuple[Guest, Mapping[str, str]]:
-    """A router that is a virtual machine, and the neighbours that it knows. Pure."""
+    """A router that is a virtual machine, and its permanent neighbours. Pure."""
     guest = Guest(
         name="router",
         host="responder",
@@ -152,7 +152,7 @@ class RouterTestbed:
     """A generator and a forwarding host (the case of PASTRAMI), as a context manager.
 
     Raises on entry:
-        UnsupportedError: no privilege, or this machine has not what it needs.
+        UnsupportedError: no privilege, or this machine lacks something.
         PlanewiseError: it could not be built.
     """
 
@@ -173,7 +173,7 @@ class RouterTestbed:
         self.ip_version = ip_version
         self.mtu_bytes = mtu_bytes
         self.emulated = ""
-        """Why its times are not those of hardware, once it stands; empty where they are."""
+        """Why its times are not those of hardware, once it is built; empty where they are."""
         self._cpus, self._nic_ring = cpus, nic_ring
         self._guests = ExitStack()
         self._ownership: Ownership | None = None

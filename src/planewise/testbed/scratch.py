@@ -20,16 +20,16 @@ _PREFIX = "pw-scratch-"
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A directory for as long as the block runs."""
-    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    path = made.with_name(made.name.removeprefix("."))
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    descriptor = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = unlocked.with_name(unlocked.name.removeprefix("."))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        made.rename(path)
+        unlocked.rename(path)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unlocked, ignore_errors=True)
         os.close(descriptor)
 
 

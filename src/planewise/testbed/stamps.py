@@ -33,9 +33,9 @@ class HardwareStamps:
         """In words, with what it means for a measurement. Pure."""
         if not (self.sent or self.received):
             return "none by the NIC; the kernel's are used"
-        which = "all" if self.every_received else "PTP's alone"
+        packets = "all" if self.every_received else "PTP's alone"
         clock = f"/dev/ptp{self.clock}" if self.clock >= 0 else "no PTP clock"
-        received = f"received packets ({which})" if self.received else "no received packets"
+        received = f"received packets ({packets})" if self.received else "no received packets"
         return (
             f"the NIC says {'sent packets and ' if self.sent else ''}{received}, by {clock}; "
             "Planewise uses the kernel's"
@@ -59,8 +59,8 @@ def stamps_of(interface: str) -> str:
     address, _ = answer.buffer_info()
     request = struct.pack("16sQ16x", interface.encode(), address)
     try:
-        with socket.socket() as asking:
-            fcntl.ioctl(asking, _SIOCETHTOOL, request)
+        with socket.socket() as any_socket:
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
     except OSError:
         return "unknown"
     return parse(answer.tobytes()).text

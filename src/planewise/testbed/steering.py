@@ -26,9 +26,8 @@ class CpuSplit:
     receivers: tuple[int, ...]
 
 
-# The files of /sys are those of the namespace that mounted it: mounted anew, for this command.
-# Refused where it is there already, as `ip netns exec` mounts it. Docker's are read-only: those of
-# the container stay so, each mount by itself.
+# /sys shows the namespace that mounted it, so that this command mounts it anew. The kernel refuses
+# that where `ip netns exec` has done so. Docker's is read-only, and is remounted for this command.
 _OWN_SYS = (
     "mount -t sysfs sysfs /sys 2>/dev/null || true; "
     "[ -w /sys ] || mount -o remount,rw /sys 2>/dev/null || true;"
@@ -36,9 +35,11 @@ _OWN_SYS = (
 
 
 def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:
-    """The first CPU generates, all others receive; None where there is only one CPU. Pure,
-    unless `available` is left out: then the CPUs that this process may use, and None where it
-    may not steer."""
+    """The first CPU generates, all others receive; None where there is only one CPU.
+
+    Pure with `available`. By default they are the CPUs that this process may use; None where it may
+    not steer.
+    """
     if available is None and not may_steer(Path("/proc/self/uid_map").read_text()):
         return None
     cpus = sorted(os.sched_getaffinity(0) if available is None else available)
@@ -55,7 +56,7 @@ def may_steer(uid_map: str) -> bool:
 
 
 def cpu_mask(cpus: Iterable[int]) -> str:
-    """As the kernel reads it: hexadecimal, a comma between every 32 CPUs, highest first."""
+    """A CPU mask for the kernel: hexadecimal, a comma between every 32 CPUs, highest first."""
     bits = sum(1 << cpu for cpu in set(cpus))
     words = []
     while True:
@@ -65,8 +66,8 @@ def cpu_mask(cpus: Iterable[int]) -> str:
             return ",".join(reversed(words))
 
 
-def _refused(host: Host, netns: str | None, script: str, words: Sequence[str]) -> str | None:
-    """Runs a script with a sysfs of its own; why it failed, None where it did not."""
+def _failure(host: Host, netns: str | None, script: str, words: Sequence[str]) -> str | None:
+    """Runs a script with a sysfs of its own; returns the reason of a failure, else None."""
     argv = ["unshare", "--mount", "sh", "-ec", script, "steer", *words]
     finished = host.run(argv, netns=netns, timeout_s=30)
     if finished.exit_code == 0:
@@ -75,7 +76,7 @@ def _refused(host: Host, netns: str | None, script: str, words: Sequence[str]) -
 
 
 def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:
-    """Has `cpus` do the receive work of these interfaces; none: the CPU where a frame arrives.
+    """Moves the receive work of interfaces to `cpus`; none: to the CPU where a frame arrives.
 
     Raises:
         PlanewiseError: this kernel or container does not let us.
@@ -84,7 +85,7 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         f"{_OWN_SYS} mask=$1 && shift && "
         'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
     )
-    reason = _refused(host, netns, script, [cpu_mask(cpus), *interfaces])
+    reason = _failure(host, netns, script, [cpu_mask(cpus), *interfaces])
     if reason is not None:
         raise PlanewiseError(
             f"receive work in {netns} cannot be moved to other CPUs: {reason}",
@@ -92,7 +93,7 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         )
 
 
-# By the NIC's own list: what /proc/interrupts calls them is each driver's own affair.
+# By the NIC's own list: names in /proc/interrupts differ from driver to driver.
 _BIND = f"""
 {_OWN_SYS}
 irqs=$(ls "/sys/class/net/$1/device/msi_irqs")
@@ -103,13 +104,13 @@ done
 
 
 def bind_interrupts(host: Host, netns: str | None, interface: str, cpus: Iterable[int]) -> None:
-    """Has `cpus` take the interrupts of a PCI function, and so the receive work of its interface.
+    """Moves the interrupts of a PCI function, and so its receive work, to `cpus`.
 
     Raises:
         PlanewiseError: it has no interrupts of its own, or the kernel does not let us.
     """
     words = ",".join(str(cpu) for cpu in sorted(set(cpus)))
-    reason = _refused(host, netns, _BIND, [interface, words])
+    reason = _failure(host, netns, _BIND, [interface, words])
     if reason is not None:
         raise PlanewiseError(
             f"interrupts of {interface} on {host.place} cannot be moved to CPU {words}: {reason}",

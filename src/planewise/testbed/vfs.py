@@ -1,8 +1,7 @@
-"""The VFs of one NIC, as guests hold them. Asks `planewised vf`; knows no sysfs and no netlink.
+"""The VFs of one NIC and their holders, by `planewised vf`. Knows no sysfs and no netlink.
 
-A NIC whose VFs were set up by somebody is used as it is, with those VFs that nobody uses. A NIC
-without VFs gets as many as it can have: their number cannot be changed later without destroying
-all of them.
+A NIC whose VFs were set up by somebody is used as it is, with the unused VFs. A NIC without VFs
+gets as many as it can have: their number cannot be changed later without destroying all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class _Answer(BaseModel):
 
 
 class Config(_Answer):
-    """What the PF is told of a VF."""
+    """The PF's configuration of a VF."""
 
     mac: str
 
@@ -81,7 +80,7 @@ class Tool:
 
     @classmethod
     def on(cls, host: Host) -> Tool:
-        """Finds it here, copies it there.
+        """Finds it on this machine, and copies it to the host.
 
         Raises:
             UnsupportedError: it is not installed here.
@@ -93,13 +92,13 @@ class Tool:
         """Runs `planewised vf …`.
 
         Raises:
-            PlanewiseError: it failed; the sentence is its own.
+            PlanewiseError: it failed; the message is its own.
         """
         return self.host.run([self.path, "vf", *argv], timeout_s=TIMEOUT_S).check()
 
 
 class VfPool:
-    """The VFs of one NIC; leaving its `with` block brings back what was before.
+    """The VFs of one NIC; leaving its `with` block restores their previous state.
 
     Raises on entry:
         UnsupportedError: the NIC has no SR-IOV.
@@ -116,12 +115,12 @@ class VfPool:
 
     @property
     def free(self) -> int:
-        """How many VFs nobody holds."""
+        """Number of VFs that nobody holds."""
         return len(self._free)
 
     @property
     def tool(self) -> Tool:
-        """`planewised` there; only inside the `with` block."""
+        """`planewised` on the host; only inside the `with` block."""
         if self._tool is None:
             raise RuntimeError("the pool is not set up: use it in a with block")
         return self._tool
@@ -136,14 +135,14 @@ class VfPool:
         except BaseException:
             self.close()
             raise
-        self._free = [one for one in pf.vfs if one.usable]
+        self._free = [vf for vf in pf.vfs if vf.usable]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def move(self, guests: Sequence[Guest], mtu_bytes: int) -> Mapping[str, ListedVf]:
-        """Moves a VF's interface into each guest's namespace; gives them by namespace.
+        """Moves a VF's interface into each guest's namespace; returns the VFs by namespace.
 
         The guest's MAC is then the VF's own.
 
@@ -174,7 +173,7 @@ class VfPool:
         return moved
 
     def take(self) -> ListedVf:
-        """A VF that nobody holds, as it is.
+        """Takes an unused VF from the pool, unchanged.
 
         Raises:
             PlanewiseError: there is none.
@@ -189,7 +188,7 @@ class VfPool:
         return vf
 
     def bring_up(self, vf: ListedVf, mtu_bytes: int) -> None:
-        """Sets up the interface of a VF that is held, where it is.
+        """Sets up the interface of a VF that was taken, in the host's namespace.
 
         Raises:
             PlanewiseError: it has none, or it could not be changed.
@@ -197,16 +196,16 @@ class VfPool:
         argv = ("--to", "home", "--mtu", str(mtu_bytes), "--owner", self._owner)
         self.tool.run("move", vf.address, *argv)
 
-    def hand_over(self, vf: ListedVf) -> None:
-        """Gives a VF that is held to VFIO, for a virtual machine to have it whole.
+    def bind_vfio(self, vf: ListedVf) -> None:
+        """Binds a VF that was taken to vfio-pci, for a virtual machine.
 
         Raises:
             PlanewiseError: somebody uses it, or its IOMMU group cannot be passed through.
         """
         self.tool.run("bind", vf.address, "vfio-pci", "--owner", self._owner)
 
-    def give_back(self, vf: ListedVf) -> None:
-        """Lets a VF go that was brought up or handed over: it is as it was when it was taken.
+    def restore_vf(self, vf: ListedVf) -> None:
+        """Returns a VF of `bring_up` or `bind_vfio` to the pool, in its previous state.
 
         Raises:
             PlanewiseError: a virtual machine still has it.
@@ -219,14 +218,14 @@ class VfPool:
         """Takes a VF back from a guest, alive or not.
 
         Raises:
-            PlanewiseError: it could not be brought home.
+            PlanewiseError: it could not be moved back.
         """
         vf = self._held[index]
         self.tool.run("release", vf.address)
         self._free.append(self._held.pop(index))
 
     def close(self) -> None:
-        """Brings back what was before the pool was set up.
+        """Restores the state before the pool was set up.
 
         Raises:
             PlanewiseError: that failed.
@@ -239,7 +238,7 @@ class VfPool:
 
 
 def look_at_vfs(host: Host, nic: str) -> Pf:
-    """What a host's NIC is as a PF, and who uses its VFs. Changes nothing.
+    """A host's NIC as a PF, with its VFs and their users. Changes nothing.
 
     Raises:
         UnsupportedError: it has no SR-IOV, or planewised is not installed here.
@@ -254,7 +253,7 @@ def _look(tool: Tool, nic: str) -> Pf:
 
 
 def restore(tool: Tool, owner: str) -> None:
-    """Brings back every PF and VF that is recorded under this owner.
+    """Restores every PF and VF that is recorded under this owner.
 
     Raises:
         PlanewiseError: that failed.

@@ -242,8 +242,8 @@ class Pollers(Functions):
             return macs_of(parts.chain)
         for number in parts.numbers:
             vf = self._vfs[number] = parts.state.vfs.take()
-            parts.opened.callback(parts.state.vfs.give_back, vf)
-            parts.state.vfs.hand_over(vf)
+            parts.opened.callback(parts.state.vfs.restore_vf, vf)
+            parts.state.vfs.bind_vfio(vf)
         return {number: vf.config.mac for number, vf in self._vfs.items()}
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:

@@ -138,7 +138,7 @@ class FunctionMachines:
         """Ends all of them, and gives their VFs back. Idempotent."""
         with ExitStack() as last:
             while self._vfs:
-                last.callback(self._state.vfs.give_back, self._vfs.popitem()[1])
+                last.callback(self._state.vfs.restore_vf, self._vfs.popitem()[1])
             self._guests.clear()
             self._pids.clear()
             self._awake = ()
@@ -169,11 +169,11 @@ class FunctionMachines:
         """
         running, pool = self.running, self._state.vfs
         for number in [number for number in self._vfs if number not in running]:
-            pool.give_back(self._vfs.pop(number))
+            pool.restore_vf(self._vfs.pop(number))
         for number in numbers:
             if number not in self._vfs:
                 vf = self._vfs[number] = pool.take()
-                pool.hand_over(vf)
+                pool.bind_vfio(vf)
         return {number: self._vfs[number].config.mac for number in numbers}
 
     def vf(self, number: int) -> ListedVf | None:

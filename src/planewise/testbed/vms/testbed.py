@@ -398,7 +398,7 @@ class VmTestbed:
                 # With VFs, a NIC's promiscuous mode may not do.
                 steps.append(AcceptAddress(site.netns, site.nic, guest.mac))
         elif plane.passed_through:
-            state.vfs.hand_over(vf)
+            state.vfs.bind_vfio(vf)
         else:
             state.vfs.bring_up(vf, self._mtu_bytes)
             interface = _interface(vf)
@@ -440,7 +440,7 @@ class VmTestbed:
         self._guests(state).end(placed.guest)
         plane.detach(state, placed.guest)
         if placed.vf is not None:
-            state.vfs.give_back(placed.vf)
+            state.vfs.restore_vf(placed.vf)
         del state.placed[request]
 
     def _end_guests(self) -> None:
