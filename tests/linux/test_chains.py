@@ -32,7 +32,7 @@ from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
 from planewise.testbed.chains.guests import Pollers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, assign_cpus
-from planewise.testbed.chains.testbed import ChainTestbed, stand_here
+from planewise.testbed.chains.testbed import ChainTestbed, local_chain
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import leftovers, token_of
 from planewise.testbed.model import GUEST_INTERFACE
@@ -375,7 +375,7 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
     monkeypatch.setattr(Pollers, "connect", note_and_connect)
     chain = Chain("vhost-user", "east-west", 2)
     placement = assign_cpus((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
-    with stand_here(chain, placement, 1000.0) as testbed:
+    with local_chain(chain, placement, 1000.0) as testbed:
         assert testbed.read(busy=False).vnfs
     pools = {re.findall(r"^mempool <(\S+)>", one, re.MULTILINE)[0] for one in seen}
     assert len(pools) == 1, seen
@@ -392,7 +392,7 @@ def test_functions_that_never_connect_are_given_up_and_nothing_of_the_chain_stay
     placement = assign_cpus((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with (
         pytest.raises(PlanewiseError, match=r"Open vSwitch and the functions did not connect"),
-        stand_here(chain, placement, 1000.0),
+        local_chain(chain, placement, 1000.0),
     ):
         pass
     assert notes() <= before
@@ -422,7 +422,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
     chain = Chain("vhost-user", "east-west", 2)
     cpus = os.sched_getaffinity(0)
     placement = assign_cpus((SWITCH, GENERATOR, *chain.names), cpus, {})
-    with stand_here(chain, placement, 1000.0, "af_packet") as testbed:
+    with local_chain(chain, placement, 1000.0, "af_packet") as testbed:
         testbed.start(64, 60.0)
         sent = testbed.read().vnfs["vnf2"].packets
         await_(lambda: testbed.read().vnfs["vnf2"].packets > sent, "no frame got through")
@@ -471,7 +471,7 @@ def test_an_xdp_program_passes_the_kernel_by_and_the_counters_have_each_of_its_f
     needs("bridge", forwarder="xdp")
     chain = Chain("bridge", "east-west", 2, forwarder="xdp")
     placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
-    with stand_here(chain, placement, 1000.0) as testbed:
+    with local_chain(chain, placement, 1000.0) as testbed:
         before = testbed.read(busy=False)
         testbed.start(64, 60.0)
         await_(lambda: testbed.read(busy=False).delivered > 500, "no frame got through")
@@ -503,7 +503,7 @@ def test_a_frame_of_somebody_else_that_reaches_the_end_is_none_that_came_back() 
     needs("bridge")
     chain = Chain("bridge", "east-west", 1)
     placement = assign_cpus((GENERATOR, *chain.names), os.sched_getaffinity(0), {})
-    with stand_here(chain, placement, 1000.0) as testbed:
+    with local_chain(chain, placement, 1000.0) as testbed:
         testbed.start(64, 60.0)
         await_(lambda: testbed.read(busy=False).delivered > 100, "no frame got through")
         broadcast = bytes.fromhex("ff" * 6 + "0270770f0001" + "88b5") + bytes(46)

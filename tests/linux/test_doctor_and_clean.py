@@ -12,7 +12,7 @@ import pytest
 from planewise.store.models import Fingerprint
 from planewise.testbed import netns
 from planewise.testbed.ledger import sweep
-from planewise.testbed.planes import known
+from planewise.testbed.planes import plane_names
 from tests.command import planewise
 
 pytestmark = [pytest.mark.linux, pytest.mark.apart]
@@ -22,7 +22,7 @@ def test_the_doctor_tries_every_plane_and_leaves_nothing() -> None:
     ran = planewise("doctor", "--json")
     assert ran.returncode == 0, ran.stderr
     host = Fingerprint.model_validate_json(ran.stdout)
-    assert [plane.plane for plane in host.planes] == list(known())
+    assert [plane.plane for plane in host.planes] == list(plane_names())
     assert any(plane.available for plane in host.planes)
     for plane in host.planes:
         assert plane.available == (plane.reason == "")

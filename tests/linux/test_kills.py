@@ -30,11 +30,11 @@ def ours(token: str) -> list[str]:
 BUILD_AND_WAIT = """
 import sys, time
 from planewise.testbed.setting import Setting
-from planewise.testbed.testbed import stand_here
+from planewise.testbed.testbed import local_testbed
 print("building", flush=True)
 plane = sys.argv[2] if len(sys.argv) > 2 else "bridge"
 setting = Setting("namespace", plane, plane, int(sys.argv[1]), "north-south")
-with stand_here(setting) as testbed:
+with local_testbed(setting) as testbed:
     testbed.hosts["sender"].start(["sleep", "600"], netns=testbed.main("sender").netns)
     print(testbed.main("sender").netns, flush=True)
     time.sleep(600)
@@ -193,10 +193,10 @@ import os, sys
 from planewise.testbed import privilege
 privilege.ensure()
 from planewise.testbed.setting import Setting
-from planewise.testbed.testbed import stand_here
+from planewise.testbed.testbed import local_testbed
 from planewise.testbed import netns
 print("ready", flush=True)
-with stand_here(Setting("namespace", "macvlan", "macvlan", 2, "north-south")) as testbed:
+with local_testbed(Setting("namespace", "macvlan", "macvlan", 2, "north-south")) as testbed:
     host = testbed.hosts["sender"]
     print(len(netns.names()), host.run(["id", "-u"]).stdout.strip(), flush=True)
     print(testbed.main("sender").netns, flush=True)

@@ -8,7 +8,7 @@ from planewise.testbed.availability import missing
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import Arrangement, Setting
-from planewise.testbed.testbed import stand_here
+from planewise.testbed.testbed import local_testbed
 
 PLANES = [
     plane.name
@@ -27,4 +27,4 @@ def here(
 ) -> AbstractContextManager[Arrangement]:
     """Main guests on a plane, background guests on another, on this machine."""
     setting = Setting(kind, plane, background or plane, guests, "north-south")
-    return stand_here(setting, mtu_bytes)
+    return local_testbed(setting, mtu_bytes)

@@ -23,8 +23,8 @@ def put(root: Path, name: str, text: str) -> None:
 
 
 def test_shares_are_of_all_cpus_time_and_leave_out_what_is_ours() -> None:
-    before = cpu_use("cpu  100 0 50 1000 0 0 0 10 0 0\n", own=40)
-    after = cpu_use("cpu  160 0 70 1100 0 0 0 30 0 0\n", own=90)
+    before = cpu_use("cpu  100 0 50 1000 0 0 0 10 0 0\n", own_ticks=40)
+    after = cpu_use("cpu  160 0 70 1100 0 0 0 30 0 0\n", own_ticks=90)
     assert before is not None
     assert after is not None
     steal, foreign = shares(before, after)
@@ -32,8 +32,8 @@ def test_shares_are_of_all_cpus_time_and_leave_out_what_is_ours() -> None:
 
 
 def test_more_of_our_own_than_there_was_is_no_negative_share() -> None:
-    before = cpu_use("cpu 0 0 0 0", own=0)
-    after = cpu_use("cpu 10 0 0 90", own=12)
+    before = cpu_use("cpu 0 0 0 0", own_ticks=0)
+    after = cpu_use("cpu 10 0 0 90", own_ticks=12)
     assert before is not None
     assert after is not None
     assert shares(before, after) == (0.0, 0.0)
@@ -97,5 +97,5 @@ def test_the_cpu_time_of_children_is_ours_while_they_live_and_after() -> None:
     assert alive is not None
     assert ended is not None
     ticks = 0.25 * os.sysconf("SC_CLK_TCK")
-    assert alive.own - before.own >= ticks
-    assert ended.own >= alive.own
+    assert alive.own_ticks - before.own_ticks >= ticks
+    assert ended.own_ticks >= alive.own_ticks

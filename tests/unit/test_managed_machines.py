@@ -160,7 +160,7 @@ def test_machines_start_once_there_are_vfs_and_end_before_these_go(
     monkeypatch.setattr(vfs, "find_planewised", lambda: "planewised")
     monkeypatch.setattr(allocator, "restore", lambda *_: told.append("restore"))
     monkeypatch.setattr(
-        allocator, "look_at_vfs", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=())
+        allocator, "read_pf", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=())
     )
 
     @contextmanager

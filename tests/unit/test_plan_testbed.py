@@ -13,7 +13,7 @@ from planewise.testbed.ledger import token_of
 from planewise.testbed.model import Site, make_guest
 from planewise.testbed.plan import AddNamespace, AddVeth, Plan, SetMaster, SetUp, Step
 from planewise.testbed.planes import PLANES as ALL
-from planewise.testbed.planes import known, plane, plane_for
+from planewise.testbed.planes import plane, plane_for, plane_names
 from planewise.testbed.router import RouterTestbed, plan_router
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import impossible
@@ -163,7 +163,7 @@ def test_every_plane_of_the_designs_list_is_known() -> None:
         "veth routed bridge ovs macvlan ipvlan docker-bridge vf e1000-bridge virtio-bridge "
         "virtio-ovs virtio-routed macvtap-bridge macvtap-vf vf-passthrough vhost-user"
     )
-    assert set(known()) == set(expected.split())
+    assert set(plane_names()) == set(expected.split())
 
 
 BY_STEPS = [one.name for one in ALL if "namespace" in one.guests and one.by_steps]

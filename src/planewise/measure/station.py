@@ -42,7 +42,7 @@ from planewise.testbed.planes import plane
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.testbed import Testbed
-from planewise.testbed.vfs import Pf, look_at_vfs
+from planewise.testbed.vfs import Pf, read_pf
 
 _A_DAY_S = 86_400.0
 """A visit may last long; that its load dies with planewise is seen to elsewhere."""
@@ -182,7 +182,7 @@ class GuestStage:
             return "the allocator gives VFs: run it with --lab, or with --sender and --responder"
         machine = pair.machines["responder"]
         found = self._testbeds.of(setting).resources("responder")
-        pf = look_at_vfs(machine.host, machine.nic) if found.vfs else None
+        pf = read_pf(machine.host, machine.nic) if found.vfs else None
         return allocator_shortage(
             found, pf, part.vfs, self._guests_at_nic(setting)
         ) or self._cannot_join(machine.host, found, pf, setting)

@@ -19,7 +19,7 @@ from planewise.testbed.alloc_client import Client, Status
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.machine import MAC_FILTERS, Resources
 from planewise.testbed.model import Guest
-from planewise.testbed.vfs import Pf, Tool, look_at_vfs, restore
+from planewise.testbed.vfs import Pf, Tool, read_pf, restore
 
 START_S = 60.0
 """How long the daemon may take until it answers."""
@@ -183,7 +183,7 @@ class Allocator:
                 # Fails, and leaves it, where another program uses it by then.
                 undo.callback(self._host.run, ["modprobe", "-r", "bonding"])
             undo.callback(restore, tool, self._owner)
-            if not look_at_vfs(self._host, self._nic).num_vfs:
+            if not read_pf(self._host, self._nic).num_vfs:
                 tool.run("setup", self._nic, "--count", str(self._vfs), "--owner", self._owner)
                 self._host.run(["ip", "link", "set", self._nic, "up"]).check()
             if self._starting is None:

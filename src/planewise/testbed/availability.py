@@ -14,7 +14,7 @@ from planewise.testbed.host import LocalHost
 from planewise.testbed.planes import PLANES, Plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.steering import may_steer
-from planewise.testbed.testbed import stand_here
+from planewise.testbed.testbed import local_testbed
 from planewise.testbed.vms import platform as vms
 
 _DPDK_PROGRAMS = {"Open vSwitch with DPDK": OVS, "dpdk-testpmd": TESTPMD}
@@ -62,7 +62,7 @@ def try_plane(plane: Plane) -> PlaneAvailability:
     """Builds the smallest testbed of namespaces with a plane, and removes it again."""
     setting = Setting("namespace", plane.name, plane.name, 0, "north-south")
     try:
-        with stand_here(setting):
+        with local_testbed(setting):
             return PlaneAvailability(plane=plane.name, available=True)
     except PlanewiseError as error:
         return _refusal(plane.name, error)

@@ -312,7 +312,7 @@ class Docker:
         if self._api is not None:
             if self._daemon is None:
                 with suppress(PlanewiseError):
-                    remove_ours(self._api, self._token)
+                    remove_objects(self._api, self._token)
             self._api.close()
             self._api = None
         if self._daemon is not None:
@@ -455,7 +455,7 @@ def join_command(container: Container, netns: str, argv: Sequence[str]) -> list[
     return ["sh", "-c", f'{joins}{enter} "$@"', "sh", *argv]
 
 
-def remove_ours(api: docker.DockerClient, token: str) -> None:
+def remove_objects(api: docker.DockerClient, token: str) -> None:
     """Removes every container, network and image of this token from a daemon."""
     label = {"label": f"{LABEL}={token}"}
     with _sentences("this host"):

@@ -78,8 +78,8 @@ def parse(text: str) -> dict[str, dict[str, int]]:
     """Counters by interface from the text of /proc/net/dev. Pure."""
     counters = {}
     for line in text.splitlines():
-        name, colon, rest = line.partition(":")
-        values = rest.split()
+        name, colon, columns = line.partition(":")
+        values = columns.split()
         if colon and len(values) == len(_FIELDS) and all(value.isdigit() for value in values):
             counters[name.strip()] = dict(zip(_FIELDS, map(int, values), strict=True))
     return counters

@@ -199,37 +199,30 @@ class ProcessCrew:
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """See `Crew.gone`."""
         pairs = zip(self._members, self._processes, strict=True)
         return tuple(member.guest.name for member, process in pairs if not process.running)
 
     def await_ready(self, timeout_s: float) -> None:
-        """See `Crew.await_ready`."""
         for process in self._processes if self._kind != "stress" else ():
             process.wait_ready("ready", timeout_s)
         if self._kind in ("burn", "stress"):  # beyond what the start itself takes
             self._await([partial(self._burnt, n) for n in range(len(self._members))], timeout_s)
 
     def await_receiving(self, timeout_s: float) -> None:
-        """See `Crew.await_receiving`."""
         self._await([partial(self._reached, n) for n in range(len(self._members))], timeout_s)
 
     def done(self) -> Mapping[str, Count]:
-        """See `Crew.done`."""
         return _by_guest(self._members, map(self._count, range(len(self._members))))
 
     def interrupt(self) -> None:
-        """See `Crew.interrupt`."""
         for process in self._processes:
             process.interrupt()
 
     def kill(self) -> None:
-        """See `Crew.kill`."""
         for process in self._processes:
             process.kill()
 
     def end(self) -> list[FinishedProcess]:
-        """See `Crew.end`."""
         with suppress(ProcessTimeoutError):
             for process in self._processes:
                 process.wait(_GRACE_S)
@@ -317,19 +310,16 @@ class ShellCrew:
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """See `Crew.gone`: the shell ends when all members have."""
+        """See `Crew.ended`: the shell ends when all members have."""
         return () if self._process.running else tuple(member.guest.name for member in self._members)
 
     def await_ready(self, timeout_s: float) -> None:
-        """See `Crew.await_ready`."""
         self._process.wait_ready(_READY, timeout_s)
 
     def await_receiving(self, timeout_s: float) -> None:
-        """See `Crew.await_receiving`."""
         self._process.wait_ready(_RECEIVING, timeout_s)
 
     def done(self) -> Mapping[str, Count]:
-        """See `Crew.done`."""
         read_count = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
         script = (
             f'{_TREE}pids=$(cat "$1/pids") || exit; for pid in $pids; do {read_count} || exit; '
@@ -346,15 +336,12 @@ class ShellCrew:
         return _by_guest(self._members, (Count(value, at_s) for value, at_s in counts))
 
     def interrupt(self) -> None:
-        """See `Crew.interrupt`."""
         self._process.interrupt()
 
     def kill(self) -> None:
-        """See `Crew.kill`."""
         self._process.kill()
 
     def end(self) -> list[FinishedProcess]:
-        """See `Crew.end`."""
         done = self._process.wait(STOP_S)
         parts = done.stdout.split(_MARK)[1:]
         if len(parts) != 2 * len(self._members):

@@ -133,17 +133,17 @@ def cpu_ticks(stat: str) -> dict[str, tuple[int, int]]:
     }
 
 
-def throughput(before: GaugeReading, after: GaugeReading) -> dict[str, tuple[float, float]]:
+def throughput(earlier: GaugeReading, later: GaugeReading) -> dict[str, tuple[float, float]]:
     """Packets and bits a second by guest, of those in both readings. Pure.
 
     A guest whose counters went backwards (it was made anew) is left out.
     """
-    seconds = after.at_s - before.at_s
+    seconds = later.at_s - earlier.at_s
     rates = {}
-    for guest, (packets, size) in after.sent.items():
-        if guest not in before.sent or seconds <= 0:
+    for guest, (packets, size) in later.sent.items():
+        if guest not in earlier.sent or seconds <= 0:
             continue
-        earlier_packets, earlier_size = before.sent[guest]
+        earlier_packets, earlier_size = earlier.sent[guest]
         if packets >= earlier_packets and size >= earlier_size:
             rates[guest] = (
                 (packets - earlier_packets) / seconds,
@@ -152,11 +152,11 @@ def throughput(before: GaugeReading, after: GaugeReading) -> dict[str, tuple[flo
     return rates
 
 
-def busy(before: GaugeReading, after: GaugeReading) -> dict[str, float]:
+def busy(earlier: GaugeReading, later: GaugeReading) -> dict[str, float]:
     """Share of each CPU's time between two readings that was not idle. Pure."""
     shares = {}
-    for cpu, (used, total) in after.cpus.items():
-        earlier_used, earlier_total = before.cpus.get(cpu, (used, total))
+    for cpu, (used, total) in later.cpus.items():
+        earlier_used, earlier_total = earlier.cpus.get(cpu, (used, total))
         if total > earlier_total:
             share = (used - earlier_used) / (total - earlier_total)
             shares[cpu] = min(1.0, max(0.0, share))

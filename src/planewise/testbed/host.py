@@ -301,7 +301,6 @@ class LocalProcess(HostProcess):
         return self._finished is None and self._process.poll() is None
 
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
-        """See `HostProcess.wait`."""
         if self._finished is None:
             if timeout_s is not None and not _ends_within(self._process, timeout_s):
                 raise ProcessTimeoutError(
@@ -319,7 +318,6 @@ class LocalProcess(HostProcess):
         return self._finished
 
     def wait_ready(self, line: str, timeout_s: float) -> None:
-        """See `HostProcess.wait_ready`."""
         deadline = time.monotonic() + timeout_s
         prefix = line.encode()
         while True:
@@ -337,7 +335,6 @@ class LocalProcess(HostProcess):
             time.sleep(_POLL_S)
 
     def send(self, number: signal.Signals) -> None:
-        """See `HostProcess.send`."""
         if self.running:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)

@@ -25,16 +25,16 @@ class CpuUse:
     """In processes: user (guests among it), nice and system."""
     steal: int
     total: int
-    own: int
+    own_ticks: int
     """In Planewise's own processes, as /proc/PID/stat has them."""
 
 
-def cpu_use(stat: str, own: int) -> CpuUse | None:
+def cpu_use(stat: str, own_ticks: int) -> CpuUse | None:
     """Reads /proc/stat; None when it has no line for all CPUs. Pure."""
     ticks = procfs.cpu_ticks(stat).get(procfs.ALL)
     if ticks is None:
         return None
-    return CpuUse(ticks.user + ticks.nice + ticks.system, ticks.steal, ticks.total, own)
+    return CpuUse(ticks.user + ticks.nice + ticks.system, ticks.steal, ticks.total, own_ticks)
 
 
 def shares(before: CpuUse, after: CpuUse) -> tuple[float | None, float | None]:
@@ -42,7 +42,7 @@ def shares(before: CpuUse, after: CpuUse) -> tuple[float | None, float | None]:
     total = after.total - before.total
     if total <= 0:
         return None, None
-    foreign = after.processes - before.processes - (after.own - before.own)
+    foreign = after.processes - before.processes - (after.own_ticks - before.own_ticks)
     return _share(after.steal - before.steal, total), _share(foreign, total)
 
 

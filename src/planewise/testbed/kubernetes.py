@@ -246,7 +246,7 @@ class KubernetesHost(RemoteHost):
 
 
 class KubectlProcess:
-    """A command that `kubectl exec` runs."""
+    """A `RemoteProcess` of `kubectl exec`."""
 
     exit_signal: ClassVar[None] = None
     """Unknown; the exit code is 128 and the signal."""
@@ -261,7 +261,6 @@ class KubectlProcess:
         self.stderr = _CommandOutput(process.stderr)
 
     async def wait_closed(self) -> None:
-        """See `RemoteProcess.wait_closed`."""
         await self._process.wait()
 
     @property
@@ -271,7 +270,7 @@ class KubectlProcess:
 
 
 class _CommandOutput:
-    """A command's stderr without kubectl's own line."""
+    """A `Stream` of a command's stderr, without kubectl's own line."""
 
     def __init__(self, source: asyncio.StreamReader) -> None:
         self._source = source
@@ -280,7 +279,6 @@ class _CommandOutput:
         self.exit_code: int | None = None
 
     async def read(self, n: int = -1, /) -> bytes:
-        """See `Stream.read`."""
         while not self._ready:
             chunk = await self._source.read(n if n > 0 else 1 << 16)
             if not chunk:
@@ -294,11 +292,10 @@ class _CommandOutput:
         return output
 
     async def readline(self) -> bytes:
-        """See `Stream.readline`."""
         line = b""
         while not line.endswith(b"\n") and (part := await self.read(4096)):
-            before, newline, rest = (line + part).partition(b"\n")
-            line, self._ready = before + newline, rest
+            head, newline, tail = (line + part).partition(b"\n")
+            line, self._ready = head + newline, tail
         return line
 
 

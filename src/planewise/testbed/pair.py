@@ -20,7 +20,7 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab.state import state_root
 from planewise.testbed import ledger, netns, signals
 from planewise.testbed.coalescing import read_rx_usecs, set_rx_usecs
-from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_ours
+from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_objects
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.machine import Machine, remove_traces, survey
@@ -289,27 +289,23 @@ def _labs_in(directory: str) -> Iterator[None]:
 def _clean(host: RemoteHost, note: HostNote, token: str) -> None:
     """Removes a dead run's leftovers from a host, and closes it."""
     with closing(host):
-        _remove_leftovers(host, note, token)
+        remove_guests(host, token)  # first: a virtual machine holds its VF
+        try:
+            tool = Tool.on(host)
+        except UnsupportedError:
+            tool = None  # without it no VF was ever touched
+        if tool is not None:
+            restore(tool, f"pw-{token}")
+        if host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0:
+            import docker
+            import docker.errors
 
-
-def _remove_leftovers(host: RemoteHost, note: HostNote, token: str) -> None:
-    remove_guests(host, token)  # first: a virtual machine holds its VF
-    try:
-        tool = Tool.on(host)
-    except UnsupportedError:
-        tool = None  # without it no VF was ever touched
-    if tool is not None:
-        restore(tool, f"pw-{token}")
-    if host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0:
-        import docker
-        import docker.errors
-
-        with suppress(docker.errors.DockerException):
-            api = docker.DockerClient(base_url=f"unix://{host.socket(STANDARD_SOCKET)}")
-            remove_ours(api, token)
-            api.close()
-    remove_traces(host, note.nic, token)
-    return_nics([host], [note])
+            with suppress(docker.errors.DockerException):
+                api = docker.DockerClient(base_url=f"unix://{host.socket(STANDARD_SOCKET)}")
+                remove_objects(api, token)
+                api.close()
+        remove_traces(host, note.nic, token)
+        return_nics([host], [note])
 
 
 def _is_down(target: str) -> bool:

@@ -88,7 +88,7 @@ def ensure() -> None:
         raise_on_signals()
     if has_privilege():
         return
-    if _threads() > 1:
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - only how many
         os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *sys.orig_argv])
     flags = _possible_flags()
     if flags == 0:
@@ -145,10 +145,6 @@ def _may_mount() -> bool:
             return os.path.sameopenfile(owner, user_namespace.fileno())
         finally:
             os.close(owner)
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only how many
 
 
 def _possible_flags() -> int:

@@ -149,7 +149,6 @@ class SshProcess(HostProcess):
 
     @property
     def pid(self) -> int:
-        """See `HostProcess.pid`."""
         return self._pid
 
     @property
@@ -158,12 +157,10 @@ class SshProcess(HostProcess):
         return not self._has_ended
 
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
-        """See `HostProcess.wait`."""
         self._await_end(timeout_s, f"{self._program} still runs after {timeout_s or 0:g} s")
         return self._finished()
 
     def wait_ready(self, line: str, timeout_s: float) -> None:
-        """See `HostProcess.wait_ready`."""
         try:
             printed = self._host.call(asyncio.wait_for(self._printed(line.encode()), timeout_s))
         except TimeoutError as error:
@@ -175,7 +172,6 @@ class SshProcess(HostProcess):
             raise PlanewiseError(f"{self._program} ended before it printed `{line}`")
 
     def stop(self) -> FinishedProcess:
-        """See `HostProcess.stop`."""
         if self.running:
             self.interrupt()
             with suppress(ProcessTimeoutError):
@@ -222,7 +218,6 @@ class SshProcess(HostProcess):
         return Path(self.argv[0]).name
 
     def send(self, number: signal.Signals) -> None:
-        """See `HostProcess.send`."""
         if self.running:
             # Not by ssh's signal request, which not every server honours, and not by a command,
             # which takes an emulated host a tenth of a second.

@@ -391,7 +391,7 @@ class Testbed:
 
 
 @contextmanager
-def stand_here(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangement]:
+def local_testbed(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangement]:
     """Builds a setting on this machine, on a testbed of its own.
 
     Raises:

@@ -237,7 +237,7 @@ class VfPool:
         self._held.clear()
 
 
-def look_at_vfs(host: Host, nic: str) -> Pf:
+def read_pf(host: Host, nic: str) -> Pf:
     """A host's NIC as a PF, with its VFs and their users. Changes nothing.
 
     Raises:

@@ -61,9 +61,9 @@ from planewise.testbed.vms.platform import VmPlatform, machine_name, platform_of
 from planewise.testbed.vms.resources import (
     VmResources,
     free_mib,
-    look,
     memory_shortage,
     no_iommu,
+    survey_vms,
 )
 from planewise.testbed.xdp import XDP_ROUTER, attach
 
@@ -232,7 +232,7 @@ class ChainStage:
     @cached_property
     def _memory(self) -> VmResources:
         assert self._pair is not None
-        return look(self._pair.machines[FUNCTIONS], with_vfs=True)
+        return survey_vms(self._pair.machines[FUNCTIONS], with_vfs=True)
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is not a task: its work is done where a frame comes from.

@@ -1,7 +1,7 @@
 """Account of every frame that a chain was sent, by counters along its path. Pure but for a wait.
 
-The counters are read before the first frame is sent and once all frames are at rest: no frame is in
-flight then, counted at one place and not yet at the next.
+The counters are read before the first frame is sent and once no frame is in flight, counted at one
+place and not yet at the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PathSection:
 
 
 FramePath = tuple[PathSection, ...]
-"""From the generator back to it; a section begins where the one before ends."""
+"""From the generator back to it; each section starts where the previous one ends."""
 
 
 def frame_path(
@@ -81,10 +81,10 @@ def account(
 ) -> FrameAccount:
     """The account of the frames sent between two readings, both at rest. Pure.
 
-    Interfaces also count frames that the generator did not send, such as neighbours' multicast.
-    `foreign` are those at its end, by their content; None: its end cannot tell. On the way they are
-    none of those that entered: no place has more of the generator's frames than the one before, and
-    none has fewer than came back.
+    Interfaces also count foreign frames, which the generator did not send, such as multicast.
+    `foreign` are those that reached its end, by their content; None: unknown. On the way their
+    number is unknown: no place has more of the generator's frames than the previous one, and none
+    has fewer than came back.
     """
     sent = after[0].entered - before[0].entered
     passed = [last.left - first.left for first, last in zip(before, after, strict=True)]

@@ -109,7 +109,7 @@ def _create_switch(
 def _start_functions(
     chain: Chain, placement: Placement, macs: Mapping[int, str], chain_ends: Ends
 ) -> list[object]:
-    """Steps that start the functions, and set up where each sends frames."""
+    """Steps that start the functions, each with the destination of its frames."""
     if chain.kind == "vm":
         scripts = router_scripts(chain, macs, chain_ends)
         if chain.polls:

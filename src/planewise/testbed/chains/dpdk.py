@@ -2,7 +2,7 @@
 
 The generator is outside, behind an uplink. Without one it is a device of DPDK's on the switch,
 polled like a NIC whose queue is never empty, without a core of its own: the null device, or for
-mixes one that repeats a file of frames, which the polling core copies.
+mixes one that repeats the frames of a file, which the polling core copies.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _device(driver: Driver, number: int, interface: str) -> str:
 
 
 def memory_bytes(chain: Chain) -> int:
-    """Huge pages that a chain takes: those of virtual machines are ordinary ones."""
+    """Huge pages that a chain takes; virtual machines take ordinary pages."""
     function_bytes = 0
     if chain.polls and chain.kind != "vm":
         function_bytes = MEMORY_BYTES + (_SPARE_BYTES if chain.on_vfs else 0)
@@ -79,7 +79,7 @@ class DpdkSwitch:
     """The switch of a chain on vhost-user; `build` starts it."""
 
     def __init__(self, parts: ChainParts, driver: Driver | None) -> None:
-        """`driver` of the uplink; None: there is none, and nothing paces the generator."""
+        """`driver` of the uplink; None: without uplink, where nothing paces the generator."""
         self._parts = parts
         self._driver = driver
         self._running: RunningDpdkSwitch | None = None
@@ -140,7 +140,7 @@ class DpdkSwitch:
             self.running.set_flows(self._flows())
 
     def add_sources(self, size: FrameSize) -> None:
-        """Adds devices as sources of frames of `size`; none enters before `admit_sources`."""
+        """Adds devices as sources of frames of `size`, blocked until `admit_sources`."""
         cpus = cycle(self._parts.placement.cpus(SWITCH))
         ports: list[Port] = []
         for number, entry in enumerate(self._parts.chain.entries, start=_FIRST_SOURCE):
@@ -167,7 +167,7 @@ class DpdkSwitch:
             self.running.change_ports((), sources)
 
     def _device(self, size: FrameSize) -> str:
-        """A device of DPDK that always has frames to be received, and drops what is sent to it."""
+        """A device of DPDK that always has frames to receive, and drops frames sent to it."""
         # A name is never used twice: the switch forgets a device with delay.
         self._device_count += 1
         if size != "imix":

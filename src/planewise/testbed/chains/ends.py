@@ -83,7 +83,7 @@ def cables(token: str) -> tuple[Step, ...]:
 
 
 def accepted(chain: Chain, ends: Ends) -> tuple[Step, ...]:
-    """Has the functions' host get their frames where both ends use one NIC.
+    """Lets the functions' host receive their frames where both ends use one NIC.
 
     A NIC with VFs passes the host frames only for addresses that were added.
     """
@@ -107,6 +107,6 @@ def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, 
             AddRoute(name, destination, GUEST_INTERFACE, address(number)),
         ]
         if chain.forwards == "xdp":
-            # Its frames are what XDP saw of them: no later driver fills in a checksum.
+            # XDP forwards frames as they are: no later driver fills in a checksum.
             steps.append(RunProgram(name, ("ethtool", "-K", GUEST_INTERFACE, "tx", "off")))
     return tuple(steps)

@@ -1,7 +1,7 @@
 """A dpdk-testpmd process: a network function, or a generator. Knows no switch and no chain.
 
-Its prompt reads commands from a pipe and writes answers to a file, on whatever host or in whatever
-virtual machine it runs. It dies with planewise.
+Its prompt reads commands from a pipe and writes answers to a file, on its host or in its virtual
+machine. It ends with planewise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ANSWER_S = 60.0
 _END_S = 5.0
 _POLL_S = 0.01
 
-# stdio would write to a file only when its buffer is full (hence stdbuf). Its input must stay open.
+# stdio writes to a file only when its buffer is full (hence stdbuf). Its input must stay open.
 _MAKE = 'command -v "$1" >/dev/null && mkfifo "$2" && : >"$3"'
 # Opened for reading, too: opening for writing alone waits for a reader, which may have ended.
 _WRITE = 'exec 3<>"$1"; cat >&3'
@@ -42,7 +42,7 @@ _SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
 
 @dataclass(frozen=True)
 class PortStats:
-    """Counters of its only port; a VF's own outlive its user."""
+    """Counters of its only port; those of a VF outlive its user."""
 
     rx_packets: int
     rx_missed: int
@@ -169,7 +169,7 @@ class Function:
         Raises:
             PlanewiseError: it has ended, or has no device, without which it takes commands, too.
         """
-        # In an emulated machine it takes as the machine's boot does.
+        # In an emulated machine it may take as long as the machine's boot.
         limit_s = _START_S if self._guest is None else boot_limit_s(self._host)
         if _NO_DEVICE in self._await(0, limit_s):
             raise self._no_device_error()
@@ -192,7 +192,7 @@ class Function:
         return parse_busy(self.execute("show fwd stats all"))
 
     def port_stats(self) -> PortStats:
-        """Its port's counters, from former users on."""
+        """Its port's counters, which include former users."""
         return parse_port(self.execute("show port stats 0"))
 
     def clear(self) -> None:

@@ -17,9 +17,8 @@ _OVERLOAD = 1.5
 """Overload: the generator is asked for this times its maximum."""
 
 _SLEEPS_PPS = 5_000
-"""Up to this rate of a probe its frames are so far apart that a generator in user space sleeps
-between them. One in the kernel is fast because it never does, and would leave functions on its CPU
-a share of it, each stream anew."""
+"""Up to this rate of a probe, a generator in user space sleeps between frames. One in the kernel
+never does, and would leave functions on its CPU a share of it only."""
 
 PORT = 4862
 """UDP destination port of the first stream."""
@@ -134,15 +133,15 @@ class ChainGenerator:
         """Checks that all probes still send.
 
         Raises:
-            PlanewiseError: one has failed, with what it said.
+            PlanewiseError: one has failed, with its message.
         """
         for probe in self._probes:
             if not probe.running:
                 probe.wait().check()
 
     def stop(self) -> int | None:
-        """Ends all of them, at the same time; how many of their frames they saw come back, by
-        content. None: one cannot tell. Idempotent."""
+        """Ends all probes at the same time; returns the number of their frames that came back, by
+        content. None: unknown. Idempotent."""
         for probe in self._probes:
             probe.interrupt()
         ended = [probe.stop() for probe in self._probes]
@@ -153,6 +152,6 @@ class ChainGenerator:
 
 
 def came_back(report: Mapping[str, Any]) -> int:
-    """Frames of a probe that its sink saw, or had no room for, by the probe's report. Pure."""
+    """Frames of a probe that reached its sink, by the probe's report. Pure."""
     received: int = report["received"] + report["late"] + report["warmup"]["arrived"]
     return received + int(report["sink"]["dropped"])

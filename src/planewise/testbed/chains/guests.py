@@ -1,7 +1,7 @@
 """The functions of a chain as guests of its host: one class for each way to forward frames.
 
-Each makes its functions, connects them once their ports and both ends are there, and reads what
-they have counted. What was made goes with `ChainParts.opened`. Knows no generator.
+Each makes its functions, connects them once their ports and both ends exist, and reads their
+counters. `ChainParts.opened` removes the functions. Knows no generator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from planewise.testbed.vms.guests import nic_of
 
 _LOWEST = ("nice", "-n", "19")
 _WRAPPED = 1 << 31
-"""A VF's counters have 32 bits; one that rose by more than half of that has not counted."""
+"""A VF's counters have 32 bits; one that rises by more than half of that was reset."""
 
 
 class Functions(ABC):
@@ -51,11 +51,11 @@ class Functions(ABC):
     def __init__(self, parts: ChainParts) -> None:
         self.parts = parts
         self.remarks: tuple[str, ...] = ()
-        """How they forward, once they are connected, where readers of results must know."""
+        """How they forward, once they are connected, where results depend on it."""
 
     @abstractmethod
     def make(self) -> dict[int, str]:
-        """Makes the functions as far as the switch depends on them; returns their MACs."""
+        """Makes the functions as far as the switch needs them; returns their MACs."""
 
     @abstractmethod
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
@@ -80,17 +80,17 @@ class Functions(ABC):
         return {}
 
     def busy_s(self) -> dict[str, float]:
-        """Time that each spent on packets since `clear` [s], by name, where it tells."""
+        """Time that each spent on packets since `clear` [s], by name, where it is known."""
         return {}
 
     def clear(self) -> None:  # noqa: B027 - most have nothing to begin
         """Resets `busy_s`."""
 
     def check(self) -> None:  # noqa: B027 - most say so where they are read
-        """Raises PlanewiseError when one has ended by itself."""
+        """Raises PlanewiseError when a function has ended by itself."""
 
     def _place(self, kind: GuestKind) -> list[PlacedGuest]:
-        """Makes the functions as guests of a kind that testbeds make."""
+        """Makes the functions by the `GuestMaker` of a kind."""
         state, maker, plane = self.parts.state, MAKERS[kind], self.parts.chain.plane
         numbers = self.parts.numbers
         guests = [function_guest(state.token, number, plane, mac_of(number)) for number in numbers]
@@ -116,7 +116,6 @@ class Routers(Functions):
         return move_vfs(state, parts.opened, guests)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        """See `Functions.connect`."""
         parts, state = self.parts, self.parts.state
         steps = routing(parts.chain, parts.netns, macs, ends.macs)
         state.perform([*steps, *(AwaitUp(name) for name in self.namespaces)])
@@ -126,11 +125,9 @@ class Routers(Functions):
 
     @property
     def namespaces(self) -> Sequence[str]:
-        """See `Functions.namespaces`."""
         return [self.parts.netns(number) for number in self.parts.numbers]
 
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        """See `Functions.read`."""
         interfaces = [counters.interfaces[name][GUEST_INTERFACE] for name in self.namespaces]
         return {
             number: vnf_counters(interface, interface["rx_packets"])
@@ -153,22 +150,18 @@ class Machines(Functions):
         self._switch = switch
 
     def make(self) -> dict[int, str]:
-        """See `Functions.make`."""
         self.parts.opened.callback(self._machines.suspend)
         return _macs_of(self.parts, self._machines)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        """See `Functions.connect`."""
         _run_machines(self.parts, self._machines, self._switch, macs)
         self._machines.run_scripts(router_scripts(self.parts.chain, macs, ends))
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """See `Functions.pids`."""
         return _pids_of(self.parts, self._machines)
 
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        """See `Functions.read`."""
         return self._machines.read()
 
 
@@ -180,7 +173,7 @@ def _macs_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, str]:
 
 
 def _pids_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, int]:
-    """Processes of the machines that a chain has, by number; others may sleep."""
+    """Processes of a chain's machines, by number, without suspended ones."""
     return {number: machines.pids[number] for number in parts.numbers}
 
 
@@ -277,26 +270,22 @@ class Pollers(Functions):
 
     @cached_property
     def _alone(self) -> bool:
-        """Whether the host has a single CPU, of which pollers would leave nothing to readers."""
+        """Whether the host has a single CPU, which pollers would take from readers."""
         return self.parts.state.host.run(["nproc"]).check().stdout.strip() == "1"
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """See `Functions.pids`."""
         return {number: function.pid for number, function in self._functions.items()}
 
     def busy_s(self) -> dict[str, float]:
-        """See `Functions.busy_s`."""
         return {function.name: function.busy_s() for function in self._functions.values()}
 
     def clear(self) -> None:
-        """See `Functions.clear`."""
         self._stats.clear()
         for function in self._functions.values():
             function.clear()
 
     def check(self) -> None:
-        """See `Functions.check`."""
         for function in self._functions.values():
             if not function.alive:
                 raise PlanewiseError(f"{function.name} ended while it was measured")
@@ -351,13 +340,11 @@ class PollingMachines(Pollers):
         self._addresses: Mapping[int, str] = {}
 
     def make(self) -> dict[int, str]:
-        """See `Functions.make`."""
         # Their kernels have no NIC left that another chain could use.
         self.parts.opened.callback(self._machines.suspend, keep=False)
         return _macs_of(self.parts, self._machines)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        """See `Functions.connect`."""
         _run_machines(self.parts, self._machines, self.switch, macs)
         script = GUEST_SCRIPT.splitlines()
         self._addresses = self._machines.run_scripts(dict.fromkeys(macs, script))
@@ -365,7 +352,7 @@ class PollingMachines(Pollers):
 
     def _start(self, number: int, peer: str) -> Function:
         guests, name = self._machines.guests, f"vnf{number}"
-        # With a single CPU testpmd would leave no time to the agent.
+        # On a single CPU testpmd must leave time to the agent.
         cpu, nice = guests.options.vcpus - 1, _LOWEST if guests.options.vcpus == 1 else ()
         argv = [*nice, *guest_command(self._addresses[number], cpu, peer, name)]
         netns = self.parts.netns(number)

@@ -86,7 +86,7 @@ def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
 
 
 def run_script(guests: HostGuests, guest: Guest, lines: Sequence[str]) -> str:
-    """Runs lines of shell in a guest that is to forward; returns their output.
+    """Runs lines of shell in a guest that shall forward; returns their output.
 
     Raises:
         PlanewiseError: a line failed.
@@ -104,7 +104,7 @@ def run_script(guests: HostGuests, guest: Guest, lines: Sequence[str]) -> str:
 class FunctionMachines:
     """The functions of one host and plane; leaving its `with` block ends them.
 
-    Those with a VF stay from chain to chain, paused in between, as starting one may take a minute.
+    Those with a VF stay from chain to chain, suspended in between, as a start may take a minute.
 
     Raises on entry:
         UnsupportedError: the host has no libvirt, or it does not start.
@@ -146,7 +146,7 @@ class FunctionMachines:
 
     @property
     def vfs_held(self) -> int:
-        """How many VFs they hold."""
+        """Number of VFs that they hold."""
         return len(self._vfs)
 
     @property
@@ -177,7 +177,7 @@ class FunctionMachines:
         return {number: self._vfs[number].config.mac for number in numbers}
 
     def vf(self, number: int) -> ListedVf | None:
-        """The VF that a function holds, where it holds one."""
+        """The VF of a function; None without one."""
         return self._vfs.get(number)
 
     def passthrough(self, guest: Guest) -> Passthrough:
@@ -200,7 +200,7 @@ class FunctionMachines:
         self.wake(tuple(macs))
 
     def suspend(self, *, keep: bool = True) -> None:
-        """Lets those sleep that hold a VF, and ends the others, whose NIC goes with the chain.
+        """Suspends machines that hold a VF, and ends the others, whose NIC ends with the chain.
 
         Without `keep` all of them end.
         """

@@ -38,7 +38,7 @@ def new_function(netns: str) -> tuple[Step, ...]:
 
 
 def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
-    """Steps that make a kernel route; `interface` where there is one already."""
+    """Steps that make a kernel route; `interface` is an existing one."""
     return (
         SetSysctl(netns, "net/ipv4/ip_forward", "1"),
         # Frames go back to the link they came from, for which the kernel would send redirects.
@@ -50,8 +50,8 @@ def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
 
 
 def function_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
-    """The same of a chain's function: chains carry IPv4, and a kernel with IPv6 would send
-    multicast of its own among their frames (MLD)."""
+    """`router_settings` of a chain's function, without IPv6: chains carry IPv4, and a kernel with
+    IPv6 would send multicast among their frames (MLD)."""
     silent = SetSysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1")
     return (*router_settings(netns, interface), silent)
 

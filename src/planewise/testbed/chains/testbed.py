@@ -29,7 +29,6 @@ from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import (
     ChainReading,
     HostCounters,
-    VnfCounters,
     cpu_times,
     ksoftirqd,
     read_host,
@@ -351,6 +350,8 @@ class ChainTestbed:
             sent = self._switch.sent(counted)
         else:
             sent = self._functions.read(counters)
+        if not self.chain.on_vfs:  # a bridge between functions loses frames, not a NIC
+            sent = {number: replace(vnf, received=None) for number, vnf in sent.items()}
         spent_s = {f"vnf{number}": counters.tasks_s[pid] for number, pid in pids.items()}
         polls = self.chain.polls
         busy_s = self._functions.busy_s() if busy else {}
@@ -369,7 +370,7 @@ class ChainTestbed:
         return ChainReading(
             at_s=counters.at_s,
             ends_at_s=ends_at_s,
-            vnfs={f"vnf{number}": self._without_nic_loss(vnf) for number, vnf in sent.items()},
+            vnfs={f"vnf{number}": vnf for number, vnf in sent.items()},
             offered=offered,
             delivered=delivered,
             cpus=cpu_times(counters.stat),
@@ -383,10 +384,6 @@ class ChainTestbed:
             machines=self.chain.kind == "vm",
             uplink=uplink,
         )
-
-    def _without_nic_loss(self, sent: VnfCounters) -> VnfCounters:
-        # Between functions on a bridge the bridge loses frames, not a NIC.
-        return sent if self.chain.on_vfs else replace(sent, received=None)
 
     def _kernel_s(self, counters: HostCounters, spent_s: Mapping[str, float]) -> dict[int, float]:
         """By CPU, the time in which a kernel forwarded: the host's, or that of a guest."""
@@ -407,7 +404,7 @@ def _ignore_errors(work: Callable[[], None]) -> None:
 
 
 @contextmanager
-def stand_here(
+def local_chain(
     chain: Chain, placement: Placement, offered_pps: float, uplink: Driver | None = None
 ) -> Iterator[ChainTestbed]:
     """Builds a chain of processes on this machine, with a generator of `offered_pps`.

@@ -47,7 +47,7 @@ def attach_to_namespaces(
 
 def attach_in_machine() -> str:
     """The line of shell that gives a virtual machine's NIC the program. Pure."""
-    # By its path: the guest's shell takes `ip` for its own.
+    # By its path: `ip` is an applet of the guest's shell.
     words = attach("", GUEST_INTERFACE, _IN_MACHINE, "xdp").argv
     return f"/bin/{shlex.join(words)}"
 
@@ -56,7 +56,6 @@ class XdpRouters(Routers):
     """Namespaces or containers."""
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        """See `Functions.connect`."""
         super().connect(macs, ends)
         state, chain = self.parts.state, self.parts.chain
         router, passing = (state.host.program(str(program)) for program in (XDP_ROUTER, XDP_PASS))
@@ -72,7 +71,7 @@ class XdpRouters(Routers):
         self.remarks = _remarks(outputs)
 
     def _steer_ports(self) -> None:
-        """Has each function's program run on its CPU: on veth it runs on that of the sender."""
+        """Steers each function's program to its CPU: on veth it runs on that of the sender."""
         parts, state = self.parts, self.parts.state
         if not parts.chain.through or plane(parts.chain.plane).switch_is_program:
             return  # The sender is the NIC, whose frames are steered already, or the switch.
@@ -82,10 +81,9 @@ class XdpRouters(Routers):
 
 
 class XdpMachines(Machines):
-    """Virtual machines, which are given the program, and iproute2 of this machine to attach it."""
+    """Virtual machines, which get the program, and this machine's iproute2 to attach it."""
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        """See `Functions.connect`."""
         super().connect(macs, ends)
         program = base64.encodebytes(XDP_ROUTER.read_bytes()).decode().splitlines()
         lines = (
@@ -99,7 +97,6 @@ class XdpMachines(Machines):
         self.remarks = _remarks([outputs[number] for number in self.parts.numbers])
 
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        """See `Functions.read`."""
         counted = super().read(counters)
         by_virtio = not self.parts.chain.on_vfs and not self.remarks
         return without_headers(counted) if by_virtio else counted
@@ -117,7 +114,7 @@ def without_headers(counted: Mapping[int, VnfCounters]) -> dict[int, VnfCounters
 
 
 def _remarks(outputs: Sequence[str]) -> tuple[str, ...]:
-    """What readers must know, by what `ip link show` says of each function. Pure."""
+    """Remarks on the functions, by the output of `ip link show` in each. Pure."""
     names = [f"vnf{number}" for number, text in enumerate(outputs, 1) if _GENERIC in text.split()]
     if not names:
         return ()

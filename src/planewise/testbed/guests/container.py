@@ -26,7 +26,6 @@ class ContainerMaker:
     waits = True
 
     def lacking(self, resources: Resources) -> str:
-        """See `GuestMaker.lacking`."""
         return "" if resources.dockerd else f"there is no Docker on {resources.place}"
 
     def steps(self, guest: Guest) -> tuple[Step, ...]:

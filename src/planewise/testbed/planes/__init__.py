@@ -39,7 +39,7 @@ FUNCTIONS_OF: Mapping[str, Mapping[GuestKind, tuple[Forwarder, ...]]] = MappingP
 """Every plane of chains, with the kinds that its functions can have, and their forwarders."""
 
 
-def known() -> tuple[str, ...]:
+def plane_names() -> tuple[str, ...]:
     """Names of all planes that Planewise knows."""
     return tuple(_BY_NAME)
 
@@ -58,10 +58,10 @@ def plane_for(name: str, kind: GuestKind) -> Plane:
     """
     plane = _BY_NAME.get(name)
     if plane is None:
-        close = get_close_matches(name, known(), n=1)
+        close = get_close_matches(name, plane_names(), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise BadInputError(
-            f"there is no plane called {name!r}", remedy=f"{hint}planes: {', '.join(known())}"
+            f"there is no plane called {name!r}", remedy=f"{hint}planes: {', '.join(plane_names())}"
         )
     if kind not in plane.guests:
         raise UnsupportedError(
@@ -78,7 +78,7 @@ def refusal(name: str, kind: GuestKind, *, local: bool) -> str:
     `local`: on a pair of namespaces of this machine.
     """
     if name not in _BY_NAME:
-        return f"there is no plane called {name!r} (planes: {', '.join(known())})"
+        return f"there is no plane called {name!r} (planes: {', '.join(plane_names())})"
     plane = _BY_NAME[name]
     if kind not in plane.guests:
         return f"the plane {name} cannot attach {GUEST_WORDS[kind][1]}: {plane.refusal(kind)}"
@@ -126,9 +126,9 @@ __all__ = [
     "Plane",
     "Switch",
     "VmPlane",
-    "known",
     "plane",
     "plane_for",
+    "plane_names",
     "planes_of",
     "refusal",
     "switch_named",

@@ -243,7 +243,6 @@ class GuestProcess(HostProcess):
         return finished
 
     def wait_ready(self, line: str, timeout_s: float) -> None:
-        """See `HostProcess.wait_ready`."""
         deadline = time.monotonic() + timeout_s
         name = self.argv[0].rpartition("/")[2]
         pause_s = _FIRST_POLL_S
@@ -266,12 +265,10 @@ class GuestProcess(HostProcess):
         return 2 * self._agent.grace_s()
 
     def stop(self) -> FinishedProcess:
-        """See `HostProcess.stop`."""
         self._first_look = 0.0
         return super().stop()
 
     def send(self, number: signal.Signals) -> None:
-        """See `HostProcess.send`."""
         if self._finished is None:
             with suppress(*_ENDED):
                 self._agent.signal(self._pid, number.name.removeprefix("SIG"))

@@ -23,7 +23,7 @@ from planewise.testbed.model import make_guest
 from planewise.testbed.vms.domain import VmOptions, domain_xml
 from planewise.testbed.vms.guests import HostGuests
 from planewise.testbed.vms.image import remove_unused
-from planewise.testbed.vms.platform import VmPlatform, image_here
+from planewise.testbed.vms.platform import VmPlatform, local_image
 from planewise.testbed.vms.saved import Saved, read
 
 
@@ -79,7 +79,7 @@ def saved_for(host: Host, platform: VmPlatform, options: VmOptions) -> Saved | N
         return None
     if is_local:
         return prepare(platform, options)
-    saved = prepare(replace(platform, image=image_here(options.programs)), options)
+    saved = prepare(replace(platform, image=local_image(options.programs)), options)
     return replace(saved, path=Path(host.program(str(saved.path))))
 
 

@@ -92,7 +92,7 @@ def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
     programs = _programs(host)
     cache = packages.cache_directory()
     guest_kernel, busybox = kernel.find(cache), tools.find(cache).busybox
-    local = image_here(with_programs)
+    local = local_image(with_programs)
     copied = replace(
         local,
         kernel=Path(host.program(str(local.kernel))),
@@ -105,7 +105,7 @@ def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
     return VmPlatform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", copied)
 
 
-def image_here(programs: Sequence[str] = ()) -> GuestImage:
+def local_image(programs: Sequence[str] = ()) -> GuestImage:
     """The guests' image, with paths of this machine."""
     return image.prepare(Path(find_probe()), programs)
 

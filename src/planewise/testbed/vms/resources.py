@@ -10,7 +10,7 @@ from planewise.testbed.host import Host
 from planewise.testbed.machine import MAC_FILTERS, Machine, Resources, survey
 from planewise.testbed.planes import plane, vm_plane
 from planewise.testbed.setting import Setting
-from planewise.testbed.vfs import look_at_vfs
+from planewise.testbed.vfs import read_pf
 from planewise.testbed.vms.platform import VM_MIB, machine_name
 
 SPARE_MIB = 416
@@ -31,7 +31,7 @@ class VmResources(Resources):
     """Hosts of the testbed that this machine is."""
 
 
-def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> VmResources:
+def survey_vms(machine: Machine, with_vfs: bool, hosts: int = 1) -> VmResources:
     """Reads a machine's resources; its VFs only with `with_vfs`.
 
     Raises:
@@ -43,7 +43,7 @@ def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> VmResources:
     resources = VmResources(**vars(without_vfs), cpus=cpus, hosts=hosts)
     if not with_vfs or not surveyed.vfs:
         return resources
-    pf = look_at_vfs(machine.host, machine.nic)
+    pf = read_pf(machine.host, machine.nic)
     usable = [vf for vf in pf.vfs if vf.usable]
     return replace(
         resources,

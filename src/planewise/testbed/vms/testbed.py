@@ -35,7 +35,7 @@ from planewise.testbed.vms.domain import AnyNic, Passthrough, VhostUserNic, VmOp
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
 from planewise.testbed.vms.platform import VmPlatform, platform_of, vm_mib
-from planewise.testbed.vms.resources import SPARE_MIB, VmResources, look, shortage
+from planewise.testbed.vms.resources import SPARE_MIB, VmResources, shortage, survey_vms
 from planewise.testbed.vms.saved import Saved
 
 
@@ -132,7 +132,7 @@ class VmTestbed:
         """A machine's resources at the first call."""
         if role not in self._resources:
             machine = self._states[role].machine
-            self._resources[role] = look(machine, self._with_vfs, self._hosts_a_machine)
+            self._resources[role] = survey_vms(machine, self._with_vfs, self._hosts_a_machine)
         return self._resources[role]
 
     @contextmanager
@@ -349,18 +349,18 @@ class VmTestbed:
         for plane, prepared_site in state.prepared.values():
             steps += plane.withdraw(prepared_site)
         state.prepared.clear()
-        before, after = switch_named(state.switch), switch_named(name)
-        if before is not None:
-            steps += before.release_nic(self._switch_site(state))
+        previous, switch = switch_named(state.switch), switch_named(name)
+        if previous is not None:
+            steps += previous.release_nic(self._switch_site(state))
         for placed in state.placed.values():
             placed.peer = ("", "")  # a port's static entries go with it
-        if after is not None:
-            if after.name not in state.switches:
+        if switch is not None:
+            if switch.name not in state.switches:
                 state.perform(steps)
-                self._end_rivals(state, after)
-                steps = list(after.create(state, self._switch_site(state)))
-                state.switches.add(after.name)
-            steps += after.add_nic(self._switch_site(state))
+                self._end_rivals(state, switch)
+                steps = list(switch.create(state, self._switch_site(state)))
+                state.switches.add(switch.name)
+            steps += switch.add_nic(self._switch_site(state))
         return steps
 
     def _end_rivals(self, state: _HostState, switch: Switch) -> None:
