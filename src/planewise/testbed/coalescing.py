@@ -1,7 +1,7 @@
 """Interrupt coalescing of a NIC: for how long it collects frames before it interrupts a CPU.
 
-What a host's NIC had before is in its note (`ledger.HostNote`), and comes back from there, also
-after a kill -9.
+A host's note (`ledger.HostNote`) has the previous value, which is restored from there, also after a
+kill -9.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_rx_usecs(host: Host, nic: str) -> int | None:
 
 
 def set_rx_usecs(host: Host, nic: str, rx_usecs: int) -> None:
-    """Has a NIC interrupt `rx_usecs` µs after a frame at the latest, where it is set otherwise.
+    """Sets a NIC to interrupt `rx_usecs` µs after a frame at the latest, unless it is so.
 
     Raises:
         PlanewiseError: the driver refuses.

@@ -1,4 +1,4 @@
-"""What an interface counted, from /proc/net/dev, which every namespace has. Knows no trial."""
+"""Counters of an interface, from /proc/net/dev, which every namespace has. Knows no trial."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIELDS = (
 """Columns of /proc/net/dev, in order (net/core/net-procfs.c of Linux)."""
 
 DROPS = ("rx_dropped", "rx_errors", "rx_fifo", "rx_frame", "tx_dropped", "tx_errors", "tx_fifo")
-"""The counters that tell of lost frames."""
+"""The counters of lost frames."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Reading:
     counters: Mapping[str, int]
 
     def since(self, earlier: Reading) -> Mapping[str, int]:
-        """What was counted since `earlier`.
+        """Increases since `earlier`, by counter.
 
         Raises:
             PlanewiseError: a counter went backwards: another interface has its name now.

@@ -1,4 +1,4 @@
-"""A host that hands everything on to another, for hosts that reach into guests of some kind."""
+"""A host that delegates to another: base class of hosts that reach into guests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planewise.testbed.plan import Plan
 
 
 class ForwardingHost(Host):
-    """A `testbed.host.Host` that behaves as `inner`; subclasses say where it does not."""
+    """A `testbed.host.Host` that delegates to `inner`; subclasses override some methods."""
 
     def __init__(self, inner: Host) -> None:
         self.inner = inner

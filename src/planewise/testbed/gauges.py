@@ -1,6 +1,6 @@
-"""What guests send and what CPUs do, read again and again while a run goes on. Knows no trial.
+"""Guests' throughput and CPUs' load, read periodically during a run. Knows no trial.
 
-Readings are counters at one moment; `throughput` and `busy` tell what happened between two of them.
+Readings are counters at one moment; `throughput` and `busy` compare two of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ done
 
 @dataclass(frozen=True)
 class Gauge:
-    """The counters that tell what a guest sends."""
+    """The counters of a guest's sent frames."""
 
     guest: str
     host: str
@@ -42,7 +42,7 @@ class Gauge:
     """Empty: the host's own."""
     interface: str
     counts: Literal["tx", "rx"] = "tx"
-    """Which of them: of an interface in the guest `tx`, of a port on the host often `rx`."""
+    """Direction of the counters: `tx` in the guest, often `rx` at its port on the host."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Gauges:
         return self._read_local() if self._hosts is None else self._read_hosts(self._hosts)
 
     def close(self) -> None:
-        """Ends what reads."""
+        """Ends the thread that reads."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -92,7 +92,7 @@ class Gauges:
                 except (OSError, PlanewiseError):
                     continue  # gone, or not there yet
         finally:
-            self._thread.call(None, _nothing)  # a namespace with a thread inside would not go away
+            self._thread.call(None, int)  # leaves: a namespace with a thread inside does not end
         stat = Path("/proc/stat").read_text()
         return GaugeReading(time.monotonic(), _sent(self._gauges, texts), cpu_ticks(stat))
 
@@ -108,10 +108,6 @@ class Gauges:
             sent |= _sent(gauges, texts)
             cpus |= {f"{role} {cpu}": ticks for cpu, ticks in cpu_ticks(stat).items()}
         return GaugeReading(time.monotonic(), sent, cpus)
-
-
-def _nothing() -> None:
-    """Does nothing, at home."""
 
 
 def _sent(gauges: Sequence[Gauge], texts: Mapping[str, str]) -> dict[str, tuple[int, int]]:

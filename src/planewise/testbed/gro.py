@@ -1,7 +1,7 @@
-"""GRO that a killed generator left switched on, found by the notes of its keepers and switched off.
+"""GRO that a killed generator left switched on: found by its keepers' notes, and switched off.
 
-`pw-probe trial --gro` has a process that switches GRO off again however the trial ends, and that
-holds a lock on a note of the interface. A note without a lock is that of a keeper that was killed.
+`pw-probe trial --gro` has a keeper, a process that switches GRO off again however the trial ends,
+and holds a lock on a note of the interface. A note without a lock is that of a killed keeper.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def leftovers(*, remove: bool, notes: Path = NOTES) -> tuple[str, ...]:
     interfaces = []
     paths = sorted(notes.iterdir()) if notes.is_dir() else []
     for path in paths:
-        # It goes away between the two looks when its keeper ends.
+        # The keeper removes it when it ends.
         with suppress(FileNotFoundError), path.open("rb") as note:
             try:
                 fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
             interface = os.fsdecode(note.read())
-            if interface:  # an empty one is about to be locked and written
+            if interface:  # an empty note is about to be locked and written
                 interfaces.append(interface)
                 if remove:
                     _switch_off(interface)
@@ -45,7 +45,7 @@ def leftovers(*, remove: bool, notes: Path = NOTES) -> tuple[str, ...]:
 
 
 def _switch_off(interface: str) -> None:
-    # A keeper whose pipe is closed from the beginning.
+    # A keeper whose pipe is closed at the start switches GRO off.
     keeper = subprocess.run(
         [find_probe(), "keep-gro", interface],
         stdin=subprocess.DEVNULL,

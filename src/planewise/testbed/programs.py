@@ -1,4 +1,4 @@
-"""Our own programs beside Planewise: where they are, and what they answer."""
+"""Programs of the wheel beside Planewise: their paths, and checks of their output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from planewise.errors import PlanewiseError, UnsupportedError, first_fault
 
 FORMAT = 1
-"""The version of their answers that this Planewise reads."""
+"""Version of their output that this Planewise reads."""
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -34,7 +34,7 @@ def find(program: str) -> str:
 
 
 def checked(raw: Any, model: type[AnswerT], program: str) -> AnswerT:
-    """The JSON that a program answered, as what it is documented to be.
+    """A program's JSON output as a `model`.
 
     Raises:
         PlanewiseError: it is of another format, or not as documented.

@@ -1,7 +1,7 @@
 """A blocking rtnetlink socket for pyroute2's messages. Knows no plan.
 
-pyroute2's own sockets each run an event loop, which takes more time than all else in a build of
-namespaces: a build opens a socket a namespace, and asks the kernel for one thing after the other.
+Each of pyroute2's own sockets runs an event loop, which takes most of the time of a build of
+namespaces: a build opens a socket a namespace, and sends one request after the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RouteSocket:
     def request(
         self, kind: int, flags: int, fields: Mapping[str, int], **attributes: object
     ) -> None:
-        """Sends a message and waits until the kernel has done what it asks for.
+        """Sends a message and waits for the kernel's acknowledgement.
 
         `kind` is RTM_NEWLINK or the like, with the fields and attributes of its struct.
 
@@ -58,12 +58,12 @@ class RouteSocket:
         """All interfaces of the namespace.
 
         Raises:
-            OSError: they never stood still while they were listed.
+            OSError: they changed during every attempt to list them.
         """
         for _ in range(_MOST_DUMPS):
             self._send(RTM_GETLINK, netlink.NLM_F_DUMP, {})
             links, interrupted = self._receive()
-            # An interface that came or went meanwhile may have hidden another.
+            # An interface that was added or removed meanwhile may hide another.
             if not interrupted:
                 return links
         raise OSError(errno.EINTR, os.strerror(errno.EINTR))

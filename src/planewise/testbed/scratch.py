@@ -1,7 +1,7 @@
-"""Scratch directories that `planewise clean` finds after a kill. Knows nothing of what is in them.
+"""Scratch directories that `planewise clean` finds after a kill.
 
-A directory is locked (flock) as long as the program that made it lives, however it dies: what is
-not locked is a leftover. It gets its name once it is locked, so that it is never taken for one.
+A directory is locked (flock) as long as its program lives, however that ends: one without a lock is
+a leftover. It gets its name once it is locked, so that it is never taken for one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "pw-scratch-"
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory for as long as the block runs."""
+    """Makes a scratch directory; it is removed with the end of the `with` block."""
     unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     descriptor = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = unlocked.with_name(unlocked.name.removeprefix("."))

@@ -1,7 +1,7 @@
 """Performs a plan by iproute2 on any host: one shell script a plan. Knows no guest and no plane.
 
 `apply.py` does the same through netlink for this machine. On a host that is reached by ssh each
-program that starts costs, so that steps of one namespace go to one `ip -batch`.
+start of a program costs, so that steps of one namespace go to one `ip -batch`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def perform(plan: Plan, host: Host, netns: str | None = None) -> None:
 
 
 def grouped(steps: Iterable[Step]) -> tuple[tuple[str, tuple[tuple[str, Step], ...]], ...]:
-    """Neighbouring steps that one process performs, with the command that starts it. Pure.
+    """Groups of successive steps that one process performs, with its command. Pure.
 
     A group is a command and its lines, each with the step that it belongs to; an empty command is
     a line of shell.
@@ -69,13 +69,13 @@ def _lines(step: Step) -> tuple[tuple[str, str], ...]:
         return (("", str(step)),)
     if isinstance(step, AwaitUp):
         ip = f"ip -n {step.netns}" if step.netns else "ip"
-        only = f" dev {step.interface}" if step.interface else ""
-        look = f"late=$({ip} -o link show{only} up | grep -e NO-CARRIER -e LOWERLAYERDOWN)"
+        device = f" dev {step.interface}" if step.interface else ""
+        condition = f"late=$({ip} -o link show{device} up | grep -e NO-CARRIER -e LOWERLAYERDOWN)"
         give_up = f'{{ echo "{_LATE}$late" >&2; exit 1; }}'
         return (
             (
                 "",
-                f"n=0; while {look}; do "
+                f"n=0; while {condition}; do "
                 f"n=$((n + 1)); [ $n -lt {_UP_ROUNDS} ] || {give_up}; sleep 0.05; done",
             ),
         )
@@ -83,14 +83,14 @@ def _lines(step: Step) -> tuple[tuple[str, str], ...]:
 
 
 def _command(line: str) -> tuple[str, str]:
-    """The command that a batch is given to, and its line."""
+    """The command that takes a batch, and the line for it."""
     words = line.split(" ")
     length = 3 if words[1] == "-n" else 1
     return " ".join(words[:length]), " ".join(words[length:])
 
 
 def script(groups: Iterable[tuple[str, tuple[tuple[str, Step], ...]]]) -> str:
-    """The groups as a shell script that says which of them it is at. Pure."""
+    """The groups as a shell script, which prints the number of each on stderr. Pure."""
     lines = ["set -e", "export LC_ALL=C"]
     for number, (command, content) in enumerate(groups):
         lines.append(f'echo "{_BATCH}{number}" >&2')
@@ -104,14 +104,14 @@ def script(groups: Iterable[tuple[str, tuple[tuple[str, Step], ...]]]) -> str:
 def _failure(
     groups: tuple[tuple[str, tuple[tuple[str, Step], ...]], ...], done: FinishedProcess, host: str
 ) -> PlanewiseError:
-    """What went wrong, with the step in it. Pure."""
+    """The error of a script, with the step that failed. Pure."""
     lines = done.stderr.strip().splitlines()
-    at = [int(line.removeprefix(_BATCH)) for line in lines if line.startswith(_BATCH)]
-    words = [line for line in lines if not line.startswith(_BATCH)]
-    late = [line.removeprefix(_LATE) for line in words if line.startswith(_LATE)]
-    if not at:
+    numbers = [int(line.removeprefix(_BATCH)) for line in lines if line.startswith(_BATCH)]
+    messages = [line for line in lines if not line.startswith(_BATCH)]
+    late = [line.removeprefix(_LATE) for line in messages if line.startswith(_LATE)]
+    if not numbers:
         done.check()
-    _, content = groups[at[-1]]
+    _, content = groups[numbers[-1]]
     if late:
         names = ", ".join(line.split(":")[1].strip() for line in late)
         return PlanewiseError(
@@ -121,7 +121,7 @@ def _failure(
     failed = re.search(r"Command failed -:(\d+)", done.stderr)
     step = content[int(failed[1]) - 1 if failed else 0][1]
     reason = next(
-        (line for line in words if not line.startswith("Command failed")), "it printed nothing"
+        (line for line in messages if not line.startswith("Command failed")), "it printed nothing"
     ).removeprefix("RTNETLINK answers: ")
     missing = re.search(r"(ip|bridge): not found", done.stderr)
     if missing:

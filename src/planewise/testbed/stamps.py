@@ -1,4 +1,4 @@
-"""Which time stamps a NIC says that it takes: those of `ethtool -T`, by the kernel's own call."""
+"""Time stamps that a NIC claims to take, as in `ethtool -T`, by the kernel's ioctl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILTER_ALL, _TX_ON = 1 << 1, 1 << 1
 
 @dataclass(frozen=True)
 class HardwareStamps:
-    """What a driver claims; whether the stamps then come is another question."""
+    """A driver's claims, unverified."""
 
     sent: bool
     received: bool
@@ -30,7 +30,7 @@ class HardwareStamps:
 
     @property
     def text(self) -> str:
-        """In words, with what it means for a measurement. Pure."""
+        """The claims in words, with the stamps that Planewise uses. Pure."""
         if not (self.sent or self.received):
             return "none by the NIC; the kernel's are used"
         packets = "all" if self.every_received else "PTP's alone"
@@ -54,7 +54,7 @@ def parse(answer: bytes) -> HardwareStamps:
 
 
 def stamps_of(interface: str) -> str:
-    """What an interface of this machine claims, in words; `unknown` where it cannot be asked."""
+    """The claims of an interface of this machine, in words; `unknown` without an answer."""
     answer = array.array("B", _INFO.pack(_GET_TS_INFO, *[0] * 10))
     address, _ = answer.buffer_info()
     request = struct.pack("16sQ16x", interface.encode(), address)

@@ -1,4 +1,4 @@
-"""XDP of an interface: what its driver offers, as the kernel says it, and a program that routes."""
+"""XDP of an interface: its driver's features, by the kernel, and a program that routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEV_GET = 1
 """Request and attributes of the family `netdev` (include/uapi/linux/netdev.h, Linux 6.3)."""
 
 NATIVE, REDIRECTS, SENDS, ZERO_COPY = 1, 2, 4, 8
-"""What it says of a device in NETDEV_A_DEV_XDP_FEATURES."""
+"""Bits of NETDEV_A_DEV_XDP_FEATURES."""
 
 
 class _Device(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
@@ -28,7 +28,7 @@ class _Device(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
 
 
 def xdp_features(interface: str) -> int | None:
-    """What an interface of this namespace can do with XDP; None: the kernel does not say."""
+    """XDP features of an interface of this namespace; None: unknown to the kernel."""
     request = _Device()
     request["cmd"], request["version"] = DEV_GET, 1
     try:
@@ -58,15 +58,15 @@ def generator_text(driver: str, features: int | None) -> str:
 
 _OBJECTS = Path(__file__).parent / "bpf"
 XDP_ROUTER = _OBJECTS / "router.bpf.o"
-"""Routes by the routes and neighbours of the kernel, to which it leaves what it has no way for."""
+"""Routes by the kernel's routes and neighbours; passes other frames to the kernel."""
 XDP_PASS = _OBJECTS / "pass.bpf.o"
-"""Leaves every frame to the kernel: for the peer of a veth interface whose program sends."""
+"""Passes every frame to the kernel: for the peer of a veth interface whose program sends."""
 
 
 def attach(
     netns: str, interface: str, program: Path | str, mode: Literal["xdp", "xdpdrv"] = "xdpdrv"
 ) -> RunProgram:
-    """Gives an interface a program, in place of one that it has. Pure.
+    """Attaches a program to an interface, in place of an earlier one. Pure.
 
     `xdpdrv`: by its driver; `xdp`: by its driver, or by the kernel where the driver has no XDP.
     """
