@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from planewise.testbed.plan import (
     Step,
 )
 from planewise.testbed.rtnetlink import APPEND, CHANGE, CREATE, REPLACE, RouteSocket, nested
+from planewise.testbed.signals import result_of, uninterrupted
 
 _ONLINK = 4
 _MAIN_TABLE = 254
@@ -83,10 +85,13 @@ def apply(plan: Plan, thread: NamespaceThread, home: str | None = None) -> None:
     stop = threading.Event()
     future = thread.submit(None, _perform, plan, thread, home, stop)
     try:
-        future.result()
+        result_of(future)
     except BaseException:
-        stop.set()
-        future.exception()  # waits: the thread must be idle before anybody undoes the plan
+        with uninterrupted():
+            stop.set()
+        # The thread must be idle before anybody undoes the plan.
+        with suppress(Exception):
+            result_of(future)
         raise
 
 

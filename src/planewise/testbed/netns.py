@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.signals import result_of, uninterrupted
 
 RUN = Path("/run/netns")
 
@@ -96,7 +97,8 @@ class NamespaceThread:
         self._current: str | None = None
         self._home = -1
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        with uninterrupted():
+            self._thread.start()
 
     def call(
         self, netns: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -106,7 +108,7 @@ class NamespaceThread:
         Raises:
             PlanewiseError: there is no such namespace.
         """
-        return self.submit(netns, function, *args, **kwargs).result()
+        return result_of(self.submit(netns, function, *args, **kwargs))
 
     def submit(
         self, netns: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -22,6 +22,7 @@ from planewise.testbed.kubernetes import KubernetesHost, parse_node
 from planewise.testbed.remote_host import CONNECT_TIMEOUT_S, RemoteHost
 from planewise.testbed.remote_process import RemoteProcess, TerminalProcess
 from planewise.testbed.scratch import scratch
+from planewise.testbed.signals import result_of
 
 _KEEPALIVE_S = 15.0
 # An emulated host stands still for longer on a busy machine; its QEMU's end closes the connection.
@@ -152,7 +153,7 @@ class SshHost(RemoteHost):
         )
         while True:
             try:
-                return running.result()
+                return result_of(running)
             except KeyboardInterrupt:
                 if stream.pid:
                     self.call(self.shell(f"kill -s INT -- -{stream.pid}"))

@@ -20,6 +20,7 @@ from planewise.testbed import script
 from planewise.testbed.host import GRACE_S, Host, find_probe
 from planewise.testbed.plan import Plan
 from planewise.testbed.remote_process import RemoteProcess, SshProcess, supervised_command
+from planewise.testbed.signals import result_of, uninterrupted
 
 CONNECT_TIMEOUT_S = 30.0
 """An emulated host takes a second or two for a handshake, a busy one longer."""
@@ -58,7 +59,8 @@ class RemoteHost(Host):
         self._probe: str | None = None
         self._directory: str | None = None
         self._keeper: RemoteProcess | None = None
-        self._thread.start()
+        with uninterrupted():
+            self._thread.start()
         try:
             self.call(self._connect())
         except BaseException:
@@ -154,11 +156,12 @@ class RemoteHost(Host):
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return result_of(future)
         except self.errors as error:
             raise self._explain(error) from error
         except BaseException:
-            future.cancel()
+            with uninterrupted():
+                future.cancel()
             raise
 
     @abstractmethod

@@ -5,8 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 POLITE = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a program and may be handled, beside Ctrl-C's SIGINT."""
@@ -57,6 +62,21 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         if received:
             signal.raise_signal(received[0])
+
+
+def result_of(future: Future[T]) -> T:
+    """The future's result, as `future.result()` gives it, but safe on Ctrl-C.
+
+    A signal that comes while a future's lock is being taken leaves it taken
+    (https://github.com/python/cpython/issues/74174), and the thread that works on the future waits
+    for ever. The wait of a SimpleQueue takes no such lock.
+    """
+    ended: SimpleQueue[Future[T]] = SimpleQueue()
+    with uninterrupted():
+        future.add_done_callback(ended.put)
+    ended.get()
+    with uninterrupted():
+        return future.result()
 
 
 def _raise(number: int, _: FrameType | None) -> None:

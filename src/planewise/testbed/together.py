@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from planewise.testbed.signals import result_of, uninterrupted
+
 T = TypeVar("T")
 
 
@@ -20,9 +22,10 @@ def together(
     if len(work) == 1:
         return [work[0]()]
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        futures = [pool.submit(call) for call in work]
+        with uninterrupted():
+            futures = [pool.submit(call) for call in work]
         try:
-            return [future.result() for future in futures]
+            return [result_of(future) for future in futures]
         except Exception:
             raise
         except BaseException:

@@ -41,6 +41,7 @@ from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.plan import AwaitUp, new_namespace
 from planewise.testbed.planes.kinds import Forwarder
+from planewise.testbed.signals import result_of
 from planewise.testbed.steering import bind_interrupts, steer
 from planewise.testbed.together import together
 from planewise.testbed.vms.cleanup import remove_guests
@@ -363,7 +364,7 @@ class ChainTestbed:
             busy_s = busy_s if polls else spent_s
             uplink, polling = self._switch.uplink_counters(counted), self._switch.pmd_cycles()
         if ends_read is not None:
-            ends_at_s, offered, delivered = ends_read.result()
+            ends_at_s, offered, delivered = result_of(ends_read)
         elif self._switch is not None:
             ends_at_s = counters.at_s
             offered, delivered = self._switch.source_counters(counted)
