@@ -1,4 +1,4 @@
-//! PCI addresses. Knows nothing of what sits at one.
+//! PCI addresses. Knows nothing of the devices behind them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,9 +26,9 @@ impl FromStr for PciAddress {
 
     fn from_str(text: &str) -> Result<Self> {
         let read = || {
-            let (domain, rest) = text.split_once(':')?;
-            let (bus, rest) = rest.split_once(':')?;
-            let (device, function) = rest.split_once('.')?;
+            let (domain, slot) = text.split_once(':')?;
+            let (bus, slot) = slot.split_once(':')?;
+            let (device, function) = slot.split_once('.')?;
             let hex = |digits: &str, least: usize, most: usize| {
                 let fits = (least..=most).contains(&digits.len())
                     && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -9,7 +9,7 @@ use pw_error::{Error, Result};
 use crate::address::PciAddress;
 use crate::discover;
 use crate::kernel::{Kernel, explain};
-use crate::link::{Change, Outcome, Setting};
+use crate::link::{Change, Link, Outcome, Setting};
 use crate::mac::Mac;
 use crate::model::{NetNs, Netdev};
 use crate::plan::{PROBE, Step};
@@ -18,46 +18,46 @@ use crate::plan::{PROBE, Step};
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How often a VF's driver is bound until it has heard from the PF which MAC the VF has.
-const HEARINGS: u32 = 5;
+/// How often a VF's driver is bound until the VF has the MAC that the PF holds for it.
+const PROBE_ATTEMPTS: u32 = 5;
 
-/// What earlier steps of a plan did that later ones have to know.
+/// Effects of earlier steps that later steps depend on.
 #[derive(Default)]
-struct Done {
-    /// Where a function's interface was carried.
-    places: BTreeMap<PciAddress, NetNs>,
-    /// The MACs that VFs were told, by PF and number.
-    told: BTreeMap<(PciAddress, u32), Mac>,
+struct Applied {
+    /// The namespace that a function's interface was moved to.
+    netns: BTreeMap<PciAddress, NetNs>,
+    /// MACs set through the PF, by PF and VF number.
+    macs: BTreeMap<(PciAddress, u32), Mac>,
 }
 
-/// Performs the steps in order. A name at home that a step needs is taken from the interface of
-/// one of `displaceable`, which gets another one meanwhile.
+/// Performs the steps in order. An interface of `displaceable` in the host's namespace whose name
+/// a step needs is renamed.
 ///
 /// # Errors
-/// A step failed; those before it are done, those after it are not. The sentence names it.
+/// A step failed, which the message names; those before it are done, those after it are not.
 pub fn apply(kernel: &mut dyn Kernel, plan: &[Step], displaceable: &[PciAddress]) -> Result<()> {
-    let mut done = Done::default();
+    let mut applied = Applied::default();
     plan.iter().try_for_each(|step| {
-        make_room(kernel, step, displaceable)
-            .and_then(|()| perform(kernel, step, &mut done))
+        free_name(kernel, step, displaceable)
+            .and_then(|()| perform(kernel, step, &mut applied))
             .map_err(|error| error.at(format_args!("cannot {step}")))
     })
 }
 
-/// Two interfaces may have swapped names: the kernel names a new one as soon as a name is free.
-fn make_room(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) -> Result<()> {
-    let (device, wanted) = match step {
+/// Renames the interface that has the name which a step needs: the kernel names new interfaces by
+/// the first free number, so that two may have swapped names.
+fn free_name(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) -> Result<()> {
+    let (device, name) = match step {
         Step::Link { device, change: Change::Name(name) } => (device, name),
         Step::MoveToNetns { device, to: NetNs::Host, name } => (device, name),
         _ => return Ok(()),
     };
-    let seen = kernel.links(&NetNs::Host)?;
-    let Some(holder) = seen.iter().find(|seen| seen.netdev.name == *wanted) else { return Ok(()) };
-    let of_another = holder.device.filter(|other| other != device);
-    if of_another.is_none_or(|other| !displaceable.contains(&other)) {
+    let links = kernel.links(&NetNs::Host)?;
+    let Some(holder) = links.iter().find(|link| link.netdev.name == *name) else { return Ok(()) };
+    if holder.device.is_none_or(|holder| holder == *device || !displaceable.contains(&holder)) {
         return Ok(());
     }
-    let free = |name: &String| seen.iter().all(|seen| seen.netdev.name != *name);
+    let free = |name: &String| links.iter().all(|link| link.netdev.name != *name);
     let Some(name) = (0..).map(|number| format!("vf{number}")).find(free) else { return Ok(()) };
     // A name changes while the interface is down.
     let up = holder.netdev.up;
@@ -68,55 +68,48 @@ fn make_room(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) 
     Ok(())
 }
 
-fn perform(kernel: &mut dyn Kernel, step: &Step, done: &mut Done) -> Result<()> {
+fn perform(kernel: &mut dyn Kernel, step: &Step, applied: &mut Applied) -> Result<()> {
     match step {
-        Step::Write { file, value } if file == PROBE => probe(kernel, value.parse()?, done),
+        Step::Write { file, value } if file == PROBE => probe(kernel, value.parse()?, applied),
         Step::Write { file, value } => write(kernel, file, value),
         Step::Set { pf, vf, setting } => {
-            let netdev = netdev(kernel, *pf, done)?;
+            let netdev = netdev(kernel, *pf, applied)?;
             until_settled(|| kernel.set_vf(&netdev, *vf, *setting))?;
             if let Setting::Mac(mac) = setting {
-                done.told.insert((*pf, *vf), *mac);
+                applied.macs.insert((*pf, *vf), *mac);
             }
             Ok(())
         }
         Step::Link { device, change } => {
-            let netdev = netdev(kernel, *device, done)?;
-            if already(&netdev, change) {
-                return Ok(());
-            }
-            until_settled(|| kernel.change(&netdev, change))
+            let netdev = netdev(kernel, *device, applied)?;
+            change_unless_set(kernel, &netdev, change)
         }
         Step::MoveToNetns { device, to, name } => {
-            let netdev = netdev(kernel, *device, done)?;
+            let netdev = netdev(kernel, *device, applied)?;
             if netdev.netns == *to {
-                let rename = Change::Name(name.clone());
-                return if already(&netdev, &rename) {
-                    Ok(())
-                } else {
-                    until_settled(|| kernel.change(&netdev, &rename))
-                };
+                return change_unless_set(kernel, &netdev, &Change::Name(name.clone()));
             }
             until_settled(|| kernel.move_to_netns(&netdev, to, name))?;
-            done.places.insert(*device, to.clone());
+            applied.netns.insert(*device, to.clone());
             Ok(())
         }
     }
 }
 
-fn netdev(kernel: &mut dyn Kernel, device: PciAddress, done: &Done) -> Result<Netdev> {
-    discover::netdev(kernel, device, done.places.get(&device).unwrap_or(&NetNs::Host))
+fn netdev(kernel: &mut dyn Kernel, device: PciAddress, applied: &Applied) -> Result<Netdev> {
+    discover::netdev(kernel, device, applied.netns.get(&device).unwrap_or(&NetNs::Host))
 }
 
-fn already(netdev: &Netdev, change: &Change) -> bool {
-    match change {
+fn change_unless_set(kernel: &mut dyn Kernel, netdev: &Netdev, change: &Change) -> Result<()> {
+    let set = match change {
         Change::Up(up) => netdev.up == *up,
         Change::Name(name) => netdev.name == *name,
         Change::Mac(mac) => netdev.mac == Some(*mac),
         Change::MtuBytes(mtu) => netdev.mtu_bytes == *mtu,
         Change::AddAddress(address) => netdev.addresses.contains(&address.to_string()),
         Change::DeleteAddress(address) => !netdev.addresses.contains(&address.to_string()),
-    }
+    };
+    if set { Ok(()) } else { until_settled(|| kernel.change(netdev, change)) }
 }
 
 /// Repeats a change while the kernel answers that the device is busy.
@@ -159,20 +152,21 @@ fn write(kernel: &mut dyn Kernel, file: &str, value: &str) -> Result<()> {
     })
 }
 
-/// Lets a driver take a function; again and again, should a VF not hear its MAC.
+/// Probes drivers for a function, repeatedly while a VF comes up without the MAC its PF holds.
 ///
-/// The driver asks the PF for the VF's MAC when it takes the VF. Where the answer is late (igbvf waits
-/// a millisecond) it makes one up, and the PF of a trusted VF then takes that for the VF's.
-fn probe(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<()> {
-    let told = told(kernel, address, done)?;
-    for _ in 0..HEARINGS {
+/// A VF's driver asks the PF for the MAC when it is bound. Where the answer is late (igbvf waits a
+/// millisecond) it draws a MAC, which the PF accepts if the VF is trusted.
+fn probe(kernel: &mut dyn Kernel, address: PciAddress, applied: &Applied) -> Result<()> {
+    let admin_mac = admin_mac(kernel, address, applied)?;
+    for _ in 0..PROBE_ATTEMPTS {
         write(kernel, PROBE, &address.to_string())?;
-        bound(kernel, address)?;
-        let seen = kernel.links(&NetNs::Host)?;
-        let own = seen.iter().find(|seen| seen.device == Some(address) && !seen.representor);
-        let Some((Told { pf, vf, mac }, own)) = told.as_ref().zip(own) else { return Ok(()) };
-        // Without a PF that is up nobody can answer.
-        if own.netdev.mac == Some(*mac) || !pf.up {
+        must_be_bound(kernel, address)?;
+        let link = link_of(kernel, address)?;
+        let Some((AdminMac { pf, vf, mac }, link)) = admin_mac.as_ref().zip(link) else {
+            return Ok(());
+        };
+        // A PF that is down does not answer.
+        if link.netdev.mac == Some(*mac) || !pf.up {
             return Ok(());
         }
         let unbind = format!("bus/pci/devices/{address}/driver/unbind");
@@ -180,45 +174,55 @@ fn probe(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<()
         until_settled(|| kernel.set_vf(pf, *vf, Setting::Mac(*mac)))?;
     }
     Err(Error::failed(
-        format!("its driver did not hear from the PF, in {HEARINGS} attempts, which MAC it has"),
+        format!(
+            "its driver did not hear from the PF, in {PROBE_ATTEMPTS} attempts, which MAC it has"
+        ),
         "the kernel's log (dmesg) may say why; a busy machine may be less so later",
     ))
 }
 
-/// What the PF was told of one of its VFs.
-struct Told {
+/// The MAC that a PF holds for one of its VFs.
+struct AdminMac {
     pf: Netdev,
     vf: u32,
     mac: Mac,
 }
 
-fn told(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<Option<Told>> {
+/// The interface of a function in the host's namespace.
+fn link_of(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Option<Link>> {
+    let links = kernel.links(&NetNs::Host)?;
+    Ok(links.into_iter().find(|link| link.device == Some(address) && !link.representor))
+}
+
+fn admin_mac(
+    kernel: &mut dyn Kernel,
+    address: PciAddress,
+    applied: &Applied,
+) -> Result<Option<AdminMac>> {
     let tree = kernel.tree();
     let Some(pf) = tree.pf_of(address) else { return Ok(None) };
     let index = tree.vfs(pf).into_iter().find(|(_, vf)| *vf == address).map(|(index, _)| index);
-    let seen = kernel.links(&NetNs::Host)?;
-    let netdev = seen.into_iter().find(|seen| seen.device == Some(pf) && !seen.representor);
-    let Some((vf, netdev)) = index.zip(netdev.map(|seen| seen.netdev)) else { return Ok(None) };
-    let mac = match done.told.get(&(pf, vf)) {
+    let Some((vf, link)) = index.zip(link_of(kernel, pf)?) else { return Ok(None) };
+    let mac = match applied.macs.get(&(pf, vf)) {
         Some(mac) => Some(*mac),
         None => kernel
-            .vfs(&netdev)?
+            .vfs(&link.netdev)?
             .and_then(|infos| infos.into_iter().find(|info| info.index == vf)?.config.mac),
     };
     let mac = mac.filter(|mac| *mac != Mac::NONE);
-    Ok(mac.map(|mac| Told { pf: netdev, vf, mac }))
+    Ok(mac.map(|mac| AdminMac { pf: link.netdev, vf, mac }))
 }
 
-/// A probe answers that it is done also when no driver took the device.
-fn bound(kernel: &mut dyn Kernel, address: PciAddress) -> Result<()> {
+/// Checks that a driver took a function: the kernel reports a probe as done also when none did.
+fn must_be_bound(kernel: &mut dyn Kernel, address: PciAddress) -> Result<()> {
     let tree = kernel.tree();
-    let wanted = tree.text(address, "driver_override").unwrap_or_default();
-    let has = tree.link(address, "driver");
-    if has.as_deref() == Some(wanted.as_str()) || has.is_some() && wanted.is_empty() {
+    let driver = tree.text(address, "driver_override").unwrap_or_default();
+    let bound = tree.link(address, "driver");
+    if bound.as_deref() == Some(driver.as_str()) || bound.is_some() && driver.is_empty() {
         return Ok(());
     }
     Err(Error::failed(
-        format!("the driver {wanted} did not take {address}"),
+        format!("the driver {driver} did not take {address}"),
         "the kernel's log (dmesg) says why; for vfio-pci an IOMMU is needed",
     ))
 }

@@ -1,4 +1,4 @@
-//! Asks Docker, or what speaks its API, for the process of a container. Starts and stops nothing.
+//! Asks Docker, or another engine with its API, for the process of a container. Changes nothing.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use pw_error::{Error, Result};
 use serde::Deserialize;
 
-/// An answer longer than this is none about a container [bytes].
+/// Longest answer that is read [bytes].
 const LONGEST: u64 = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 

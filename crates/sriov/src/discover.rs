@@ -13,8 +13,8 @@ use crate::sysfs;
 
 /// Reads all PFs with their VFs.
 ///
-/// The interface of a VF is looked for by its PCI address: first in this namespace, then, where a
-/// VF has a network driver and no interface here, in every other.
+/// A VF's interface is looked up by PCI address: in this namespace, then, for VFs with a network
+/// driver, in every other.
 ///
 /// # Errors
 /// There is no sysfs, or the kernel does not answer.
@@ -24,8 +24,8 @@ pub fn machine(kernel: &mut dyn Kernel) -> Result<Machine> {
     Ok(Machine { pfs })
 }
 
-/// Reads one PF with its VFs. A VF that has a network driver but whose interface is nowhere to be
-/// seen is waited for: the namespace that it is in may be dying, and then the kernel sends it home.
+/// Reads one PF with its VFs. Waits for the interface of a VF that has a network driver: the kernel
+/// moves interfaces of a dying namespace to the host's.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -33,8 +33,8 @@ pub fn settled_pf(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Pf> {
     let begun = Instant::now();
     loop {
         let waited = begun.elapsed();
-        let found = read(kernel, &[address], waited > PATIENCE_WITHOUT_FILES)?;
-        let Some(pf) = found.into_iter().next() else {
+        let pfs = read(kernel, &[address], waited > PATIENCE_WITHOUT_FILES)?;
+        let Some(pf) = pfs.into_iter().next() else {
             return Err(Error::failed(format!("the PF {address} is gone"), ""));
         };
         let lost = pf.vfs.iter().any(|vf| vf.netdev.is_none() && has_network_driver(vf));
@@ -45,7 +45,7 @@ pub fn settled_pf(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Pf> {
     }
 }
 
-/// How long an interface may be nowhere. A dying namespace takes tens of milliseconds, more where
+/// How long an interface may be in no namespace. A dying namespace takes tens of milliseconds, more where
 /// many die at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_WITHOUT_FILES: Duration = Duration::from_millis(500);
@@ -56,7 +56,7 @@ fn has_network_driver(vf: &Vf) -> bool {
 }
 
 fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Result<Vec<Pf>> {
-    let mut netdevs = netdevs_at(kernel, &NetNs::Host)?;
+    let mut netdevs = netdevs_in(kernel, &NetNs::Host)?;
     let tree = kernel.tree();
     let missing: Vec<PciAddress> = addresses
         .iter()
@@ -67,9 +67,9 @@ fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Re
         .collect();
     if !missing.is_empty() {
         for namespace in kernel.namespaces(thorough) {
-            // One that has gone meanwhile holds nothing: the kernel sends home what was in it.
-            let Ok(found) = netdevs_at(kernel, &NetNs::Other(namespace)) else { continue };
-            for (address, netdev) in found {
+            // A namespace that ended meanwhile is empty: its interfaces are the host's.
+            let Ok(inside) = netdevs_in(kernel, &NetNs::Other(namespace)) else { continue };
+            for (address, netdev) in inside {
                 netdevs.entry(address).or_insert(netdev);
             }
             if missing.iter().all(|vf| netdevs.contains_key(vf)) {
@@ -80,27 +80,25 @@ fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Re
     addresses.iter().map(|address| pf(kernel, *address, &mut netdevs)).collect()
 }
 
-/// The interface of one function: in `hint` if it is there, else wherever it is. It is waited for,
-/// as a driver or a dying namespace may still be at it.
+/// The interface of a function, looked up in `hint` first, then in every namespace. Waits for it, as
+/// a driver may be about to make it or the kernel to move it out of a dying namespace.
 ///
 /// # Errors
 /// The kernel does not answer, or there is none.
 pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &NetNs) -> Result<Netdev> {
+    let find = |kernel: &mut dyn Kernel, netns: &NetNs| {
+        netdevs_in(kernel, netns).ok().and_then(|mut netdevs| netdevs.remove(&address))
+    };
     let begun = Instant::now();
     loop {
-        if let Some(netdev) = netdevs_at(kernel, hint).ok().and_then(|mut at| at.remove(&address)) {
+        if let Some(netdev) = find(kernel, hint) {
             return Ok(netdev);
         }
         let waited = begun.elapsed();
-        let places = std::iter::once(NetNs::Host).chain(
-            kernel.namespaces(waited > PATIENCE_WITHOUT_FILES).into_iter().map(NetNs::Other),
-        );
-        for place in places.collect::<Vec<_>>() {
-            if let Some(netdev) =
-                netdevs_at(kernel, &place).ok().and_then(|mut at| at.remove(&address))
-            {
-                return Ok(netdev);
-            }
+        let others = kernel.namespaces(waited > PATIENCE_WITHOUT_FILES).into_iter();
+        let mut namespaces = std::iter::once(NetNs::Host).chain(others.map(NetNs::Other));
+        if let Some(netdev) = namespaces.find_map(|netns| find(kernel, &netns)) {
+            return Ok(netdev);
         }
         if waited > PATIENCE {
             return Err(Error::failed(
@@ -112,14 +110,14 @@ pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &NetNs) -> Res
     }
 }
 
-fn netdevs_at(kernel: &mut dyn Kernel, place: &NetNs) -> Result<BTreeMap<PciAddress, Netdev>> {
-    let mut found = BTreeMap::new();
-    for seen in kernel.links(place)? {
-        if let Some(device) = seen.device.filter(|_| !seen.representor) {
-            found.entry(device).or_insert(seen.netdev);
+fn netdevs_in(kernel: &mut dyn Kernel, netns: &NetNs) -> Result<BTreeMap<PciAddress, Netdev>> {
+    let mut netdevs = BTreeMap::new();
+    for link in kernel.links(netns)? {
+        if let Some(device) = link.device.filter(|_| !link.representor) {
+            netdevs.entry(device).or_insert(link.netdev);
         }
     }
-    Ok(found)
+    Ok(netdevs)
 }
 
 fn pf(
@@ -134,7 +132,7 @@ fn pf(
         Some(netdev) => kernel.vfs(netdev)?,
         None => None,
     };
-    let seen_on_pf =
+    let counts_on_pf =
         infos.iter().flatten().any(|info| info.counters.is_some_and(|count| !count.is_zero()));
     let mut vfs = Vec::new();
     for (index, vf) in tree.vfs(address) {
@@ -166,7 +164,7 @@ fn pf(
                 pf_driver.as_deref(),
                 kernel.version(),
                 info.and_then(|info| info.counters),
-                seen_on_pf,
+                counts_on_pf,
             ),
             used_by,
             use_is_unknown,
@@ -203,8 +201,8 @@ fn used_by(netdev: Option<&Netdev>) -> Option<String> {
     if !netdev.netns.is_host() {
         return Some(format!("its interface {name} is in {}", netdev.netns));
     }
-    if let Some(other) = &netdev.attached_to {
-        return Some(format!("its interface {name} is joined to {other}"));
+    if let Some(upper) = &netdev.attached_to {
+        return Some(format!("its interface {name} is joined to {upper}"));
     }
     (!netdev.addresses.is_empty())
         .then(|| format!("its interface {name} has the address {}", netdev.addresses[0]))

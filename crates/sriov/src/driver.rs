@@ -1,14 +1,14 @@
-//! What is known of drivers and can be asked nowhere. Touches nothing.
+//! Facts about drivers that no kernel interface tells. Touches nothing.
 
 use crate::model::{Counters, VfCounters};
 
-/// The driver of VFs that need none of the kernel's: user space drives them.
+/// The driver through which user space (a guest) drives a VF.
 pub const VFIO: &str = "vfio-pci";
 
-/// Drivers that are in nobody's way when the rest of an IOMMU group is passed through.
-pub const LETS_GO: &[&str] = &[VFIO, "pci-stub", "pcieport"];
+/// Drivers that may have functions of an IOMMU group that is passed through.
+pub const VFIO_ALLOWED: &[&str] = &[VFIO, "pci-stub", "pcieport"];
 
-/// The network driver of the VFs of a PF that this driver drives; none when it is not known.
+/// The network driver for the VFs of a PF's driver; none when it is not known.
 pub fn network_driver_of_vfs(pf_driver: &str) -> Option<&str> {
     Some(match pf_driver {
         "igb" => "igbvf",
@@ -22,8 +22,7 @@ pub fn network_driver_of_vfs(pf_driver: &str) -> Option<&str> {
     })
 }
 
-/// Drivers whose `ndo_get_vf_stats` fills the counters, with a kernel (major, minor) that has it for
-/// certain.
+/// Drivers whose `ndo_get_vf_stats` fills the counters, with a kernel (major, minor) known to have it.
 const COUNTING: &[(&str, (u32, u32))] = &[
     ("mlx5_core", (4, 15)),
     ("ice", (5, 10)),
@@ -33,27 +32,27 @@ const COUNTING: &[(&str, (u32, u32))] = &[
     ("ixgbe", (6, 1)),
 ];
 
-/// Drivers that are known to fill nothing: the kernel then sends zeros.
+/// Drivers that are known to fill no counter: the kernel sends zeros.
 const SILENT: &[&str] = &["igb"];
 
 /// Tells counters from zeros that mean nothing.
 ///
-/// rtnetlink sends IFLA_VF_STATS full of zeros for a driver that has no such function, so the
-/// message alone cannot tell. A count that was seen on any VF of the PF (`seen_on_pf`) proves that
-/// the driver counts; without one, only a driver that is known to count is believed.
+/// rtnetlink sends IFLA_VF_STATS full of zeros for a driver without `ndo_get_vf_stats`. A nonzero
+/// count on any VF of the PF (`counts_on_pf`) proves that the driver counts; without one, only a
+/// driver in `COUNTING` is believed.
 pub fn judge(
     driver: Option<&str>,
     kernel: (u32, u32),
     counters: Option<VfCounters>,
-    seen_on_pf: bool,
+    counts_on_pf: bool,
 ) -> Counters {
     let driver = driver.unwrap_or("none");
     let unsupported = |reason: String| Counters::Unsupported { reason };
     let Some(counters) = counters else {
         return unsupported(format!("the kernel sends no counters for VFs of the driver {driver}"));
     };
-    let known = COUNTING.iter().any(|(name, since)| *name == driver && kernel >= *since);
-    if seen_on_pf || known {
+    let counting = COUNTING.iter().any(|(name, since)| *name == driver && kernel >= *since);
+    if counts_on_pf || counting {
         return Counters::Supported(counters);
     }
     if SILENT.contains(&driver) {
@@ -74,9 +73,9 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    fn supported(driver: &str, kernel: (u32, u32), seen: bool) -> bool {
+    fn supported(driver: &str, kernel: (u32, u32), counts: bool) -> bool {
         let zeros = Some(VfCounters::default());
-        matches!(judge(Some(driver), kernel, zeros, seen), Counters::Supported(_))
+        matches!(judge(Some(driver), kernel, zeros, counts), Counters::Supported(_))
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is asked of the kernel and told to it, as a trait: Linux itself, or a made-up one in tests.
+//! The kernel's interface to SR-IOV functions, as a trait: Linux itself, or a fake in tests.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,13 +13,13 @@ use pw_linux::rtnetlink::{Errno, errno_text};
 
 use crate::address::PciAddress;
 use crate::driver;
-use crate::link::{Change, Links, Outcome, Seen, Setting};
+use crate::link::{Change, Link, Links, Outcome, Setting};
 use crate::model::{Namespace, NetNs, Netdev};
-use crate::namespaces::{self, run_at};
+use crate::namespaces::{self, run_in};
 use crate::sysfs::{Tree, device};
 use crate::vfinfo::VfInfo;
 
-/// A kernel, or what stands for one.
+/// A kernel, or a fake of one.
 pub trait Kernel {
     /// Its sysfs.
     fn tree(&self) -> &Tree;
@@ -31,18 +31,18 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The namespace is gone or cannot be entered.
-    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>>;
+    fn links(&mut self, netns: &NetNs) -> Result<Vec<Link>>;
 
-    /// All namespaces but its own. `thorough`: also those that only open files hold, which is slow.
+    /// All namespaces but the host's. `thorough`: also those that only open files hold, which is slow.
     fn namespaces(&mut self, thorough: bool) -> Vec<Namespace>;
 
-    /// What it says of the VFs of a PF; none when it cannot be asked.
+    /// The VFs of a PF as rtnetlink reports them; none when it cannot be asked.
     ///
     /// # Errors
     /// The socket failed.
     fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>>;
 
-    /// Does a process hold a function through VFIO? Only asked of functions that vfio-pci has.
+    /// The process that holds a function of vfio-pci through VFIO.
     fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder;
 
     /// Interfaces that must not go away, each with the reason: default routes and the SSH session.
@@ -57,7 +57,7 @@ pub trait Kernel {
     /// The errno, with none for a failure that is no errno.
     fn write(&mut self, file: &Path, value: &str) -> std::result::Result<(), std::io::Error>;
 
-    /// Tells a PF about one of its VFs.
+    /// Sets a VF's setting through its PF.
     ///
     /// # Errors
     /// The socket failed; inside, the kernel's errno.
@@ -83,12 +83,12 @@ pub enum Holder {
     Nobody,
     /// A process, for a sentence.
     Process(String),
-    /// It cannot be told, and why not. Not to be taken for nobody.
+    /// The reason why the holder is unknown. Not to be taken for nobody.
     Unknown(String),
 }
 
-/// Linux, below a sysfs. Where the root is not sysfs but a made-up tree, netlink is left alone: its
-/// interfaces are not those of the tree.
+/// Linux, below a sysfs. Netlink is not used where the root is a made-up tree, whose interfaces it
+/// does not have.
 #[derive(Debug)]
 pub struct Linux {
     tree: Tree,
@@ -99,13 +99,13 @@ pub struct Linux {
 impl Linux {
     /// The kernel that runs, as the sysfs below `root` shows it.
     pub fn new(root: &Path) -> Self {
-        let real = statfs(root).is_ok_and(|found| found.filesystem_type() == SYSFS_MAGIC);
+        let real = statfs(root).is_ok_and(|stat| stat.filesystem_type() == SYSFS_MAGIC);
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let version = driver::kernel_version(&release).unwrap_or((0, 0));
         Self { tree: Tree::new(root), real, version }
     }
 
-    /// Whether the root is a sysfs, and no made-up tree.
+    /// Whether the root is a sysfs, not a made-up tree.
     pub fn is_real(&self) -> bool {
         self.real
     }
@@ -120,9 +120,9 @@ impl Linux {
         ))
     }
 
-    /// The interfaces that the tree shows, which are those of the namespace it was mounted in.
-    fn links_of_tree(&self) -> Result<Vec<Seen>> {
-        let mut found = Vec::new();
+    /// The interfaces in the tree, which are those of the namespace it was mounted in.
+    fn links_of_tree(&self) -> Result<Vec<Link>> {
+        let mut links = Vec::new();
         for pf in self.tree.pfs()? {
             let vfs = self.tree.vfs(pf).into_iter().map(|(_, vf)| vf);
             for function in std::iter::once(pf).chain(vfs) {
@@ -140,11 +140,11 @@ impl Linux {
                         name,
                         ..Netdev::default()
                     };
-                    found.push(Seen { device: Some(function), representor: false, netdev });
+                    links.push(Link { device: Some(function), representor: false, netdev });
                 }
             }
         }
-        Ok(found)
+        Ok(links)
     }
 }
 
@@ -157,26 +157,26 @@ impl Kernel for Linux {
         self.version
     }
 
-    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
+    fn links(&mut self, netns: &NetNs) -> Result<Vec<Link>> {
         if !self.real {
-            return if place.is_host() { self.links_of_tree() } else { Ok(Vec::new()) };
+            return if netns.is_host() { self.links_of_tree() } else { Ok(Vec::new()) };
         }
-        run_at(place, || Links::open()?.all(place))
+        run_in(netns, || Links::open()?.all(netns))
     }
 
     fn namespaces(&mut self, thorough: bool) -> Vec<Namespace> {
-        let mut found = if self.real { namespaces::others() } else { Vec::new() };
+        let mut namespaces = if self.real { namespaces::list() } else { Vec::new() };
         if self.real && thorough {
-            found.extend(namespaces::held_by_files());
+            namespaces.extend(namespaces::held_by_files());
         }
-        found
+        namespaces
     }
 
     fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>> {
         if !self.real {
             return Ok(None);
         }
-        run_at(&pf.netns, || Links::open()?.vfs(&pf.name))
+        run_in(&pf.netns, || Links::open()?.vfs(&pf.name))
     }
 
     fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder {
@@ -196,9 +196,8 @@ impl Kernel for Linux {
         }
         match holder_of(&files, Path::new("/proc")) {
             process @ Holder::Process(_) => process,
-            // The process cannot be seen. That vfio-pci has enabled the device tells of it all the
-            // same: it does so when the device is opened (vfio_pci_core_enable).
-            _ if self.tree.number(vf, "enable").is_some_and(|uses| uses > 0) => {
+            // vfio-pci enables a device when it is opened (vfio_pci_core_enable), by whatever process.
+            _ if self.tree.number(vf, "enable").is_some_and(|count| count > 0) => {
                 Holder::Process(format!("a process that cannot be seen has opened {vf}"))
             }
             holder => holder,
@@ -209,44 +208,47 @@ impl Kernel for Linux {
         if !self.real {
             return Ok(Vec::new());
         }
-        let mut links = Links::open()?;
-        let seen = links.all(&NetNs::Host)?;
+        let mut socket = Links::open()?;
+        let links = socket.all(&NetNs::Host)?;
         let name = |index: u32| {
-            seen.iter().find(|seen| seen.netdev.index == index).map(|seen| seen.netdev.name.clone())
+            links
+                .iter()
+                .find(|link| link.netdev.index == index)
+                .map(|link| link.netdev.name.clone())
         };
-        let mut found: Vec<(String, String)> = links
+        let mut vital: Vec<(String, String)> = socket
             .default_routes()?
             .into_iter()
             .filter_map(|index| Some((name(index)?, "the default route".to_owned())))
             .collect();
         for client in ssh_clients() {
-            if let Some(name) = links.route_to(client)?.and_then(name) {
-                found.push((name, format!("the SSH session from {client}")));
+            if let Some(name) = socket.route_to(client)?.and_then(name) {
+                vital.push((name, format!("the SSH session from {client}")));
             }
         }
-        Ok(found)
+        Ok(vital)
     }
 
     fn write(&mut self, file: &Path, value: &str) -> std::result::Result<(), std::io::Error> {
         // Not created: a made-up tree lacks what the kernel would lack.
-        let mut opened = fs::OpenOptions::new().write(true).open(self.tree.path(file))?;
+        let mut file = fs::OpenOptions::new().write(true).open(self.tree.path(file))?;
         if !self.real {
-            opened.set_len(0)?;
+            file.set_len(0)?;
         }
         // An empty write never reaches the kernel; a newline clears driver_override.
         let value = if value.is_empty() { "\n" } else { value };
-        // One write, as sysfs takes each for a value of its own.
-        std::io::Write::write(&mut opened, value.as_bytes()).map(|_| ())
+        // One write: sysfs takes each for a value of its own.
+        std::io::Write::write(&mut file, value.as_bytes()).map(|_| ())
     }
 
     fn set_vf(&mut self, pf: &Netdev, vf: u32, setting: Setting) -> Result<Outcome> {
         self.must_be_real()?;
-        run_at(&pf.netns, || Links::open()?.set_vf(pf.index, vf, setting))
+        run_in(&pf.netns, || Links::open()?.set_vf(pf.index, vf, setting))
     }
 
     fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome> {
         self.must_be_real()?;
-        run_at(&netdev.netns, || Links::open()?.change(netdev.index, change))
+        run_in(&netdev.netns, || Links::open()?.change(netdev.index, change))
     }
 
     fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome> {
@@ -260,18 +262,18 @@ impl Kernel for Linux {
             Error::failed(format!("cannot open {to} ({path})"), "").caused_by(error)
         })?;
         if let NetNs::Other(namespace) = to {
-            let there = file.metadata().map(|found| std::os::unix::fs::MetadataExt::ino(&found));
-            if there.ok() != Some(namespace.inode) {
+            let inode = file.metadata().map(|stat| std::os::unix::fs::MetadataExt::ino(&stat));
+            if inode.ok() != Some(namespace.inode) {
                 return Err(Error::failed(format!("{to} is gone"), ""));
             }
         }
-        run_at(&netdev.netns, || Links::open()?.move_to_netns(netdev.index, file.as_raw_fd(), name))
+        run_in(&netdev.netns, || Links::open()?.move_to_netns(netdev.index, file.as_raw_fd(), name))
     }
 }
 
-/// The process that has one of the files open. `proc` is where procfs is mounted. To read the open
-/// files of other users' processes needs CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE: without them the
-/// answer is [`Holder::Unknown`] unless a process that can be read has it.
+/// The process that has one of the files open. `proc` is where procfs is mounted. Without
+/// CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE the open files of other users' processes cannot be read,
+/// and the answer is [`Holder::Unknown`] unless a readable process has one.
 pub fn holder_of(files: &[String], proc: &Path) -> Holder {
     let mut unreadable = None;
     let processes = match fs::read_dir(proc) {
@@ -307,9 +309,9 @@ pub fn holder_of(files: &[String], proc: &Path) -> Holder {
                     continue;
                 }
             };
-            if let Some(held) = files.iter().find(|held| Path::new(held) == target) {
+            if let Some(file) = files.iter().find(|file| Path::new(file) == target) {
                 let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-                return Holder::Process(format!("process {pid} ({}) holds {held}", name.trim()));
+                return Holder::Process(format!("process {pid} ({}) holds {file}", name.trim()));
             }
         }
     }
@@ -322,27 +324,27 @@ pub fn holder_of(files: &[String], proc: &Path) -> Holder {
 /// # Errors
 /// The socket failed.
 pub fn vital_interfaces(kernel: &mut dyn Kernel) -> Result<BTreeMap<String, String>> {
-    let mut all = BTreeMap::new();
+    let mut reasons = BTreeMap::new();
     for (vital, reason) in kernel.vital()? {
         let mut below = vec![vital];
         while let Some(name) = below.pop() {
-            if let Entry::Vacant(place) = all.entry(name) {
-                below.extend(kernel.tree().lower(place.key()));
-                place.insert(reason.clone());
+            if let Entry::Vacant(entry) = reasons.entry(name) {
+                below.extend(kernel.tree().lower(entry.key()));
+                entry.insert(reason.clone());
             }
         }
     }
-    Ok(all)
+    Ok(reasons)
 }
 
-/// Where the SSH sessions come from that this process runs in, also behind sudo.
+/// Clients of the SSH sessions that this process runs in, also behind sudo.
 fn ssh_clients() -> Vec<IpAddr> {
-    let mut found = Vec::new();
+    let mut clients = Vec::new();
     let mut pid = std::process::id();
-    // The line of parents is short; the bound is for a /proc that is made up.
+    // Bounded, should /proc be made up.
     for _ in 0..64 {
         if let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) {
-            found.extend(ssh_client(&environment));
+            clients.extend(ssh_client(&environment));
         }
         let Some(parent) = fs::read_to_string(format!("/proc/{pid}/stat"))
             .ok()
@@ -353,9 +355,9 @@ fn ssh_clients() -> Vec<IpAddr> {
         };
         pid = parent;
     }
-    found.sort_unstable();
-    found.dedup();
-    found
+    clients.sort_unstable();
+    clients.dedup();
+    clients
 }
 
 /// The parent in a line of /proc/PID/stat; the name in parentheses may hold anything.
@@ -373,7 +375,7 @@ fn ssh_client(environment: &[u8]) -> Option<IpAddr> {
     text.split('%').next()?.parse().ok()
 }
 
-/// The words for an errno of a change, with what is usually behind it.
+/// The sentence for an errno of a change, with its usual cause.
 pub fn explain(code: Errno) -> String {
     match code {
         libc::EOPNOTSUPP => "the driver does not support it".into(),

@@ -1,9 +1,9 @@
-//! SR-IOV functions of this machine: which there are, their number, their settings, their drivers,
-//! where their netdevs are, and the way back to what was before. The only code that knows sysfs and
-//! the netlink of VFs. Knows nothing of guests, planes, or who deserves a VF.
+//! SR-IOV functions of this machine: their number, settings, drivers and netdevs, and how to restore
+//! their earlier state. The only code that knows sysfs and the netlink of VFs. Knows nothing of
+//! guests, planes, or who deserves a VF.
 //!
-//! A [`plan::Plan`] is a value, made from a [`model::Machine`] that was read; [`apply`] performs it
-//! through a [`kernel::Kernel`].
+//! A [`plan::Plan`] is a value, made from a [`model::Machine`]; [`apply`] performs it through a
+//! [`kernel::Kernel`].
 
 pub mod address;
 pub mod apply;

@@ -1,5 +1,5 @@
 //! The rtnetlink of interfaces and of a PF's VFs, in the namespace that the calling thread is in.
-//! Knows nothing of why anything is asked or set.
+//! Knows nothing of who asks, or why.
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -26,10 +26,10 @@ use crate::vfinfo::{self, VfInfo};
 
 /// An interface and the PCI function that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct Link {
     /// The function; none for virtual interfaces.
     pub device: Option<PciAddress>,
-    /// Whether it stands for another function's port (a switchdev driver's representor).
+    /// Whether it is a switchdev driver's representor of another function's port.
     pub representor: bool,
     /// The interface.
     pub netdev: Netdev,
@@ -99,7 +99,7 @@ impl std::fmt::Display for Cidr {
 
 pw_error::serde_as_text!(Cidr);
 
-/// A socket that asks about and changes interfaces.
+/// A socket that reads and changes interfaces.
 #[derive(Debug)]
 pub struct Links {
     socket: RouteSocket,
@@ -109,7 +109,7 @@ pub struct Links {
 pub type Outcome = std::result::Result<(), Errno>;
 
 impl Links {
-    /// Opens it in the calling thread's namespace.
+    /// Opens a socket in the calling thread's namespace.
     ///
     /// # Errors
     /// The kernel gives no socket.
@@ -117,59 +117,59 @@ impl Links {
         Ok(Self { socket: RouteSocket::open()? })
     }
 
-    /// All interfaces of the namespace, which is called `place`.
+    /// All interfaces of the socket's namespace, which is `netns`.
     ///
     /// # Errors
     /// The socket failed.
-    pub fn all(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
+    pub fn all(&mut self, netns: &NetNs) -> Result<Vec<Link>> {
         let links = self.socket.links()?;
-        let mut rows: Vec<Row> = links.into_iter().map(|link| read_link(link, place)).collect();
-        let ask = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        for answer in self.socket.dump(&ask)? {
+        let mut rows: Vec<Row> = links.into_iter().map(|link| read_link(link, netns)).collect();
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        for answer in self.socket.dump(&request)? {
             let RouteNetlinkMessage::NewAddress(address) = answer else { continue };
             let Some(text) = read_address(&address) else { continue };
             let index = address.header.index;
-            if let Some(row) = rows.iter_mut().find(|row| row.seen.netdev.index == index) {
-                row.seen.netdev.addresses.push(text);
+            if let Some(row) = rows.iter_mut().find(|row| row.link.netdev.index == index) {
+                row.link.netdev.addresses.push(text);
             }
         }
         let names: Vec<(u32, String)> =
-            rows.iter().map(|row| (row.seen.netdev.index, row.seen.netdev.name.clone())).collect();
+            rows.iter().map(|row| (row.link.netdev.index, row.link.netdev.name.clone())).collect();
         let stacked: Vec<(u32, String)> = rows
             .iter()
-            .filter_map(|row| Some((row.lower?, row.seen.netdev.name.clone())))
+            .filter_map(|row| Some((row.lower?, row.link.netdev.name.clone())))
             .collect();
         Ok(rows
             .into_iter()
             .map(|mut row| {
-                let index = row.seen.netdev.index;
-                let master = names.iter().find(|(other, _)| Some(*other) == row.master);
+                let index = row.link.netdev.index;
+                let master = names.iter().find(|(index, _)| Some(*index) == row.master);
                 let upper = stacked.iter().find(|(lower, _)| *lower == index);
-                row.seen.netdev.attached_to = master.or(upper).map(|(_, name)| name.clone());
-                row.seen
+                row.link.netdev.attached_to = master.or(upper).map(|(_, name)| name.clone());
+                row.link
             })
             .collect())
     }
 
-    /// What the kernel says of the VFs of a PF; none when there is no such interface.
+    /// The VFs of a PF as the kernel reports them; none when there is no such interface.
     ///
     /// # Errors
     /// The socket failed.
     pub fn vfs(&mut self, interface: &str) -> Result<Option<Vec<VfInfo>>> {
-        let mut ask = LinkMessage::default();
-        ask.attributes.push(LinkAttribute::IfName(interface.into()));
-        ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::Vf]));
-        match self.socket.exchange(RouteNetlinkMessage::GetLink(ask), 0)? {
+        let mut request = LinkMessage::default();
+        request.attributes.push(LinkAttribute::IfName(interface.into()));
+        request.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::Vf]));
+        match self.socket.exchange(RouteNetlinkMessage::GetLink(request), 0)? {
             Ok(answers) => Ok(answers.first().map(|answer| vfinfo::read(answer))),
             Err(libc::ENODEV) => Ok(None),
             Err(code) => Err(Error::failed(
-                format!("the kernel does not tell the VFs of {interface}: {}", errno_text(code)),
+                format!("the kernel does not list the VFs of {interface}: {}", errno_text(code)),
                 "",
             )),
         }
     }
 
-    /// Tells a PF about one of its VFs.
+    /// Sets a VF's setting through its PF.
     ///
     /// # Errors
     /// The socket failed. The inner one is the kernel's errno.
@@ -219,14 +219,13 @@ impl Links {
             Change::Name(name) => message.attributes.push(LinkAttribute::IfName(name.clone())),
             Change::Mac(mac) => message.attributes.push(LinkAttribute::Address(mac.0.to_vec())),
             Change::MtuBytes(mtu) => message.attributes.push(LinkAttribute::Mtu(*mtu)),
-            Change::AddAddress(address) => return self.address(index, *address, true),
-            Change::DeleteAddress(address) => return self.address(index, *address, false),
+            Change::AddAddress(address) => return self.change_address(index, *address, true),
+            Change::DeleteAddress(address) => return self.change_address(index, *address, false),
         }
         self.set(message)
     }
 
-    /// Moves an interface into the namespace that the open file stands for; `name` is what it is
-    /// called there.
+    /// Moves an interface into the namespace of an open file, under `name`.
     ///
     /// # Errors
     /// The socket failed. The inner one is the kernel's errno.
@@ -243,13 +242,13 @@ impl Links {
         Ok(self.socket.request(message, NLM_F_ACK)?.map(|_| ()))
     }
 
-    fn address(&mut self, index: u32, cidr: Cidr, add: bool) -> Result<Outcome> {
+    fn change_address(&mut self, index: u32, cidr: Cidr, add: bool) -> Result<Outcome> {
         let mut message = AddressMessage::default();
         message.header.index = index;
         message.header.prefix_len = cidr.prefix;
         message.header.family = cidr.address.into();
         if add && cidr.address.is_ipv6() {
-            // Nobody else has it, and a wait of seconds would look like a NIC that is slow.
+            // Nobody else has the address, and duplicate detection would delay a start by seconds.
             message.header.flags = AddressHeaderFlags::Nodad;
         }
         message.attributes.push(AddressAttribute::Local(cidr.address));
@@ -267,17 +266,17 @@ impl Links {
     /// # Errors
     /// The socket failed.
     pub fn default_routes(&mut self) -> Result<Vec<u32>> {
-        let mut found = Vec::new();
+        let mut interfaces = Vec::new();
         for route in self.socket.routes()? {
             if route.header.destination_prefix_length == 0
                 && route.header.kind == RouteType::Unicast
             {
-                found.extend(leaves_by(&route));
+                interfaces.extend(output_interfaces(&route));
             }
         }
-        found.sort_unstable();
-        found.dedup();
-        Ok(found)
+        interfaces.sort_unstable();
+        interfaces.dedup();
+        Ok(interfaces)
     }
 
     /// Index of the interface by which packets to `address` leave; none without a route.
@@ -285,48 +284,48 @@ impl Links {
     /// # Errors
     /// The socket failed.
     pub fn route_to(&mut self, address: IpAddr) -> Result<Option<u32>> {
-        let mut ask = RouteMessage::default();
-        ask.header.address_family = address.into();
-        ask.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
-        ask.attributes.push(RouteAttribute::Destination(address.into()));
-        let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(ask), 0)? else {
+        let mut request = RouteMessage::default();
+        request.header.address_family = address.into();
+        request.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        request.attributes.push(RouteAttribute::Destination(address.into()));
+        let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(request), 0)? else {
             return Ok(None);
         };
         Ok(answers.into_iter().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewRoute(route) => leaves_by(&route).first().copied(),
+            RouteNetlinkMessage::NewRoute(route) => output_interfaces(&route).first().copied(),
             _ => None,
         }))
     }
 }
 
-fn leaves_by(route: &RouteMessage) -> Vec<u32> {
-    let mut found = Vec::new();
+fn output_interfaces(route: &RouteMessage) -> Vec<u32> {
+    let mut interfaces = Vec::new();
     for attribute in &route.attributes {
         match attribute {
-            RouteAttribute::Oif(index) => found.push(*index),
+            RouteAttribute::Oif(index) => interfaces.push(*index),
             RouteAttribute::MultiPath(hops) => {
-                found.extend(hops.iter().map(|hop| hop.interface_index));
+                interfaces.extend(hops.iter().map(|hop| hop.interface_index));
             }
             _ => {}
         }
     }
-    found
+    interfaces
 }
 
 struct Row {
-    seen: Seen,
+    link: Link,
     master: Option<u32>,
     /// The interface of this namespace that it is stacked upon.
     lower: Option<u32>,
 }
 
-fn read_link(message: LinkMessage, place: &NetNs) -> Row {
+fn read_link(message: LinkMessage, netns: &NetNs) -> Row {
     let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
     let up = message.header.flags.contains(LinkFlags::Up);
     let index = message.header.index;
-    let mut netdev = Netdev { index, up, netns: place.clone(), ..Netdev::default() };
+    let mut netdev = Netdev { index, up, netns: netns.clone(), ..Netdev::default() };
     let (mut device, mut representor, mut master, mut lower) = (None, false, None, None);
-    let (mut elsewhere, mut permanent, mut bus_is_pci) = (false, None, true);
+    let (mut lower_is_foreign, mut permanent, mut bus_is_pci) = (false, None, true);
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => netdev.name = name,
@@ -336,7 +335,7 @@ fn read_link(message: LinkMessage, place: &NetNs) -> Row {
             LinkAttribute::Carrier(carrier) => netdev.carrier = Some(carrier != 0),
             LinkAttribute::PhysPortName(name) => representor = is_representor(&name),
             LinkAttribute::Link(index) => lower = Some(index),
-            LinkAttribute::LinkNetNsId(_) => elsewhere = true,
+            LinkAttribute::LinkNetNsId(_) => lower_is_foreign = true,
             LinkAttribute::Controller(index) => master = Some(index),
             LinkAttribute::ParentDevName(name) => device = name.parse().ok(),
             LinkAttribute::ParentDevBusName(name) => bus_is_pci = name == "pci",
@@ -353,8 +352,8 @@ fn read_link(message: LinkMessage, place: &NetNs) -> Row {
     }
     netdev.mac_is_permanent = netdev.mac.map(|mac| permanent == Some(mac));
     let device = device.filter(|_| bus_is_pci);
-    let lower = lower.filter(|index| !elsewhere && *index != netdev.index);
-    Row { seen: Seen { device, representor, netdev }, master, lower }
+    let lower = lower.filter(|index| !lower_is_foreign && *index != netdev.index);
+    Row { link: Link { device, representor, netdev }, master, lower }
 }
 
 /// Whether a port's name is that of a VF's representor (`pf0vf3`; Documentation/networking/
@@ -362,21 +361,21 @@ fn read_link(message: LinkMessage, place: &NetNs) -> Row {
 fn is_representor(port: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     port.strip_prefix("pf")
-        .and_then(|rest| rest.split_once("vf"))
+        .and_then(|numbers| numbers.split_once("vf"))
         .is_some_and(|(pf, vf)| digits(pf) && digits(vf))
 }
 
-/// An address as `198.18.0.1/24`; none for the link-local ones that the kernel makes itself.
+/// An address as `198.18.0.1/24`; none for IPv6 link-local ones, which the kernel makes itself.
 fn read_address(message: &AddressMessage) -> Option<String> {
-    let mut found = None;
+    let (mut local, mut peer) = (None, None);
     for attribute in &message.attributes {
         match attribute {
-            AddressAttribute::Local(address) => found = Some(*address),
-            AddressAttribute::Address(address) => found = found.or(Some(*address)),
+            AddressAttribute::Local(address) => local = Some(*address),
+            AddressAttribute::Address(address) => peer = Some(*address),
             _ => {}
         }
     }
-    let address = found?;
+    let address = local.or(peer)?;
     let made_by_kernel = address.is_ipv6() && message.header.scope == AddressScope::Link;
     (!made_by_kernel).then(|| format!("{address}/{}", message.header.prefix_len))
 }
@@ -391,8 +390,8 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_of_no_device() {
-        let seen = Links::open().and_then(|mut links| links.all(&NetNs::Host)).expect("Linux");
-        let lo = seen.iter().find(|seen| seen.netdev.name == "lo").expect("everywhere");
+        let links = Links::open().and_then(|mut links| links.all(&NetNs::Host)).expect("Linux");
+        let lo = links.iter().find(|link| link.netdev.name == "lo").expect("everywhere");
         assert_eq!((lo.device, lo.netdev.index, lo.representor), (None, 1, false));
     }
 

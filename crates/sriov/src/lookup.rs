@@ -1,4 +1,4 @@
-//! What a user calls a PF, a VF or a namespace, and which one that is.
+//! Resolves a user's name of a PF, a VF or a namespace.
 
 use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
@@ -15,10 +15,10 @@ use crate::namespaces;
 /// There is no such device, or it has no SR-IOV.
 pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
     let pfs = kernel.tree().pfs()?;
-    let seen = kernel.links(&NetNs::Host)?;
-    let owner = seen.iter().find(|seen| seen.netdev.name == text && !seen.representor);
-    let address = match owner {
-        Some(seen) => seen.device,
+    let links = kernel.links(&NetNs::Host)?;
+    let link = links.iter().find(|link| link.netdev.name == text && !link.representor);
+    let address = match link {
+        Some(link) => link.device,
         None => text.parse().ok().filter(|address| kernel.tree().has(*address)),
     };
     if let Some(address) = address.filter(|address| pfs.contains(address)) {
@@ -27,8 +27,8 @@ pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
     let names: Vec<String> = pfs
         .iter()
         .map(|pf| {
-            let netdev = seen.iter().find(|seen| seen.device == Some(*pf) && !seen.representor);
-            netdev.map_or_else(|| pf.to_string(), |seen| seen.netdev.name.clone())
+            let link = links.iter().find(|link| link.device == Some(*pf) && !link.representor);
+            link.map_or_else(|| pf.to_string(), |link| link.netdev.name.clone())
         })
         .collect();
     let remedy = if names.is_empty() {
@@ -39,8 +39,7 @@ pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
     if let Some(pf) = address.and_then(|address| kernel.tree().pf_of(address)) {
         return Err(Error::bad_input(format!("{text} is a VF of {pf}, no PF"), remedy));
     }
-    let there = owner.is_some() || address.is_some();
-    let what = if there {
+    let what = if link.is_some() || address.is_some() {
         format!("{text} has no SR-IOV")
     } else {
         format!("there is no interface or PCI device {text}")
@@ -53,8 +52,8 @@ pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
 /// # Errors
 /// There is no such VF.
 pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress)> {
-    if let Some((of, index)) = text.rsplit_once('/') {
-        let pf = pf(kernel, of)?;
+    if let Some((pf_name, index)) = text.rsplit_once('/') {
+        let pf = pf(kernel, pf_name)?;
         let index: u32 = index.parse().map_err(|_| {
             Error::bad_input(format!("'{text}' names no VF"), "write PF/INDEX, for example pf0/3")
         })?;
@@ -62,17 +61,17 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
         return match vfs.iter().find(|(number, _)| *number == index) {
             Some((_, vf)) => Ok((pf, *vf)),
             None => Err(Error::bad_input(
-                format!("{of} has no VF {index}: it has {}", vfs.len()),
+                format!("{pf_name} has no VF {index}: it has {}", vfs.len()),
                 "`planewised vf setup` makes VFs, `planewised vf list` shows them",
             )),
         };
     }
-    let seen = kernel.links(&NetNs::Host)?;
-    let named = seen.into_iter().find(|seen| seen.netdev.name == text);
-    let address = named.map_or_else(|| text.parse().ok(), |seen| seen.device);
+    let links = kernel.links(&NetNs::Host)?;
+    let link = links.iter().find(|link| link.netdev.name == text);
+    let address = link.map_or_else(|| text.parse().ok(), |link| link.device);
     let address = address.filter(|address| kernel.tree().has(*address));
     match address.and_then(|vf| Some((kernel.tree().pf_of(vf)?, vf))) {
-        Some(found) => Ok(found),
+        Some(pf_and_vf) => Ok(pf_and_vf),
         None => Err(Error::bad_input(
             match address {
                 Some(_) => format!("{text} is not a VF"),
@@ -87,16 +86,16 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
 /// The namespace that `text` names: `home`, `container:NAME`, `pid:N`, a name or a path.
 ///
 /// # Errors
-/// There is none.
-pub fn place(text: &str) -> Result<NetNs> {
+/// There is no such namespace.
+pub fn netns(text: &str) -> Result<NetNs> {
     if text == "home" {
         return Ok(NetNs::Host);
     }
-    let netns = match text.strip_prefix("container:") {
+    let spec = match text.strip_prefix("container:") {
         Some(name) => Netns::Pid(container::pid(name)?),
         None => text.parse()?,
     };
-    namespaces::at(&netns.path().to_string_lossy(), text)
+    namespaces::open(&spec.path().to_string_lossy(), text)
 }
 
 /// Checks a name for an interface by the kernel's own rule (dev_valid_name).

@@ -10,10 +10,10 @@ use pw_error::{Error, Result};
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// What a VF shows that nobody has given an address.
+    /// The address of a VF that was given none.
     pub const NONE: Self = Self([0; 6]);
 
-    /// Whether one station can have it: not all zeros, no group bit.
+    /// Whether it is a unicast address: not all zeros, no group bit.
     pub fn is_station(self) -> bool {
         self != Self::NONE && self.0[0] & 1 == 0
     }
@@ -25,9 +25,8 @@ impl Mac {
         Self([a, b, c, d, e, f])
     }
 
-    /// The first of the addresses that Planewise gives the VFs of the PF with this address: locally
-    /// administered, the same at every call, other than those of another PF but for a collision of
-    /// 24 bits (FNV-1a).
+    /// The first address for the VFs of the PF with this address: locally administered, the same at
+    /// every call, distinct between PFs up to a collision of 24 bits (FNV-1a).
     pub fn first_of_pool(pf: Self) -> Self {
         let hash = pf.0.iter().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
@@ -35,10 +34,10 @@ impl Mac {
         Self([0x06, 0x70, 0x77, 0, 0, 0]).plus((hash >> 8) & 0x00ff_ffff)
     }
 
-    /// Reads an address that one station can have.
+    /// Parses a unicast address.
     ///
     /// # Errors
-    /// It is all zeros or a group's.
+    /// It is no MAC address, all zeros or a group's.
     pub fn station(text: &str) -> Result<Self> {
         let mac: Self = text.parse()?;
         if mac.is_station() {

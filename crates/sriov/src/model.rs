@@ -1,4 +1,4 @@
-//! What a machine's SR-IOV functions are at one moment, as values. Touches nothing.
+//! The state of a machine's SR-IOV functions, as values. Touches nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,20 +41,20 @@ pub struct Pf {
     pub netdev: Option<Netdev>,
     /// Its VFs, by index.
     pub vfs: Vec<Vf>,
-    /// Who set it up through Planewise; none when nobody did.
+    /// Who set it up through Planewise.
     pub owner: Option<String>,
 }
 
 impl Pf {
     /// The address that VF `index` has or would have; none where the kernel does not say.
     pub fn vf_address(&self, index: u32) -> Option<PciAddress> {
-        let known = self.vfs.iter().find(|vf| vf.index == index).map(|vf| vf.address);
-        known.or_else(|| {
+        let present = self.vfs.iter().find(|vf| vf.index == index).map(|vf| vf.address);
+        present.or_else(|| {
             self.address.plus(self.vf_stride?.checked_mul(index)?.checked_add(self.vf_offset?)?)
         })
     }
 
-    /// How sentences call it: its interface, or its address.
+    /// Its name in messages: its interface, or its address.
     pub fn label(&self) -> String {
         self.netdev.as_ref().map_or_else(|| self.address.to_string(), |netdev| netdev.name.clone())
     }
@@ -75,48 +75,48 @@ pub struct Vf {
     pub numa_node: Option<u32>,
     /// Its IOMMU group.
     pub iommu_group: Option<u32>,
-    /// What the PF has been told about it; none when the PF has no interface to ask.
+    /// Its settings; none when the PF has no interface to ask.
     pub config: Option<VfConfig>,
     /// Its interface, in whichever namespace; none without a network driver.
     pub netdev: Option<Netdev>,
-    /// What the PF's driver counts for it.
+    /// Its counters in the PF's driver.
     pub counters: Counters,
     /// Who uses it now, as a sentence; none when nobody does. An unknown user is a user.
     pub used_by: Option<String>,
-    /// `used_by` says why it cannot be told who uses it.
+    /// Whether its user is unknown; `used_by` then has the reason.
     #[serde(default)]
     pub use_is_unknown: bool,
-    /// Who moved or changed it through Planewise; none when nobody did.
+    /// Who moved or changed it through Planewise.
     pub owner: Option<String>,
 }
 
-/// What a PF has been told about a VF. A field is none where the driver does not say.
+/// A VF's settings on its PF. A field is none where the driver does not report it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfConfig {
-    /// Its MAC address; zeros when it was given none.
+    /// Its MAC address; zeros: none was set.
     pub mac: Option<Mac>,
-    /// The VLAN that all its frames belong to; id 0: none.
+    /// The VLAN of all its frames; id 0: none.
     pub vlan: Option<Vlan>,
-    /// Least transmit rate [Mbit/s]; 0: none is kept.
+    /// Least transmit rate [Mbit/s]; 0: none.
     pub min_tx_mbps: Option<u32>,
     /// Largest transmit rate [Mbit/s]; 0: no limit.
     pub max_tx_mbps: Option<u32>,
     /// Whether frames with another source MAC are dropped.
     pub spoof_check: Option<bool>,
-    /// Whether the VF may do what only trusted ones may (promiscuous mode, its own MAC).
+    /// Whether the VF is trusted: it may set promiscuous mode and its own MAC.
     pub trust: Option<bool>,
     /// Whether its link follows the PF's.
     pub link_state: Option<LinkState>,
 }
 
-/// A VLAN as a PF puts a VF into it.
+/// The VLAN that a PF puts a VF into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vlan {
     /// 1 to 4094; 0: none.
     pub id: u32,
     /// Priority, 0 to 7.
     pub qos: u32,
-    /// Whose tag it is.
+    /// The kind of tag.
     pub protocol: VlanProtocol,
 }
 
@@ -150,14 +150,14 @@ pub enum LinkState {
 pub enum Counters {
     /// It counts.
     Supported(VfCounters),
-    /// It does not, or is not known to: zeros of it mean nothing and are not shown.
+    /// It does not, or is not known to: its zeros mean nothing and are not shown.
     Unsupported {
-        /// How we know.
+        /// Why, as a sentence.
         reason: String,
     },
 }
 
-/// A VF's counters as its PF keeps them (IFLA_VF_STATS), since a moment that the driver chose.
+/// A VF's counters on its PF (IFLA_VF_STATS); the driver chooses when they start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the kernel's names, with units")]
 pub struct VfCounters {
@@ -187,7 +187,7 @@ pub struct Netdev {
     pub index: u32,
     /// Its MAC address.
     pub mac: Option<Mac>,
-    /// Whether the device brought the address with it, rather than somebody having set or drawn it.
+    /// Whether the address is the device's own, not one that was set or drawn.
     pub mac_is_permanent: Option<bool>,
     /// Largest IP packet [bytes].
     pub mtu_bytes: u32,
@@ -201,11 +201,11 @@ pub struct Netdev {
     pub attached_to: Option<String>,
     /// The namespace it is in.
     pub netns: NetNs,
-    /// What the interface itself has counted since its driver was bound.
+    /// Its own counters, since its driver was bound.
     pub counters: NetdevCounters,
 }
 
-/// What an interface counts itself.
+/// An interface's own counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the kernel's names, with units")]
 pub struct NetdevCounters {
@@ -245,7 +245,7 @@ impl std::fmt::Display for NetNs {
 /// A network namespace other than planewised's own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Namespace {
-    /// Tells it from every other namespace that lives now.
+    /// Its inode, unique among the namespaces that exist.
     pub inode: u64,
     /// A file that opens it.
     pub path: String,

@@ -1,5 +1,5 @@
-//! The network namespaces of this machine: which there are, and work inside one. Knows nothing of
-//! what is done there.
+//! The network namespaces of this machine: lists them and runs code inside one. Knows nothing of
+//! that code.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,85 +15,85 @@ use crate::model::{Namespace, NetNs};
 ///
 /// # Errors
 /// /proc cannot be read.
-pub fn own() -> Result<u64> {
+pub fn current_inode() -> Result<u64> {
     inode_of_file("/proc/self/ns/net").map_err(|error| {
         Error::failed("cannot read /proc/self/ns/net", "mount /proc").caused_by(error)
     })
 }
 
-/// Where the namespace is that `path` opens: here, or another one.
+/// The namespace that the file `path` refers to; `name` is the user's name for it.
 ///
 /// # Errors
 /// There is no such file, or it is not a namespace.
-pub fn at(path: &str, called: &str) -> Result<NetNs> {
+pub fn open(path: &str, name: &str) -> Result<NetNs> {
     let wrong = |why: &dyn std::fmt::Display| {
         Error::bad_input(
-            format!("cannot open the network namespace {called} ({path}): {why}"),
+            format!("cannot open the network namespace {name} ({path}): {why}"),
             "give a name of `ip netns list`, a path that contains a '/', pid:N or container:NAME",
         )
     };
     let inode = inode_of_file(path).map_err(|error| wrong(&error))?;
-    if inode == own()? {
+    if inode == current_inode()? {
         return Ok(NetNs::Host);
     }
     let namespace = Namespace { inode, path: path.to_owned() };
-    // Entering is the only proof that it is a namespace of the network.
-    run_at(&NetNs::Other(namespace.clone()), || Ok(()))?;
+    // Only entering it proves that it is a network namespace.
+    run_in(&NetNs::Other(namespace.clone()), || Ok(()))?;
     Ok(NetNs::Other(namespace))
 }
 
 fn inode_of_file(path: impl AsRef<Path>) -> std::io::Result<u64> {
-    fs::metadata(path).map(|found| found.ino())
+    fs::metadata(path).map(|stat| stat.ino())
 }
 
-/// Every other namespace that a mount or a process holds, each once.
+/// The namespaces that a mount or a process holds, without the current one.
 ///
-/// One that only an open file holds is not seen (`held_by_files`), nor one that only a socket does.
-pub fn others() -> Vec<Namespace> {
-    let own = own().ok();
-    let mut found = BTreeMap::new();
+/// Those that only an open file holds are missing (`held_by_files`), and those that only a socket does.
+pub fn list() -> Vec<Namespace> {
+    let current = current_inode().ok();
+    let mut paths = BTreeMap::new();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounted = mounts.lines().filter_map(mounted_namespace);
-    let held = processes().into_iter().filter_map(|pid| {
+    let entered = processes().into_iter().filter_map(|pid| {
         let path = format!("/proc/{pid}/ns/net");
         Some((namespace_inode(fs::read_link(&path).ok()?.to_str()?)?, path))
     });
-    for (inode, path) in mounted.chain(held) {
+    for (inode, path) in mounted.chain(entered) {
         // A later mount may hide the file of an earlier one.
-        if Some(inode) != own
-            && !found.contains_key(&inode)
-            && inode_of_file(&path).is_ok_and(|there| there == inode)
+        if Some(inode) != current
+            && !paths.contains_key(&inode)
+            && inode_of_file(&path).is_ok_and(|opened| opened == inode)
         {
-            found.insert(inode, path);
+            paths.insert(inode, path);
         }
     }
-    found.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
+    paths.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
 }
 
-/// Namespaces that only an open file of a process holds. Looking is slow: every file of every
-/// process is looked at.
+/// The namespaces that open files of processes hold, without the current one. Slow: reads the link
+/// of every open file of every process.
 pub fn held_by_files() -> Vec<Namespace> {
-    let own = own().ok();
-    let mut found = BTreeMap::new();
+    let current = current_inode().ok();
+    let mut paths = BTreeMap::new();
     for pid in processes() {
         for file in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(file.path()) else { continue };
             let inode =
-                target.to_str().and_then(namespace_inode).filter(|inode| Some(*inode) != own);
+                target.to_str().and_then(namespace_inode).filter(|inode| Some(*inode) != current);
             if let (Some(inode), Some(path)) = (inode, file.path().to_str()) {
-                found.entry(inode).or_insert_with(|| path.to_owned());
+                paths.entry(inode).or_insert_with(|| path.to_owned());
             }
         }
     }
-    found.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
+    paths.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
 }
 
 fn processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut found: Vec<u32> =
+    let mut pids: Vec<u32> =
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    found.sort_unstable();
-    found
+    pids.sort_unstable();
+    pids
 }
 
 /// The inode in `net:[4026531840]`.
@@ -108,7 +108,7 @@ fn mounted_namespace(line: &str) -> Option<(u64, String)> {
     Some((inode, unescaped(fields.next()?)))
 }
 
-/// A path of mountinfo, in which some characters stand as a backslash and three octal digits.
+/// A path of mountinfo, which escapes characters as a backslash and three octal digits.
 fn unescaped(path: &str) -> String {
     let mut parts = path.split('\\');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -122,19 +122,19 @@ fn unescaped(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Runs `work` on a thread of its own inside the namespace; at home, on this thread.
+/// Runs `work` inside the namespace, on a thread of its own; on this thread if it is the host's.
 ///
 /// # Errors
 /// The namespace is gone, or entering it is not allowed.
-pub fn run_at<T: Send>(place: &NetNs, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let NetNs::Other(namespace) = place else { return work() };
+pub fn run_in<T: Send>(netns: &NetNs, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let NetNs::Other(namespace) = netns else { return work() };
     let gone = |why: &dyn std::fmt::Display| {
         Error::failed(format!("the network namespace {} is gone: {why}", namespace.path), "")
     };
     let file = fs::File::open(&namespace.path).map_err(|error| gone(&error))?;
-    let there = file.metadata().map_err(|error| gone(&error))?.ino();
-    if there != namespace.inode {
-        return Err(gone(&"another one has taken its place"));
+    let inode = file.metadata().map_err(|error| gone(&error))?.ino();
+    if inode != namespace.inode {
+        return Err(gone(&"the file refers to another one now"));
     }
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -183,11 +183,11 @@ mod tests {
 
     #[test]
     fn this_namespace_is_home_and_no_file_is_another() {
-        assert_eq!(at("/proc/self/ns/net", "own").expect("Linux"), NetNs::Host);
-        let error = at("/run/netns/pw-no-such", "pw-no-such").expect_err("there is none");
+        assert_eq!(open("/proc/self/ns/net", "own").expect("Linux"), NetNs::Host);
+        let error = open("/run/netns/pw-no-such", "pw-no-such").expect_err("there is none");
         assert!(error.what.contains("pw-no-such"), "{}", error.what);
         let file = tempfile::NamedTempFile::new().expect("made");
         let path = file.path().to_str().expect("text").to_owned();
-        assert!(at(&path, &path).is_err());
+        assert!(open(&path, &path).is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! The operations: locks, reads what is, plans, keeps what was, applies, and checks. Everything that
-//! changes a PF or VF goes through here.
+//! The operations: each takes the locks, reads the present state, plans, records it, applies the plan
+//! and checks the result. Every change of a PF or VF goes through this module.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::model::{Machine, NetNs, Pf, Vf};
 use crate::plan::{self, Driver, Move, Plan, Settings, Setup, Step};
 use crate::state::{Before, Kind, Lock, NOBODY, Record, State};
 
-/// How an operation is to be done.
+/// Options of all operations.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Who does it.
+    /// Name under which changes are recorded.
     pub owner: Option<String>,
     /// Disregard the default route, the SSH session, other owners and, in `setup`, VFs in use.
     pub force: bool,
-    /// Plan only.
+    /// Plan, but change nothing.
     pub dry_run: bool,
-    /// How long to wait for another planewised.
+    /// How long to wait for a lock of another planewised.
     pub wait: Duration,
 }
 
@@ -37,22 +37,22 @@ impl Default for Options {
     }
 }
 
-/// What an operation did, or would do, and what is now.
+/// The steps of an operation, taken or planned, and the state after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Done<T> {
     /// The steps, in order.
     pub steps: Plan,
-    /// What is now.
+    /// The state now.
     pub now: T,
 }
 
-/// What `release` and `restore` did, or would do.
+/// The result of `release` and `restore`, done or planned.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Restored {
     /// The steps, in order.
     #[serde(skip)]
     pub steps: Plan,
-    /// The functions that were brought back.
+    /// The functions that were restored.
     pub restored: Vec<PciAddress>,
 }
 
@@ -63,27 +63,27 @@ pub struct Operator<'a, K: Kernel> {
     pub kernel: &'a mut K,
     /// Records and locks.
     pub state: &'a State,
-    /// How.
+    /// Options.
     pub options: Options,
 }
 
-/// Ctrl-C and its like wait while this is held, so that they cut nothing in half.
-struct Undisturbed {
-    before: Option<SigSet>,
+/// Blocks SIGINT, SIGTERM and SIGHUP until it is dropped, so that no change is cut in half.
+struct BlockedSignals {
+    previous: Option<SigSet>,
 }
 
-impl Undisturbed {
+impl BlockedSignals {
     fn new() -> Self {
         let signals: SigSet =
             [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-        Self { before: signals.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).ok() }
+        Self { previous: signals.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).ok() }
     }
 }
 
-impl Drop for Undisturbed {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            let _ = before.thread_set_mask();
+        if let Some(previous) = &self.previous {
+            let _ = previous.thread_set_mask();
         }
     }
 }
@@ -92,27 +92,27 @@ impl<K: Kernel> Operator<'_, K> {
     /// Gives a PF its VFs.
     ///
     /// # Errors
-    /// See `plan::setup`; the PF is vital or another's; a step failed, and all is as before unless
-    /// the sentence says otherwise.
-    pub fn setup(&mut self, pf: &str, wanted: &Setup) -> Result<Done<Pf>> {
+    /// See `plan::setup`; the PF is vital or another owner's; a step failed, and all is as before
+    /// unless the message says otherwise.
+    pub fn setup(&mut self, pf: &str, request: &Setup) -> Result<Done<Pf>> {
         let address = lookup::pf(self.kernel, pf)?;
         let _lock = self.lock(address, false)?;
         let before = self.pf(address)?;
-        let steps = plan::setup(&before, wanted)?;
-        if let Some(driver) = wanted.driver.name(&before)? {
+        let steps = plan::setup(&before, request)?;
+        if let Some(driver) = request.driver.name(&before)? {
             self.must_have_driver(&driver)?;
         }
-        if before.num_vfs != wanted.count {
+        if before.num_vfs != request.count {
             let vfs = before.vfs.iter().filter_map(|vf| vf.netdev.as_ref());
             let names = before.netdev.iter().chain(vfs).map(|netdev| netdev.name.clone());
             self.refuse_vital(&names.collect::<Vec<_>>())?;
         }
         let record = self.state.record(Kind::Pf, address)?;
         if !steps.is_empty() {
-            self.refuse_others(record.as_ref(), &before.label())?;
-            for vf in before.vfs.iter().filter(|_| before.num_vfs != wanted.count) {
+            self.refuse_other_owner(record.as_ref(), &before.label())?;
+            for vf in before.vfs.iter().filter(|_| before.num_vfs != request.count) {
                 let record = self.state.record(Kind::Vf, vf.address)?;
-                self.refuse_others(record.as_ref(), &format!("VF {}", vf.address))?;
+                self.refuse_other_owner(record.as_ref(), &format!("VF {}", vf.address))?;
             }
         }
         if self.options.dry_run || steps.is_empty() {
@@ -121,16 +121,16 @@ impl<K: Kernel> Operator<'_, K> {
         if record.is_none() {
             let mut first = before.clone();
             for vf in &mut first.vfs {
-                // What a VF was before an earlier change of its own is what it was at first.
-                if let Some(Before::Vf { first: was, .. }) =
+                // A VF with a record of its own was changed before: its first state is in there.
+                if let Some(Before::Vf { first, .. }) =
                     self.state.record(Kind::Vf, vf.address)?.map(|record| record.before)
                 {
-                    *vf = *was;
+                    *vf = *first;
                 }
             }
             self.state.write(&self.record_of(Before::Pf(Box::new(first))))?;
         }
-        let _undisturbed = Undisturbed::new();
+        let _signals = BlockedSignals::new();
         if let Err(error) = self.apply(&steps) {
             let undone = self.pf(address).and_then(|now| {
                 let undo = plan::restore_pf(&now, &before)?;
@@ -147,7 +147,7 @@ impl<K: Kernel> Operator<'_, K> {
             Some(Before::Pf(first)) => *first,
             _ => before,
         };
-        if now.num_vfs != first.num_vfs || wanted.count == 0 {
+        if now.num_vfs != first.num_vfs || request.count == 0 {
             self.forget_vfs(address)?;
         }
         if plan::differences(&now, &first).is_empty() {
@@ -156,29 +156,29 @@ impl<K: Kernel> Operator<'_, K> {
         Ok(Done { steps, now })
     }
 
-    /// Tells a PF about a VF.
+    /// Sets a VF's settings through its PF.
     ///
     /// # Errors
     /// See `plan::set`, `setup`.
-    pub fn set(&mut self, vf: &str, wanted: &Settings) -> Result<Done<Vf>> {
+    pub fn set(&mut self, vf: &str, settings: &Settings) -> Result<Done<Vf>> {
         let force = self.options.force;
-        self.change(vf, false, |_, pf, vf| plan::set(pf, vf, wanted, force))
+        self.change(vf, false, |_, pf, vf| plan::set(pf, vf, settings, force))
     }
 
-    /// Gives a VF another driver.
+    /// Binds another driver to a VF.
     ///
     /// # Errors
     /// See `plan::rebind`, `setup`.
-    pub fn bind(&mut self, vf: &str, wanted: &Driver) -> Result<Done<Vf>> {
+    pub fn bind(&mut self, vf: &str, request: &Driver) -> Result<Done<Vf>> {
         let force = self.options.force;
         self.change(vf, false, |operator, pf, vf| {
-            if let Some(driver) = wanted.name(pf)? {
+            if let Some(driver) = request.name(pf)? {
                 operator.must_have_driver(&driver)?;
                 if driver == driver::VFIO && vf.driver.as_deref() != Some(driver::VFIO) {
                     operator.must_be_viable(vf)?;
                 }
             }
-            plan::rebind(pf, vf, wanted, force)
+            plan::rebind(pf, vf, request, force)
         })
     }
 
@@ -186,25 +186,25 @@ impl<K: Kernel> Operator<'_, K> {
     ///
     /// # Errors
     /// See `plan::move_to_netns`, `setup`.
-    pub fn move_to_netns(&mut self, vf: &str, wanted: &Move) -> Result<Done<Vf>> {
+    pub fn move_to_netns(&mut self, vf: &str, request: &Move) -> Result<Done<Vf>> {
         self.change(vf, true, |operator, pf, vf| {
-            let taken = operator.names(&wanted.to)?;
-            plan::move_to_netns(pf, vf, wanted, &taken)
+            let taken = operator.names(&request.to)?;
+            plan::move_to_netns(pf, vf, request, &taken)
         })
     }
 
     fn change(
         &mut self,
-        text: &str,
+        vf: &str,
         moves: bool,
         plan: impl FnOnce(&mut Self, &Pf, &Vf) -> Result<Plan>,
     ) -> Result<Done<Vf>> {
-        let (of, address) = lookup::vf(self.kernel, text)?;
-        let _pf_lock = self.lock(of, true)?;
+        let (pf_address, address) = lookup::vf(self.kernel, vf)?;
+        let _pf_lock = self.lock(pf_address, true)?;
         let _lock = self.lock(address, false)?;
-        let (pf, before) = self.vf(of, address)?;
+        let (pf, before) = self.vf(pf_address, address)?;
         let record = self.state.record(Kind::Vf, address)?;
-        self.refuse_others(record.as_ref(), &format!("VF {address}"))?;
+        self.refuse_other_owner(record.as_ref(), &format!("VF {address}"))?;
         let steps = plan(self, &pf, &before)?;
         let disturbs = |step: &Step| !matches!(step, Step::Set { .. });
         if let Some(netdev) = before.netdev.as_ref().filter(|_| steps.iter().any(disturbs))
@@ -215,22 +215,22 @@ impl<K: Kernel> Operator<'_, K> {
         if self.options.dry_run || steps.is_empty() {
             return Ok(Done { steps, now: before });
         }
-        let was = || Box::new(before.clone());
-        let mut kept = record.clone().unwrap_or_else(|| {
-            self.record_of(Before::Vf { pf: of, first: was(), before_move: None })
+        let boxed = || Box::new(before.clone());
+        let mut new_record = record.clone().unwrap_or_else(|| {
+            self.record_of(Before::Vf { pf: pf_address, first: boxed(), before_move: None })
         });
-        if let Before::Vf { before_move, .. } = &mut kept.before
+        if let Before::Vf { before_move, .. } = &mut new_record.before
             && moves
             && before_move.is_none()
         {
-            *before_move = Some(was());
+            *before_move = Some(boxed());
         }
-        if record.as_ref() != Some(&kept) {
-            self.state.write(&kept)?;
+        if record.as_ref() != Some(&new_record) {
+            self.state.write(&new_record)?;
         }
-        let _undisturbed = Undisturbed::new();
+        let _signals = BlockedSignals::new();
         if let Err(error) = self.apply(&steps) {
-            let undone = self.vf(of, address).and_then(|(pf, now)| {
+            let undone = self.vf(pf_address, address).and_then(|(pf, now)| {
                 self.apply(&plan::restore_vf(&pf, &now, &before)?)?;
                 match &record {
                     Some(record) => self.state.write(record),
@@ -239,22 +239,22 @@ impl<K: Kernel> Operator<'_, K> {
             });
             return Err(with_undo(error, undone, &address.to_string()));
         }
-        let (_, now) = self.vf(of, address)?;
-        self.forget_if_as_before(&kept, &now)?;
+        let (_, now) = self.vf(pf_address, address)?;
+        self.forget_if_restored(&new_record, &now)?;
         Ok(Done { steps, now })
     }
 
-    /// Brings VFs' interfaces home, wherever they are, as they were before `move`.
+    /// Moves VFs' interfaces back to the host's namespace, in their state before `move`.
     ///
     /// # Errors
-    /// A VF is not there, or a step failed: the record stays, and the call can be repeated.
+    /// There is no such VF, or a step failed: the record stays, and the call can be repeated.
     pub fn release(&mut self, vfs: &[String]) -> Result<Restored> {
         let mut done = Restored::default();
-        for text in vfs {
-            let (of, address) = lookup::vf(self.kernel, text)?;
-            let _pf_lock = self.lock(of, true)?;
+        for vf in vfs {
+            let (pf_address, address) = lookup::vf(self.kernel, vf)?;
+            let _pf_lock = self.lock(pf_address, true)?;
             let _lock = self.lock(address, false)?;
-            let (pf, now) = self.vf(of, address)?;
+            let (pf, now) = self.vf(pf_address, address)?;
             let record = self.state.record(Kind::Vf, address)?;
             let target = match record.as_ref().map(|record| &record.before) {
                 Some(Before::Vf { before_move, .. }) => before_move.as_deref(),
@@ -274,25 +274,25 @@ impl<K: Kernel> Operator<'_, K> {
             if self.options.dry_run {
                 continue;
             }
-            let _undisturbed = Undisturbed::new();
+            let _signals = BlockedSignals::new();
             self.apply(&steps)?;
             let Some(mut record) = record else { continue };
-            let (_, now) = self.vf(of, address)?;
+            let (_, now) = self.vf(pf_address, address)?;
             if let Before::Vf { before_move, .. } = &mut record.before {
                 *before_move = None;
             }
-            if !self.forget_if_as_before(&record, &now)? {
+            if !self.forget_if_restored(&record, &now)? {
                 self.state.write(&record)?;
             }
         }
         Ok(done)
     }
 
-    /// Brings back what was before the first change: of the functions named, or of all that are
-    /// recorded, under `owner` if one is named.
+    /// Restores functions to their state before the first change: those named, or all with a record,
+    /// in either case only those of `owner` if the options name one.
     ///
     /// # Errors
-    /// Something could not be brought back; all else was. Its record stays.
+    /// A function could not be restored, and its record stays; all others were.
     pub fn restore(&mut self, functions: &[String]) -> Result<Restored> {
         let mut done = Restored::default();
         let mut failures = Vec::new();
@@ -314,37 +314,27 @@ impl<K: Kernel> Operator<'_, K> {
         }
     }
 
-    /// The records that are meant, VFs before PFs.
+    /// The functions with a record that `restore` is asked for, VFs before PFs.
     fn recorded(&mut self, functions: &[String]) -> Result<Vec<(Kind, PciAddress)>> {
         let records = self.state.all()?;
-        let wanted: Option<BTreeSet<PciAddress>> = if functions.is_empty() {
-            None
-        } else {
-            let mut wanted = BTreeSet::new();
-            for text in functions {
-                wanted.insert(self.function(text, &records)?);
-            }
-            Some(wanted)
-        };
+        let mut named = BTreeSet::new();
+        for text in functions {
+            named.insert(self.function(text, &records)?);
+        }
         let owner = self.options.owner.clone();
         Ok(records
             .iter()
-            .filter(|record| match &wanted {
-                None => true,
-                Some(wanted) => {
-                    let pf = match &record.before {
-                        Before::Vf { pf, .. } => Some(pf),
-                        Before::Pf(_) => None,
-                    };
-                    wanted.contains(&record.address()) || pf.is_some_and(|pf| wanted.contains(pf))
-                }
+            .filter(|record| {
+                let of_named_pf =
+                    matches!(&record.before, Before::Vf { pf, .. } if named.contains(pf));
+                functions.is_empty() || named.contains(&record.address()) || of_named_pf
             })
             .filter(|record| owner.is_none() || record.owner == owner)
             .map(|record| (record.kind(), record.address()))
             .collect())
     }
 
-    /// A function by name; one that is recorded counts also when it is gone.
+    /// A function by its name; by its address also one that has a record but is gone.
     fn function(&mut self, text: &str, records: &[Record]) -> Result<PciAddress> {
         let recorded = text.parse().ok().filter(|address: &PciAddress| {
             records.iter().any(|record| record.address() == *address)
@@ -364,34 +354,34 @@ impl<K: Kernel> Operator<'_, K> {
     }
 
     fn restore_vf(&mut self, address: PciAddress, done: &mut Restored) -> Result<()> {
-        let of = match self.state.record(Kind::Vf, address)?.map(|record| record.before) {
+        let pf_address = match self.state.record(Kind::Vf, address)?.map(|record| record.before) {
             Some(Before::Vf { pf, .. }) => pf,
             _ => return Ok(()),
         };
-        let _pf_lock = self.lock(of, true)?;
+        let _pf_lock = self.lock(pf_address, true)?;
         let _lock = self.lock(address, false)?;
-        // Another one may have done it while we waited for the lock.
+        // Another process may have restored it while this one waited for the lock.
         let Some(record) = self.state.record(Kind::Vf, address)? else { return Ok(()) };
         let Before::Vf { first, .. } = &record.before else { return Ok(()) };
-        if self.kernel.tree().pf_of(address) != Some(of) {
-            // Its PF has fewer VFs now: what it was went with it.
+        if self.kernel.tree().pf_of(address) != Some(pf_address) {
+            // Its PF has fewer VFs now: the VF is gone, and the record with it.
             return if self.options.dry_run {
                 Ok(())
             } else {
                 self.state.remove(Kind::Vf, address)
             };
         }
-        let (pf, now) = self.vf(of, address)?;
+        let (pf, now) = self.vf(pf_address, address)?;
         let steps = plan::restore_vf(&pf, &now, first)?;
         done.restored.push(address);
         done.steps.extend(steps.iter().cloned());
         if self.options.dry_run {
             return Ok(());
         }
-        let _undisturbed = Undisturbed::new();
+        let _signals = BlockedSignals::new();
         self.apply(&steps)?;
-        let (_, now) = self.vf(of, address)?;
-        self.must_be_as_before(plan::differences_of_vf(&now, first), address)?;
+        let (_, now) = self.vf(pf_address, address)?;
+        self.must_be_restored(plan::differences_of_vf(&now, first), address)?;
         self.state.remove(Kind::Vf, address)
     }
 
@@ -401,16 +391,16 @@ impl<K: Kernel> Operator<'_, K> {
         let Before::Pf(before) = &record.before else { return Ok(()) };
         let now = self.pf(address)?;
         let recreates = now.num_vfs != before.num_vfs;
-        for other in self.state.all()? {
-            let Before::Vf { pf, .. } = &other.before else { continue };
-            let anothers = other.owner != record.owner && other.owner != self.options.owner;
-            if *pf == address && recreates && anothers && !self.options.force {
+        for vf in self.state.all()? {
+            let Before::Vf { pf, .. } = &vf.before else { continue };
+            let foreign = vf.owner != record.owner && vf.owner != self.options.owner;
+            if *pf == address && recreates && foreign && !self.options.force {
                 return Err(Error::failed(
                     format!(
                         "{} cannot be restored: its VF {} is in the hands of {}",
                         before.label(),
-                        other.address(),
-                        other.owner.as_deref().unwrap_or(NOBODY)
+                        vf.address(),
+                        vf.owner.as_deref().unwrap_or(NOBODY)
                     ),
                     "restore the VF first, or add --force",
                 ));
@@ -426,36 +416,34 @@ impl<K: Kernel> Operator<'_, K> {
         if self.options.dry_run {
             return Ok(());
         }
-        let _undisturbed = Undisturbed::new();
+        let _signals = BlockedSignals::new();
         self.apply(&steps)?;
         let now = self.pf(address)?;
-        self.must_be_as_before(plan::differences(&now, before), address)?;
+        self.must_be_restored(plan::differences(&now, before), address)?;
         self.forget_vfs(address)?;
         self.state.remove(Kind::Pf, address)
     }
 
-    /// Performs a plan; what is recorded may have to lend its name to what is brought back.
+    /// Performs a plan, which may rename interfaces of VFs that have a record.
     fn apply(&mut self, steps: &[Step]) -> Result<()> {
-        let mut recorded = Vec::new();
+        let mut displaceable = Vec::new();
         for record in self.state.all()? {
             match record.before {
-                Before::Vf { first, .. } => recorded.push(first.address),
-                Before::Pf(pf) => {
-                    recorded
-                        .extend(self.kernel.tree().vfs(pf.address).into_iter().map(|(_, vf)| vf));
-                }
+                Before::Vf { first, .. } => displaceable.push(first.address),
+                Before::Pf(pf) => displaceable
+                    .extend(self.kernel.tree().vfs(pf.address).into_iter().map(|(_, vf)| vf)),
             }
         }
-        apply(self.kernel, steps, &recorded)
+        apply(self.kernel, steps, &displaceable)
     }
 
-    fn must_be_as_before(&self, differences: Vec<String>, address: PciAddress) -> Result<()> {
+    fn must_be_restored(&self, differences: Vec<String>, address: PciAddress) -> Result<()> {
         if differences.is_empty() || self.options.force {
             return Ok(());
         }
         Err(Error::failed(
-            format!("{address} is not what it was: different are {}", differences.join(", ")),
-            "`planewised vf list` shows what is; --force forgets what was",
+            format!("{address} was not restored entirely: {} differ", differences.join(", ")),
+            "`planewised vf list` shows its state; --force drops the record of the earlier one",
         ))
     }
 
@@ -473,16 +461,16 @@ impl<K: Kernel> Operator<'_, K> {
         machine.pfs.pop().ok_or_else(|| Error::failed(format!("the PF {address} is gone"), ""))
     }
 
-    fn vf(&mut self, of: PciAddress, address: PciAddress) -> Result<(Pf, Vf)> {
-        let pf = self.pf(of)?;
+    fn vf(&mut self, pf: PciAddress, address: PciAddress) -> Result<(Pf, Vf)> {
+        let pf = self.pf(pf)?;
         match pf.vfs.iter().find(|vf| vf.address == address).cloned() {
             Some(vf) => Ok((pf, vf)),
             None => Err(Error::failed(format!("the VF {address} is gone"), "")),
         }
     }
 
-    fn names(&mut self, place: &NetNs) -> Result<Vec<String>> {
-        Ok(self.kernel.links(place)?.into_iter().map(|seen| seen.netdev.name).collect())
+    fn names(&mut self, netns: &NetNs) -> Result<Vec<String>> {
+        Ok(self.kernel.links(netns)?.into_iter().map(|link| link.netdev.name).collect())
     }
 
     fn record_of(&self, before: Before) -> Record {
@@ -499,7 +487,7 @@ impl<K: Kernel> Operator<'_, K> {
         ))
     }
 
-    /// Whether VFIO can give this VF away: the kernel gives IOMMU groups, whole ones.
+    /// Checks that VFIO can pass this VF through: the kernel passes whole IOMMU groups only.
     fn must_be_viable(&self, vf: &Vf) -> Result<()> {
         let tree = self.kernel.tree();
         let Some(mates) = tree.group_mates(vf.address) else {
@@ -509,11 +497,11 @@ impl<K: Kernel> Operator<'_, K> {
                  intel_iommu=on or amd_iommu=on",
             ));
         };
-        let kept = mates.into_iter().find_map(|mate| {
+        let blocker = mates.into_iter().find_map(|mate| {
             let driver = tree.link(mate, "driver")?;
-            (!driver::LETS_GO.contains(&driver.as_str())).then_some((mate, driver))
+            (!driver::VFIO_ALLOWED.contains(&driver.as_str())).then_some((mate, driver))
         });
-        match kept {
+        match blocker {
             None => Ok(()),
             Some((mate, driver)) => Err(Error::failed(
                 format!(
@@ -528,12 +516,12 @@ impl<K: Kernel> Operator<'_, K> {
         }
     }
 
-    fn refuse_others(&self, record: Option<&Record>, what: &str) -> Result<()> {
+    fn refuse_other_owner(&self, record: Option<&Record>, label: &str) -> Result<()> {
         match record {
             Some(record) if record.owner != self.options.owner && !self.options.force => {
                 Err(Error::failed(
                     format!(
-                        "{what} is in the hands of {}",
+                        "{label} is in the hands of {}",
                         record.owner.as_deref().unwrap_or(NOBODY)
                     ),
                     "take another one, restore it first, or add --force",
@@ -543,7 +531,7 @@ impl<K: Kernel> Operator<'_, K> {
         }
     }
 
-    /// Refuses to disturb interfaces that carry what must not end.
+    /// Refuses to disturb vital interfaces (`Kernel::vital`) and those below them.
     fn refuse_vital(&mut self, names: &[String]) -> Result<()> {
         if self.options.force {
             return Ok(());
@@ -558,20 +546,20 @@ impl<K: Kernel> Operator<'_, K> {
         Ok(())
     }
 
-    /// Removes the record of a VF that is what it was at first; whether it was.
-    fn forget_if_as_before(&self, record: &Record, now: &Vf) -> Result<bool> {
+    /// Removes the record of a VF that is in its first state again; returns whether it did.
+    fn forget_if_restored(&self, record: &Record, now: &Vf) -> Result<bool> {
         let Before::Vf { first, before_move, .. } = &record.before else { return Ok(false) };
-        let same = before_move.is_none() && plan::differences_of_vf(now, first).is_empty();
-        if same {
+        let restored = before_move.is_none() && plan::differences_of_vf(now, first).is_empty();
+        if restored {
             self.state.remove(Kind::Vf, now.address)?;
         }
-        Ok(same)
+        Ok(restored)
     }
 
-    fn forget_vfs(&self, of: PciAddress) -> Result<()> {
+    fn forget_vfs(&self, of_pf: PciAddress) -> Result<()> {
         for record in self.state.all()? {
             if let Before::Vf { pf, first, .. } = &record.before
-                && *pf == of
+                && *pf == of_pf
             {
                 self.state.remove(Kind::Vf, first.address)?;
             }
@@ -583,8 +571,8 @@ impl<K: Kernel> Operator<'_, K> {
 fn with_undo(mut error: Error, undone: Result<()>, label: &str) -> Error {
     match undone {
         Ok(()) => error.what += "; all is as before",
-        Err(second) => {
-            error.what += &format!("; and it could not be undone: {}", second.what);
+        Err(undo) => {
+            error.what += &format!("; and it could not be undone: {}", undo.what);
             error.remedy = format!("planewised vf restore {label}");
         }
     }

@@ -1,4 +1,4 @@
-//! What is to be done, as values: steps, made from what is and what shall be. Pure.
+//! Plans: the steps from the present state of a function to the requested one, as values. Pure.
 
 mod restore;
 
@@ -26,13 +26,13 @@ pub enum Step {
         /// The value.
         value: String,
     },
-    /// Tells a PF about one of its VFs.
+    /// Sets a VF's setting through its PF.
     Set {
         /// The PF.
         pf: PciAddress,
         /// The VF's number.
         vf: u32,
-        /// What it is told.
+        /// The setting.
         setting: Setting,
     },
     /// Changes a function's interface, wherever it is.
@@ -46,9 +46,9 @@ pub enum Step {
     MoveToNetns {
         /// The function.
         device: PciAddress,
-        /// Where to.
+        /// The namespace.
         to: NetNs,
-        /// What it is called there.
+        /// Its name there.
         name: String,
     },
 }
@@ -102,31 +102,31 @@ pub(crate) fn write(address: PciAddress, file: &str, value: impl ToString) -> St
     Step::Write { file: format!("bus/pci/devices/{address}/{file}"), value: value.to_string() }
 }
 
-/// The file by which a function is given a driver.
+/// The file by which drivers are probed for a function.
 pub(crate) const PROBE: &str = "bus/pci/drivers_probe";
 
-/// Takes a function from its driver.
+/// Unbinds a function from its driver.
 pub fn unbind(vf: PciAddress) -> Step {
     write(vf, "driver/unbind", vf)
 }
 
-/// Lets `driver` take a function that has none. A plain bind is refused while drivers_autoprobe is
-/// off; a function with a driver_override may be probed.
-pub fn bind(vf: PciAddress, driver: &str, now: Option<&str>, plan: &mut Plan) {
-    if now != Some(driver) {
+/// Binds `driver` to a function without one; `driver_override` is the present one. The kernel refuses
+/// a plain bind while drivers_autoprobe is off, but probes a function with a driver_override.
+pub fn bind(vf: PciAddress, driver: &str, driver_override: Option<&str>, plan: &mut Plan) {
+    if driver_override != Some(driver) {
         plan.push(write(vf, "driver_override", driver));
     }
     plan.push(Step::Write { file: PROBE.into(), value: vf.to_string() });
 }
 
-/// The driver that somebody asks for.
+/// A requested driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Driver {
     /// The network driver that belongs to the PF's.
     Network,
-    /// None at all.
+    /// No driver.
     None,
-    /// This one.
+    /// The driver of this name.
     Named(String),
 }
 
@@ -148,7 +148,7 @@ impl std::str::FromStr for Driver {
 }
 
 impl Driver {
-    /// Its name on VFs of `pf`; none for none.
+    /// The driver's name on VFs of `pf`.
     ///
     /// # Errors
     /// The network driver of such VFs is not known.
@@ -157,10 +157,12 @@ impl Driver {
             Self::None => Ok(None),
             Self::Named(name) => Ok(Some(name.clone())),
             Self::Network => {
-                let of = pf.driver.as_deref().unwrap_or("none");
-                let name = driver::network_driver_of_vfs(of).ok_or_else(|| {
+                let pf_driver = pf.driver.as_deref().unwrap_or("none");
+                let name = driver::network_driver_of_vfs(pf_driver).ok_or_else(|| {
                     Error::failed(
-                        format!("the network driver for VFs of the driver {of} is not known"),
+                        format!(
+                            "the network driver for VFs of the driver {pf_driver} is not known"
+                        ),
                         "name it: a directory below /sys/bus/pci/drivers",
                     )
                 })?;
@@ -170,66 +172,66 @@ impl Driver {
     }
 }
 
-/// What `setup` is asked for.
+/// A request to `setup`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setup {
-    /// VFs.
+    /// Number of VFs.
     pub count: u32,
-    /// MAC of VF 0, the others follow; none: those that are there, or ones made from the PF's.
+    /// MAC of VF 0, the others follow; none: the present ones, or ones made from the PF's.
     pub first_mac: Option<Mac>,
     /// Their driver.
     pub driver: Driver,
-    /// Also when VFs are in use.
+    /// Whether to disregard VFs in use.
     pub force: bool,
 }
 
-/// Gives a PF its VFs.
+/// Gives a PF the requested VFs.
 ///
 /// # Errors
 /// The PF cannot have them, or VFs that would be destroyed are in use.
-pub fn setup(pf: &Pf, wanted: &Setup) -> Result<Plan> {
+pub fn setup(pf: &Pf, request: &Setup) -> Result<Plan> {
     let label = pf.label();
-    if wanted.count > pf.total_vfs {
+    if request.count > pf.total_vfs {
         return Err(Error::bad_input(
-            format!("{label} cannot have {} VFs: at most {}", wanted.count, pf.total_vfs),
+            format!("{label} cannot have {} VFs: at most {}", request.count, pf.total_vfs),
             "`planewised vf list` shows how many each PF can have",
         ));
     }
     if pf.driver.is_none() {
         return Err(Error::failed(
-            format!("{label} has no driver, which VFs need"),
+            format!("{label} old_mac no driver, which VFs need"),
             "bind its network driver first",
         ));
     }
-    let fresh = wanted.count != pf.num_vfs;
+    let recreates = request.count != pf.num_vfs;
     let mut plan = Plan::new();
-    if fresh {
-        refuse_used(pf, wanted.force)?;
+    if recreates {
+        refuse_vfs_in_use(pf, request.force)?;
     }
-    if wanted.count > 0 && pf.netdev.as_ref().is_some_and(|netdev| !netdev.up) {
+    if request.count > 0 && pf.netdev.as_ref().is_some_and(|netdev| !netdev.up) {
         plan.push(Step::Link { device: pf.address, change: Change::Up(true) });
     }
-    if pf.drivers_autoprobe == Some(true) && wanted.count > 0 {
+    if pf.drivers_autoprobe == Some(true) && request.count > 0 {
         plan.push(write(pf.address, "sriov_drivers_autoprobe", 0));
     }
-    if fresh {
+    if recreates {
         if pf.num_vfs > 0 {
             plan.push(write(pf.address, "sriov_numvfs", 0));
         }
-        if wanted.count > 0 {
-            plan.push(write(pf.address, "sriov_numvfs", wanted.count));
+        if request.count > 0 {
+            plan.push(write(pf.address, "sriov_numvfs", request.count));
         }
     }
-    let driver = wanted.driver.name(pf)?;
+    let driver = request.driver.name(pf)?;
     let pf_mac = pf.netdev.as_ref().and_then(|netdev| netdev.mac);
-    let first = wanted.first_mac.or_else(|| pf_mac.map(Mac::first_of_pool));
-    for index in 0..wanted.count {
-        let now = if fresh { None } else { pf.vfs.iter().find(|vf| vf.index == index) };
+    let first = request.first_mac.or_else(|| pf_mac.map(Mac::first_of_pool));
+    for index in 0..request.count {
+        let now = if recreates { None } else { pf.vfs.iter().find(|vf| vf.index == index) };
         let address = vf_address(pf, index)?;
         let mac = first.map(|first| first.plus(index));
-        let has = now.and_then(|vf| vf.config.as_ref()?.mac).filter(|mac| *mac != Mac::NONE);
-        let keeps = wanted.first_mac.is_none() && has.is_some();
-        let mac = mac.filter(|mac| !keeps && has != Some(*mac));
+        let old_mac = now.and_then(|vf| vf.config.as_ref()?.mac).filter(|mac| *mac != Mac::NONE);
+        let keeps = request.first_mac.is_none() && old_mac.is_some();
+        let mac = mac.filter(|mac| !keeps && old_mac != Some(*mac));
         if let Some(mac) = mac
             && !mac.is_station()
         {
@@ -238,7 +240,7 @@ pub fn setup(pf: &Pf, wanted: &Setup) -> Result<Plan> {
         let rebind = now.is_some_and(|vf| vf.driver != driver)
             || mac.is_some() && now.is_some_and(|vf| vf.driver.is_some());
         if let Some(vf) = now.filter(|_| rebind || mac.is_some()) {
-            refuse_one_used(vf, wanted.force)?;
+            refuse_in_use(vf, request.force)?;
             if vf.driver.is_some() {
                 plan.push(unbind(address));
             }
@@ -264,7 +266,7 @@ fn vf_address(pf: &Pf, index: u32) -> Result<PciAddress> {
 }
 
 /// Refuses to destroy VFs that are in use.
-fn refuse_used(pf: &Pf, force: bool) -> Result<()> {
+fn refuse_vfs_in_use(pf: &Pf, force: bool) -> Result<()> {
     for vf in &pf.vfs {
         let Some(used) = vf.used_by.as_ref().filter(|_| !force || vfio_held(vf)) else { continue };
         let remedy = if vfio_held(vf) {
@@ -285,7 +287,7 @@ fn refuse_used(pf: &Pf, force: bool) -> Result<()> {
     Ok(())
 }
 
-fn refuse_one_used(vf: &Vf, force: bool) -> Result<()> {
+fn refuse_in_use(vf: &Vf, force: bool) -> Result<()> {
     match vf.used_by.as_ref().filter(|_| !force || vfio_held(vf)) {
         None => Ok(()),
         Some(used) => Err(Error::failed(
@@ -295,78 +297,79 @@ fn refuse_one_used(vf: &Vf, force: bool) -> Result<()> {
     }
 }
 
-/// Whether a process has the VF open: taking it away would block in the kernel.
+/// Whether a process has the VF open: unbinding it would block in the kernel.
 fn vfio_held(vf: &Vf) -> bool {
     vf.driver.as_deref() == Some(driver::VFIO) && vf.used_by.is_some()
 }
 
-/// What `set` is asked for; none leaves a setting as it is.
+/// A request to `set`; none leaves a setting as it is.
 pub type Settings = VfConfig;
 
-/// Tells a PF about a VF what it does not know yet.
+/// Sets those settings of a VF that differ from the requested ones.
 ///
 /// # Errors
-/// The PF cannot be told, or the driver would have to be bound again while the VF is in use.
-pub fn set(pf: &Pf, vf: &Vf, wanted: &Settings, force: bool) -> Result<Plan> {
+/// The PF has no interface, or the driver would have to be bound again while the VF is in use.
+pub fn set(pf: &Pf, vf: &Vf, settings: &Settings, force: bool) -> Result<Plan> {
     let config = config(pf, vf)?;
     let mut plan = Plan::new();
-    tell(pf.address, vf.index, config, wanted, &mut plan);
-    if let Some(mac) = wanted.mac.filter(|mac| !carries(vf, *mac)) {
+    push_settings(pf.address, vf.index, config, settings, &mut plan);
+    if let Some(mac) = settings.mac.filter(|mac| !has_mac(vf, *mac)) {
         if vf.driver.is_some() {
-            refuse_one_used(vf, force)?;
+            refuse_in_use(vf, force)?;
         }
-        with_new_mac(pf, vf, mac, &mut plan);
+        set_mac_and_rebind(pf, vf, mac, &mut plan);
         // The driver made a new interface.
         if let Some(netdev) = &vf.netdev {
-            let from = Netdev { mac: Some(mac), ..fresh() };
-            reach(vf.address, &from, Netdev { mac: Some(mac), ..netdev.clone() }, &mut plan);
+            let from = Netdev { mac: Some(mac), ..new_netdev() };
+            let to = Netdev { mac: Some(mac), ..netdev.clone() };
+            converge_netdev(vf.address, &from, to, &mut plan);
         }
     }
     Ok(plan)
 }
 
-/// The steps that tell a PF all settings of a VF but its MAC that are wanted and are not there.
-fn tell(pf: PciAddress, vf: u32, now: &VfConfig, wanted: &VfConfig, plan: &mut Plan) {
-    let mut tell = |setting| plan.push(Step::Set { pf, vf, setting });
-    if let Some(vlan) = wanted.vlan.filter(|vlan| now.vlan != Some(*vlan)) {
-        tell(Setting::Vlan(vlan));
+/// Appends the steps for a VF's settings, without its MAC, that differ from the requested ones.
+fn push_settings(pf: PciAddress, vf: u32, now: &VfConfig, requested: &VfConfig, plan: &mut Plan) {
+    let mut push = |setting| plan.push(Step::Set { pf, vf, setting });
+    if let Some(vlan) = requested.vlan.filter(|vlan| now.vlan != Some(*vlan)) {
+        push(Setting::Vlan(vlan));
     }
     let rates = |config: &VfConfig| (config.min_tx_mbps, config.max_tx_mbps);
-    let ((min, max), (min_now, max_now)) = (rates(wanted), rates(now));
-    let wanted_rates = (min.or(min_now), max.or(max_now));
-    if wanted_rates != rates(now) {
-        let (min_tx_mbps, max_tx_mbps) = (wanted_rates.0.unwrap_or(0), wanted_rates.1.unwrap_or(0));
-        tell(Setting::Rate { min_tx_mbps, max_tx_mbps });
+    let ((min, max), (min_now, max_now)) = (rates(requested), rates(now));
+    let new_rates = (min.or(min_now), max.or(max_now));
+    if new_rates != rates(now) {
+        let (min_tx_mbps, max_tx_mbps) = (new_rates.0.unwrap_or(0), new_rates.1.unwrap_or(0));
+        push(Setting::Rate { min_tx_mbps, max_tx_mbps });
     }
-    if let Some(on) = wanted.spoof_check.filter(|on| now.spoof_check != Some(*on)) {
-        tell(Setting::SpoofCheck(on));
+    if let Some(on) = requested.spoof_check.filter(|on| now.spoof_check != Some(*on)) {
+        push(Setting::SpoofCheck(on));
     }
-    if let Some(on) = wanted.trust.filter(|on| now.trust != Some(*on)) {
-        tell(Setting::Trust(on));
+    if let Some(on) = requested.trust.filter(|on| now.trust != Some(*on)) {
+        push(Setting::Trust(on));
     }
-    if let Some(state) = wanted.link_state.filter(|state| now.link_state != Some(*state)) {
-        tell(Setting::LinkState(state));
+    if let Some(state) = requested.link_state.filter(|state| now.link_state != Some(*state)) {
+        push(Setting::LinkState(state));
     }
 }
 
 fn config<'a>(pf: &Pf, vf: &'a Vf) -> Result<&'a VfConfig> {
     vf.config.as_ref().ok_or_else(|| {
         Error::failed(
-            format!("{} cannot be told about its VFs: it has no interface here", pf.label()),
+            format!("the VFs of {} cannot be set: it has no interface here", pf.label()),
             "bind its network driver, and bring its interface into this namespace",
         )
     })
 }
 
-/// Whether PF and VF agree on this MAC already.
-fn carries(vf: &Vf, mac: Mac) -> bool {
-    let known = vf.config.as_ref().and_then(|config| config.mac) == Some(mac);
-    known && vf.netdev.as_ref().is_none_or(|netdev| netdev.mac == Some(mac))
+/// Whether the VF has this MAC both on its PF and on its interface.
+fn has_mac(vf: &Vf, mac: Mac) -> bool {
+    let on_pf = vf.config.as_ref().and_then(|config| config.mac) == Some(mac);
+    on_pf && vf.netdev.as_ref().is_none_or(|netdev| netdev.mac == Some(mac))
 }
 
-/// The PF is told a MAC, around which the driver is bound anew: some drivers (igbvf) learn it only
-/// when they are bound, and drop unicast otherwise.
-fn with_new_mac(pf: &Pf, vf: &Vf, mac: Mac, plan: &mut Plan) {
+/// Sets a VF's MAC and binds its driver again: some drivers (igbvf) learn the MAC only when they are
+/// bound, and drop unicast otherwise.
+fn set_mac_and_rebind(pf: &Pf, vf: &Vf, mac: Mac, plan: &mut Plan) {
     if vf.driver.is_some() {
         plan.push(unbind(vf.address));
     }
@@ -376,17 +379,17 @@ fn with_new_mac(pf: &Pf, vf: &Vf, mac: Mac, plan: &mut Plan) {
     }
 }
 
-/// Gives a VF another driver.
+/// Binds another driver to a VF.
 ///
 /// # Errors
 /// The VF is in use, or the driver is not known.
-pub fn rebind(pf: &Pf, vf: &Vf, wanted: &Driver, force: bool) -> Result<Plan> {
-    let driver = wanted.name(pf)?;
+pub fn rebind(pf: &Pf, vf: &Vf, request: &Driver, force: bool) -> Result<Plan> {
+    let driver = request.name(pf)?;
     let mut plan = Plan::new();
     if vf.driver == driver {
         return Ok(plan);
     }
-    refuse_one_used(vf, force)?;
+    refuse_in_use(vf, force)?;
     if vf.driver.is_some() {
         plan.push(unbind(vf.address));
     }
@@ -396,12 +399,12 @@ pub fn rebind(pf: &Pf, vf: &Vf, wanted: &Driver, force: bool) -> Result<Plan> {
     Ok(plan)
 }
 
-/// What `move` is asked for.
+/// A request to `move`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
-    /// Where to.
+    /// The namespace to move to.
     pub to: NetNs,
-    /// What the interface is called there; none: as it is now.
+    /// Its name there; none: as it is now.
     pub name: Option<String>,
     /// Its MAC; none: as it is now.
     pub mac: Option<Mac>,
@@ -411,7 +414,7 @@ pub struct Move {
     pub addresses: Vec<Cidr>,
     /// Whether it is set up.
     pub up: bool,
-    /// Also when it is in use.
+    /// Whether to disregard its use.
     pub force: bool,
 }
 
@@ -419,7 +422,7 @@ pub struct Move {
 ///
 /// # Errors
 /// The VF has no interface, it is in use, or the name is taken.
-pub fn move_to_netns(pf: &Pf, vf: &Vf, wanted: &Move, taken: &[String]) -> Result<Plan> {
+pub fn move_to_netns(pf: &Pf, vf: &Vf, request: &Move, taken: &[String]) -> Result<Plan> {
     let Some(netdev) = &vf.netdev else {
         let driver = vf.driver.as_deref().unwrap_or("none");
         return Err(Error::failed(
@@ -427,52 +430,51 @@ pub fn move_to_netns(pf: &Pf, vf: &Vf, wanted: &Move, taken: &[String]) -> Resul
             format!("bind its network driver: planewised vf bind {} netdev", vf.address),
         ));
     };
-    let name = wanted.name.as_ref().unwrap_or(&netdev.name);
-    let there = netdev.netns == wanted.to;
-    if !there {
-        refuse_one_used(vf, wanted.force)?;
+    let name = request.name.as_ref().unwrap_or(&netdev.name);
+    if netdev.netns != request.to {
+        refuse_in_use(vf, request.force)?;
         if taken.contains(name) {
             return Err(Error::failed(
-                format!("{} has an interface {name} already", wanted.to),
+                format!("{} has an interface {name} already", request.to),
                 "name the new one otherwise with --name",
             ));
         }
     }
     let mut plan = Plan::new();
     let mut from = netdev.clone();
-    if let Some(mac) = wanted.mac.filter(|mac| !carries(vf, *mac)) {
+    if let Some(mac) = request.mac.filter(|mac| !has_mac(vf, *mac)) {
         config(pf, vf)?;
-        with_new_mac(pf, vf, mac, &mut plan);
-        from = Netdev { mac: Some(mac), ..fresh() };
+        set_mac_and_rebind(pf, vf, mac, &mut plan);
+        from = Netdev { mac: Some(mac), ..new_netdev() };
     }
     let target = Netdev {
         name: name.clone(),
-        mac: wanted.mac.or(netdev.mac),
-        mtu_bytes: wanted.mtu_bytes.unwrap_or(netdev.mtu_bytes),
-        up: wanted.up,
-        addresses: wanted.addresses.iter().map(Cidr::to_string).collect(),
-        netns: wanted.to.clone(),
+        mac: request.mac.or(netdev.mac),
+        mtu_bytes: request.mtu_bytes.unwrap_or(netdev.mtu_bytes),
+        up: request.up,
+        addresses: request.addresses.iter().map(Cidr::to_string).collect(),
+        netns: request.to.clone(),
         ..netdev.clone()
     };
-    reach(vf.address, &from, target, &mut plan);
+    converge_netdev(vf.address, &from, target, &mut plan);
     Ok(plan)
 }
 
-/// An interface that a driver has just made: where and with which MAC is not known yet.
-fn fresh() -> Netdev {
+/// An interface that a driver is about to make; its name and MAC are not known.
+fn new_netdev() -> Netdev {
     Netdev { mtu_bytes: 1500, ..Netdev::default() }
 }
 
-/// Brings an interface from one state to another.
-fn reach(device: PciAddress, from: &Netdev, to: Netdev, plan: &mut Plan) {
+/// Appends the steps that bring an interface from one state to another.
+fn converge_netdev(device: PciAddress, from: &Netdev, to: Netdev, plan: &mut Plan) {
     let mut now = from.clone();
     if now.netns != to.netns {
         plan.push(Step::MoveToNetns { device, to: to.netns.clone(), name: to.name.clone() });
         now = Netdev { name: to.name.clone(), up: false, addresses: Vec::new(), ..now };
     }
     let mut changes = Vec::new();
-    let quiet = now.name != to.name || to.mac.is_some() && now.mac != to.mac;
-    if now.up && (quiet || !to.up) {
+    let needs_down = now.name != to.name || to.mac.is_some() && now.mac != to.mac;
+    if now.up && (needs_down || !to.up) {
         changes.push(Change::Up(false));
         // The kernel forgets IPv6 addresses of an interface that goes down.
         now.addresses.retain(|address| !address.contains(':'));
@@ -489,14 +491,14 @@ fn reach(device: PciAddress, from: &Netdev, to: Netdev, plan: &mut Plan) {
         changes.push(Change::Up(true));
     }
     let parsed = |address: &String| address.parse::<Cidr>().ok();
-    let gone = now.addresses.iter().filter(|one| !to.addresses.contains(one));
-    changes.extend(gone.filter_map(parsed).map(Change::DeleteAddress));
-    let new = to.addresses.iter().filter(|one| !now.addresses.contains(one));
-    changes.extend(new.filter_map(parsed).map(Change::AddAddress));
+    let removed = now.addresses.iter().filter(|address| !to.addresses.contains(address));
+    changes.extend(removed.filter_map(parsed).map(Change::DeleteAddress));
+    let added = to.addresses.iter().filter(|address| !now.addresses.contains(address));
+    changes.extend(added.filter_map(parsed).map(Change::AddAddress));
     plan.extend(changes.into_iter().map(|change| Step::Link { device, change }));
 }
 
-/// Brings home an interface of which nothing is recorded, under a name that is free there.
+/// Moves an interface without a record to the host's namespace, under a name that is free there.
 pub fn return_to_host(vf: &Vf, taken: &[String]) -> Plan {
     let Some(netdev) = vf.netdev.as_ref().filter(|netdev| !netdev.netns.is_host()) else {
         return Plan::new();

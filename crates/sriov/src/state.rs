@@ -1,5 +1,5 @@
-//! What is kept between calls: records of what was before the first change, and locks. Knows
-//! nothing of how anything is brought back.
+//! The state directory: records of functions before their first change, and locks. Knows nothing of
+//! how a function is restored.
 
 use std::fs;
 use std::io::Write;
@@ -16,26 +16,26 @@ use serde::{Deserialize, Serialize};
 use crate::address::PciAddress;
 use crate::model::{Machine, Pf, Vf};
 
-/// What a PF or VF was before the first change.
+/// The state of a PF or VF before its first change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of this format.
     pub format: u32,
-    /// The boot it belongs to: after another one, nothing is as it was.
+    /// The boot it belongs to: another boot loses all that it describes.
     pub boot_id: String,
     /// Who made the change.
     pub owner: Option<String>,
     /// Process that made the record.
     pub pid: u32,
-    /// When [seconds since the epoch].
+    /// Time of the record [seconds since the epoch].
     pub since_s: u64,
-    /// Whether it was told to disregard the default route and the SSH session.
+    /// Whether the change disregarded the default route and the SSH session.
     pub forced: bool,
-    /// What was.
+    /// The state.
     pub before: Before,
 }
 
-/// What a record is of.
+/// The recorded state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Before {
@@ -45,9 +45,9 @@ pub enum Before {
     Vf {
         /// Its PF.
         pf: PciAddress,
-        /// What it was at first.
+        /// Its state before the first change.
         first: Box<Vf>,
-        /// What it was before its interface was moved; none when it was not.
+        /// Its state before its interface was moved; none when it was not.
         before_move: Option<Box<Vf>>,
     },
 }
@@ -67,7 +67,7 @@ impl Record {
         }
     }
 
-    /// The function that it is of.
+    /// The recorded function.
     pub fn address(&self) -> PciAddress {
         match &self.before {
             Before::Pf(pf) => pf.address,
@@ -75,7 +75,7 @@ impl Record {
         }
     }
 
-    /// What it is of.
+    /// The kind of the recorded function.
     pub fn kind(&self) -> Kind {
         match &self.before {
             Before::Pf(_) => Kind::Pf,
@@ -86,7 +86,7 @@ impl Record {
 
 const FORMAT: u32 = 1;
 
-/// Whether a record is of a PF or a VF.
+/// The kind of a recorded function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A PF with its VFs.
@@ -108,19 +108,19 @@ pub struct Lock {
 }
 
 impl State {
-    /// The state in this directory, which need not be there yet.
+    /// The state in this directory, which need not exist yet.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into() }
     }
 
-    /// Where it is kept if nobody says otherwise.
-    pub fn usual_directory() -> PathBuf {
+    /// The directory for a user who names none.
+    pub fn default_directory() -> PathBuf {
         if nix::unistd::geteuid().is_root() {
             return "/run/planewise/vf".into();
         }
-        std::env::var_os("XDG_RUNTIME_DIR").filter(|there| Path::new(there).is_dir()).map_or_else(
+        std::env::var_os("XDG_RUNTIME_DIR").filter(|run| Path::new(run).is_dir()).map_or_else(
             || format!("/tmp/planewise-{}/vf", nix::unistd::geteuid()).into(),
-            |there| Path::new(&there).join("planewise/vf"),
+            |run| Path::new(&run).join("planewise/vf"),
         )
     }
 
@@ -167,7 +167,7 @@ impl State {
         let wrong = |why: &dyn std::fmt::Display| {
             Error::failed(
                 format!("the record {} cannot be read: {why}", file.display()),
-                "it tells what a device was before; remove it once the device is as you want it",
+                "it holds a device's earlier state; remove it once the device is as you want it",
             )
         };
         let content = match fs::read(file) {
@@ -201,23 +201,23 @@ impl State {
         files.iter().filter_map(|file| self.read(file).transpose()).collect()
     }
 
-    /// Writes a record, whole or not at all.
+    /// Writes a record atomically.
     ///
     /// # Errors
-    /// The directory is full or not ours.
+    /// The directory is full or not writable.
     pub fn write(&self, record: &Record) -> Result<()> {
-        let file = self.file(record.kind(), record.address());
-        let written = || -> std::io::Result<()> {
-            let mut opened =
-                AtomicWriteFile::options().preserve_mode(false).mode(0o644).open(&file)?;
-            opened.write_all(&serde_json::to_vec_pretty(record)?)?;
-            opened.commit()
+        let path = self.file(record.kind(), record.address());
+        let write = || -> std::io::Result<()> {
+            let mut file =
+                AtomicWriteFile::options().preserve_mode(false).mode(0o644).open(&path)?;
+            file.write_all(&serde_json::to_vec_pretty(record)?)?;
+            file.commit()
         };
-        written().map_err(|error| {
+        write().map_err(|error| {
             Error::failed(
                 format!(
                     "the record {} cannot be written: {error}; nothing was changed",
-                    file.display()
+                    path.display()
                 ),
                 "make space there, or name another directory with --state",
             )
@@ -227,7 +227,7 @@ impl State {
     /// Removes a record.
     ///
     /// # Errors
-    /// The directory is not ours.
+    /// The directory is not writable.
     pub fn remove(&self, kind: Kind, address: PciAddress) -> Result<()> {
         let file = self.file(kind, address);
         match fs::remove_file(&file) {
@@ -242,7 +242,7 @@ impl State {
     /// Locks a function against every other planewised with this state directory.
     ///
     /// # Errors
-    /// Another one holds it for longer than `wait`.
+    /// Another process holds the lock for longer than `wait`.
     pub fn lock(&self, address: PciAddress, shared: bool, wait: Duration) -> Result<Lock> {
         let path = self.directory.join(format!("lock-{address}"));
         let mut file = fs::OpenOptions::new()
@@ -259,13 +259,13 @@ impl State {
                 )
                 .caused_by(error)
             })?;
-        let how =
+        let operation =
             if shared { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
         let begun = Instant::now();
         loop {
-            match Flock::lock(file, how) {
-                Ok(held) => return Ok(Lock { _file: held }),
-                Err((back, nix::Error::EWOULDBLOCK)) if begun.elapsed() < wait => file = back,
+            match Flock::lock(file, operation) {
+                Ok(file) => return Ok(Lock { _file: file }),
+                Err((same, nix::Error::EWOULDBLOCK)) if begun.elapsed() < wait => file = same,
                 Err((_, nix::Error::EWOULDBLOCK)) => {
                     return Err(Error::failed(
                         format!("another planewised works on {address}"),
@@ -283,15 +283,16 @@ impl State {
         }
     }
 
-    /// Notes in a machine who owns what.
+    /// Fills in the owners of a machine's functions.
     ///
     /// # Errors
     /// There is a record that cannot be read.
     pub fn annotate(&self, machine: &mut Machine) -> Result<()> {
         let records = self.all()?;
         let owner = |kind: Kind, address: PciAddress| {
-            let found = records.iter().find(|one| one.kind() == kind && one.address() == address);
-            found.map(|record| record.owner.clone().unwrap_or_else(|| NOBODY.into()))
+            let mut records = records.iter();
+            let record = records.find(|of| of.kind() == kind && of.address() == address);
+            record.map(|record| record.owner.clone().unwrap_or_else(|| NOBODY.into()))
         };
         for pf in &mut machine.pfs {
             pf.owner = owner(Kind::Pf, pf.address);
@@ -303,13 +304,13 @@ impl State {
     }
 }
 
-/// The owner of what was changed without naming one.
+/// The owner of changes that named none.
 pub const NOBODY: &str = "-";
 
 /// Reads a record.
 ///
 /// # Errors
-/// It is none, or of another format.
+/// It is no record, or of another format.
 pub fn parse(content: &[u8]) -> std::result::Result<Record, String> {
     let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
     if record.format == FORMAT {

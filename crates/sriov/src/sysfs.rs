@@ -1,4 +1,4 @@
-//! The part of sysfs that tells of PCI functions, below a root that is a parameter. Reads only.
+//! The PCI functions in sysfs, below a root that is a parameter. Reads only.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ impl Tree {
         &self.root
     }
 
-    /// The whole path of a file below the root.
+    /// The path of a file below the root.
     pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
         self.root.join(relative)
     }
@@ -39,8 +39,8 @@ impl Tree {
     /// # Errors
     /// There is no such tree, or it cannot be read.
     pub fn pfs(&self) -> Result<Vec<PciAddress>> {
-        let place = self.path("bus/pci/devices");
-        if !place.is_dir() {
+        let directory = self.path("bus/pci/devices");
+        if !directory.is_dir() {
             if self.path("bus").is_dir() {
                 return Ok(Vec::new());
             }
@@ -50,10 +50,10 @@ impl Tree {
             ));
         }
         let pf = |name: &str| {
-            place.join(name).join("sriov_totalvfs").exists().then(|| name.parse().ok())?
+            directory.join(name).join("sriov_totalvfs").exists().then(|| name.parse().ok())?
         };
-        listed(&place, pf).map_err(|error| {
-            Error::failed(format!("cannot list {}", place.display()), "").caused_by(error)
+        listed(&directory, pf).map_err(|error| {
+            Error::failed(format!("cannot list {}", directory.display()), "").caused_by(error)
         })
     }
 
@@ -62,7 +62,7 @@ impl Tree {
         self.path(device(address)).exists()
     }
 
-    /// What a file of a function says, without the closing newline; none where there is none.
+    /// The text in a file of a function, without the closing newline; none without such a file.
     pub fn text(&self, address: PciAddress, file: &str) -> Option<String> {
         let content = fs::read(self.path(device(address)).join(file)).ok()?;
         Some(String::from_utf8_lossy(&content).trim().to_owned())
@@ -87,9 +87,9 @@ impl Tree {
 
     /// The other functions of a function's IOMMU group, by address; none without an IOMMU.
     pub fn group_mates(&self, address: PciAddress) -> Option<Vec<PciAddress>> {
-        let place = self.path(device(address)).join("iommu_group/devices");
+        let directory = self.path(device(address)).join("iommu_group/devices");
         let mate = |name: &str| name.parse().ok().filter(|mate| *mate != address);
-        listed(&place, mate).ok()
+        listed(&directory, mate).ok()
     }
 
     /// The PF that a VF belongs to; none when it is not a VF.
@@ -104,8 +104,8 @@ impl Tree {
 
     /// The interfaces of a function as this tree shows them, by name.
     pub fn interfaces(&self, address: PciAddress) -> Vec<String> {
-        let place = self.path(device(address)).join("net");
-        listed(&place, |name| Some(name.to_owned())).unwrap_or_default()
+        let directory = self.path(device(address)).join("net");
+        listed(&directory, |name| Some(name.to_owned())).unwrap_or_default()
     }
 
     /// A file of an interface of a function, without the closing newline.
@@ -125,17 +125,17 @@ impl Tree {
     }
 
     fn related(&self, name: &str, prefix: &str) -> Vec<String> {
-        let place = self.path("class/net").join(name);
-        listed(&place, |name| Some(name.strip_prefix(prefix)?.to_owned())).unwrap_or_default()
+        let directory = self.path("class/net").join(name);
+        listed(&directory, |name| Some(name.strip_prefix(prefix)?.to_owned())).unwrap_or_default()
     }
 }
 
-/// What `read` makes of the names in a directory, in order.
-fn listed<T: Ord>(place: &Path, read: impl Fn(&str) -> Option<T>) -> std::io::Result<Vec<T>> {
-    let names = fs::read_dir(place)?.flatten().map(|entry| entry.file_name());
-    let mut found: Vec<T> = names.filter_map(|name| read(name.to_str()?)).collect();
-    found.sort_unstable();
-    Ok(found)
+/// The names in a directory as `read` parses them, sorted.
+fn listed<T: Ord>(directory: &Path, read: impl Fn(&str) -> Option<T>) -> std::io::Result<Vec<T>> {
+    let names = fs::read_dir(directory)?.flatten().map(|entry| entry.file_name());
+    let mut entries: Vec<T> = names.filter_map(|name| read(name.to_str()?)).collect();
+    entries.sort_unstable();
+    Ok(entries)
 }
 
 /// A number as sysfs writes it: decimal, or hexadecimal after `0x`; negative ones mean none.

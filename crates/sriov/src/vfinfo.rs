@@ -1,7 +1,7 @@
-//! Reads what the kernel says of a PF's VFs: IFLA_VFINFO_LIST (linux/if_link.h). Pure.
+//! Parses the VFs in the kernel's answer about a PF: IFLA_VFINFO_LIST (linux/if_link.h). Pure.
 //!
-//! netlink-packet-route reads the same attributes but loses a difference that counts here: a driver
-//! that does not say whether it checks or trusts answers −1, which is neither on nor off.
+//! netlink-packet-route parses the same attributes but loses the answer −1, neither on nor off, of a
+//! driver that does not report its spoof check or trust.
 
 use netlink_packet_core::NlasIterator;
 
@@ -26,7 +26,7 @@ const BEFORE_ATTRIBUTES: usize = 32;
 
 const ETH_P_8021AD: u16 = 0x88a8;
 
-/// What the kernel says of one VF.
+/// A VF as rtnetlink reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VfInfo {
     /// Its number on its PF.
@@ -39,24 +39,24 @@ pub struct VfInfo {
 
 /// The VFs in the kernel's answer about a link (headers included), as far as they can be read.
 ///
-/// The list's length has 16 bits: of more than about 250 VFs the kernel tells the first ones only.
+/// The list's length has 16 bits: of more than about 250 VFs the kernel sends only the first.
 pub fn read(answer: &[u8]) -> Vec<VfInfo> {
     let attributes = answer.get(BEFORE_ATTRIBUTES..).unwrap_or_default();
-    let mut found = Vec::new();
+    let mut vfs = Vec::new();
     for (kind, list) in nested(attributes) {
         if kind == IFLA_VFINFO_LIST {
             let infos = nested(&list).into_iter().filter(|(kind, _)| *kind == IFLA_VF_INFO);
-            found.extend(infos.filter_map(|(_, info)| read_one(&info)));
+            vfs.extend(infos.filter_map(|(_, info)| read_info(&info)));
         }
     }
-    found
+    vfs
 }
 
-fn read_one(info: &[u8]) -> Option<VfInfo> {
-    let mut found = VfInfo::default();
+fn read_info(attributes: &[u8]) -> Option<VfInfo> {
+    let mut info = VfInfo::default();
     let mut index = None;
-    let config = &mut found.config;
-    for (kind, value) in nested(info) {
+    let config = &mut info.config;
+    for (kind, value) in nested(attributes) {
         let word = |at: usize| word(&value, at);
         match kind {
             IFLA_VF_MAC => {
@@ -84,15 +84,15 @@ fn read_one(info: &[u8]) -> Option<VfInfo> {
                     _ => None,
                 };
             }
-            IFLA_VF_STATS => found.counters = Some(read_counters(&value)),
+            IFLA_VF_STATS => info.counters = Some(read_counters(&value)),
             _ => {}
         }
     }
-    found.index = index?;
-    Some(found)
+    info.index = index?;
+    Some(info)
 }
 
-/// 0 is off, −1 is what the kernel sends for a driver that does not say.
+/// 0 is off; −1 is the kernel's answer for a driver that does not report the setting.
 fn switch(setting: u32) -> Option<bool> {
     (setting != u32::MAX).then_some(setting != 0)
 }

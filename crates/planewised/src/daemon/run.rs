@@ -189,7 +189,7 @@ pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
     }
     // A second daemon ends here, before it has touched anything, whatever its state directory is.
     let _only = match (&config.simulated, args.dry_run) {
-        (None, false) => Some(only_daemon(&State::usual_directory())?),
+        (None, false) => Some(only_daemon(&State::default_directory())?),
         _ => None,
     };
     let (journal, notes) = if args.dry_run {

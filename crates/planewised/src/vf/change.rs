@@ -228,7 +228,7 @@ pub fn bind(args: &BindArgs, operator: &mut Here<'_>, json: bool) -> Result<()> 
 /// `vf move`
 pub fn move_vf(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
     let wanted = Move {
-        to: lookup::place(&args.to)?,
+        to: lookup::netns(&args.to)?,
         name: args.name.clone(),
         mac: args.mac,
         mtu_bytes: args.mtu,

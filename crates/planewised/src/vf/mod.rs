@@ -79,7 +79,7 @@ impl ChangeArgs {
 /// It could not be done; the sentence says what and where.
 pub fn run(args: &Args) -> Result<()> {
     let mut kernel = Linux::new(&args.sysfs);
-    let state = State::new(args.state.clone().unwrap_or_else(State::usual_directory));
+    let state = State::new(args.state.clone().unwrap_or_else(State::default_directory));
     let how = match &args.command {
         Command::List(list) => return list::run(list, &mut kernel, &state, args.json),
         Command::Setup(args) => &args.how,

@@ -10,7 +10,7 @@ use std::path::Path;
 use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 use pw_sriov::kernel::{Holder, Kernel};
-use pw_sriov::link::{Change, Outcome, Seen, Setting};
+use pw_sriov::link::{Change, Link, Outcome, Setting};
 use pw_sriov::mac::Mac;
 use pw_sriov::model::{
     LinkState, Namespace, NetNs, Netdev, VfConfig, VfCounters, Vlan, VlanProtocol,
@@ -26,7 +26,7 @@ const TOTAL: u32 = 7;
 pub struct MadeUp {
     directory: tempfile::TempDir,
     tree: Tree,
-    links: Vec<Seen>,
+    links: Vec<Link>,
     /// What the PF was told, and whether it was told a MAC.
     vfs: BTreeMap<u32, (VfInfo, bool)>,
     namespaces: Vec<Namespace>,
@@ -90,8 +90,8 @@ impl MadeUp {
     /// A namespace ends: what was in it comes home, under its name there if that is free.
     pub fn end_namespace(&mut self, place: &NetNs) {
         let taken: Vec<String> = self.names(&NetNs::Host);
-        for seen in self.links.iter_mut().filter(|seen| seen.netdev.netns == *place) {
-            let netdev = &mut seen.netdev;
+        for link in self.links.iter_mut().filter(|link| link.netdev.netns == *place) {
+            let netdev = &mut link.netdev;
             netdev.netns = NetNs::Host;
             netdev.up = false;
             netdev.addresses.clear();
@@ -103,13 +103,13 @@ impl MadeUp {
     }
 
     pub fn netdev(&mut self, address: PciAddress) -> Option<&mut Netdev> {
-        let seen = self.links.iter_mut().find(|seen| seen.device == Some(address));
-        seen.map(|seen| &mut seen.netdev)
+        let link = self.links.iter_mut().find(|link| link.device == Some(address));
+        link.map(|link| &mut link.netdev)
     }
 
     fn names(&self, place: &NetNs) -> Vec<String> {
-        let there = self.links.iter().filter(|seen| seen.netdev.netns == *place);
-        there.map(|seen| seen.netdev.name.clone()).collect()
+        let there = self.links.iter().filter(|link| link.netdev.netns == *place);
+        there.map(|link| link.netdev.name.clone()).collect()
     }
 
     fn put(&self, address: PciAddress, file: &str, value: &str) {
@@ -166,7 +166,7 @@ impl MadeUp {
             carrier: Some(false),
             ..Netdev::default()
         };
-        self.links.push(Seen { device: Some(address), representor: false, netdev });
+        self.links.push(Link { device: Some(address), representor: false, netdev });
     }
 
     fn vf_index(&self, address: PciAddress) -> Option<u32> {
@@ -243,7 +243,7 @@ impl MadeUp {
     fn unbind(&mut self, vf: PciAddress) {
         let link = self.tree.path("bus/pci/devices").join(vf.to_string()).join("driver");
         let _ = fs::remove_file(link);
-        self.links.retain(|seen| seen.device != Some(vf));
+        self.links.retain(|link| link.device != Some(vf));
     }
 }
 
@@ -256,13 +256,13 @@ impl Kernel for MadeUp {
         (6, 12)
     }
 
-    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
+    fn links(&mut self, place: &NetNs) -> Result<Vec<Link>> {
         if let NetNs::Other(namespace) = place
             && !self.namespaces.contains(namespace)
         {
             return Err(Error::failed(format!("{place} is gone"), ""));
         }
-        Ok(self.links.iter().filter(|seen| seen.netdev.netns == *place).cloned().collect())
+        Ok(self.links.iter().filter(|link| link.netdev.netns == *place).cloned().collect())
     }
 
     fn namespaces(&mut self, _thorough: bool) -> Vec<Namespace> {
@@ -350,12 +350,12 @@ impl Kernel for MadeUp {
 
     fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome> {
         let taken = self.names(&netdev.netns);
-        let Some(seen) = self.links.iter_mut().find(|seen| seen.netdev.index == netdev.index)
+        let Some(link) = self.links.iter_mut().find(|link| link.netdev.index == netdev.index)
         else {
             return Ok(Err(19));
         };
-        let device = seen.device;
-        let now = &mut seen.netdev;
+        let device = link.device;
+        let now = &mut link.netdev;
         match change {
             Change::Up(up) => {
                 now.up = *up;
@@ -378,8 +378,8 @@ impl Kernel for MadeUp {
                     return Ok(Err(99));
                 }
                 info.config.mac = Some(*mac);
-                let seen = self.links.iter_mut().find(|seen| seen.device == device);
-                seen.expect("there").netdev.mac = Some(*mac);
+                let link = self.links.iter_mut().find(|link| link.device == device);
+                link.expect("there").netdev.mac = Some(*mac);
             }
         }
         Ok(Ok(()))
@@ -394,8 +394,8 @@ impl Kernel for MadeUp {
         if self.names(to).iter().any(|taken| taken == name) {
             return Ok(Err(17));
         }
-        let seen = self.links.iter_mut().find(|seen| seen.netdev.index == netdev.index);
-        let now = &mut seen.expect("there").netdev;
+        let link = self.links.iter_mut().find(|link| link.netdev.index == netdev.index);
+        let now = &mut link.expect("there").netdev;
         now.netns = to.clone();
         now.name = name.into();
         now.up = false;

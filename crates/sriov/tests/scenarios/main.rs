@@ -16,7 +16,7 @@ use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 use pw_sriov::discover;
 use pw_sriov::kernel::{Holder, Kernel, Linux};
-use pw_sriov::link::{Change, Outcome, Seen, Setting};
+use pw_sriov::link::{Change, Link, Outcome, Setting};
 use pw_sriov::lookup;
 use pw_sriov::model::{Counters, LinkState, Namespace, NetNs, Netdev, Pf, Vf};
 use pw_sriov::operate::{Operator, Options};
@@ -64,8 +64,8 @@ impl<K: Kernel> Kernel for Mortal<K> {
         self.inner.version()
     }
 
-    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
-        self.inner.links(place)
+    fn links(&mut self, netns: &NetNs) -> Result<Vec<Link>> {
+        self.inner.links(netns)
     }
 
     fn namespaces(&mut self, thorough: bool) -> Vec<Namespace> {
@@ -134,7 +134,7 @@ impl World for Linux {
         let name = format!("pw-test-{name}");
         let made = Command::new("ip").args(["netns", "add", &name]).status().expect("iproute2");
         assert!(made.success());
-        lookup::place(&name).expect("just made")
+        lookup::netns(&name).expect("just made")
     }
 
     fn end_namespace(&mut self, place: &NetNs) {

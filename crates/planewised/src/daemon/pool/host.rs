@@ -51,7 +51,7 @@ impl HostPool {
     /// The VFs of the PFs named, or of all that have VFs. The state of forwarding is kept in this directory.
     pub fn new(pfs: Vec<PfId>, state_directory: &Path, budget: Budget) -> Self {
         let kernel = Linux::new(Path::new("/sys"));
-        let state = State::new(State::usual_directory());
+        let state = State::new(State::default_directory());
         let forwarding = Forwarding::new(state_directory, budget);
         let filters_due = Instant::now();
         Self { pfs, kernel, state, forwarding, filters: Arc::default(), filters_due }
