@@ -1,4 +1,4 @@
-//! Which CPU a thread runs on.
+//! The CPU affinity of threads.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -21,22 +21,22 @@ pub fn pin(cpu: Option<usize>) -> Result<()> {
     })
 }
 
-/// The CPU for a generator that was given none: the last one that this process may use and the sink
+/// The CPU for a generator: `requested`, or else the last one that this process may use and the sink
 /// does not, as the kernel's own work is mostly on the first; none where there is only one.
-pub fn for_generator(given: Option<usize>, sink: Option<usize>) -> Option<usize> {
+pub fn for_generator(requested: Option<usize>, sink: Option<usize>) -> Option<usize> {
     let set = sched_getaffinity(Pid::from_raw(0)).ok()?;
     let usable = |cpu: &usize| set.is_set(*cpu).unwrap_or(false);
     if (0..CpuSet::count()).filter(usable).count() < 2 {
-        return given;
+        return requested;
     }
-    given.or_else(|| (0..CpuSet::count()).rev().filter(usable).find(|&cpu| Some(cpu) != sink))
+    requested.or_else(|| (0..CpuSet::count()).rev().filter(usable).find(|&cpu| Some(cpu) != sink))
 }
 
 /// Keeps the calling thread off `cpu` where it may run on others.
 pub fn keep_off(cpu: usize) {
     if let Ok(mut set) = sched_getaffinity(Pid::from_raw(0)) {
-        let elsewhere = (0..CpuSet::count()).any(|it| it != cpu && set.is_set(it).unwrap_or(false));
-        if elsewhere && set.unset(cpu).is_ok() {
+        let mut others = (0..CpuSet::count()).filter(|&other| other != cpu);
+        if others.any(|other| set.is_set(other).unwrap_or(false)) && set.unset(cpu).is_ok() {
             let _ = sched_setaffinity(Pid::from_raw(0), &set);
         }
     }

@@ -1,5 +1,5 @@
 //! Background network load: bursts of UDP datagrams from an unprivileged socket. Knows nothing of
-//! who counts them.
+//! their receiver.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;

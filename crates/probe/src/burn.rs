@@ -51,10 +51,10 @@ struct Report {
     interrupted: bool,
 }
 
-/// Shortest cycle of work and rest [ns]: short against what people notice, long against a time slice.
+/// Shortest cycle of work and rest [ns]: below what people notice, above a time slice.
 const CYCLE_NS: i64 = 10_000_000;
-/// Least work in a cycle [ns]. To wake takes an emulated guest 0.3 ms of its CPU: a share of 2 % in
-/// cycles of 10 ms would be missed by the waking alone.
+/// Least work in a cycle [ns]. A wake-up takes an emulated guest 0.3 ms of its CPU, which is more
+/// than a share of 2 % in cycles of 10 ms.
 const LEAST_WORK_NS: f64 = 2_000_000.0;
 /// Most CPU time that a thread catches up [ns].
 const MOST_DEBT_NS: i64 = 100_000_000;
@@ -78,8 +78,8 @@ pub fn run(args: &Args) -> Result<()> {
                 })
         };
         let threads = (1..args.threads).map(spawn).collect::<Result<Vec<_>>>()?;
-        let own = burn(args.load, start_ns, end_ns);
-        Ok(own + threads.into_iter().map(|t| t.join().unwrap_or(0)).sum::<i64>())
+        let busy_ns = burn(args.load, start_ns, end_ns);
+        Ok(busy_ns + threads.into_iter().map(|t| t.join().unwrap_or(0)).sum::<i64>())
     })?;
     let duration_ns = clock::monotonic_ns() - start_ns;
     let report = Report {
@@ -95,8 +95,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Burns until `end_ns`; returns the CPU time it got [ns].
 ///
-/// What other load kept from it is caught up in later cycles, up to [`MOST_DEBT_NS`]: a program
-/// that needs this share of a CPU would do the same.
+/// CPU time that other load took is caught up in later cycles, up to [`MOST_DEBT_NS`], as by a
+/// program that needs this share of a CPU.
 fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
     let before_ns = cpu::thread_cpu_ns();
     let used_ns = || cpu::thread_cpu_ns() - before_ns;
@@ -118,23 +118,23 @@ fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
         }
         let spent_ns = used_ns() + forgiven_ns;
         clock::sleep_until(rest_until_ns(start_ns, spent_ns, load, next_ns).min(end_ns));
-        // Cycles that passed meanwhile are over.
+        // Skip the cycles that passed meanwhile.
         let passed = (clock::monotonic_ns() - next_ns).max(0) / length_ns;
         cycle_ns = next_ns + passed * length_ns;
     }
     used_ns()
 }
 
-/// How long a cycle of work and rest is at a load, on average [ns]; a second at most. Pure.
+/// Mean length of a cycle of work and rest at a load [ns], at most a second. Pure.
 fn cycle_length_ns(load: f64) -> i64 {
     let enough_ns = LEAST_WORK_NS / load.max(LEAST_WORK_NS / NANOS_PER_SECOND as f64);
     CYCLE_NS.max(enough_ns.round() as i64)
 }
 
-/// When a thread that has `spent_ns` since `start_ns` works again: at the end of its cycle, or when
-/// `load` allows what it spent, if that is later [ns]. Pure.
+/// When a thread that used `spent_ns` since `start_ns` works again [ns]: at the end of its cycle, or
+/// when its share falls to `load`, whichever is later. Pure.
 ///
-/// On emulated CPUs the waking alone may take more than a cycle's work.
+/// On emulated CPUs a wake-up alone may take more than a cycle's work.
 fn rest_until_ns(start_ns: i64, spent_ns: i64, load: f64, next_ns: i64) -> i64 {
     if load <= 0.0 {
         return next_ns;
@@ -144,9 +144,9 @@ fn rest_until_ns(start_ns: i64, spent_ns: i64, load: f64, next_ns: i64) -> i64 {
 
 /// The length of one cycle [ns], within a quarter of `length_ns`; steps `random`.
 ///
-/// Cycles of one length would stay in step with the clock's tick, by which /proc/stat counts: of
-/// 10 ms, half of them busy, a tick of 4 ms finds 40 or 60 % busy, and goes on so. These wander off
-/// after a few. The random numbers are Marsaglia's xorshift64 (13, 7, 17).
+/// Cycles of one length would stay in step with the tick by which /proc/stat counts: a tick of 4 ms
+/// finds cycles of 10 ms, half of them busy, 40 or 60 % busy for good. The random numbers are
+/// Marsaglia's xorshift64 (13, 7, 17).
 fn varied_ns(length_ns: i64, random: &mut u64) -> i64 {
     *random ^= *random << 13;
     *random ^= *random >> 7;
@@ -194,15 +194,15 @@ mod tests {
 
     #[test]
     fn cycles_stay_in_step_with_no_tick_and_are_as_long_as_asked_on_average() {
-        let (mut at_ns, mut random, mut seen) = (0, 1, [0; 4]);
+        let (mut at_ns, mut random, mut phases) = (0, 1, [0; 4]);
         for _ in 0..1000 {
             let length_ns = varied_ns(10_000_000, &mut random);
             assert!((7_500_000..=12_500_000).contains(&length_ns));
             at_ns += length_ns;
-            seen[(at_ns % 4_000_000 / 1_000_000) as usize] += 1;
+            phases[(at_ns % 4_000_000 / 1_000_000) as usize] += 1;
         }
         assert!((9_800_000_000..=10_200_000_000).contains(&at_ns), "{at_ns}");
-        assert!(seen.iter().all(|count| (200..=300).contains(count)), "{seen:?}");
+        assert!(phases.iter().all(|count| (200..=300).contains(count)), "{phases:?}");
     }
 
     #[test]

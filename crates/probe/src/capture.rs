@@ -1,9 +1,9 @@
-//! Sees the packets that pass an interface, with the kernel's nanosecond stamps: a TPACKET_V3 ring
-//! with a filter in the kernel. Knows nothing of what the packets mean.
+//! Captures the packets that pass an interface, with the kernel's nanosecond stamps: a TPACKET_V3
+//! ring with a filter in the kernel. Knows nothing of what the packets mean.
 //!
-//! The ring disturbs the measured path little: the filter drops what is not wanted before it is
-//! copied, its return value bounds how many bytes are, and the reader wakes once a block, not once
-//! a packet.
+//! The ring disturbs the measured path little: the filter drops other packets before they are
+//! copied, its return value bounds the bytes copied, and the reader wakes once a block, not once a
+//! packet.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +23,7 @@ use crate::timestamping::{get_option, set_option};
 /// A classic BPF program; its return value is the number of bytes to keep.
 pub type Filter = Vec<libc::sock_filter>;
 
-/// How the ring is laid out.
+/// The ring's layout.
 #[derive(Debug, Clone, Copy)]
 pub struct RingOptions {
     /// Size of one block [bytes], a multiple of the page size.
@@ -65,7 +65,7 @@ pub struct Ring {
     place: String,
 }
 
-/// What a user without the right to capture can do.
+/// The remedy for a user who may not capture.
 pub const NEEDS_RAW: &str = "run as root, or with CAP_NET_RAW, or inside a user namespace of your \
                              own (unshare --user --map-root-user --net)";
 
@@ -77,16 +77,16 @@ fn os_error() -> std::io::Error {
 pub fn attach_filter(socket: impl AsFd, filter: &[libc::sock_filter]) -> std::io::Result<()> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
-        // The kernel only reads the program; the field is mutable in C's declaration alone.
+        // The kernel only reads the program, though C declares the field mutable.
         filter: filter.as_ptr().cast_mut(),
     };
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
-/// Opens a packet socket that sees nothing yet.
+/// Opens a packet socket, bound to nothing yet.
 pub fn packet_socket() -> Result<OwnedFd> {
-    let opened = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
-    opened.map_err(|errno| match errno {
+    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
+    socket.map_err(|errno| match errno {
         Errno::EPERM | Errno::EACCES => {
             Error::failed("not allowed to open a packet socket (CAP_NET_RAW is missing)", NEEDS_RAW)
         }
@@ -121,10 +121,10 @@ impl Ring {
     /// No such interface or namespace, it is down, no CAP_NET_RAW, no memory for the ring, or a
     /// filter that the kernel refuses.
     pub fn open(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
-        run_in(at.netns.as_ref(), || Self::open_here(at, filter, options))
+        run_in(at.netns.as_ref(), || Self::open_in_current(at, filter, options))
     }
 
-    fn open_here(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
+    fn open_in_current(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
         let link = Netlink::open()?.link_at(&at.interface, at)?;
         let failed =
             |what: &str| Error::failed(format!("cannot {what} on {at}: {}", os_error()), "");
@@ -177,14 +177,18 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Waits up to `timeout` for packets and gives each to `each`, in the order of the ring.
+    /// Waits up to `timeout` for packets and hands each to `on_packet`, in the order of the ring.
     ///
-    /// Returns how many there were; 0 after the timeout or a signal.
+    /// Returns their number; 0 after the timeout or a signal.
     ///
     /// # Errors
-    /// The interface vanished or was set down; what it had captured was given before.
-    pub fn poll(&mut self, timeout: Duration, mut each: impl FnMut(Captured<'_>)) -> Result<u64> {
-        let mut count = self.take_ready(&mut each);
+    /// The interface vanished or was set down; `on_packet` got what had been captured.
+    pub fn poll(
+        &mut self,
+        timeout: Duration,
+        mut on_packet: impl FnMut(Captured<'_>),
+    ) -> Result<u64> {
+        let mut count = self.take_ready(&mut on_packet);
         if count > 0 {
             return Ok(count);
         }
@@ -192,36 +196,36 @@ impl Ring {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let _ = poll(&mut fds, timeout);
         let broken = fds[0].revents().is_some_and(|r| r.intersects(PollFlags::POLLERR));
-        count += self.take_ready(&mut each);
+        count += self.take_ready(&mut on_packet);
         if broken && count == 0 {
             let error =
                 nix::sys::socket::getsockopt(&self.socket, nix::sys::socket::sockopt::SocketError);
             if error.unwrap_or(0) != 0 {
-                // What was captured last is still in a block that is not full.
+                // The last packets are still in a block that is not full.
                 std::thread::sleep(2 * self.retire_time());
-                self.take_ready(&mut each);
+                self.take_ready(&mut on_packet);
                 return Err(self.vanished());
             }
         }
         Ok(count)
     }
 
-    /// Waits up to `timeout` for packets, or for what `other` waits for.
-    pub fn wait(&self, other: BorrowedFd<'_>, timeout: Duration) {
-        let mut fds = [self.socket.as_fd(), other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    /// Waits up to `timeout` for packets, or until `fd` is readable.
+    pub fn wait(&self, fd: BorrowedFd<'_>, timeout: Duration) {
+        let mut fds = [self.socket.as_fd(), fd].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let _ = poll(&mut fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX));
     }
 
     fn vanished(&self) -> Error {
         Error::failed(
             format!("the interface {} vanished or was set down while it was captured", self.place),
-            "look who removes it (`ip monitor link`), then measure again",
+            "find out what removes it (`ip monitor link`), then measure again",
         )
     }
 
-    fn take_ready(&mut self, each: &mut impl FnMut(Captured<'_>)) -> u64 {
+    fn take_ready(&mut self, on_packet: &mut impl FnMut(Captured<'_>)) -> u64 {
         let mut count = 0;
-        // At most once around, so that the caller looks at its clock under full load too.
+        // At most once around, so that the caller checks its clock under full load too.
         for _ in 0..self.options.blocks {
             let offset = self.next_block as usize * self.options.block_bytes as usize;
             // SAFETY: `next_block` is below the number of blocks, hence the block is inside the
@@ -229,18 +233,18 @@ impl Ring {
             let block = unsafe { self.map.start().add(offset) };
             let status_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr)
                 + std::mem::offset_of!(libc::tpacket_hdr_v1, block_status);
-            // SAFETY: the status word is inside the block and aligned; the kernel and we hand the
-            // block over through it, so that it is read and written atomically.
+            // SAFETY: the status word is inside the block and aligned; kernel and process hand the
+            // block over by it, so that it is read and written atomically.
             let status = unsafe { AtomicU32::from_ptr(block.add(status_at).cast().as_ptr()) };
             if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
                 break;
             }
-            // SAFETY: while TP_STATUS_USER is set the kernel leaves the block to us; it is
+            // SAFETY: while TP_STATUS_USER is set the kernel does not write to the block, which is
             // `block_bytes` long.
             let bytes = unsafe {
                 std::slice::from_raw_parts(block.as_ptr(), self.options.block_bytes as usize)
             };
-            count += read_block(bytes, each);
+            count += read_block(bytes, on_packet);
             status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.next_block = (self.next_block + 1) % self.options.blocks;
         }
@@ -258,7 +262,7 @@ impl Ring {
         self.stats
     }
 
-    /// How long a packet may stay unseen in a block that is not full.
+    /// How long a packet may stay in a block that is not full.
     pub fn retire_time(&self) -> Duration {
         Duration::from_millis(u64::from(self.options.retire_ms))
     }
@@ -273,8 +277,8 @@ fn read_struct<T: Copy>(bytes: &[u8], offset: usize) -> Option<T> {
     Some(unsafe { source.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// Gives each packet of a TPACKET_V3 block to `each`; stops at what does not make sense.
-fn read_block(block: &[u8], each: &mut impl FnMut(Captured<'_>)) -> u64 {
+/// Hands each packet of a TPACKET_V3 block to `on_packet`; stops at a broken header.
+fn read_block(block: &[u8], on_packet: &mut impl FnMut(Captured<'_>)) -> u64 {
     let header_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr);
     let Some(header) = read_struct::<libc::tpacket_hdr_v1>(block, header_at) else { return 0 };
     let mut offset = header.offset_to_first_pkt as usize;
@@ -285,7 +289,7 @@ fn read_block(block: &[u8], each: &mut impl FnMut(Captured<'_>)) -> u64 {
         let end = offset + usize::from(packet.tp_mac) + packet.tp_snaplen as usize;
         let network = offset + usize::from(packet.tp_net);
         if end <= block.len() {
-            each(Captured {
+            on_packet(Captured {
                 stamp_ns: i64::from(packet.tp_sec) * 1_000_000_000 + i64::from(packet.tp_nsec),
                 network: block.get(network..end).unwrap_or(&[]),
             });

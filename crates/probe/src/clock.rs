@@ -1,9 +1,9 @@
-//! Clocks and pacing: reads the system's clocks, waits for a moment, tells when the wall clock was
-//! stepped. Knows nothing of packets.
+//! Clocks and pacing: reads the system's clocks, waits until a time, detects steps of the wall
+//! clock. Knows nothing of packets.
 //!
 //! Kernel software stamps are CLOCK_REALTIME, hence so are all stamps of this crate. Schedules run
-//! on CLOCK_MONOTONIC, which no one can set. Both are slewed alike, so that their difference
-//! changes by a step and by nothing else: that is how a step is seen.
+//! on CLOCK_MONOTONIC, which cannot be set. Both are slewed alike, so that only a step changes
+//! their difference.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 /// Nanoseconds in a second.
 pub const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// The two clocks that a measurement needs; tests bring their own.
+/// The two clocks of a measurement, as a trait for tests.
 pub trait Clock {
     /// CLOCK_REALTIME [ns since 1970-01-01 UTC]: the clock of all stamps.
     fn realtime_ns(&self) -> i64;
@@ -67,7 +67,7 @@ pub fn to_timespec(ns: i64) -> TimeSpec {
     TimeSpec::nanoseconds(ns.max(0))
 }
 
-/// CLOCK_REALTIME minus CLOCK_MONOTONIC [ns], and how far it may be off [ns].
+/// CLOCK_REALTIME minus CLOCK_MONOTONIC [ns], and its uncertainty [ns].
 ///
 /// The wall clock is read between two readings of the monotonic clock, a few times; the tightest
 /// pair counts, so that a preemption between the readings does no harm.
@@ -94,7 +94,7 @@ pub fn sleep_until(deadline_ns: i64) {
     let _ = clock_nanosleep(clock, flags, &to_timespec(deadline_ns));
 }
 
-/// When `duration` from `start_ns` on is over [ns]; never without one.
+/// The end of `duration` from `start_ns` on [ns]; never without one.
 pub fn end_ns(start_ns: i64, duration: Option<Duration>) -> i64 {
     duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64))
 }
@@ -107,7 +107,7 @@ pub const SPIN_NS: i64 = 100_000;
 
 /// Waits until `deadline_ns` on CLOCK_MONOTONIC: sleeps, then spins the last [`SPIN_NS`].
 ///
-/// Returns the time it saw last, at or after the deadline.
+/// Returns the last reading of the clock, at or after the deadline.
 pub fn wait_until(deadline_ns: i64) -> i64 {
     let mut now = monotonic_ns();
     while now < deadline_ns {
@@ -121,7 +121,7 @@ pub fn wait_until(deadline_ns: i64) -> i64 {
     now
 }
 
-/// Makes this thread's sleeps end when they should: timer slack of 1 ns instead of 50 µs.
+/// Lowers this thread's timer slack from 50 µs to 1 ns, so that sleeps end on time.
 pub fn tighten_timers() {
     let _ = nix::sys::prctl::set_timerslack(1);
 }
@@ -161,8 +161,8 @@ impl Schedule {
         if self.burst == 1 {
             return (index as f64 * self.period_ns).round() as i64;
         }
-        let (burst, place) = (index / self.burst, index % self.burst);
-        (burst as f64 * self.period_ns + place as f64 * self.gap_ns).round() as i64
+        let (burst, position) = (index / self.burst, index % self.burst);
+        (burst as f64 * self.period_ns + position as f64 * self.gap_ns).round() as i64
     }
 
     /// Packets in a burst, time between them [ns], time between the first ones of bursts [ns].
@@ -178,32 +178,32 @@ impl Schedule {
     /// How many packets are due before `duration` has passed.
     pub fn count_within(&self, duration: Duration) -> u64 {
         let duration_ns = duration.as_nanos() as f64;
-        let whole = (duration_ns / self.period_ns).floor();
-        let rest_ns = duration_ns - whole * self.period_ns;
-        let begun = if self.burst == 1 {
+        let periods = (duration_ns / self.period_ns).floor();
+        let rest_ns = duration_ns - periods * self.period_ns;
+        let in_rest = if self.burst == 1 {
             f64::from(rest_ns > 0.5)
         } else if rest_ns > 0.5 {
             ((rest_ns / self.gap_ns).ceil()).clamp(1.0, self.burst as f64)
         } else {
             0.0
         };
-        whole as u64 * self.burst + begun as u64
+        periods as u64 * self.burst + in_rest as u64
     }
 }
 
 /// A step of the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct ClockStep {
-    /// Number of the check that saw it (see [`StepDetector::checks`]).
+    /// Number of the check that detected it (see [`StepDetector::checks`]).
     #[serde(skip)]
     pub check: u32,
-    /// CLOCK_REALTIME when it was seen [ns].
+    /// CLOCK_REALTIME at that check [ns].
     pub seen_ns: i64,
     /// By how much the wall clock jumped [ns]; negative is backwards.
     pub size_ns: i64,
 }
 
-/// Sees steps of CLOCK_REALTIME by comparing it with CLOCK_MONOTONIC, at each [`check`].
+/// Detects steps of CLOCK_REALTIME by comparing it with CLOCK_MONOTONIC, at each [`check`].
 ///
 /// [`check`]: StepDetector::check
 #[derive(Debug)]
@@ -225,12 +225,12 @@ impl StepDetector {
         Self { offset_ns, width_ns, checks: 0, steps: Vec::new() }
     }
 
-    /// How many checks there were. A sample remembers this number at its beginning and end.
+    /// Number of checks so far. A sample keeps it from its beginning and its end.
     pub fn checks(&self) -> u32 {
         self.checks
     }
 
-    /// The steps seen so far.
+    /// The steps so far.
     pub fn steps(&self) -> &[ClockStep] {
         &self.steps
     }
@@ -251,8 +251,8 @@ impl StepDetector {
         true
     }
 
-    /// Whether a sample that began when there had been `begin` checks and ended when there had
-    /// been `end` may straddle a step. A step seen by check `c` happened after check `c − 1`.
+    /// Whether a sample that began after `begin` checks and ended after `end` checks may straddle a
+    /// step. A step that check `c` detects happened after check `c − 1`.
     pub fn straddles(&self, begin: u32, end: u32) -> bool {
         self.steps.iter().any(|step| begin < step.check && end + 1 >= step.check)
     }

@@ -1,4 +1,4 @@
-//! How long TCP connections take to be made, and the other end that accepts them. Sends no data.
+//! Measures how long TCP connections take to be made, and accepts them. Sends no data.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -91,9 +91,9 @@ pub fn run(args: &Args) -> Result<()> {
         }
         let due_ns = start_ns + schedule.due_ns(index);
         let begun_ns = begun_ns(free_ns, due_ns, clock::wait_until(due_ns));
-        let answer = TcpStream::connect_timeout(&args.to, args.timeout);
+        let stream = TcpStream::connect_timeout(&args.to, args.timeout);
         free_ns = clock::monotonic_ns();
-        match answer.and_then(|stream| reset(&stream)) {
+        match stream.and_then(|stream| reset(&stream)) {
             Ok(()) => times.record(free_ns - begun_ns),
             Err(error) => {
                 failed += 1;
@@ -114,16 +114,16 @@ pub fn run(args: &Args) -> Result<()> {
     Output::new("connect", report).print()
 }
 
-/// When a connection counts from: what waited for the one before has waited since it was due; a wake-up
-/// that comes late is the timer's fault.
+/// The beginning of a connection's time: when it was due if the connection before delayed it, else the
+/// wake-up, so that a late timer does not count.
 const fn begun_ns(free_ns: i64, due_ns: i64, woken_ns: i64) -> i64 {
     if free_ns > due_ns { due_ns } else { woken_ns }
 }
 
-/// Lets the connection end by a reset when it is dropped: its port is free at once.
+/// Makes the connection end by a reset when it is dropped, which frees its port at once.
 fn reset(stream: &TcpStream) -> io::Result<()> {
-    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
-    Ok(setsockopt(stream, sockopt::Linger, &at_once)?)
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    Ok(setsockopt(stream, sockopt::Linger, &linger)?)
 }
 
 /// Runs `pw-probe accept`.
@@ -147,7 +147,7 @@ pub fn accept(args: &AcceptArgs) -> Result<()> {
     while !stop::requested() {
         match listener.accept() {
             Ok(_) => accepted += 1,
-            // Reset by the other end before it was taken: it was made all the same.
+            // Reset by the client before it was accepted: it was made all the same.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => accepted += 1,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for(&listener),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -157,10 +157,10 @@ pub fn accept(args: &AcceptArgs) -> Result<()> {
     Output::new("accept", Accepted { listen: args.listen, accepted }).print()
 }
 
-/// Waits for a connection, or a moment: a signal ends the wait.
+/// Waits for a connection, or 50 ms: a signal ends the wait.
 fn wait_for(listener: &TcpListener) {
-    let mut asked = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-    let _ = poll(&mut asked, PollTimeout::from(50_u8));
+    let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut fds, PollTimeout::from(50_u8));
 }
 
 #[cfg(test)]
@@ -180,10 +180,10 @@ mod tests {
     fn a_connection_ends_by_a_reset() -> io::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
-        let (mut taken, _) = listener.accept()?;
+        let (mut accepted, _) = listener.accept()?;
         reset(&stream)?;
         drop(stream);
-        let read = taken.read(&mut [0; 1]);
+        let read = accepted.read(&mut [0; 1]);
         assert!(read.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset));
         Ok(())
     }

@@ -5,10 +5,10 @@
 //! The kernel counts guest time within `user` and `nice` too; as in mpstat it is taken out there,
 //! so that the shares add up to 1.
 //!
-//! A kernel that stops its tick on idle CPUs times idleness by the clock, and counts ticks of the
-//! rest: what a CPU spends on the way from one to the other, in a virtual machine microseconds each
-//! time, is in neither. mpstat divides by what is told of, and makes all modes larger by that;
-//! here shares are of the time that passed, and what nobody tells of stands beside them.
+//! A kernel that stops its tick on idle CPUs (NO_HZ) times idleness by the clock and counts ticks of
+//! the other modes; the transition between the two, microseconds in a virtual machine, is in
+//! neither. mpstat divides by the sum of the modes, which makes all of them larger; here shares are
+//! of the time that passed, and the time that no counter has is `unaccounted`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub struct Shares {
     pub irq: f64,
     /// In software interrupts: most of the kernel's network path.
     pub soft: f64,
-    /// Taken by the hypervisor for others: time that this machine wanted and did not get.
+    /// Time in which the hypervisor ran others though this machine was ready to run.
     pub steal: f64,
     /// Running a guest's virtual CPU.
     pub guest: f64,
@@ -46,7 +46,7 @@ pub struct Shares {
     pub gnice: f64,
     /// Idle.
     pub idle: f64,
-    /// Of no mode, by the kernel's counters: not known.
+    /// In none of the kernel's counters.
     pub unaccounted: f64,
 }
 
@@ -76,7 +76,7 @@ pub struct CpuUsage {
     pub all: Shares,
     /// Shares of each CPU that was online at both ends.
     pub per_cpu: Vec<CpuShares>,
-    /// The softirq layer's drops; none where the kernel does not tell.
+    /// The softirq layer's drops; none where the kernel does not report them.
     pub softnet: Option<Softnet>,
 }
 
@@ -106,18 +106,18 @@ impl CpuSample {
         Ok(sample)
     }
 
-    /// What happened between `earlier` and this reading.
+    /// The usage between `earlier` and this reading.
     ///
     /// iowait may fall on its own (proc(5)); a counter that fell counts as unchanged.
     pub fn since(&self, earlier: &Self) -> CpuUsage {
-        let passed = (self.at_ns - earlier.at_ns).max(0) as f64 / 1e9 * ticks_a_second();
+        let ticks = (self.at_ns - earlier.at_ns).max(0) as f64 / 1e9 * ticks_per_second();
         let per_cpu = self.per_cpu.iter().filter_map(|(&cpu, now)| {
-            let shares = shares(earlier.per_cpu.get(&cpu)?, now, passed);
+            let shares = shares(earlier.per_cpu.get(&cpu)?, now, ticks);
             Some(CpuShares { cpu, shares })
         });
         let per_cpu: Vec<_> = per_cpu.collect();
         CpuUsage {
-            all: shares(&earlier.all, &self.all, passed * per_cpu.len() as f64),
+            all: shares(&earlier.all, &self.all, ticks * per_cpu.len() as f64),
             per_cpu,
             softnet: self.softnet.zip(earlier.softnet).map(|(now, before)| Softnet {
                 dropped: now.dropped.wrapping_sub(before.dropped),
@@ -137,19 +137,19 @@ fn read(path: &str) -> Result<String> {
 /// Reads /proc/stat; none when the line of all CPUs is missing or has no numbers.
 fn parse_stat(text: &str) -> Option<CpuSample> {
     let mut sample = CpuSample::default();
-    let mut found = false;
+    let mut has_all = false;
     for line in text.lines() {
-        let Some(rest) = line.strip_prefix("cpu") else { continue };
-        let Some((name, fields)) = rest.split_once(' ') else { continue };
+        let Some(line) = line.strip_prefix("cpu") else { continue };
+        let Some((name, fields)) = line.split_once(' ') else { continue };
         let Some(ticks) = parse_ticks(fields) else { continue };
         if name.is_empty() {
             sample.all = ticks;
-            found = true;
+            has_all = true;
         } else if let Ok(cpu) = name.parse() {
             sample.per_cpu.insert(cpu, ticks);
         }
     }
-    found.then_some(sample)
+    has_all.then_some(sample)
 }
 
 /// The columns of proc(5): user nice system idle iowait irq softirq steal guest guest_nice. Old
@@ -182,28 +182,28 @@ fn parse_softnet(text: &str) -> Option<Softnet> {
     Some(sum)
 }
 
-/// What a CPU, or all of them together, did while `passed` ticks of its time went by. Pure.
+/// The shares of a CPU, or of all together, in an interval of `ticks`. Pure.
 ///
-/// Counters that tell of more than that are taken at their word: they are rounded, each by itself.
-fn shares(before: &Ticks, after: &Ticks, passed: f64) -> Shares {
+/// Where the counters, each rounded by itself, add up to more than the interval, their sum counts.
+fn shares(before: &Ticks, after: &Ticks, ticks: f64) -> Shares {
     let spent: [f64; 10] = std::array::from_fn(|i| after[i].saturating_sub(before[i]) as f64);
-    let told: f64 = spent.iter().sum();
-    let total = told.max(passed);
+    let accounted: f64 = spent.iter().sum();
+    let total = accounted.max(ticks);
     let share = |ticks: f64| if total > 0.0 { ticks / total } else { 0.0 };
     let [usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle] = spent.map(share);
-    let unaccounted = share(total - told);
+    let unaccounted = share(total - accounted);
     Shares { usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle, unaccounted }
 }
 
 /// USER_HZ, in which /proc/stat counts.
-fn ticks_a_second() -> f64 {
+fn ticks_per_second() -> f64 {
     match nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK) {
         Ok(Some(ticks)) if ticks > 0 => ticks as f64,
         _ => 100.0,
     }
 }
 
-/// Measures from its making to its end: the field `cpu` of a trial.
+/// Measures CPU usage from its start: the field `cpu` of a trial.
 #[derive(Debug)]
 pub struct CpuMeter {
     start: CpuSample,
@@ -215,7 +215,7 @@ impl CpuMeter {
         Ok(Self { start: CpuSample::now()? })
     }
 
-    /// What was used since the start.
+    /// The usage since the start.
     pub fn usage(&self) -> Result<CpuUsage> {
         Ok(CpuSample::now()?.since(&self.start))
     }
@@ -300,13 +300,13 @@ mod tests {
     fn shares_are_of_the_time_that_passed_and_what_no_counter_tells_of_is_of_no_mode() {
         let before = parse_ticks("0 0 0 0 0 0 0 0").expect("valid");
         let after = parse_ticks("500 0 20 360 0 0 20 30").expect("valid");
-        let seen = shares(&before, &after, 1000.0);
-        assert_eq!((seen.usr, seen.sys, seen.soft, seen.steal), (0.5, 0.02, 0.02, 0.03));
-        assert_eq!(seen.idle, 0.36);
-        assert!((seen.unaccounted - 0.07).abs() < 1e-12, "{seen:?}");
+        let usage = shares(&before, &after, 1000.0);
+        assert_eq!((usage.usr, usage.sys, usage.soft, usage.steal), (0.5, 0.02, 0.02, 0.03));
+        assert_eq!(usage.idle, 0.36);
+        assert!((usage.unaccounted - 0.07).abs() < 1e-12, "{usage:?}");
         // Counters are rounded up and down, each by itself.
-        let seen = shares(&before, &after, 900.0);
-        assert_eq!((seen.usr, seen.unaccounted), (500.0 / 930.0, 0.0));
+        let usage = shares(&before, &after, 900.0);
+        assert_eq!((usage.usr, usage.unaccounted), (500.0 / 930.0, 0.0));
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! Writes the classic BPF programs that choose, in the kernel, what is captured. Knows nothing of
-//! sockets.
+//! Writes the classic BPF programs that filter captures in the kernel. Knows nothing of sockets.
 //!
 //! The programs address the packet from its network header on (SKF_NET_OFF), so that they fit
 //! every kind of interface, and need no link layer.
@@ -7,12 +6,12 @@
 use crate::capture::Filter;
 use crate::error::{Error, Result};
 
-/// Bytes kept of a packet: the longest headers and payload that any reader here looks at.
+/// Bytes kept of a packet: the longest headers and payload that any reader parses.
 pub const SNAP_BYTES: u32 = 144;
 
-/// What to capture.
+/// The packets to capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Traffic {
     /// ICMP and ICMPv6 echo requests and replies, of one identifier or of all.
     Echo {
         /// The identifier.
@@ -27,7 +26,7 @@ pub enum Wanted {
     Nothing,
 }
 
-/// Where a jump goes.
+/// The target of a jump.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum To {
     Next,
@@ -67,7 +66,7 @@ impl Program {
         self.op(libc::BPF_LD | size | libc::BPF_ABS, net(offset));
     }
 
-    /// Loads from the network header on, X further.
+    /// Loads from the network header on, at an offset of X more.
     fn load_x(&mut self, size: u32, offset: u32) {
         self.op(libc::BPF_LD | size | libc::BPF_IND, net(offset));
     }
@@ -95,17 +94,17 @@ fn net(offset: u32) -> u32 {
     (libc::SKF_NET_OFF as u32).wrapping_add(offset)
 }
 
-/// The program that keeps [`SNAP_BYTES`] of what is wanted and nothing of anything else.
-pub fn program(wanted: Wanted) -> Filter {
+/// The program that keeps [`SNAP_BYTES`] of each packet of `traffic`.
+pub fn program(traffic: Traffic) -> Filter {
     let mut p = Program::default();
-    if wanted != Wanted::Nothing {
+    if traffic != Traffic::Nothing {
         let protocol = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
         p.op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, protocol);
         p.jeq(libc::ETH_P_IP as u32, To::Label("v4"), To::Next);
         p.jeq(libc::ETH_P_IPV6 as u32, To::Label("v6"), REJECT);
 
         p.label("v4");
-        let udp = !matches!(wanted, Wanted::Echo { .. });
+        let udp = !matches!(traffic, Traffic::Echo { .. });
         let number = if udp { libc::IPPROTO_UDP } else { libc::IPPROTO_ICMP };
         p.load(libc::BPF_B, 9);
         p.jeq(number as u32, To::Next, REJECT);
@@ -117,13 +116,15 @@ pub fn program(wanted: Wanted) -> Filter {
         p.op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x0f);
         p.op(libc::BPF_ALU | libc::BPF_LSH | libc::BPF_K, 2);
         p.op(libc::BPF_MISC | libc::BPF_TAX, 0);
-        transport(&mut p, wanted, (8, 0), "v4-id", |p, size, offset| p.load_x(size, offset));
+        transport(&mut p, traffic, (8, 0), "v4-id", |p, size, offset| p.load_x(size, offset));
 
         p.label("v6");
         let number = if udp { libc::IPPROTO_UDP } else { libc::IPPROTO_ICMPV6 };
         p.load(libc::BPF_B, 6);
         p.jeq(number as u32, To::Next, REJECT);
-        transport(&mut p, wanted, (128, 129), "v6-id", |p, size, offset| p.load(size, 40 + offset));
+        transport(&mut p, traffic, (128, 129), "v6-id", |p, size, offset| {
+            p.load(size, 40 + offset)
+        });
 
         p.label("accept");
         p.op(libc::BPF_RET | libc::BPF_K, SNAP_BYTES);
@@ -133,12 +134,11 @@ pub fn program(wanted: Wanted) -> Filter {
     p.link()
 }
 
-/// The program of a trial's sink: keeps what a trial's frame has in its first bytes, if it goes to
-/// `port`.
+/// The program of a trial's sink: keeps the headers and stamps of frames to `port`.
 ///
-/// It runs once a frame at a million frames a second, on veth on the generator's CPU. So it reads
-/// at fixed offsets, which the kernel compiles to plain loads: Ethernet without a tag in the frame,
-/// no IP options, as this tool sends them.
+/// Runs once a frame at a million frames a second, on veth on the generator's CPU. So it reads at
+/// fixed offsets, which the kernel compiles to plain loads: Ethernet without a tag in the frame, no
+/// IP options, as this tool sends them.
 pub fn to_sink(ipv6: bool, port: u16) -> Filter {
     const ETHERNET: u32 = 14;
     let (ethertype, protocol_at, header, bytes) =
@@ -160,11 +160,11 @@ pub fn to_sink(ipv6: bool, port: u16) -> Filter {
 
 /// As [`program`], for whole Ethernet frames without a tag and of one IP version.
 ///
-/// Every probe and its answer pass it while their times are taken. It reads at offsets in the frame,
-/// which the kernel compiles to plain loads; those from the network header on are calls.
-pub fn in_frames(ipv6: bool, wanted: Wanted) -> Filter {
+/// Runs on every probe and answer while their times are taken. Reads at offsets in the frame, which
+/// the kernel compiles to plain loads; those from the network header on are calls.
+pub fn in_frames(ipv6: bool, traffic: Traffic) -> Filter {
     const ETHERNET: u32 = 14;
-    let udp = matches!(wanted, Wanted::Udp { .. });
+    let udp = matches!(traffic, Traffic::Udp { .. });
     let (ethertype, protocol_at, icmp, kinds) = if ipv6 {
         (libc::ETH_P_IPV6, 6, libc::IPPROTO_ICMPV6, (128, 129))
     } else {
@@ -182,7 +182,7 @@ pub fn in_frames(ipv6: bool, wanted: Wanted) -> Filter {
         p.jump(libc::BPF_JSET, 0x1fff, REJECT, To::Next);
         p.op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, ETHERNET);
     }
-    transport(&mut p, wanted, kinds, "id", |p, size, offset| {
+    transport(&mut p, traffic, kinds, "id", |p, size, offset| {
         p.op(libc::BPF_LD | size | libc::BPF_IND, ETHERNET + offset);
     });
     p.label("accept");
@@ -192,37 +192,37 @@ pub fn in_frames(ipv6: bool, wanted: Wanted) -> Filter {
     p.link()
 }
 
-/// The part that looks at the ICMP or UDP header, which `load` reads.
+/// Appends the checks of the ICMP or UDP header, which `load` reads.
 fn transport(
     p: &mut Program,
-    wanted: Wanted,
+    traffic: Traffic,
     (request, reply): (u32, u32),
     id_label: &'static str,
     load: impl Fn(&mut Program, u32, u32),
 ) {
-    match wanted {
-        Wanted::Echo { id } => {
-            let found = if id.is_some() { To::Label(id_label) } else { ACCEPT };
+    match traffic {
+        Traffic::Echo { id } => {
+            let matched = if id.is_some() { To::Label(id_label) } else { ACCEPT };
             load(p, libc::BPF_B, 0);
-            p.jeq(request, found, To::Next);
-            p.jeq(reply, found, REJECT);
+            p.jeq(request, matched, To::Next);
+            p.jeq(reply, matched, REJECT);
             if let Some(id) = id {
                 p.label(id_label);
                 load(p, libc::BPF_H, 4);
                 p.jeq(u32::from(id), ACCEPT, REJECT);
             }
         }
-        Wanted::Udp { port } => {
+        Traffic::Udp { port } => {
             load(p, libc::BPF_H, 0);
             p.jeq(u32::from(port), ACCEPT, To::Next);
             load(p, libc::BPF_H, 2);
             p.jeq(u32::from(port), ACCEPT, REJECT);
         }
-        Wanted::Nothing => {}
+        Traffic::Nothing => {}
     }
 }
 
-/// Reads what `tcpdump -ddd EXPRESSION` prints: the number of instructions, then one instruction a
+/// Parses the output of `tcpdump -ddd EXPRESSION`: the number of instructions, then one instruction a
 /// line (or, as a shell's `$(…)` leaves them unquoted, all in one line) as four decimal numbers.
 pub fn parse_ddd(text: &str) -> Result<Filter> {
     let wrong = |why: String| {
@@ -269,17 +269,19 @@ pub fn parse_ddd(text: &str) -> Result<Filter> {
 mod tests {
     use super::*;
 
-    const ALL: [Wanted; 4] = [
-        Wanted::Echo { id: None },
-        Wanted::Echo { id: Some(0xbeef) },
-        Wanted::Udp { port: 862 },
-        Wanted::Nothing,
+    const ALL: [Traffic; 4] = [
+        Traffic::Echo { id: None },
+        Traffic::Echo { id: Some(0xbeef) },
+        Traffic::Udp { port: 862 },
+        Traffic::Nothing,
     ];
 
     #[test]
     fn every_jump_lands_inside_its_program_and_ahead() {
         let programs = ALL.map(program).into_iter();
-        let frames = ALL[..3].iter().flat_map(|&it| [in_frames(false, it), in_frames(true, it)]);
+        let frames = ALL[..3]
+            .iter()
+            .flat_map(|&traffic| [in_frames(false, traffic), in_frames(true, traffic)]);
         for code in programs.chain([to_sink(false, 9), to_sink(true, 9)]).chain(frames) {
             for (index, op) in code.iter().enumerate() {
                 if u32::from(op.code) & 7 == libc::BPF_JMP {
@@ -389,7 +391,7 @@ mod tests {
         for (ipv6, ethertype, protocol, request, reply) in
             [(false, 0x0800, 1, 8, 0), (true, 0x86dd, 58, 128, 129)]
         {
-            let program = in_frames(ipv6, Wanted::Echo { id: Some(7) });
+            let program = in_frames(ipv6, Traffic::Echo { id: Some(7) });
             let kept = |upper: &[u8]| run(&program, &frame(ethertype, protocol, upper)) > 0;
             assert!(kept(&echo(request, 7)) && kept(&echo(reply, 7)));
             assert!(!kept(&echo(reply, 8)), "another run's");
@@ -402,7 +404,7 @@ mod tests {
             [source.to_be_bytes(), destination.to_be_bytes(), [0, 52], [0, 0]].concat()
         };
         for (ipv6, ethertype) in [(false, 0x0800), (true, 0x86dd)] {
-            let program = in_frames(ipv6, Wanted::Udp { port: 5_000 });
+            let program = in_frames(ipv6, Traffic::Udp { port: 5_000 });
             let kept = |upper: &[u8]| run(&program, &frame(ethertype, 17, upper)) > 0;
             assert!(kept(&udp(5_000, 862)) && kept(&udp(862, 5_000)));
             assert!(!kept(&udp(862, 5_001)) && !kept(&udp(5_001, 862)), "another run's");
@@ -412,7 +414,7 @@ mod tests {
 
     #[test]
     fn fragments_are_not_kept() {
-        let program = in_frames(false, Wanted::Echo { id: Some(0) });
+        let program = in_frames(false, Traffic::Echo { id: Some(0) });
         let mut fragment = frame(0x0800, 1, &[0; 8]);
         assert!(run(&program, &fragment) > 0);
         fragment[21] = 1;

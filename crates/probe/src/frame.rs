@@ -1,5 +1,5 @@
-//! The frames of a trial: builds them from a template, reads them back. Knows nothing of how they
-//! are sent.
+//! The frames of a trial: builds them from a template and parses them. Knows nothing of how they are
+//! sent.
 //!
 //! A frame is Ethernet, IPv4 or IPv6, UDP, then 18 bytes: the magic `PW`, the sequence number and
 //! the time of sending [CLOCK_REALTIME, ns] as big-endian 64-bit integers; zeros fill the rest.
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::netlink::Mac;
 use crate::wire;
 
-/// What a trial's payload begins with.
+/// The first bytes of a trial's payload.
 pub const MAGIC: [u8; 2] = *b"PW";
 /// Length of magic, sequence number and time [bytes].
 pub const PAYLOAD_BYTES: usize = 18;
@@ -23,7 +23,7 @@ pub const FCS_BYTES: usize = 4;
 const ETHERNET_BYTES: usize = 14;
 const UDP_BYTES: usize = 8;
 
-/// What all frames of a trial have in common.
+/// The constant part of a trial's frames.
 #[derive(Debug, Clone)]
 pub struct FrameSpec {
     /// Source MAC address.
@@ -57,7 +57,7 @@ pub struct Template {
     udp_at: usize,
     first_source_port: u16,
     flows: u16,
-    /// One's complement sum of what the checksum covers, but for what changes.
+    /// One's complement sum of the constant bytes that the checksum covers.
     constant_sum: u32,
     kind: FrameKind,
 }
@@ -71,10 +71,10 @@ pub enum FrameKind {
     Echo,
 }
 
-/// What a program needs to stamp a copy of a template as [`Template::stamp`] does.
+/// The parameters by which a BPF program stamps a copy of a template as [`Template::stamp`] does.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Whose frames they are.
+    /// The kind of frames.
     pub kind: FrameKind,
     /// Where the UDP or ICMP header begins [bytes].
     pub udp_at: usize,
@@ -82,8 +82,8 @@ pub struct Shape {
     pub first_source_port: u16,
     /// Number of flows.
     pub flows: u16,
-    /// One's complement sum of what the checksum covers, without source port, sequence number
-    /// and time.
+    /// One's complement sum of the bytes that the checksum covers, without source port, sequence
+    /// number and time.
     pub constant_sum: u32,
 }
 
@@ -155,8 +155,8 @@ impl Template {
         })
     }
 
-    /// Echo requests as `frame` is one, whose ICMP header is at `icmp_at`; its sequence numbers and
-    /// its checksum change. `pseudo_sum` is ICMPv6's sum of what is not in the message.
+    /// Echo requests like `frame`, whose ICMP header is at `icmp_at`; sequence numbers and checksum
+    /// change. `pseudo_sum` is the sum of ICMPv6's pseudo-header.
     pub fn of_echo(frame: &[u8], icmp_at: usize, pseudo_sum: u32) -> Self {
         let mut bytes = frame.to_vec();
         let message = &mut bytes[icmp_at..];
@@ -168,17 +168,17 @@ impl Template {
         Self { bytes, udp_at: icmp_at, first_source_port, flows, constant_sum, kind }
     }
 
-    /// Length of a frame as it is handed to the kernel: without the FCS [bytes].
+    /// Length of a frame for the kernel, without the FCS [bytes].
     pub fn frame_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The template itself: what a buffer must hold before [`stamp`](Self::stamp).
+    /// The bytes that a buffer must hold before [`stamp`](Self::stamp).
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What changes from frame to frame, and where.
+    /// The parameters for stamping elsewhere.
     pub fn shape(&self) -> Shape {
         Shape {
             kind: self.kind,
@@ -189,13 +189,13 @@ impl Template {
         }
     }
 
-    /// The flow of a sequence number: flows take turns.
+    /// The flow of a sequence number: round robin.
     #[inline]
     pub fn flow(&self, sequence: u64) -> u16 {
         (sequence % u64::from(self.flows)) as u16
     }
 
-    /// Makes `frame`, a copy of the template, the frame `sequence` sent at `tx_ns`.
+    /// Makes a copy of the template the frame `sequence`, sent at `tx_ns`.
     #[inline]
     pub fn stamp(&self, frame: &mut [u8], sequence: u64, tx_ns: i64) {
         let udp = &mut frame[self.udp_at..self.udp_at + UDP_BYTES + PAYLOAD_BYTES];
@@ -223,7 +223,7 @@ fn words(value: u64) -> u32 {
     word(0) + word(16) + word(32) + word(48)
 }
 
-/// What a received frame says.
+/// The stamps of a received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamped {
     /// Its sequence number.
@@ -236,8 +236,8 @@ pub struct Stamped {
     pub destination_port: u16,
 }
 
-/// Reads a trial's frame from its IP header on; none when it is none of ours, or cut off before
-/// the end of the payload.
+/// Parses a trial's frame from its IP header on; none for other packets, or one that is cut off
+/// before the end of the payload.
 #[inline]
 pub fn read(network: &[u8]) -> Option<Stamped> {
     let ip = wire::parse_ip_head(network).filter(|ip| ip.protocol == wire::PROTOCOL_UDP)?;

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
 use serde::Serialize;
 
-/// Largest value that is told apart from larger ones [ns]: an hour.
+/// Largest value of a histogram [ns]: an hour.
 pub const HIGHEST_NS: u64 = 3_600_000_000_000;
 /// Significant decimal digits of the histograms.
 pub const DIGITS: u8 = 3;
@@ -51,7 +51,7 @@ pub struct LatencySummary {
 #[derive(Debug, Clone)]
 pub struct LatencyRecorder {
     positive: Histogram<u64>,
-    /// Magnitudes of negative samples; made when the first one comes.
+    /// Magnitudes of negative samples; made with the first one.
     negative: Option<Histogram<u64>>,
     min_ns: i64,
     max_ns: i64,
@@ -71,8 +71,8 @@ fn histogram() -> Histogram<u64> {
 
 /// The `rank`-th smallest value of the histogram, counted from 1.
 fn value_at_rank(histogram: &Histogram<u64>, rank: u64) -> i64 {
-    // Half a rank lower than the share of `rank`: the quotient of the two may come out too large by
-    // a rounding, which the library would round up to the next rank.
+    // Half a rank below the share of `rank`: the library rounds up, and a quotient that came out too
+    // large would give the next rank.
     let share = (rank as f64 - 0.5) / histogram.len() as f64;
     histogram.value_at_quantile(share).min(i64::MAX as u64) as i64
 }
@@ -89,8 +89,8 @@ impl LatencyRecorder {
         }
     }
 
-    /// A distribution that was counted elsewhere, in the buckets of this one: samples from 0 on,
-    /// magnitudes of negative ones, and exact sum, smallest and largest sample [ns].
+    /// A distribution from counts by bucket: samples from 0 on, magnitudes of negative ones, and
+    /// exact sum, smallest and largest sample [ns].
     pub fn from_buckets(
         positive: &[u64],
         negative: &[u64],

@@ -1,4 +1,4 @@
-//! Memory that is shared with the kernel: a mapped ring or array. Knows nothing of what lies in it.
+//! Memory that is shared with the kernel: a mapped ring or array. Knows nothing of its contents.
 
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
@@ -13,15 +13,14 @@ pub struct Mapping {
     bytes: NonZeroUsize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is reachable from any thread; what it holds is
-// reached by raw pointers only, whose users say why that is sound.
+// SAFETY: this value alone owns the mapping, which any thread can reach; its contents are accessed by
+// raw pointers only, whose users say why that is sound.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` of what `fd` stands for, page by page as they are used or, by
-    /// MAP_POPULATE, at once.
+    /// Maps the first `bytes` of `fd`; with MAP_POPULATE all pages at once.
     ///
     /// # Errors
     /// The kernel refuses: there is less than that, or no memory.
@@ -29,12 +28,12 @@ impl Mapping {
         let bytes = NonZeroUsize::new(bytes).ok_or(nix::Error::EINVAL)?;
         let (protection, flags) =
             (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED | flags);
-        // SAFETY: a new mapping, at a place that the kernel chooses.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let at = unsafe { mmap(None, bytes, protection, flags, fd, 0) }?;
         Ok(Self { at: at.cast(), bytes })
     }
 
-    /// Where it begins.
+    /// Its first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.at
     }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// What is known of an interface.
+/// An interface.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Link {
     /// Its index in its namespace.
@@ -44,30 +44,30 @@ pub struct Link {
     pub stats: Stats64,
 }
 
-/// How a packet leaves for an address.
+/// The route of packets to an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hop {
-    /// Index of the interface it leaves by.
+    /// Index of the output interface.
     pub interface_index: u32,
-    /// The router to hand it to; none: the destination itself is on the link.
+    /// The next hop; none: the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// The source address the kernel would choose.
+    /// The source address that the kernel chooses.
     pub source: Option<IpAddr>,
-    /// Whether the address belongs to this namespace itself.
+    /// Whether the address is one of this namespace.
     pub local: bool,
 }
 
 impl Link {
-    /// Refuses an interface that is down; `place` is what the user calls it.
+    /// Checks that the interface is up; `label` is the user's name for it.
     ///
     /// # Errors
     /// It is down.
-    pub fn must_be_up(&self, place: &dyn std::fmt::Display) -> Result<()> {
+    pub fn must_be_up(&self, label: &dyn std::fmt::Display) -> Result<()> {
         if self.up {
             return Ok(());
         }
         Err(Error::failed(
-            format!("the interface {place} is down"),
+            format!("the interface {label} is down"),
             format!("set it up: ip link set {} up", self.name),
         ))
     }
@@ -93,7 +93,7 @@ impl Netlink {
         self.socket.request(message, flags)
     }
 
-    /// Has the kernel change something; `what` begins the sentence if it refuses.
+    /// Requests a change; `what` begins the error's message.
     fn change(
         &mut self,
         message: RouteNetlinkMessage,
@@ -115,11 +115,11 @@ impl Netlink {
     /// The interface `name`.
     ///
     /// # Errors
-    /// There is none; `place` (as the user wrote it) is named in the error.
-    pub fn link_at(&mut self, name: &str, place: &dyn std::fmt::Display) -> Result<Link> {
+    /// There is none; the message names it as the user did, by `label`.
+    pub fn link_at(&mut self, name: &str, label: &dyn std::fmt::Display) -> Result<Link> {
         self.link(name)?.ok_or_else(|| {
             Error::bad_input(
-                format!("there is no interface {place}"),
+                format!("there is no interface {label}"),
                 "list them with `ip link`; one of another namespace is written IF@NETNS",
             )
         })
@@ -143,7 +143,7 @@ impl Netlink {
         self.change(RouteNetlinkMessage::SetLink(message), 0, what)
     }
 
-    /// Gives an interface an address; one that it has is no error.
+    /// Adds an address to an interface; one that it has already is no error.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> Result<()> {
         let mut message = AddressMessage::default();
         message.header.family = address.into();
@@ -152,11 +152,11 @@ impl Netlink {
         message.attributes.push(AddressAttribute::Local(address));
         message.attributes.push(AddressAttribute::Address(address));
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
-        let what = || format!("cannot give {address}/{prefix}");
+        let what = || format!("cannot add the address {address}/{prefix}");
         self.change(RouteNetlinkMessage::NewAddress(message), flags, what)
     }
 
-    /// Tells the neighbour table a MAC address, for good.
+    /// Adds a permanent entry to the neighbour table.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> Result<()> {
         let mut message = NeighbourMessage::default();
         message.header.family = address.into();
@@ -165,35 +165,35 @@ impl Netlink {
         message.attributes.push(NeighbourAttribute::Destination(address.into()));
         message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
-        let what = || format!("cannot tell the MAC address of {address}");
+        let what = || format!("cannot add the neighbour {address}");
         self.change(RouteNetlinkMessage::NewNeighbour(message), flags, what)
     }
 
     /// Makes a veth pair in this namespace whose ends take IP packets of up to `mtu` bytes.
     pub fn add_veth(&mut self, name: &str, peer: &str, mtu: u32) -> Result<()> {
-        let mut other = LinkMessage::default();
-        other.attributes.push(LinkAttribute::IfName(peer.into()));
-        other.attributes.push(LinkAttribute::Mtu(mtu));
+        let mut peer_link = LinkMessage::default();
+        peer_link.attributes.push(LinkAttribute::IfName(peer.into()));
+        peer_link.attributes.push(LinkAttribute::Mtu(mtu));
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.into()));
         message.attributes.push(LinkAttribute::Mtu(mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
-            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer_link))),
         ]));
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         let what = || "cannot make a veth pair".into();
         self.change(RouteNetlinkMessage::NewLink(message), flags, what)
     }
 
-    /// How a packet from this namespace to `destination` leaves, by the interface `by` if it must;
-    /// none when there is no route.
-    pub fn route(&mut self, destination: IpAddr, by: Option<u32>) -> Result<Option<Hop>> {
+    /// The route of packets from this namespace to `destination`, through the interface `oif` if
+    /// given; none when there is no route.
+    pub fn route(&mut self, destination: IpAddr, oif: Option<u32>) -> Result<Option<Hop>> {
         let mut message = RouteMessage::default();
         message.header.address_family = destination.into();
         message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(destination.into()));
-        message.attributes.extend(by.map(RouteAttribute::Oif));
+        message.attributes.extend(oif.map(RouteAttribute::Oif));
         let Ok(answers) = self.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
             return Ok(None);
         };
@@ -206,7 +206,7 @@ impl Netlink {
             return Ok(None);
         }
         let mut hop = Hop {
-            interface_index: by.unwrap_or(0),
+            interface_index: oif.unwrap_or(0),
             gateway: None,
             source: None,
             local: route.header.kind == RouteType::Local,
@@ -222,8 +222,7 @@ impl Netlink {
         Ok(Some(hop))
     }
 
-    /// The MAC address that the neighbour table has for `address` on an interface; none when it
-    /// has none yet.
+    /// The MAC address of `address` on an interface in the neighbour table; none while it has none.
     pub fn neighbour(&mut self, interface_index: u32, address: IpAddr) -> Result<Option<Mac>> {
         let mut message = NeighbourMessage::default();
         message.header.family = address.into();
@@ -235,24 +234,24 @@ impl Netlink {
             if entry.header.ifindex != interface_index {
                 continue;
             }
-            let (mut here, mut mac) = (false, None);
+            let (mut matches, mut mac) = (false, None);
             for attribute in entry.attributes {
                 match attribute {
-                    NeighbourAttribute::Destination(other) => here = other == address.into(),
+                    NeighbourAttribute::Destination(entry) => matches = entry == address.into(),
                     NeighbourAttribute::LinkLayerAddress(bytes) => {
                         mac = Mac::try_from(bytes.as_slice()).ok();
                     }
                     _ => {}
                 }
             }
-            if here && mac.is_some() {
+            if matches && mac.is_some() {
                 return Ok(mac);
             }
         }
         Ok(None)
     }
 
-    /// Frames that the queueing discipline of an interface has dropped so far.
+    /// Frames that the queueing discipline of an interface has dropped.
     pub fn qdisc_drops(&mut self, interface_index: u32) -> Result<u64> {
         let message = TcMessage::with_index(interface_index as i32);
         let answers = self
@@ -278,8 +277,7 @@ impl Netlink {
         Ok(drops)
     }
 
-    /// This namespace's number for the namespace that the open file `fd` stands for; none when it
-    /// has none.
+    /// This namespace's number for the namespace of the open file `fd`; none when it has none.
     pub fn netns_number(&mut self, fd: std::os::fd::RawFd) -> Result<Option<i32>> {
         let mut message = NsidMessage::default();
         message.attributes.push(NsidAttribute::Fd(fd as u32));

@@ -1,5 +1,5 @@
-//! Sets the network interface of a tiny virtual machine up, in one process: each program that is
-//! started costs a guest whose CPU is emulated twice a second. Knows nothing of who asks for it.
+//! Configures the network interface of a tiny virtual machine, in one process: each further one takes
+//! a second where the guest's CPU is emulated twice. Knows nothing of who asks for it.
 
 use std::fs;
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
-/// What an interface is to have.
+/// Settings of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     mtu_bytes: Option<u32>,
@@ -46,15 +46,15 @@ const POLL: Duration = Duration::from_millis(50);
 /// Runs the command.
 ///
 /// # Errors
-/// A word that is none, no such interface, or the kernel refuses.
+/// A word that is no setting, no such interface, or the kernel refuses.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     let settings = Settings::parse(&args.words)?;
-    let place = PathBuf::from("/sys/class/net").join(&args.interface);
+    let directory = PathBuf::from("/sys/class/net").join(&args.interface);
     let name = &args.interface;
-    wait(args.patience, || place.exists(), || format!("there is no network interface {name}"))?;
+    wait(args.patience, || directory.exists(), || format!("there is no network interface {name}"))?;
     settings.apply(name)?;
-    let carrier = place.join("carrier");
+    let carrier = directory.join("carrier");
     let linked = || fs::read_to_string(&carrier).is_ok_and(|text| text.starts_with('1'));
     wait(args.patience, linked, || format!("the network interface {name} has no link"))
 }
@@ -78,7 +78,7 @@ impl Settings {
     pub fn parse<S: AsRef<str>>(words: &[S]) -> Result<Self> {
         let mut settings = Self::default();
         for word in words.iter().map(AsRef::as_ref) {
-            settings.take(word).ok_or_else(|| {
+            settings.add(word).ok_or_else(|| {
                 Error::bad_input(
                     format!("`{word}` is not a setting of a network interface"),
                     "write mtu=BYTES, address=IP/PREFIX or neighbour=IP,MAC",
@@ -88,7 +88,7 @@ impl Settings {
         Ok(settings)
     }
 
-    fn take(&mut self, word: &str) -> Option<()> {
+    fn add(&mut self, word: &str) -> Option<()> {
         let (key, value) = word.split_once('=')?;
         match key {
             "mtu" => self.mtu_bytes = Some(value.parse().ok()?),
@@ -108,15 +108,15 @@ impl Settings {
         Some(())
     }
 
-    /// Gives them to an interface that is there, and sets it up.
+    /// Applies the settings to an interface and sets it up.
     ///
     /// # Errors
-    /// There is none of that name, or the kernel refuses.
+    /// There is no such interface, or the kernel refuses.
     pub fn apply(&self, interface: &str) -> Result<()> {
         let mut netlink = Netlink::open()?;
         let link = netlink.link_at(interface, &interface)?;
-        // Nobody advertises routes here or has one's address; and an address is only given, never
-        // made up. A kernel without IPv6 has none of these.
+        // Only the given addresses, at once: no router advertisements, duplicate detection or
+        // link-local address. A kernel without IPv6 has none of these files.
         for (key, value) in [("accept_ra", "0"), ("accept_dad", "0"), ("addr_gen_mode", "1")] {
             let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{key}"), value);
         }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Version of the JSON formats of this binary (docs/reference/formats.md).
 pub const FORMAT: u32 = 1;
 
-/// What every subcommand's output begins with; the subcommand's own fields follow on the same level.
+/// A subcommand's output: common fields, then the subcommand's own on the same level.
 #[derive(Debug, Serialize)]
 pub struct Output<T: Serialize> {
     /// Always `pw-probe`.
@@ -25,7 +25,7 @@ pub struct Output<T: Serialize> {
     pub body: T,
 }
 
-/// What went wrong, in the JSON beside the results so far.
+/// An error, in the JSON beside the results so far.
 #[derive(Debug, Serialize)]
 pub struct Failure {
     what: String,
@@ -33,7 +33,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// As users read it.
+    /// The error as users read it.
     pub fn of(error: &Error) -> Self {
         Self { what: error.what.clone(), remedy: error.remedy.clone() }
     }

@@ -1,5 +1,5 @@
-//! `pw-probe reflect`: a STAMP Session-Reflector (RFC 8762, unauthenticated mode). Knows nothing of
-//! who asks or why.
+//! `pw-probe reflect`: a STAMP Session-Reflector (RFC 8762, unauthenticated mode). Knows nothing of the
+//! measurement.
 
 use std::collections::HashMap;
 use std::io;
@@ -98,13 +98,13 @@ struct Report {
     reflected_by_driver: Option<u64>,
 }
 
-/// Most sessions that are counted at once; the oldest counts are forgotten beyond it.
+/// Most sessions that are counted at once; beyond it all counts start anew.
 const SESSIONS: usize = 65_536;
 
-/// Whom a session belongs to (RFC 8972, section 3: address, port and session identifier).
+/// Key of a session: the sender's address, port and session identifier (RFC 8972, section 3).
 type Session = (SocketAddr, u16);
 
-/// The reflecting itself: what to answer. Knows no sockets.
+/// Turns requests into answers. Knows no sockets.
 #[derive(Debug)]
 struct Reflector {
     mode: Mode,
@@ -127,7 +127,7 @@ impl Reflector {
         receive_ns: i64,
     ) -> Option<ReflectorPacket> {
         let request = SenderPacket::parse(packet)?;
-        // Times are written as the sender writes them, so that it can read them.
+        // Times are written in the sender's own format.
         let format = ErrorEstimate::decode(request.error_estimate).format;
         let sequence = match self.mode {
             Mode::Stateless => request.sequence,
@@ -194,11 +194,11 @@ pub fn run(args: &Args) -> Result<()> {
     while !stop::requested() {
         match timestamping::receive(socket.as_fd(), &mut buffer) {
             Ok(Some(received)) => {
-                let taken_ns = clock::realtime_ns();
+                let user_rx_ns = clock::realtime_ns();
                 report.received += 1;
                 report.dropped = received.dropped.map_or(report.dropped, u64::from);
                 report.rx_stamps_missing += u64::from(received.kernel_rx_ns.is_none());
-                let receive_ns = received.kernel_rx_ns.unwrap_or(taken_ns);
+                let receive_ns = received.kernel_rx_ns.unwrap_or(user_rx_ns);
                 let packet = &mut buffer[..received.bytes];
                 match reflect(&mut reflector, &socket, packet, &received, receive_ns) {
                     Some(Ok(send_ns)) => {
@@ -219,10 +219,10 @@ pub fn run(args: &Args) -> Result<()> {
                     std::hint::spin_loop();
                     continue;
                 }
-                let rest = end.map_or(NANOS_PER_SECOND, |end| end - now);
-                timestamping::wait_readable(socket.as_fd(), rest.min(NANOS_PER_SECOND));
+                let remaining_ns = end.map_or(NANOS_PER_SECOND, |end| end - now);
+                timestamping::wait_readable(socket.as_fd(), remaining_ns.min(NANOS_PER_SECOND));
             }
-            // Left by an answer that could not be delivered: the sender is gone.
+            // The error of an answer that could not be delivered: the sender is gone.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
             Err(error) => {
                 return Err(Error::failed("cannot receive", "").caused_by(error));
@@ -236,7 +236,7 @@ pub fn run(args: &Args) -> Result<()> {
     Output::new("reflect", report).print()
 }
 
-/// The reflector in the driver, where one is asked for.
+/// Opens the reflector in the driver, if --xdp asks for it.
 fn in_driver(args: &Args) -> Result<Option<XdpReflector>> {
     match (args.xdp, &args.interface, args.address) {
         (false, ..) => Ok(None),
@@ -250,7 +250,7 @@ fn in_driver(args: &Args) -> Result<Option<XdpReflector>> {
     }
 }
 
-/// Answers one packet; T3 on success, none when it is no STAMP packet.
+/// Answers one packet; returns T3, or none when it is no STAMP packet.
 fn reflect(
     reflector: &mut Reflector,
     socket: &OwnedFd,

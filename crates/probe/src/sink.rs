@@ -1,5 +1,5 @@
-//! The other end of background load: takes UDP datagrams of a port, counts them by source,
-//! discards them. Knows nothing of their contents.
+//! The receiver of background load: counts the UDP datagrams to a port by source and discards them.
+//! Knows nothing of their contents.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -58,10 +58,10 @@ struct Report {
     interrupted: bool,
 }
 
-/// More sources than these are counted together, so that memory stays bounded.
+/// Sources beyond this number are counted together, so that memory stays bounded.
 const MOST_SOURCES: usize = 4096;
 
-/// How long the datagrams that had arrived by the end are taken out of the socket at most [ns].
+/// Longest time for receiving the datagrams that had arrived by the end [ns].
 const DRAIN_NS: i64 = 50_000_000;
 
 /// Runs the command.
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
         if stop::requested() || now >= end_ns {
             ended_ns.get_or_insert(now);
         }
-        // What had arrived by the end is still in the socket: it counts, unless it never stops.
+        // Datagrams still in the socket count too, for a bounded time.
         let ending = ended_ns.is_some();
         if ended_ns.is_some_and(|ended_ns| now > ended_ns + DRAIN_NS) {
             break;
@@ -138,11 +138,11 @@ pub fn run(args: &Args) -> Result<()> {
     Output::new("sink", report).print()
 }
 
-/// Takes one datagram; returns the length of its payload and who sent it. MSG_TRUNC tells the
-/// length without copying the payload.
-fn receive(socket: &OwnedFd, at_once: bool) -> nix::Result<(usize, IpAddr)> {
+/// Receives one datagram; returns the length of its payload (by MSG_TRUNC, without a copy) and its
+/// source.
+fn receive(socket: &OwnedFd, nonblocking: bool) -> nix::Result<(usize, IpAddr)> {
     let mut flags = MsgFlags::MSG_TRUNC;
-    flags.set(MsgFlags::MSG_DONTWAIT, at_once);
+    flags.set(MsgFlags::MSG_DONTWAIT, nonblocking);
     let message = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut [], None, flags)?;
     let from = message.address.and_then(|address| {
         let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
@@ -153,7 +153,7 @@ fn receive(socket: &OwnedFd, at_once: bool) -> nix::Result<(usize, IpAddr)> {
 
 /// Datagrams that the kernel dropped because the socket was full (SO_MEMINFO, Linux 4.12).
 fn dropped(socket: &OwnedFd) -> Option<u64> {
-    /// Place of the drops (linux/sock_diag.h).
+    /// Index of the drops (linux/sock_diag.h).
     const SK_MEMINFO_DROPS: usize = 8;
     let info: std::io::Result<[u32; SK_MEMINFO_DROPS + 1]> =
         timestamping::get_option(socket, libc::SOL_SOCKET, libc::SO_MEMINFO);

@@ -8,15 +8,15 @@ pub const PORT: u16 = 862;
 /// Length of the base packets of both roles (RFC 8762, sections 4.2.1 and 4.3.1).
 pub const BASE_BYTES: usize = 44;
 
-/// From this number on a sequence number is one of our warm-up packets, unless the session has
-/// really come that far: STAMP has no other room for the mark.
+/// Sequence numbers from this on mark warm-up packets, unless a session has come that far: STAMP has
+/// no other field for the mark.
 pub const WARMUP: u32 = 0xffff_0000;
 
 /// Seconds from 1900-01-01 (NTP) to 1970-01-01 (Unix): 70 years with 17 leap days.
 const NTP_TO_UNIX_SECONDS: i64 = 2_208_988_800;
 const NTP_ERA_SECONDS: i64 = 1 << 32;
 
-/// How times are written in a packet; the Z bit of the error estimate tells (RFC 8186).
+/// The format of timestamps; the Z bit of the error estimate tells it (RFC 8186).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum TimeFormat {
     /// NTP 64-bit: seconds since 1900 and 2⁻³² fractions. STAMP's default.
@@ -79,7 +79,7 @@ pub struct ErrorEstimate {
 }
 
 impl ErrorEstimate {
-    /// For a clock of which we know no more than that it may be wrong by up to `error_ns`.
+    /// For a clock that may be wrong by up to `error_ns`.
     pub fn new(format: TimeFormat, synchronised: bool, error_ns: u64) -> Self {
         // In units of 2⁻³² s, as mantissa of 8 bits and exponent, rounded up.
         let mut units = (u128::from(error_ns) << 32).div_ceil(1_000_000_000).max(1);
@@ -91,13 +91,13 @@ impl ErrorEstimate {
         Self { synchronised, format, scale, multiplier: units.min(255) as u8 }
     }
 
-    /// As on the wire.
+    /// The field on the wire.
     pub fn encode(self) -> [u8; 2] {
         let z = u8::from(self.format == TimeFormat::Ptp);
         [u8::from(self.synchronised) << 7 | z << 6 | (self.scale & 0x3f), self.multiplier]
     }
 
-    /// From the wire.
+    /// Decodes the field.
     pub fn decode(field: [u8; 2]) -> Self {
         Self {
             synchronised: field[0] & 0x80 != 0,
@@ -108,7 +108,7 @@ impl ErrorEstimate {
     }
 }
 
-/// What a Session-Sender sends (RFC 8762, figure 2; SSID of RFC 8972, figure 1).
+/// A Session-Sender's packet (RFC 8762, figure 2; SSID of RFC 8972, figure 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SenderPacket {
     /// Sequence number, from 0, wraps.
@@ -155,7 +155,7 @@ impl SenderPacket {
     }
 }
 
-/// What a Session-Reflector sends (RFC 8762, figure 5; SSID of RFC 8972, figure 2).
+/// A Session-Reflector's packet (RFC 8762, figure 5; SSID of RFC 8972, figure 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReflectorPacket {
     /// The sender's number (stateless) or the reflector's own count (stateful).

@@ -1,5 +1,5 @@
-//! How a command ends before its time: SIGINT, SIGTERM, or the death of its parent. Knows nothing
-//! of what the command does.
+//! Requests to end a command early: SIGINT, SIGTERM, or the death of its parent. Knows nothing of what
+//! the command does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,8 +13,8 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     REQUESTED.store(true, Ordering::Relaxed);
 }
 
-/// Lets SIGINT and SIGTERM set the flag that [`requested`] reads. Blocking system calls return
-/// `EINTR`, so that no one waits out a timeout.
+/// Makes SIGINT and SIGTERM set the flag that [`requested`] reads. Blocking system calls return
+/// `EINTR` at once.
 pub fn on_signals() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
@@ -33,7 +33,7 @@ pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// The option of every long-running command that must not outlive whoever started it.
+/// The option of every long-running command that must not outlive its parent.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Lifetime {
     /// End (as by SIGTERM) when the process that started this one dies

@@ -29,7 +29,7 @@ pub fn set_option<T: Copy>(
     value: T,
 ) -> io::Result<()> {
     // SAFETY: the pointer and length describe `value`, which lives through the call.
-    let done = unsafe {
+    let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             level,
@@ -38,10 +38,10 @@ pub fn set_option<T: Copy>(
             size_of::<T>() as libc::socklen_t,
         )
     };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel may fill with any bytes.
+/// Types that the kernel may fill with any bytes.
 ///
 /// # Safety
 /// Any bytes of its size are a value of it, as of integers and C structures of them.
@@ -56,7 +56,7 @@ unsafe impl Plain for libc::tpacket_stats {}
 // SAFETY: a structure of integers.
 unsafe impl Plain for libc::tpacket_stats_v3 {}
 
-/// Reads a socket option; what the kernel leaves out is zero.
+/// Reads a socket option; bytes that the kernel does not write are zero.
 pub fn get_option<T: Plain>(
     socket: impl AsFd,
     level: libc::c_int,
@@ -66,15 +66,16 @@ pub fn get_option<T: Plain>(
     let mut length = size_of::<T>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: pointers and length describe `value`, which lives through the call.
-    let done = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
-    if done != 0 {
+    let result =
+        unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
+    if result != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: any bytes are a value of such a type.
     Ok(unsafe { value.assume_init() })
 }
 
-/// Lets a socket send and receive through one interface alone.
+/// Binds a socket to one interface (SO_BINDTODEVICE).
 ///
 /// # Errors
 /// There is no such interface.
@@ -89,12 +90,12 @@ pub fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
     })
 }
 
-/// Asks for receive stamps, and for transmit stamps when `transmit`. Transmit stamps come without
-/// the packet and count from 0 anew.
+/// Enables receive stamps and, if `transmit`, transmit stamps, which come without the packet and
+/// count from 0 anew.
 pub fn enable(socket: BorrowedFd<'_>, transmit: bool) -> io::Result<()> {
     let receive = libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE;
     let flags = if transmit {
-        // Without OPT_ID first: setting it anew is what restarts the count.
+        // Without OPT_ID first: only setting it anew restarts the count.
         set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, receive)?;
         receive
             | libc::SOF_TIMESTAMPING_TX_SOFTWARE
@@ -106,7 +107,7 @@ pub fn enable(socket: BorrowedFd<'_>, transmit: bool) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, flags)
 }
 
-/// Gives a socket `bytes` of receive buffer; beyond the system's limit where we may.
+/// Sets a socket's receive buffer, beyond the system's limit where that is allowed.
 pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: libc::c_int) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
         .or_else(|_| set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))
@@ -119,7 +120,7 @@ pub fn wait_readable(socket: BorrowedFd<'_>, timeout_ns: i64) {
     let _ = ppoll(&mut sockets, Some(clock::to_timespec(timeout_ns)), None);
 }
 
-/// What came with a received packet.
+/// A received packet's length, addresses and control messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Received {
     /// Length of the packet; at most the buffer's.
@@ -128,22 +129,22 @@ pub struct Received {
     pub kernel_rx_ns: Option<i64>,
     /// TTL or hop limit, when the socket was asked for it (IP_RECVTTL, IPV6_RECVHOPLIMIT).
     pub ttl: Option<u8>,
-    /// Packets that this socket has dropped so far for want of buffer (SO_RXQ_OVFL).
+    /// Packets that this socket has dropped for want of buffer (SO_RXQ_OVFL).
     pub dropped: Option<u32>,
-    /// Who sent it.
+    /// Source address.
     pub source: Option<SockaddrStorage>,
-    /// Address that it was sent to, when asked for (IP_PKTINFO, IPV6_RECVPKTINFO).
+    /// Destination address, when the socket was asked for it (IP_PKTINFO, IPV6_RECVPKTINFO).
     pub destination: Option<IpAddr>,
-    /// Interface that it came by, when asked for.
+    /// Index of the input interface, likewise.
     pub interface: u32,
 }
 
 /// An entry of the error queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueEntry {
-    /// A transmit stamp: which packet (counted from when stamps were enabled) and when.
+    /// A transmit stamp.
     Stamp {
-        /// Count of the packet.
+        /// Number of the packet, from 0 when stamps were enabled.
         id: u32,
         /// When the stack handed it to the driver [CLOCK_REALTIME ns].
         kernel_tx_ns: i64,
@@ -198,13 +199,13 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<R
     Ok(Some(received))
 }
 
-/// An address and port of IP, none when it is another address.
+/// The IP address and port; none for other families.
 pub fn ip_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     let v4 = address.as_sockaddr_in().map(|v4| SocketAddr::from(*v4));
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::from(*v6)))
 }
 
-/// Sends `packet` to where `request` came from, from the address that it was sent to.
+/// Sends `packet` to the source of `request`, from its destination address.
 pub fn send_from(socket: BorrowedFd<'_>, packet: &[u8], request: &Received) -> io::Result<()> {
     let ipv6 = request.source.is_some_and(|source| source.as_sockaddr_in6().is_some());
     let (v4, v6);
@@ -220,7 +221,7 @@ pub fn send_from(socket: BorrowedFd<'_>, packet: &[u8], request: &Received) -> i
         Some(IpAddr::V6(address)) if ipv6 => {
             v6 = libc::in6_pktinfo {
                 ipi6_addr: libc::in6_addr { s6_addr: address.octets() },
-                // A link-local address means something on its interface alone.
+                // A link-local address is valid on its interface only.
                 ipi6_ifindex: if address.is_unicast_link_local() { request.interface } else { 0 },
             };
             Some(ControlMessage::Ipv6PacketInfo(&v6))
@@ -246,8 +247,8 @@ pub fn error_queue(socket: BorrowedFd<'_>) -> io::Result<Option<QueueEntry>> {
     for part in message.cmsgs()? {
         match part {
             ControlMessageOwned::ScmTimestampsns(stamps) => kernel_tx_ns = stamp(&stamps),
-            ControlMessageOwned::Ipv4RecvErr(what, _)
-            | ControlMessageOwned::Ipv6RecvErr(what, _) => error = Some(what),
+            ControlMessageOwned::Ipv4RecvErr(extended, _)
+            | ControlMessageOwned::Ipv6RecvErr(extended, _) => error = Some(extended),
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Reads numbers with units from the command line. Knows nothing of what they are for.
+//! Parses numbers with units from the command line.
 
 use std::time::Duration;
 

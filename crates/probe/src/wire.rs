@@ -1,15 +1,15 @@
-//! Bytes on the wire that probes and capture points share: the echo payload, checksums, IP, ICMP
-//! and UDP headers, frame sizes. Pure; knows no sockets.
+//! The wire format of probes: echo payload, checksums, IP, ICMP and UDP headers, frame sizes. Pure;
+//! knows no sockets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::{Error, Result};
 
-/// First four bytes of the payload of our echo requests.
+/// First four bytes of an echo request's payload.
 pub const ECHO_MAGIC: [u8; 4] = *b"PWP1";
-/// Magic and 64-bit sequence number; the rest of the payload is zero.
+/// Magic and 64-bit sequence number; zeros follow.
 pub const ECHO_HEADER_BYTES: usize = 12;
-/// Set in the 64-bit sequence number of echoes that warm up and are no samples.
+/// Set in the 64-bit sequence number of warm-up echoes, which are no samples.
 pub const WARMUP_BIT: u64 = 1 << 63;
 
 /// Ethernet header without a VLAN tag.
@@ -18,7 +18,7 @@ pub const ETHERNET_HEADER_BYTES: usize = 14;
 pub const FCS_BYTES: usize = 4;
 /// Smallest Ethernet frame, with its FCS.
 pub const SMALLEST_FRAME_BYTES: usize = 64;
-/// Largest frame that we make, with its FCS.
+/// Largest frame of this program, with its FCS.
 pub const LARGEST_FRAME_BYTES: usize = 9000;
 /// ICMP echo header, and UDP header: both have 8 bytes.
 pub const UPPER_HEADER_BYTES: usize = 8;
@@ -30,22 +30,22 @@ pub const PROTOCOL_UDP: u8 = 17;
 /// ICMPv6's protocol number.
 pub const PROTOCOL_ICMPV6: u8 = 58;
 
-/// Length of the IP header that we send to `target`: no options, no extension headers.
+/// Length of the IP header of packets to `target`: no options, no extension headers.
 pub fn ip_header_bytes(target: IpAddr) -> usize {
     if target.is_ipv4() { 20 } else { 40 }
 }
 
 /// The payload (behind ICMP or UDP header) that makes a frame of `size_bytes`, FCS included.
 ///
-/// `least` is what the protocol needs. Errors: a frame too small or too large, with the limit.
+/// `least` is the protocol's smallest payload. Errors: a frame too small or too large, with the limit.
 pub fn payload_bytes(
     size_bytes: usize,
     target: IpAddr,
     least: usize,
     protocol: &str,
 ) -> Result<usize> {
-    let around = ETHERNET_HEADER_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
-    let smallest = (around + least).max(SMALLEST_FRAME_BYTES);
+    let headers = ETHERNET_HEADER_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
+    let smallest = (headers + least).max(SMALLEST_FRAME_BYTES);
     let family = if target.is_ipv4() { "IPv4" } else { "IPv6" };
     if size_bytes < smallest {
         return Err(Error::bad_input(
@@ -59,7 +59,7 @@ pub fn payload_bytes(
             format!("the largest is --size {LARGEST_FRAME_BYTES} (the size includes the FCS)"),
         ));
     }
-    Ok(size_bytes - around)
+    Ok(size_bytes - headers)
 }
 
 /// Writes the echo payload: magic, sequence number, zeros.
@@ -72,9 +72,8 @@ pub fn write_echo_payload(payload: &mut [u8], sequence: u64) {
     payload[12..].fill(0);
 }
 
-/// The 64-bit sequence number of an echo payload of ours; none when it is not ours.
-///
-/// Capture points: a number with [`WARMUP_BIT`] is not a sample.
+/// The 64-bit sequence number of an echo payload; none without the magic. A number with
+/// [`WARMUP_BIT`] is not a sample.
 #[inline]
 pub fn parse_echo_payload(payload: &[u8]) -> Option<u64> {
     let header: &[u8; ECHO_HEADER_BYTES] = payload.first_chunk()?;
@@ -99,7 +98,7 @@ pub fn sum_words(mut sum: u32, bytes: &[u8]) -> u32 {
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// The address that stands for all of this host.
+/// The wildcard address.
 pub fn unspecified(ipv6: bool) -> IpAddr {
     if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
 }
@@ -129,7 +128,7 @@ pub fn pseudo_header_sum(
     sum
 }
 
-/// An IP packet, taken apart; the payload is what the header says, not what padding adds.
+/// A parsed IP packet; the payload has the header's length, without padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpPacket<'a> {
     /// Source address.
@@ -140,18 +139,18 @@ pub struct IpPacket<'a> {
     pub protocol: u8,
     /// TTL or hop limit.
     pub ttl: u8,
-    /// What follows the header.
+    /// The bytes behind the header.
     pub payload: &'a [u8],
 }
 
-/// As [`parse_ip`], for the beginning of a packet: the payload is what a capture kept of it.
+/// As [`parse_ip`], for a packet cut short by a capture, and its payload with it.
 #[inline]
 pub fn parse_ip_head(packet: &[u8]) -> Option<IpPacket<'_>> {
     parse_ip_parts(packet, true)
 }
 
-/// Parses an IPv4 or IPv6 packet. None for anything malformed, cut short, fragmented or with IPv6
-/// extension headers: probes never look like that.
+/// Parses an IPv4 or IPv6 packet. None for packets that are malformed, cut short, fragmented or with
+/// IPv6 extension headers, which no probe is.
 #[inline]
 pub fn parse_ip(packet: &[u8]) -> Option<IpPacket<'_>> {
     parse_ip_parts(packet, false)
@@ -159,7 +158,7 @@ pub fn parse_ip(packet: &[u8]) -> Option<IpPacket<'_>> {
 
 #[inline]
 fn parse_ip_parts(packet: &[u8], head: bool) -> Option<IpPacket<'_>> {
-    let end = |told: usize| if head { told.min(packet.len()) } else { told };
+    let end = |length: usize| if head { length.min(packet.len()) } else { length };
     match packet.first()? >> 4 {
         4 => {
             let header: &[u8; 20] = packet.first_chunk()?;
@@ -207,7 +206,7 @@ pub struct IcmpEcho<'a> {
     pub payload: &'a [u8],
 }
 
-/// Parses an echo request or reply; none for other messages. The checksum is the kernel's matter.
+/// Parses an echo request or reply; none for other messages. The kernel has checked the checksum.
 #[inline]
 pub fn parse_icmp_echo(message: &[u8], protocol: u8) -> Option<IcmpEcho<'_>> {
     let (header, payload) = message.split_first_chunk::<8>()?;
@@ -224,7 +223,7 @@ pub fn parse_icmp_echo(message: &[u8], protocol: u8) -> Option<IcmpEcho<'_>> {
     })
 }
 
-/// Writes an echo request of ours with its 8-byte header into `message`; the checksum is complete
+/// Writes an echo request with its 8-byte header into `message`; the checksum is complete
 /// when `pseudo_sum` is the pseudo-header's sum (ICMPv6) or 0 (ICMP).
 ///
 /// # Panics

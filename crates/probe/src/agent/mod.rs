@@ -1,8 +1,8 @@
-//! Runs commands and copies files in a guest for whoever sits at the other end of a virtio-serial
-//! port. Knows no network and nothing of what the commands do.
+//! Runs commands and copies files in a guest for a client at the host's end of a virtio-serial port.
+//! Knows no network and nothing of what the commands do.
 //!
-//! It speaks a part of the QEMU guest agent's protocol, so that the same client (libvirt) reaches
-//! this agent in a tiny guest of ours and QEMU's own in anyone's image.
+//! Speaks a part of the QEMU guest agent's protocol, so that the same client (libvirt) reaches this
+//! agent in our tiny guests and QEMU's own in any other image.
 
 mod protocol;
 mod service;
@@ -38,10 +38,10 @@ pub struct Args {
 /// Where Linux lists virtio-serial ports by device, each with its name.
 const PORTS: &str = "/sys/class/virtio-ports";
 
-/// While nobody has the host's end open, the port reads as ended: it is asked this often.
-const NOBODY_THERE: Duration = Duration::from_millis(100);
+/// How often the port is read while the host's end is closed, which reads as the end of a file.
+const CLOSED_POLL: Duration = Duration::from_millis(100);
 
-/// How long one wait for requests lasts at most, so that a signal is seen [ms].
+/// Longest wait for requests, so that a signal is seen [ms].
 const WAIT_MS: u16 = 1000;
 
 /// Runs the command.
@@ -50,7 +50,7 @@ const WAIT_MS: u16 = 1000;
 /// There is no such port, or it cannot be opened.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
-    let path = find(&args.port, Path::new(PORTS))?;
+    let path = device(&args.port, Path::new(PORTS))?;
     let mut port = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "run it as root",
@@ -68,36 +68,36 @@ fn serve(port: &mut File, path: &Path) -> Result<()> {
     let mut service = Service::default();
     let mut buffer = vec![0; 64 * 1024];
     while !stop::requested() {
-        let mut wait = [PollFd::new(port.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut wait, PollTimeout::from(WAIT_MS)) {
+        let mut fds = [PollFd::new(port.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(WAIT_MS)) {
             Ok(0) | Err(nix::Error::EINTR) => continue,
             Ok(_) => {}
-            Err(errno) => return Err(lost(path, errno)),
+            Err(errno) => return Err(unreadable(path, errno)),
         }
         match port.read(&mut buffer) {
-            Ok(0) => std::thread::sleep(NOBODY_THERE),
+            Ok(0) => std::thread::sleep(CLOSED_POLL),
             Ok(count) => {
                 for request in requests.feed(&buffer[..count]) {
                     let answer = service.answer(&request);
-                    // An answer that nobody takes is no reason to end: the next client syncs.
+                    // A client that is gone is no reason to end: the next one syncs.
                     if port.write_all(&answer).and_then(|()| port.flush()).is_err() {
-                        std::thread::sleep(NOBODY_THERE);
+                        std::thread::sleep(CLOSED_POLL);
                     }
                 }
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(lost(path, error)),
+            Err(error) => return Err(unreadable(path, error)),
         }
     }
     Ok(())
 }
 
-fn lost(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+fn unreadable(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::failed(format!("cannot read {}", path.display()), "").caused_by(error)
 }
 
-/// The character device of a port; `port` with a slash is one already.
-fn find(port: &str, ports: &Path) -> Result<PathBuf> {
+/// The character device of a port, which `port` names or, with a slash, is.
+fn device(port: &str, ports: &Path) -> Result<PathBuf> {
     if port.contains('/') {
         return Ok(port.into());
     }
@@ -109,9 +109,9 @@ fn find(port: &str, ports: &Path) -> Result<PathBuf> {
         }
         names.push(name.trim_end().to_owned());
     }
-    let there = if names.is_empty() { "no port at all".into() } else { names.join(", ") };
+    let names = if names.is_empty() { "no port at all".into() } else { names.join(", ") };
     Err(Error::failed(
-        format!("there is no virtio-serial port {port} (there is {there})"),
+        format!("there is no virtio-serial port {port} (there is {names})"),
         "give the virtual machine a channel of that name, or name another with --port",
     ))
 }
@@ -123,19 +123,19 @@ mod tests {
     #[test]
     fn a_port_is_found_by_its_name() {
         let ports = tempfile::tempdir().expect("a directory");
-        for (device, name) in [("vport1p1", "other"), ("vport1p2", "wanted")] {
-            fs::create_dir(ports.path().join(device)).expect("a directory");
-            fs::write(ports.path().join(device).join("name"), format!("{name}\n")).expect("a file");
+        for (port, name) in [("vport1p1", "other"), ("vport1p2", "wanted")] {
+            fs::create_dir(ports.path().join(port)).expect("a directory");
+            fs::write(ports.path().join(port).join("name"), format!("{name}\n")).expect("a file");
         }
-        let found = find("wanted", ports.path()).expect("a port");
-        assert_eq!(found, Path::new("/dev/vport1p2"));
-        let error = find("missing", ports.path()).expect_err("no port");
+        let path = device("wanted", ports.path()).expect("a port");
+        assert_eq!(path, Path::new("/dev/vport1p2"));
+        let error = device("missing", ports.path()).expect_err("no port");
         assert!(error.what.contains("wanted"), "{error}");
-        assert!(find("missing", Path::new("/nonexistent")).is_err());
+        assert!(device("missing", Path::new("/nonexistent")).is_err());
     }
 
     #[test]
     fn a_path_is_taken_as_it_is() {
-        assert_eq!(find("/dev/ttyS1", Path::new("")).expect("a path"), Path::new("/dev/ttyS1"));
+        assert_eq!(device("/dev/ttyS1", Path::new("")).expect("a path"), Path::new("/dev/ttyS1"));
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent can do: start processes and tell how they ended, read and write files. Knows
+//! The agent's commands: start processes and report how they ended, read and write files. Knows
 //! nothing of the port that requests come by.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,16 +17,16 @@ use serde_json::{Value, json};
 use super::protocol::{ParsedRequest, Request, answer, delimited};
 use crate::network::Settings;
 
-/// What a process wrote is kept up to here, as in QEMU's agent [bytes].
+/// Output of a process that is kept, as in QEMU's agent [bytes].
 const MAX_OUTPUT: usize = 16 << 20;
 
-/// One read gives at most this, so that the answer fits where libvirt bounds it [bytes].
+/// Most bytes that one read returns, so that the answer is within libvirt's limit.
 const MAX_READ: usize = 1 << 20;
 
-/// What a read gives that asks for no number, as in QEMU's agent [bytes].
+/// Bytes that a read without a count returns, as in QEMU's agent.
 const DEFAULT_READ: usize = 4096;
 
-/// Processes that ended and were never asked about are forgotten beyond this many.
+/// Most processes that ended and whose status nobody asked for; older ones are forgotten.
 const MAX_ENDED: usize = 1024;
 
 const COMMANDS: [&str; 13] = [
@@ -45,7 +45,7 @@ const COMMANDS: [&str; 13] = [
     "pw-read",
 ];
 
-type Done = std::result::Result<Value, String>;
+type Outcome = std::result::Result<Value, String>;
 
 /// The processes and files of a client.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ struct Process {
     err: Option<Capture>,
 }
 
-/// Reads a pipe to its end: its bytes, and whether there were more than are kept.
+/// Reads a pipe to its end; returns its bytes, and whether there were more than are kept.
 type Capture = JoinHandle<(Vec<u8>, bool)>;
 
 #[derive(Deserialize)]
@@ -128,7 +128,7 @@ struct Handle {
 }
 
 impl Service {
-    /// Does what a request asks for; returns the bytes to send back.
+    /// Performs a request; returns the bytes of the answer.
     pub fn answer(&mut self, received: &ParsedRequest) -> Vec<u8> {
         match received {
             Ok(request) => {
@@ -139,7 +139,7 @@ impl Service {
         }
     }
 
-    fn perform(&mut self, request: &Request) -> Done {
+    fn perform(&mut self, request: &Request) -> Outcome {
         let arguments = &request.arguments;
         match request.execute.as_str() {
             "guest-ping" => Ok(json!({})),
@@ -165,32 +165,32 @@ impl Service {
                 self.files.remove(&handle).ok_or_else(|| no_handle(handle))?;
                 Ok(json!({}))
             }
-            // Not of QEMU's agent: as a process it would take an emulated guest many times as long.
+            // Not in QEMU's agent: as a process it would take an emulated guest many times as long.
             "pw-network" => {
                 let Network { interface, words } = read(arguments)?;
                 let settings = Settings::parse(&words).map_err(|error| error.what)?;
                 settings.apply(&interface).map_err(|error| error.what)?;
                 Ok(json!({}))
             }
-            // Nor this: where a guest is slow to answer, one question is better than three.
+            // Nor this: one request in place of three, for guests that are slow to answer.
             "pw-read" => read_part(&read(arguments)?),
-            other => Err(format!("the agent has no command {other}")),
+            name => Err(format!("the agent has no command {name}")),
         }
     }
 
-    fn exec(&mut self, exec: Exec) -> Done {
-        let captured = match &exec.capture_output {
+    fn exec(&mut self, exec: Exec) -> Outcome {
+        let captures = match &exec.capture_output {
             Value::Null => false,
-            Value::Bool(wanted) => *wanted,
+            Value::Bool(captures) => *captures,
             Value::String(mode) => match mode.as_str() {
                 "none" => false,
                 "separated" => true,
-                other => return Err(format!("capture-output {other} is not supported")),
+                mode => return Err(format!("capture-output {mode} is not supported")),
             },
             _ => return Err("capture-output is neither a boolean nor a mode".into()),
         };
         let input = exec.input_data.as_deref().map(decode).transpose()?;
-        let output = || if captured { Stdio::piped() } else { Stdio::null() };
+        let output = || if captures { Stdio::piped() } else { Stdio::null() };
         let mut command = Command::new(&exec.path);
         command
             .args(&exec.arg)
@@ -200,14 +200,13 @@ impl Service {
             .process_group(0);
         if !exec.env.is_empty() {
             command.env_clear();
-            command.envs(exec.env.iter().filter_map(|one| one.split_once('=')));
+            command.envs(exec.env.iter().filter_map(|variable| variable.split_once('=')));
         }
         let mut child = command
             .spawn()
             .map_err(|error| format!("{} could not be started: {error}", exec.path))?;
         if let (Some(input), Some(mut stdin)) = (input, child.stdin.take()) {
-            // A process that reads nothing must not stop the agent. That it did not take all of
-            // its input shows in what it does, not here.
+            // On a thread: a process that does not read its input must not stop the agent.
             std::thread::spawn(move || drop(stdin.write_all(&input)));
         }
         let pid = child.id();
@@ -219,11 +218,12 @@ impl Service {
         Ok(json!({ "pid": pid }))
     }
 
-    fn exec_status(&mut self, pid: u32) -> Done {
-        let none = || format!("the agent started no process {pid}, or has told its end already");
-        let process = self.processes.get_mut(&pid).ok_or_else(none)?;
+    fn exec_status(&mut self, pid: u32) -> Outcome {
+        let process = self.processes.get_mut(&pid).ok_or_else(|| {
+            format!("the agent started no process {pid}, or has reported its end already")
+        })?;
         let status = process.child.try_wait().map_err(|error| error.to_string())?;
-        // A grandchild may hold a pipe open: QEMU's agent, too, waits for its end.
+        // A grandchild may hold a pipe open: like QEMU's agent, wait for its end.
         let reading = [&process.out, &process.err]
             .into_iter()
             .flatten()
@@ -231,42 +231,43 @@ impl Service {
         let Some(status) = status.filter(|_| !reading) else {
             return Ok(json!({ "exited": false }));
         };
-        let mut told = json!({ "exited": true });
+        let mut report = json!({ "exited": true });
         if let Some(code) = status.code() {
-            told["exitcode"] = json!(code);
+            report["exitcode"] = json!(code);
         }
         if let Some(signal) = status.signal() {
-            told["signal"] = json!(signal);
+            report["signal"] = json!(signal);
         }
         if let Some(process) = self.processes.remove(&pid) {
             for (capture, name) in [(process.out, "out"), (process.err, "err")] {
                 if let Some(Ok((bytes, truncated))) = capture.map(JoinHandle::join) {
                     if !bytes.is_empty() {
-                        told[format!("{name}-data")] = json!(BASE64.encode(bytes));
+                        report[format!("{name}-data")] = json!(BASE64.encode(bytes));
                     }
                     if truncated {
-                        told[format!("{name}-truncated")] = json!(true);
+                        report[format!("{name}-truncated")] = json!(true);
                     }
                 }
             }
         }
-        self.started.retain(|one| *one != pid);
-        Ok(told)
+        self.started.retain(|started| *started != pid);
+        Ok(report)
     }
 
-    /// Forgets the oldest processes that ended unasked, and so reaps them.
+    /// Reaps and forgets the oldest processes that ended and whose status nobody asked for.
     fn forget_old(&mut self) {
         while self.started.len() >= MAX_ENDED {
             let processes = &mut self.processes;
             let ended = self.started.iter().position(|pid| {
-                processes.get_mut(pid).is_none_or(|one| !matches!(one.child.try_wait(), Ok(None)))
+                let process = processes.get_mut(pid);
+                process.is_none_or(|process| !matches!(process.child.try_wait(), Ok(None)))
             });
-            let Some(oldest) = ended.and_then(|place| self.started.remove(place)) else { return };
+            let Some(oldest) = ended.and_then(|index| self.started.remove(index)) else { return };
             self.processes.remove(&oldest);
         }
     }
 
-    fn file_open(&mut self, open: &FileOpen) -> Done {
+    fn file_open(&mut self, open: &FileOpen) -> Outcome {
         let mode = open.mode.as_deref().unwrap_or("r").replace('b', "");
         let mut options = OpenOptions::new();
         match mode.as_str() {
@@ -286,9 +287,9 @@ impl Service {
         Ok(json!(self.last_handle))
     }
 
-    fn file_read(&mut self, wanted: &FileRead) -> Done {
-        let count = wanted.count.unwrap_or(DEFAULT_READ).min(MAX_READ);
-        let file = self.file(wanted.handle)?;
+    fn file_read(&mut self, request: &FileRead) -> Outcome {
+        let count = request.count.unwrap_or(DEFAULT_READ).min(MAX_READ);
+        let file = self.file(request.handle)?;
         let mut bytes = Vec::new();
         let read = file.take(count as u64).read_to_end(&mut bytes);
         read.map_err(|error| format!("the file cannot be read: {error}"))?;
@@ -297,9 +298,9 @@ impl Service {
         }))
     }
 
-    fn file_write(&mut self, wanted: &FileWrite) -> Done {
-        let bytes = decode(&wanted.buf_b64)?;
-        let written = self.file(wanted.handle)?.write_all(&bytes);
+    fn file_write(&mut self, request: &FileWrite) -> Outcome {
+        let bytes = decode(&request.buf_b64)?;
+        let written = self.file(request.handle)?.write_all(&bytes);
         written.map_err(|error| format!("the file cannot be written: {error}"))?;
         Ok(json!({ "count": bytes.len(), "eof": false }))
     }
@@ -309,15 +310,15 @@ impl Service {
     }
 }
 
-fn read_part(part: &Part) -> Done {
+fn read_part(part: &Part) -> Outcome {
     let mut bytes = Vec::new();
-    let done = File::open(&part.path).and_then(|mut file| {
+    let read = File::open(&part.path).and_then(|mut file| {
         if part.offset > 0 {
             file.seek(SeekFrom::Start(part.offset))?;
         }
         file.take(MAX_READ as u64).read_to_end(&mut bytes)
     });
-    done.map_err(|error| format!("{} cannot be read: {error}", part.path))?;
+    read.map_err(|error| format!("{} cannot be read: {error}", part.path))?;
     Ok(json!({ "buf-b64": BASE64.encode(&bytes), "eof": bytes.len() < MAX_READ }))
 }
 
@@ -337,7 +338,7 @@ fn capture(mut pipe: impl Read + Send + 'static) -> Capture {
     std::thread::spawn(move || {
         let (mut kept, mut truncated) = (Vec::new(), false);
         let mut buffer = [0; 4096];
-        // A pipe that breaks has ended; what came until then counts.
+        // A read error is the pipe's end.
         while let Ok(count @ 1..) = pipe.read(&mut buffer) {
             let room = (MAX_OUTPUT - kept.len()).min(count);
             kept.extend_from_slice(&buffer[..room]);
@@ -461,7 +462,7 @@ mod tests {
         };
         let bytes = service.answer(&Ok(request));
         assert_eq!(bytes[0], 0xff);
-        let rest: Value = serde_json::from_slice(&bytes[1..]).expect("an answer is JSON");
-        assert_eq!(rest, json!({ "return": 7, "id": "x" }));
+        let answer: Value = serde_json::from_slice(&bytes[1..]).expect("an answer is JSON");
+        assert_eq!(answer, json!({ "return": 7, "id": "x" }));
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's own first probe as it leaves: its headers are those of all later ones.
+//! Captures the kernel's own first probe as it leaves: later ones copy its headers.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::capture::{self, bind_packet_socket};
 use crate::timestamping;
 use crate::wire::{self, ETHERNET_HEADER_BYTES};
 
-/// A frame that left this host, as a capture saw it.
+/// A captured frame that left this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Departure {
     /// Number of the interface.
@@ -22,14 +22,14 @@ pub struct Departure {
     pub frame: Vec<u8>,
 }
 
-/// Watches what leaves this host, on all interfaces.
+/// Captures the frames that leave this host, on all interfaces.
 #[derive(Debug)]
 pub struct DepartureWatch {
     socket: OwnedFd,
 }
 
 impl DepartureWatch {
-    /// Starts to watch.
+    /// Starts the capture.
     pub fn open() -> io::Result<Self> {
         let socket = capture::packet_socket().map_err(io::Error::other)?;
         bind_packet_socket(&socket, 0, libc::ETH_P_ALL as u16)?;
@@ -37,7 +37,7 @@ impl DepartureWatch {
         Ok(Self { socket })
     }
 
-    /// The next frame that left and contains the probe's message; none when there is none yet.
+    /// The next outgoing frame with a message of `probe`; none when there is none yet.
     pub fn next(&self, probe: Probe, target: IpAddr) -> io::Result<Option<Departure>> {
         let mut buffer = vec![0; wire::LARGEST_FRAME_BYTES + 64];
         while let Some(received) = timestamping::receive(self.socket.as_fd(), &mut buffer)? {
@@ -49,7 +49,7 @@ impl DepartureWatch {
             let Some(ip) = frame.get(ETHERNET_HEADER_BYTES..).and_then(wire::parse_ip) else {
                 continue;
             };
-            let ours = ip.destination == target
+            let matches = ip.destination == target
                 && ip.protocol == probe.protocol()
                 && match probe {
                     Probe::Echo { identifier, .. } => {
@@ -61,7 +61,7 @@ impl DepartureWatch {
                             udp.source_port == source_port && udp.destination_port == port
                         }),
                 };
-            if ours {
+            if matches {
                 return Ok(Some(Departure {
                     interface: link.ifindex() as u32,
                     hardware: link.hatype(),
@@ -75,13 +75,12 @@ impl DepartureWatch {
 
 /// Name of interface number `index`.
 ///
-/// Not by nix, whose `if_indextoname` (0.30) takes the null pointer of a missing interface for
-/// success.
+/// nix's `if_indextoname` (0.30) takes the null pointer of a missing interface for success.
 pub fn interface_name(index: u32) -> io::Result<String> {
     let mut name = [0_u8; libc::IF_NAMESIZE];
     // SAFETY: the buffer has the size that the function asks for.
-    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
-    if found.is_null() {
+    let result = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+    if result.is_null() {
         return Err(io::Error::last_os_error());
     }
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());

@@ -1,8 +1,8 @@
-//! Echo requests by the generator and the sink of trials inside the kernel: for rates that no
-//! program in user space keeps. Knows nothing of routes: the frame is the kernel's own first probe.
+//! Echo requests by the trials' generator and sink inside the kernel, for rates that no program in
+//! user space keeps. Knows nothing of routes: the frame is the kernel's own first probe.
 //!
-//! There are no user stamps: a packet's time of sending is when the generator made it, and the time
-//! of its answer is when the sink saw it, which is the kernel's receive stamp as well.
+//! There are no user stamps: a packet's time of sending is when the generator made it, and its
+//! answer's user stamp is the sink's, which is the kernel's receive stamp as well.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -24,9 +24,9 @@ use crate::trial::kernel::xdp::{SinkHook, XdpSink};
 use crate::trial::order::{self, Expectation, Generator, Refusals, Sink};
 use crate::wire::{self, ETHERNET_HEADER_BYTES};
 
-/// Most packets of a run: the kernel keeps 32 bytes of each.
+/// Most packets of a run: the kernel keeps 32 bytes for each.
 const MOST_PACKETS: u64 = 4 << 20;
-/// Tries of a warm-up packet, and how long each is waited for [ns].
+/// Tries of a warm-up packet, and how long to wait for each [ns].
 const TRIES: usize = 10;
 const TRY_NS: i64 = 20_000_000;
 
@@ -39,13 +39,13 @@ pub struct Live {
 }
 
 impl Live {
-    /// Opens both for `count` packets like `departure`, and sees a packet answered.
+    /// Opens both for `count` packets like `departure`, and waits for the answer to a first one.
     ///
-    /// Frames go as XDP frames, and answers are taken by native XDP, where the interface sends such
-    /// frames now; else as socket buffers, and at the ingress hook.
+    /// Sends XDP frames and takes answers by native XDP where the interface sends such frames now;
+    /// else sends socket buffers and takes answers at the ingress hook.
     ///
     /// # Errors
-    /// The probes are no echo requests, the user may not, the kernel cannot, nothing came back.
+    /// The probes are no echo requests, the user may not, the kernel cannot, or there is no answer.
     pub fn open(
         departure: &Departure,
         probe: Probe,
@@ -84,7 +84,7 @@ impl Live {
         let virtual_interface = !Netlink::open()?.link_at(&tx.interface, &tx)?.kind.is_empty();
         let by_xdp =
             virtual_interface && features::sends_xdp_frames(departure.interface) == Some(true);
-        let (way, mode, name) = if by_xdp {
+        let (egress, mode, name) = if by_xdp {
             (Egress::Redirect, SinkHook::Native, "live")
         } else {
             (Egress::Stack, SinkHook::Ingress, "live-skb")
@@ -100,7 +100,7 @@ impl Live {
             port: identifier,
         };
         let sink = XdpSink::open(&tx, &expected, mode)?;
-        let generator = LiveGenerator::open(&tx, &template, way, None, cpu, count as u32)?;
+        let generator = LiveGenerator::open(&tx, &template, egress, None, cpu, count as u32)?;
         let mut live = Self { generator, sink, name };
         live.warm_up()?;
         Ok(live)
@@ -117,10 +117,10 @@ impl Live {
                 }
             }
         }
-        Err(Error::failed("no answer came that way", ""))
+        Err(Error::failed("no answer came to frames of the kernel's generator", ""))
     }
 
-    /// The way, in a word: `live` or `live-skb`.
+    /// Its name in results: `live` or `live-skb`.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -129,13 +129,13 @@ impl Live {
     pub fn run(&mut self, order: &ProbeOrder) -> SessionOutcome {
         let mut steps = StepDetector::new(&SystemClock);
         let begin_ns = clock::monotonic_ns();
-        let ordered = order::Order {
+        let order_of_trial = order::Order {
             first_sequence: 0,
             count: order.count,
             schedule: order.schedule,
             refusals: Refusals::Lost,
         };
-        let generated = self.generator.run(&ordered, &AtomicU64::new(0));
+        let generated = self.generator.run(&order_of_trial, &AtomicU64::new(0));
         let mut failure = generated.error;
         let end_ns = clock::monotonic_ns() + order.timeout_ns;
         while failure.is_none()
@@ -159,7 +159,7 @@ impl Live {
         }
     }
 
-    /// The stamps are of a clock that cannot be stepped, so that no sample straddles a step.
+    /// The records of all packets; their clock cannot be stepped, so that none straddles a step.
     fn records(&self, sent: u64) -> Records {
         let mut records = Records::with_capacity(sent);
         let departed: Vec<_> =
@@ -177,14 +177,14 @@ impl Live {
                 let (kernel_rx_ns, user_rx_ns) = (answer.first_ns, answer.first_ns);
                 let arrival = Arrival { sequence, kernel_rx_ns, user_rx_ns, residence_ns: -1 };
                 records.arrived(arrival, 0);
-                records.again(sequence, answer.duplicates, answer.reordered != 0);
+                records.repeated(sequence, answer.duplicates, answer.reordered != 0);
             }
         }
         records
     }
 
-    /// Where each burst ends: as long after its first packet was made as its last left after its
-    /// first, and one gap more.
+    /// When each burst ends: its first packet's time of making, plus the time from its first to its
+    /// last departure, plus one gap.
     fn burst_ends(&self, sent: u64, order: &ProbeOrder) -> Vec<i64> {
         if order.burst < 2 {
             return Vec::new();

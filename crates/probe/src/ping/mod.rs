@@ -41,7 +41,7 @@ use socket::{ProbeFormat, ProbeRoute};
 pub use warmup::Path;
 use warmup::Senders;
 
-/// Above this rate a watching thread would keep a CPU busy all the time.
+/// Above this rate the watching thread would keep a CPU busy all the time.
 const WATCHED_PPS: f64 = 10_000.0;
 
 #[derive(Debug, Serialize)]
@@ -120,13 +120,13 @@ pub fn run(args: &Args) -> Result<()> {
     let mut ready = ready(args, route, &sized, order.count)?;
     warnings.append(&mut ready.warnings);
     let meter = CpuMeter::start().ok();
-    let (outcome, path, receive_dropped) = match &mut ready.way {
+    let (outcome, path, receive_dropped) = match &mut ready.senders {
         Senders::User(transport) => {
             affinity::pin(args.cpu)?;
             let outcome = session::run(transport.as_mut(), order, &stop::requested);
             (outcome, transport.name(), transport.dropped())
         }
-        // A thread of its own goes to that CPU; this one has to end it.
+        // Its own thread is pinned to that CPU; this one must stay free to end it.
         Senders::Live(live) => (live.run(&order), live.name(), 0),
     };
     let cpu = meter.and_then(|meter| meter.usage().ok());
@@ -227,11 +227,11 @@ pub fn run(args: &Args) -> Result<()> {
     outcome.failure.map_or(Ok(()), Err)
 }
 
-/// How long probes are.
+/// The size of probes.
 struct FrameSize {
     /// Ethernet frame with its FCS.
     frame_bytes: usize,
-    /// What lies behind the ICMP or UDP header; the message of a request.
+    /// Payload behind the ICMP or UDP header; of a request to Redis its message.
     payload_bytes: usize,
 }
 
@@ -253,7 +253,7 @@ impl FrameSize {
     }
 }
 
-/// A way to the target that was tried.
+/// Finds a way to the target and tries it.
 fn ready(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Result<warmup::Ready> {
     let patience_ns = args.patience.as_nanos() as i64;
     let identifier = std::process::id() as u16;
@@ -271,7 +271,7 @@ fn ready(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Resul
             return warmup::prepare_redis(&route, size, patience_ns, &stop::requested);
         }
     };
-    let wish = warmup::Wish {
+    let request = warmup::Request {
         kind,
         route,
         payload_bytes: sized.payload_bytes,
@@ -283,18 +283,18 @@ fn ready(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Resul
         watch: !args.no_watch && args.rate <= WATCHED_PPS,
         patience_ns,
     };
-    warmup::prepare(&wish, &stop::requested)
+    warmup::prepare(&request, &stop::requested)
 }
 
-/// Gives this thread the priority that the user wants; returns what could not be done.
+/// Gives this thread the requested priority; returns warnings.
 fn prioritise(args: &Args) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     affinity::check_cpu(args.cpu)?;
     if args.realtime {
         let parameters = libc::sched_param { sched_priority: 10 };
         // SAFETY: the parameters live through the call.
-        let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) };
-        if done != 0 {
+        let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) };
+        if result != 0 {
             warnings.push(format!(
                 "real-time priority was refused ({}): needs CAP_SYS_NICE",
                 std::io::Error::last_os_error()
@@ -336,14 +336,14 @@ fn write_packets(
 fn achieved_pps(tally: &Tally, schedule: &Schedule) -> f64 {
     let Some(sending_ns) = tally.sending_ns else { return 0.0 };
     let interval_ns = NANOS_PER_SECOND as f64 / schedule.mean_pps();
-    let meant_ns = schedule.due_ns(tally.counts.sent.saturating_sub(1)) as f64 + interval_ns;
-    schedule.mean_pps() * meant_ns / (sending_ns as f64 + interval_ns)
+    let due_ns = schedule.due_ns(tally.counts.sent.saturating_sub(1)) as f64 + interval_ns;
+    schedule.mean_pps() * due_ns / (sending_ns as f64 + interval_ns)
 }
 
 /// The share of the intended rate that counts as kept.
-const KEPT: f64 = 0.999;
+const RATE_TOLERANCE: f64 = 0.999;
 /// The same within bursts, which are short.
-const KEPT_IN_BURST: f64 = 0.99;
+const BURST_RATE_TOLERANCE: f64 = 0.99;
 
 /// Whether the generator fell short: it sent less than 99.9 % of the intended rate while its last
 /// packets were late by more than one interval, or less than 99 % within bursts, or packets were
@@ -355,21 +355,23 @@ fn rate_not_kept(
     refused: &BTreeMap<String, u64>,
 ) -> bool {
     let interval_ns = NANOS_PER_SECOND as f64 / load.intended_pps;
-    let slow = load.achieved_pps < load.intended_pps * KEPT;
+    let slow = load.achieved_pps < load.intended_pps * RATE_TOLERANCE;
     let behind = tally.slip.quantile_ns(0.9) as f64 > interval_ns;
     let slow_burst = burst.is_some_and(|burst| {
-        burst.achieved_pps.is_some_and(|achieved| achieved < burst.intended_pps * KEPT_IN_BURST)
+        burst
+            .achieved_pps
+            .is_some_and(|achieved| achieved < burst.intended_pps * BURST_RATE_TOLERANCE)
     });
     (slow && behind) || slow_burst || !refused.is_empty()
 }
 
 fn rate_warning(load: &Load, burst: Option<&Burst>, tally: &Tally) -> String {
-    let (what, intended, achieved) = match burst {
+    let (scope, intended, achieved) = match burst {
         Some(burst) => (" within bursts", burst.intended_pps, burst.achieved_pps),
         None => ("", load.intended_pps, Some(load.achieved_pps)),
     };
     format!(
-        "the rate{what} was not kept: {:.0} of {intended:.0} packets/s; 90 % of the packets slipped \
+        "the rate{scope} was not kept: {:.0} of {intended:.0} packets/s; 90 % of the packets slipped \
          by up to {} us: lower --rate, or give this program a CPU of its own",
         achieved.unwrap_or(0.0),
         tally.slip.quantile_ns(0.9) / 1000

@@ -1,4 +1,4 @@
-//! The options of `pw-probe ping`, and what they ask to send.
+//! The options of `pw-probe ping`, and the order that follows from them.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
@@ -118,7 +118,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The port that is asked; none where the protocol has no ports.
+    /// The destination port; none where the protocol has no ports.
     pub fn port(&self) -> Option<u16> {
         match self.proto {
             Protocol::Icmp => None,
@@ -128,10 +128,10 @@ impl Args {
     }
 }
 
-/// An address literal; IPv6 with `%interface` (name or number) behind it.
+/// Parses an address literal; IPv6 may end in `%interface` (name or number).
 ///
 /// # Errors
-/// It is none, or there is no such interface.
+/// It is no address, or there is no such interface.
 pub fn parse_target(text: &str) -> Result<SocketAddr> {
     let wrong = || {
         Error::bad_input(
@@ -162,16 +162,16 @@ pub fn with_port(mut target: SocketAddr, port: u16) -> SocketAddr {
     target
 }
 
-/// The smallest frame with so much payload [bytes with FCS].
-pub fn smallest(target: IpAddr, least: usize) -> usize {
-    let around = wire::ETHERNET_HEADER_BYTES + wire::FCS_BYTES + wire::UPPER_HEADER_BYTES;
-    (around + wire::ip_header_bytes(target) + least).max(wire::SMALLEST_FRAME_BYTES)
+/// The smallest frame with this payload [bytes with FCS].
+pub fn smallest(target: IpAddr, payload_bytes: usize) -> usize {
+    let headers = wire::ETHERNET_HEADER_BYTES + wire::FCS_BYTES + wire::UPPER_HEADER_BYTES;
+    (headers + wire::ip_header_bytes(target) + payload_bytes).max(wire::SMALLEST_FRAME_BYTES)
 }
 
-/// What the options ask to send.
+/// The packets to send by the options.
 ///
 /// # Errors
-/// It is nothing, or more than can be told apart.
+/// No packet is due, or more than sequence numbers can distinguish.
 pub fn order(args: &Args) -> Result<session::ProbeOrder> {
     let schedule = match args.burst.zip(args.burst_every) {
         None => Schedule::steady(args.rate),
@@ -217,17 +217,17 @@ pub fn order(args: &Args) -> Result<session::ProbeOrder> {
     })
 }
 
-/// All stamps are kept in memory until the end, so that nothing disturbs the run.
+/// Checks that memory holds the stamps of all packets, which are written after the run.
 ///
 /// # Errors
-/// There is too little of it.
+/// There is too little memory.
 pub fn check_memory(count: u64) -> Result<()> {
     let needed = count.saturating_mul(size_of::<record::Record>() as u64);
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = text
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
         .map_or(1 << 30, |kib| kib * 1024);
     if needed <= available / 2 {
         return Ok(());

@@ -1,12 +1,11 @@
-//! Probes as whole frames: sent by a packet socket, answers read from a ring that the kernel writes
-//! into this process's memory. Shortest way between user and wire, hence the user's stamps lie
-//! closest to the kernel's.
+//! Probes as whole frames: sent by a packet socket, answers read from a ring in memory shared with
+//! the kernel. The shortest way between user and wire: user stamps lie closest to the kernel's.
 //!
 //! The same ring captures the probes as they leave, which gives their kernel transmit stamps: taken
-//! where every capture takes them, when the stack hands the frame to the driver.
+//! as by any capture, when the stack hands the frame to the driver.
 //!
-//! The headers are those of a probe that the kernel itself sent while warming up: addresses, next
-//! hop, hop limit and traffic class are the kernel's choice and not repeated here.
+//! The headers are copied from a probe that the kernel itself sent while warming up: addresses, next
+//! hop, hop limit and traffic class are the kernel's choice.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,45 +17,45 @@ use nix::sys::socket::{MsgFlags, send};
 use super::departure::{Departure, interface_name};
 use super::probe::Probe;
 use super::record::{Arrival, MISSING};
-use super::rehearsal::Stage;
+use super::rehearsal::Rehearsal;
 use super::ring::AnswerRing;
 use super::socket::SocketTransport;
 use super::transport::Transport;
-use super::watch::{Look, Watcher};
+use super::watch::{SlotClock, Watcher};
 use crate::capture::{self, bind_packet_socket};
 use crate::clock;
-use crate::filter::Wanted;
+use crate::filter::Traffic;
 use crate::timestamping::{self, set_option};
 use crate::wire::{self, ETHERNET_HEADER_BYTES};
 
-/// Above this rate the ring does not capture what leaves and the queueing discipline is left out:
-/// both cost as much as the sending itself. Kernel transmit stamps are then missing.
+/// Above this rate the ring does not capture the probes and the queueing discipline is bypassed:
+/// each costs as much as the sending itself. Kernel transmit stamps are then missing.
 const LEAN_PPS: f64 = 250_000.0;
 /// Most packets in one system call.
 const BATCH: usize = 64;
 
-/// Where the parts of a frame lie.
+/// Offsets of the parts of a frame.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    /// Where the probe's message begins.
+    /// Beginning of the probe's message.
     message_at: usize,
-    /// Where the message ends; what follows pads the frame.
+    /// End of the message; padding follows.
     message_end: usize,
-    /// Where the UDP header begins, and the sum of pseudo-header and header; STAMP alone.
+    /// Beginning of the UDP header, and the sum of pseudo-header and header; STAMP only.
     udp: Option<(usize, u32)>,
-    /// Sum over the pseudo-header; ICMPv6 alone.
+    /// Sum over the pseudo-header; ICMPv6 only.
     pseudo_sum: u32,
 }
 
 impl Layout {
-    /// Writes message `sequence`; returns the sum over all that UDP's checksum covers but the time.
+    /// Writes message `sequence`; returns the sum over the bytes of UDP's checksum without the time.
     fn write(&self, probe: Probe, frame: &mut [u8], sequence: u64) -> u32 {
         let message = &mut frame[self.message_at..self.message_end];
         probe.write(message, sequence, self.pseudo_sum);
         self.udp.map_or(0, |(_, header_sum)| wire::sum_words(header_sum, message))
     }
 
-    /// Writes the time of sending and with it UDP's checksum, where there are such.
+    /// Writes the time of sending and UDP's checksum, for STAMP.
     #[inline]
     fn set_time(&self, probe: Probe, frame: &mut [u8], sum: u32, user_tx_ns: i64) {
         let Some((udp_at, _)) = self.udp else { return };
@@ -73,7 +72,7 @@ impl Layout {
 #[derive(Debug)]
 pub struct PacketTransport {
     sender: OwnedFd,
-    /// Before `ring`, whose memory it reads: it is dropped first.
+    /// Declared before `ring`, whose memory it reads, so that it is dropped first.
     watcher: Option<Watcher>,
     ring: AnswerRing,
     probe: Probe,
@@ -82,7 +81,7 @@ pub struct PacketTransport {
     interface_name: String,
     frame: Vec<u8>,
     layout: Layout,
-    /// Sum over everything that UDP's checksum covers, but for the time.
+    /// Sum over the bytes of UDP's checksum without the time.
     partial_sum: u32,
     /// Transmit stamps that were read from the ring and not yet fetched.
     departed: VecDeque<(u64, i64)>,
@@ -90,7 +89,7 @@ pub struct PacketTransport {
     batch: Vec<Vec<u8>>,
     dropped: u64,
     port: Option<SocketTransport>,
-    stage: Option<Stage>,
+    rehearsal: Option<Rehearsal>,
 }
 
 impl PacketTransport {
@@ -110,7 +109,7 @@ impl PacketTransport {
         let upper_at = ip.payload.as_ptr().addr() - frame.as_ptr().addr();
         let upper_bytes = ip.payload.len();
         let pseudo_sum = wire::pseudo_header_sum(source, target, probe.protocol(), upper_bytes);
-        // What the driver or NIC would have padded.
+        // Padded here, not by the driver or NIC.
         frame.truncate(upper_at + upper_bytes);
         frame.resize(frame.len().max(wire::SMALLEST_FRAME_BYTES - wire::FCS_BYTES), 0);
         let (message_at, udp) = match probe {
@@ -124,11 +123,11 @@ impl PacketTransport {
         };
         let sender = capture::packet_socket().map_err(io::Error::other)?;
         bind_packet_socket(&sender, departure.interface, 0)?;
-        let wanted = match probe {
-            Probe::Echo { identifier, .. } => Wanted::Echo { id: Some(identifier) },
-            Probe::Stamp { source_port, .. } => Wanted::Udp { port: source_port },
+        let traffic = match probe {
+            Probe::Echo { identifier, .. } => Traffic::Echo { id: Some(identifier) },
+            Probe::Stamp { source_port, .. } => Traffic::Udp { port: source_port },
         };
-        let ring = AnswerRing::open(departure.interface, source.is_ipv6(), wanted, peak_pps)?;
+        let ring = AnswerRing::open(departure.interface, source.is_ipv6(), traffic, peak_pps)?;
         let interface_name = interface_name(departure.interface)?;
         let lean = peak_pps > LEAN_PPS;
         if lean {
@@ -156,18 +155,18 @@ impl PacketTransport {
             batch,
             dropped: 0,
             port: None,
-            stage: if lean { None } else { Stage::open(&departure.frame) },
+            rehearsal: if lean { None } else { Rehearsal::open(&departure.frame) },
         })
     }
 
-    /// Lets a second thread note when answers come.
+    /// Starts the thread that notes when answers come.
     pub fn watch(&mut self) {
         // SAFETY: the watcher is dropped before the ring (order of the fields).
         self.watcher = unsafe { Watcher::start(self.ring.statuses()) };
     }
 
-    /// Keeps `socket` open, so that the kernel does not call its port unreachable, and silent.
-    pub fn keep(&mut self, socket: SocketTransport) -> io::Result<()> {
+    /// Keeps `socket` open but silent, so that the kernel does not answer "port unreachable".
+    pub fn hold(&mut self, socket: SocketTransport) -> io::Result<()> {
         socket.hold_port()?;
         self.port = Some(socket);
         Ok(())
@@ -188,8 +187,8 @@ impl Transport for PacketTransport {
     }
 
     fn rehearse(&mut self) {
-        if let Some(stage) = &self.stage {
-            stage.send();
+        if let Some(rehearsal) = &self.rehearsal {
+            rehearsal.send();
             return;
         }
         // Shorter than an Ethernet header: the kernel allocates and copies the packet, then refuses
@@ -219,13 +218,13 @@ impl Transport for PacketTransport {
         let (mut vectors, mut messages): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) =
             unsafe { std::mem::zeroed() };
         let time_ns = clock::realtime_ns();
-        for (place, frame) in self.batch[..count].iter_mut().enumerate() {
-            let sum = self.layout.write(self.probe, frame, first + place as u64);
+        for (index, frame) in self.batch[..count].iter_mut().enumerate() {
+            let sum = self.layout.write(self.probe, frame, first + index as u64);
             self.layout.set_time(self.probe, frame, sum, time_ns);
-            vectors[place] =
+            vectors[index] =
                 libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
-            messages[place].msg_hdr.msg_iov = &raw mut vectors[place];
-            messages[place].msg_hdr.msg_iovlen = 1;
+            messages[index].msg_hdr.msg_iov = &raw mut vectors[index];
+            messages[index].msg_hdr.msg_iovlen = 1;
         }
         let user_tx_ns = clock::realtime_ns();
         // SAFETY: the first `count` messages point at vectors and frames that live through the call.
@@ -245,9 +244,9 @@ impl Transport for PacketTransport {
 
     #[inline]
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
-        let mut look = Look::default();
+        let mut slot_clock = SlotClock::default();
         while let Some((kernel_ns, frame)) = self.ring.filled() {
-            let now_ns = look.at(|| self.ring.is_filled(1), clock::realtime_ns);
+            let now_ns = slot_clock.read(|| self.ring.is_filled(1), clock::realtime_ns);
             let user_rx_ns = match &self.watcher {
                 Some(watcher) => watcher.take(self.ring.next, kernel_ns, now_ns),
                 None => now_ns,
@@ -282,8 +281,8 @@ impl Transport for PacketTransport {
 
     fn wait(&mut self, timeout_ns: i64) -> io::Result<()> {
         timestamping::wait_readable(self.ring.socket(), timeout_ns);
-        // An interface that goes down leaves an error on the socket, and poll returns at once until
-        // it is fetched.
+        // An interface that goes down leaves an error on the socket, by which poll returns at once
+        // until it is fetched.
         match nix::sys::socket::getsockopt(
             &self.ring.socket(),
             nix::sys::socket::sockopt::SocketError,
@@ -295,8 +294,7 @@ impl Transport for PacketTransport {
     }
 
     fn interface(&self) -> (String, bool) {
-        let there = interface_name(self.interface).is_ok();
-        (self.interface_name.clone(), there)
+        (self.interface_name.clone(), interface_name(self.interface).is_ok())
     }
 
     fn dropped(&mut self) -> u64 {

@@ -1,4 +1,4 @@
-//! The messages of a probe: what is sent and how its answer is known. Pure; knows no sockets.
+//! The messages of a probe: writes requests and recognises their answers. Pure; knows no sockets.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use crate::clock;
 use crate::stamp::{self, ErrorEstimate, ReflectorPacket, SenderPacket, TimeFormat};
 use crate::wire::{self, IpPacket, WARMUP_BIT};
 
-/// What is known of our clock against UTC is nothing; the error estimate says a second.
+/// Error estimate of this host's clock, whose offset from UTC is unknown.
 const CLOCK_ERROR_NS: u64 = clock::NANOS_PER_SECOND as u64;
 
 /// STAMP's sequence numbers have 32 bits; the topmost are for warming up.
@@ -35,7 +35,7 @@ pub enum Probe {
     },
 }
 
-/// What an answer says.
+/// A parsed answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// Sequence number of the packet answered; with [`WARMUP_BIT`] it is not a sample.
@@ -83,7 +83,7 @@ impl Probe {
         }
     }
 
-    /// Reads an answer from an ICMP message or a UDP payload; none when it is not ours.
+    /// Parses an answer in an ICMP message or a UDP payload; none for any other.
     #[inline]
     pub fn answer(self, message: &[u8], near_ns: i64) -> Option<Answer> {
         match self {
@@ -127,7 +127,7 @@ impl Probe {
         }
     }
 
-    /// Reads an answer from the beginning of an Ethernet frame: as much as a capture kept of it.
+    /// Parses an answer in the beginning of an Ethernet frame, as much as a capture kept.
     #[inline]
     pub fn answer_in_frame(self, frame: &[u8], target: IpAddr, near_ns: i64) -> Option<Answer> {
         let packet = frame.get(wire::ETHERNET_HEADER_BYTES..)?;
@@ -135,7 +135,7 @@ impl Probe {
         self.answer_in(ip, target, near_ns)
     }
 
-    /// The sequence number of a request of ours to `target` in the beginning of an Ethernet frame.
+    /// The sequence number of a request to `target` in the beginning of an Ethernet frame.
     #[inline]
     pub fn request_in_frame(self, frame: &[u8], target: IpAddr) -> Option<u64> {
         let ip = wire::parse_ip_head(frame.get(wire::ETHERNET_HEADER_BYTES..)?)?;
@@ -145,14 +145,14 @@ impl Probe {
         match self {
             Self::Echo { identifier, .. } => {
                 let echo = wire::parse_icmp_echo(ip.payload, ip.protocol)?;
-                let ours = !echo.reply && echo.identifier == identifier;
-                ours.then(|| wire::parse_echo_payload(echo.payload)).flatten()
+                let matches = !echo.reply && echo.identifier == identifier;
+                matches.then(|| wire::parse_echo_payload(echo.payload)).flatten()
             }
             Self::Stamp { source_port, port, .. } => {
                 let udp = wire::parse_udp_head(ip.payload)?;
                 let packet = SenderPacket::parse(udp.payload)?;
-                let ours = udp.source_port == source_port && udp.destination_port == port;
-                ours.then(|| with_warmup_bit(packet.sequence))
+                let matches = udp.source_port == source_port && udp.destination_port == port;
+                matches.then(|| with_warmup_bit(packet.sequence))
             }
         }
     }

@@ -1,5 +1,5 @@
-//! What is known of each packet of a run, and what follows from it: counts and distributions. Pure;
-//! knows no clocks and no sockets.
+//! The stamps of each packet of a run, and the counts and distributions of them. Pure; knows no
+//! clocks and no sockets.
 
 use std::io::{self, Write};
 
@@ -48,19 +48,19 @@ pub struct Arrival {
     pub sequence: u64,
     /// When the driver handed it to the kernel [CLOCK_REALTIME ns], or [`MISSING`].
     pub kernel_rx_ns: i64,
-    /// When it could be read [CLOCK_REALTIME ns].
+    /// When it became readable [CLOCK_REALTIME ns].
     pub user_rx_ns: i64,
     /// Time in the reflector [ns]; -1 when unknown.
     pub residence_ns: i32,
 }
 
 impl Records {
-    /// Room for `count` packets, touched, so that no page is missing when it is first needed.
+    /// Room for `count` packets, written once, so that no page fault disturbs the run.
     pub fn with_capacity(count: u64) -> Self {
         let mut records = Vec::with_capacity(count as usize);
-        // Prepared in full up to 64 MB; the rest comes page by page.
-        let prepared = (count as usize).min((64 << 20) / size_of::<Record>());
-        records.resize(prepared, Record { user_tx_ns: 1, ..Record::default() });
+        // Up to 64 MB; the kernel adds further pages as they are used.
+        let touched = (count as usize).min((64 << 20) / size_of::<Record>());
+        records.resize(touched, Record { user_tx_ns: 1, ..Record::default() });
         records.clear();
         Self { records, highest: None, outstanding: 0 }
     }
@@ -77,7 +77,7 @@ impl Records {
         self.outstanding += u64::from(user_tx_ns != MISSING);
     }
 
-    /// Notes an answer. Answers to what was never sent are ignored.
+    /// Notes an answer. Answers to packets that were not sent are ignored.
     #[inline]
     pub fn arrived(&mut self, arrival: Arrival, check: u32) {
         let Some(record) = self.records.get_mut(arrival.sequence as usize) else { return };
@@ -98,15 +98,15 @@ impl Records {
     }
 
     /// Notes further copies of an answer, and whether it came after a later packet's.
-    pub fn again(&mut self, sequence: u64, duplicates: u32, reordered: bool) {
+    pub fn repeated(&mut self, sequence: u64, duplicates: u32, reordered: bool) {
         if let Some(record) = self.records.get_mut(sequence as usize) {
             record.duplicates = u16::try_from(duplicates).unwrap_or(u16::MAX);
             record.reordered = reordered;
         }
     }
 
-    /// Notes a transmit stamp. One that lies before the packet's sending belongs to another packet
-    /// (the kernel's count slipped) and is left out.
+    /// Notes a transmit stamp. One from before the packet's sending belongs to another packet (the
+    /// kernel's count slipped) and is left out.
     #[inline]
     pub fn stamped(&mut self, sequence: u64, kernel_tx_ns: i64) {
         if let Some(record) = self.records.get_mut(sequence as usize)
@@ -146,22 +146,21 @@ pub struct Counts {
     pub late: u64,
 }
 
-/// How a run was meant: what is needed to judge its records.
+/// The intended run, against which its records are judged.
 #[derive(Debug)]
 pub struct Intended<'a> {
     /// When each packet was due, after `start_ns`.
     pub schedule: Schedule,
-    /// CLOCK_REALTIME of the schedule's start [ns], by the clock as it was then.
+    /// CLOCK_REALTIME of the schedule's start [ns], as read then.
     pub start_ns: i64,
     /// An answer later than this is late [ns].
     pub timeout_ns: i64,
-    /// What was seen of the wall clock.
+    /// The wall clock's steps.
     pub steps: &'a StepDetector,
 }
 
 impl Intended<'_> {
-    /// When packet `sequence` was due [CLOCK_REALTIME ns], by the clock as it was when the packet
-    /// was sent.
+    /// When packet `sequence` was due [CLOCK_REALTIME ns], with the clock's steps until it was sent.
     fn scheduled_ns(&self, sequence: usize, record: &Record) -> i64 {
         let stepped: i64 = self
             .steps
@@ -184,7 +183,7 @@ impl Intended<'_> {
     }
 }
 
-/// What follows from the records.
+/// Counts and distributions of the records.
 #[derive(Debug)]
 pub struct Tally {
     /// Packets.
@@ -229,7 +228,7 @@ pub fn tally(records: &[Record], plan: &Intended<'_>) -> Tally {
             tally.not_sent += 1;
             continue;
         }
-        // By way of the slip, which a step of the clock does not touch.
+        // Computed from the slip, to which a step of the clock makes no difference.
         let slip_ns = record.user_tx_ns - plan.scheduled_ns(sequence, record);
         let straddles = plan.straddles(record);
         if !straddles {
@@ -272,8 +271,8 @@ pub fn burst_rates(records: &[Record], burst: u64, ends_ns: &[i64]) -> (Option<f
     let bursts = || records.chunks_exact(burst as usize);
     let user = bursts().zip(ends_ns).filter_map(|(packets, &end_ns)| {
         let first_ns = packets.first()?.user_tx_ns;
-        let whole = packets.iter().all(|packet| packet.user_tx_ns != MISSING);
-        (whole && end_ns > first_ns).then(|| burst as f64 * 1e9 / (end_ns - first_ns) as f64)
+        let complete = packets.iter().all(|packet| packet.user_tx_ns != MISSING);
+        (complete && end_ns > first_ns).then(|| burst as f64 * 1e9 / (end_ns - first_ns) as f64)
     });
     let kernel = bursts().filter_map(|packets| {
         let (first, last) = (packets.first()?.kernel_tx_ns, packets.last()?.kernel_tx_ns);
@@ -291,7 +290,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 pub const CSV_HEADER: &str =
     "seq,scheduled_ns,user_tx_ns,kernel_tx_ns,kernel_rx_ns,user_rx_ns,flags";
 
-/// Writes one line a packet; what is missing is empty, flags are joined by `+`.
+/// Writes one line a packet; missing stamps are empty, flags are joined by `+`.
 pub fn write_csv(records: &[Record], plan: &Intended<'_>, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{CSV_HEADER}")?;
     for (sequence, record) in records.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Requests to a Redis server over one TCP connection: how long an application takes to answer.
+//! Requests to a Redis server over one TCP connection, which measure an application's response time.
 //!
 //! Each request is `ECHO` of a message that begins with its sequence number in hexadecimal digits
 //! (the protocol: RESP 2, redis.io). Requests leave on schedule, whether or not earlier ones were
@@ -28,18 +28,17 @@ pub const PORT: u16 = 6379;
 const DIGITS: usize = 16;
 /// TCP header with the timestamps that Linux negotiates.
 const TCP_HEADER_BYTES: usize = 32;
-/// What may wait for the connection to take it; a server that reads nothing for longer than this
-/// lasts has its requests refused.
-const MOST_WAITING_BYTES: usize = 16 << 20;
-/// The longest answer that is waited for to be whole: that of the largest frame.
+/// Most bytes that wait for room in the connection's send buffer; further requests are refused.
+const MOST_UNSENT_BYTES: usize = 16 << 20;
+/// Longest answer that is accepted: that of the largest frame.
 const LONGEST_ANSWER_BYTES: usize = wire::LARGEST_FRAME_BYTES;
 
-/// A request's bytes for a message of so many bytes.
+/// Length of a request with a message of this length.
 fn request_bytes(message_bytes: usize) -> usize {
     b"*2\r\n$4\r\nECHO\r\n$\r\n\r\n".len() + message_bytes.to_string().len() + message_bytes
 }
 
-/// The frame of a request with this message, which travels alone [bytes, FCS included].
+/// Length of the frame of a request that is sent alone [bytes, FCS included].
 pub fn size_bytes(message_bytes: usize, target: IpAddr) -> usize {
     wire::ETHERNET_HEADER_BYTES
         + wire::ip_header_bytes(target)
@@ -48,11 +47,11 @@ pub fn size_bytes(message_bytes: usize, target: IpAddr) -> usize {
         + wire::FCS_BYTES
 }
 
-/// The message that makes a request's frame `size_bytes` long, FCS included [bytes]; without a size
-/// the shortest.
+/// Length of the message whose request's frame has `size_bytes`, FCS included; without a size the
+/// shortest.
 ///
 /// # Errors
-/// No message does: too small, too large, or a size that one more digit of the length jumps over.
+/// There is none: too small, too large, or a size that a further digit of the length skips.
 pub fn message_bytes(size_bytes: Option<usize>, target: IpAddr) -> Result<usize> {
     let Some(size_bytes) = size_bytes else { return Ok(DIGITS) };
     let smallest = self::size_bytes(DIGITS, target);
@@ -74,26 +73,26 @@ pub fn message_bytes(size_bytes: Option<usize>, target: IpAddr) -> Result<usize>
         })
 }
 
-/// What the front of a stream of answers is.
+/// The first answer in a stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Front<'a> {
-    /// Not whole yet.
+    /// Incomplete.
     Partial,
-    /// The answer to this request, of so many bytes.
+    /// The answer to the request `sequence`.
     Answer { sequence: u64, bytes: usize },
-    /// The server refuses, in its words.
+    /// The server's error message.
     Refusal(&'a [u8]),
-    /// No answer of Redis to an `ECHO` of ours.
+    /// Not an answer to an `ECHO` of this program.
     Foreign,
 }
 
-/// Reads the front of what a server sent. Pure.
+/// Parses the first answer in a stream. Pure.
 fn front(stream: &[u8]) -> Front<'_> {
     let Some(end) = stream.iter().take(LONGEST_ANSWER_BYTES).position(|&byte| byte == b'\r') else {
-        let whole = stream.len() > LONGEST_ANSWER_BYTES;
-        return if whole { Front::Foreign } else { Front::Partial };
+        let too_long = stream.len() > LONGEST_ANSWER_BYTES;
+        return if too_long { Front::Foreign } else { Front::Partial };
     };
-    let (head, rest) = stream.split_at(end);
+    let (head, body) = stream.split_at(end);
     let Some((&kind, value)) = head.split_first() else { return Front::Foreign };
     match kind {
         b'-' => Front::Refusal(value),
@@ -104,7 +103,7 @@ fn front(stream: &[u8]) -> Front<'_> {
             else {
                 return Front::Foreign;
             };
-            let Some(message) = rest.get(2..2 + length + 2) else { return Front::Partial };
+            let Some(message) = body.get(2..2 + length + 2) else { return Front::Partial };
             let sequence = message
                 .get(..DIGITS)
                 .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))
@@ -119,7 +118,7 @@ fn front(stream: &[u8]) -> Front<'_> {
     }
 }
 
-/// A connection to a server that was seen to answer.
+/// A connection to a server.
 #[derive(Debug)]
 pub struct RedisTransport {
     stream: TcpStream,
@@ -127,28 +126,28 @@ pub struct RedisTransport {
     interface: Option<String>,
     server: SocketAddr,
     request: Vec<u8>,
-    /// Where the sequence number stands in `request`.
+    /// Offset of the sequence number in `request`.
     digits_at: usize,
-    /// Requests, or the rest of one, that the connection has not taken yet.
-    waiting: Vec<u8>,
+    /// Bytes of requests that the send buffer has no room for yet.
+    unsent: Vec<u8>,
     received: Vec<u8>,
-    /// Bytes of `received` that were read already.
-    read: usize,
-    over: Option<Error>,
+    /// Bytes of `received` that are parsed.
+    parsed: usize,
+    failure: Option<Error>,
 }
 
 impl RedisTransport {
     /// Connects along `route` within `patience_ns`.
     ///
     /// # Errors
-    /// No route, no such interface or source address, nobody there, or nothing that listens.
+    /// No route, no such interface or source address, no answer, or nothing listens.
     pub fn connect(route: &ProbeRoute, message_bytes: usize, patience_ns: i64) -> Result<Self> {
         let stream = TcpStream::from(connected(route, patience_ns)?);
         let unusable = |error: io::Error| {
             Error::failed(format!("cannot use the connection to {}", route.target), "")
                 .caused_by(error)
         };
-        // A request leaves when it is due, not when the one before it was acknowledged.
+        // A request leaves when it is due, not once the one before is acknowledged.
         stream.set_nodelay(true).map_err(unusable)?;
         let source = stream.local_addr().map_err(unusable)?.ip();
         let head = format!("*2\r\n$4\r\nECHO\r\n${message_bytes}\r\n");
@@ -162,10 +161,10 @@ impl RedisTransport {
             server: route.target,
             request,
             digits_at: head.len(),
-            waiting: Vec::with_capacity(1 << 16),
+            unsent: Vec::with_capacity(1 << 16),
             received: Vec::with_capacity(1 << 16),
-            read: 0,
-            over: None,
+            parsed: 0,
+            failure: None,
         })
     }
 
@@ -174,11 +173,11 @@ impl RedisTransport {
         self.source
     }
 
-    /// Hands over what waits, as far as the connection takes it.
+    /// Sends unsent bytes as far as the send buffer has room.
     fn flush(&mut self) -> io::Result<()> {
-        while !self.waiting.is_empty() {
-            match self.stream.write(&self.waiting) {
-                Ok(written) => drop(self.waiting.drain(..written)),
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(written) => drop(self.unsent.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.broken(error)),
@@ -189,7 +188,7 @@ impl RedisTransport {
 
     fn broken(&mut self, error: io::Error) -> io::Error {
         let kind = error.kind();
-        self.over.get_or_insert_with(|| {
+        self.failure.get_or_insert_with(|| {
             Error::failed(
                 format!("the connection to the Redis server at {} broke", self.server),
                 "does the server still run? What was measured until then is printed",
@@ -199,10 +198,10 @@ impl RedisTransport {
         kind.into()
     }
 
-    fn misunderstood(&mut self, said: String) -> io::Error {
-        self.over.get_or_insert_with(|| {
+    fn protocol_error(&mut self, what: String) -> io::Error {
+        self.failure.get_or_insert_with(|| {
             Error::failed(
-                said,
+                what,
                 "name the port of a Redis server that wants no password with --port",
             )
         });
@@ -217,13 +216,13 @@ fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
         |what: String, errno: Errno| Error::failed(format!("{what}: {}", errno.desc()), "");
     let family = if server.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let open = socket(family, SockType::Stream, flags, None)
+    let socket = socket(family, SockType::Stream, flags, None)
         .map_err(|errno| failed("cannot open a socket".to_owned(), errno))?;
     if let Some(interface) = &route.interface {
-        timestamping::bind_to_device(open.as_fd(), interface)?;
+        timestamping::bind_to_device(socket.as_fd(), interface)?;
     }
     if let Some(source) = route.source {
-        bind(open.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0))).map_err(
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0))).map_err(
             |errno| {
                 Error::bad_input(
                     format!("cannot send from {source}: {}", errno.desc()),
@@ -232,7 +231,7 @@ fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
             },
         )?;
     }
-    super::socket::set_ip_options(open.as_fd(), server.is_ipv6(), route).map_err(|error| {
+    super::socket::set_ip_options(socket.as_fd(), server.is_ipv6(), route).map_err(|error| {
         Error::failed(format!("cannot set the IP options for {server}"), "").caused_by(error)
     })?;
     let refused = |errno: Errno| match errno {
@@ -243,15 +242,15 @@ fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
         ),
         errno => super::socket::unreachable(route, errno),
     };
-    match connect(open.as_raw_fd(), &SockaddrStorage::from(server)) {
-        Ok(()) => return Ok(open),
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(server)) {
+        Ok(()) => return Ok(socket),
         Err(Errno::EINPROGRESS) => {}
         Err(errno) => return Err(refused(errno)),
     }
     let timeout_ms = i32::try_from(patience_ns / 1_000_000).unwrap_or(i32::MAX).max(1);
     let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::MAX);
-    let mut watched = [PollFd::new(open.as_fd(), PollFlags::POLLOUT)];
-    let ready = poll(&mut watched, timeout)
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+    let ready = poll(&mut fds, timeout)
         .map_err(|errno| failed(format!("cannot wait for {server}"), errno))?;
     if ready == 0 {
         return Err(Error::failed(
@@ -259,8 +258,8 @@ fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
             "is it up, and does a Redis server listen there? Is there a firewall?",
         ));
     }
-    match nix::sys::socket::getsockopt(&open, sockopt::SocketError) {
-        Ok(0) => Ok(open),
+    match nix::sys::socket::getsockopt(&socket, sockopt::SocketError) {
+        Ok(0) => Ok(socket),
         Ok(errno) => Err(refused(Errno::from_raw(errno))),
         Err(errno) => Err(failed(format!("cannot connect to {server}"), errno)),
     }
@@ -273,12 +272,12 @@ impl Transport for RedisTransport {
     }
 
     fn transmit(&mut self) -> io::Result<i64> {
-        if self.waiting.len() + self.request.len() > MOST_WAITING_BYTES {
+        if self.unsent.len() + self.request.len() > MOST_UNSENT_BYTES {
             self.flush()?;
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
         let user_tx_ns = clock::realtime_ns();
-        self.waiting.extend_from_slice(&self.request);
+        self.unsent.extend_from_slice(&self.request);
         self.flush()?;
         Ok(user_tx_ns)
     }
@@ -286,9 +285,9 @@ impl Transport for RedisTransport {
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
         self.flush()?;
         loop {
-            match front(self.received.get(self.read..).unwrap_or(&[])) {
+            match front(self.received.get(self.parsed..).unwrap_or(&[])) {
                 Front::Answer { sequence, bytes } => {
-                    self.read += bytes;
+                    self.parsed += bytes;
                     return Ok(Some(Arrival {
                         sequence,
                         kernel_rx_ns: MISSING,
@@ -298,21 +297,21 @@ impl Transport for RedisTransport {
                 }
                 Front::Refusal(words) => {
                     let words = String::from_utf8_lossy(words).into_owned();
-                    return Err(self.misunderstood(format!(
+                    return Err(self.protocol_error(format!(
                         "the Redis server at {} refuses: {words}",
                         self.server
                     )));
                 }
                 Front::Foreign => {
-                    return Err(self.misunderstood(format!(
+                    return Err(self.protocol_error(format!(
                         "what listens at {} does not speak Redis's protocol",
                         self.server
                     )));
                 }
                 Front::Partial => {}
             }
-            self.received.drain(..self.read);
-            self.read = 0;
+            self.received.drain(..self.parsed);
+            self.parsed = 0;
             let mut buffer = [0; 1 << 14];
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(self.broken(ErrorKind::UnexpectedEof.into())),
@@ -324,7 +323,7 @@ impl Transport for RedisTransport {
         }
     }
 
-    /// TCP sends bytes, of which the kernel may join or repeat some: no stamp belongs to a request.
+    /// None: TCP may join or repeat the bytes of requests, so that no stamp belongs to one.
     fn transmit_stamp(&mut self) -> Option<(u64, i64)> {
         None
     }
@@ -343,7 +342,7 @@ impl Transport for RedisTransport {
     }
 
     fn ended(&mut self) -> Option<Error> {
-        self.over.take()
+        self.failure.take()
     }
 
     fn dropped(&mut self) -> u64 {

@@ -1,9 +1,8 @@
-//! A stage to rehearse on: a veth pair in a namespace of its own, which ends with this value.
+//! Keeps the kernel's transmit path in the CPU's caches: sends frames on a private veth pair, in a
+//! namespace that ends with the value, shortly before each packet.
 //!
-//! A packet that is sent after a millisecond of rest finds its path through the kernel gone from the
-//! CPU's caches, and pays for that before the kernel stamps it. Frames that are sent here shortly
-//! before it go the same way and end at the private pair: nothing of them is on any interface of
-//! the user's.
+//! After a millisecond of rest the path is gone from the caches, which delays a packet before the
+//! kernel stamps it. The frames take the same path and never reach an interface of the user.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -16,22 +15,21 @@ use crate::netlink::Netlink;
 const NAMES: (&str, &str) = ("pw-reh0", "pw-reh1");
 const MTU_BYTES: u32 = 9000;
 
-/// The private pair, and a frame that fits it.
+/// The private pair, and a frame for it.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Rehearsal {
     sender: OwnedFd,
     /// Listens as the ring does, so that the kernel stamps and copies here, too.
     _listener: OwnedFd,
     frame: Vec<u8>,
 }
 
-impl Stage {
-    /// A stage for frames like `frame`; none where namespaces may not be made.
+impl Rehearsal {
+    /// Opens a pair for frames like `frame`; none where namespaces may not be made.
     pub fn open(frame: &[u8]) -> Option<Self> {
         let mut frame = frame.to_vec();
-        let opened = std::thread::scope(|scope| {
-            // Entering a namespace is a property of a thread: this one ends afterwards, and the
-            // sockets keep the namespace.
+        let sockets = std::thread::scope(|scope| {
+            // A namespace is a thread's property: this thread ends, and the sockets keep the namespace.
             scope
                 .spawn(|| -> Option<(OwnedFd, OwnedFd, [u8; 6])> {
                     unshare(CloneFlags::CLONE_NEWNET).ok()?;
@@ -49,12 +47,12 @@ impl Stage {
                 })
                 .join()
         });
-        let (sender, listener, mac) = opened.ok()??;
+        let (sender, listener, mac) = sockets.ok()??;
         frame.get_mut(..6)?.copy_from_slice(&mac);
         Some(Self { sender, _listener: listener, frame })
     }
 
-    /// Sends the frame the whole way.
+    /// Sends the frame.
     pub fn send(&self) {
         let _ = send(self.sender.as_raw_fd(), &self.frame, MsgFlags::MSG_DONTWAIT);
     }

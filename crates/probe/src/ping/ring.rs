@@ -1,5 +1,5 @@
-//! A ring in which the kernel puts a run's requests and their answers (TPACKET_V2), frame by frame.
-//! Knows the probes only by the filter.
+//! The receive ring of a run's requests and their answers (TPACKET_V2), frame by frame. Knows the
+//! probes only by the filter.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,14 +11,14 @@ use super::record::MISSING;
 use super::watch::Statuses;
 use crate::capture::{self, attach_filter, bind_packet_socket};
 use crate::clock;
-use crate::filter::{self, Wanted};
+use crate::filter::{self, Traffic};
 use crate::mapping::Mapping;
 use crate::timestamping::{self, get_option, set_option};
 
-/// What an answer needs of a ring slot: 66 bytes of kernel headers and address, 106 of frame.
+/// Length of a slot: an answer needs 66 bytes of kernel headers and address, 106 of frame.
 const SLOT_BYTES: usize = 256;
-/// Most and fewest slots of the ring. It holds a quarter of a second where it can, and is no larger
-/// than that needs: a ring that fits into a cache costs the kernel no miss a packet.
+/// Bounds of the number of slots. Between them the ring holds a quarter of a second and no more: in
+/// a ring that fits into a cache the kernel has no cache miss a packet.
 const MOST_SLOTS: usize = 32_768;
 const FEWEST_SLOTS: usize = 256;
 const BLOCK_BYTES: usize = 1 << 16;
@@ -27,34 +27,34 @@ const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
 /// Slots of a ring for requests and answers at `peak_pps`.
 fn slots(peak_pps: f64) -> usize {
-    let wanted = (peak_pps * 2.0 * 0.25) as usize;
-    wanted.next_power_of_two().clamp(FEWEST_SLOTS, MOST_SLOTS)
+    let packets = (peak_pps * 2.0 * 0.25) as usize;
+    packets.next_power_of_two().clamp(FEWEST_SLOTS, MOST_SLOTS)
 }
 
-/// A receive ring (TPACKET_V2) that holds the answers alone.
+/// A receive ring (TPACKET_V2).
 #[derive(Debug)]
 pub struct AnswerRing {
     socket: OwnedFd,
     memory: Mapping,
     /// A power of two.
     slots: usize,
-    /// How many slots were read; the next one is this modulo their number.
+    /// Number of slots read so far; modulo `slots` the next one.
     pub next: u64,
 }
 
 impl AnswerRing {
-    /// Opens a ring on interface number `interface` for what is `wanted` at `peak_pps`.
+    /// Opens a ring on interface number `interface` for `traffic` at `peak_pps`.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn open(interface: u32, ipv6: bool, wanted: Wanted, peak_pps: f64) -> io::Result<Self> {
+    pub fn open(interface: u32, ipv6: bool, traffic: Traffic, peak_pps: f64) -> io::Result<Self> {
         let slots = slots(peak_pps);
         let socket = capture::packet_socket().map_err(io::Error::other)?;
         let fd = socket.as_fd();
         let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
         set_option(fd, libc::SOL_PACKET, libc::PACKET_VERSION, version)?;
-        attach_filter(&socket, &filter::in_frames(ipv6, wanted))?;
-        // Makes the kernel stamp packets when the driver hands them over, not when they get here.
+        attach_filter(&socket, &filter::in_frames(ipv6, traffic))?;
+        // Makes the kernel stamp packets when the driver hands them over, not at this socket.
         timestamping::enable(fd, false)?;
         let request = libc::tpacket_req {
             tp_block_size: BLOCK_BYTES as u32,
@@ -65,7 +65,7 @@ impl AnswerRing {
         set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, request)?;
         let memory = Mapping::of(fd, slots * SLOT_BYTES, MapFlags::MAP_POPULATE)?;
         let ring = Self { socket, memory, slots, next: 0 };
-        // Sockets for all protocols see what leaves, and get what comes before the IP stack does.
+        // Sockets for all protocols get outgoing packets, and incoming ones before the IP stack.
         bind_packet_socket(&ring.socket, interface, libc::ETH_P_ALL as u16)?;
         Ok(ring)
     }
@@ -84,7 +84,7 @@ impl AnswerRing {
         unsafe { AtomicU32::from_ptr(&raw mut (*self.header(ahead)).tp_status) }
     }
 
-    /// Where the slots' states lie, for another thread to watch.
+    /// Addresses of the slots' status words, for another thread to watch.
     pub fn statuses(&self) -> Statuses {
         let first = self.memory.start().as_ptr().cast::<libc::tpacket2_hdr>();
         Statuses {
@@ -129,7 +129,7 @@ impl AnswerRing {
         self.next += 1;
     }
 
-    /// Leaves out what this host sends.
+    /// Leaves out packets that this host sends.
     pub fn ignore_outgoing(&self) -> io::Result<()> {
         set_option(self.socket(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     }
@@ -139,7 +139,7 @@ impl AnswerRing {
         self.socket.as_fd()
     }
 
-    /// Packets that found the ring full since this was last asked.
+    /// Packets that found the ring full since the last call.
     pub fn drops(&self) -> u64 {
         let stats = get_option(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS);
         stats.map_or(0, |stats: libc::tpacket_stats| u64::from(stats.tp_drops))

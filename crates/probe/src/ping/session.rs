@@ -1,5 +1,5 @@
-//! The open loop: sends on schedule whether or not answers came, collects answers and stamps in the
-//! time that is left. Knows neither protocol nor sockets.
+//! The open loop: sends on schedule whether or not answers came, and collects answers and stamps in
+//! between. Knows neither protocol nor sockets.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,17 +12,17 @@ use super::transport::{Transport, is_warmup};
 use crate::clock::{self, SPIN_NS, Schedule, StepDetector, SystemClock};
 use crate::error::Error;
 
-/// How long after a packet its answer is polled for before the thread sleeps [ns]. An answer that
-/// comes later than this is read after a wake-up, which its user stamp shows.
+/// How long an answer is polled for before the thread sleeps [ns]. A later answer is read after a
+/// wake-up, which its user stamp includes.
 const ANSWER_SPIN_NS: i64 = 200_000;
 /// The clocks are compared about this often [ns].
 const CHECK_NS: i64 = 10_000_000;
-/// Fetching a transmit stamp takes about a microsecond; it is done when this much time is left [ns].
+/// A transmit stamp, which takes a microsecond, is fetched only with this much time left [ns].
 const STAMP_SLACK_NS: i64 = 6_000;
-/// How long before a packet whoever watches for its answer is woken [ns]: a CPU that slept deeply
-/// takes up to a hundred microseconds.
+/// How long before a packet the watcher is woken [ns]: a CPU in a deep idle state takes up to a
+/// hundred microseconds.
 const ATTENTION_NS: i64 = 200_000;
-/// Nothing but the clock is touched in this time before a packet [ns]; a rehearsal takes about 3 µs.
+/// No rehearsal, which takes about 3 µs, begins in this time before a packet [ns].
 const REHEARSAL_NS: i64 = 5_000;
 /// From the decision to start until the first packet [ns].
 const LEAD_NS: i64 = 2_000_000;
@@ -42,25 +42,25 @@ pub struct ProbeOrder {
     pub timeout_ns: i64,
 }
 
-/// What became of it.
+/// The result of a run.
 #[derive(Debug)]
 pub struct SessionOutcome {
     /// Every packet.
     pub records: Records,
-    /// What was seen of the wall clock.
+    /// The wall clock's steps.
     pub steps: StepDetector,
     /// CLOCK_REALTIME of the schedule's start [ns].
     pub start_ns: i64,
     /// From the schedule's start to the end of waiting [ns].
     pub elapsed_ns: i64,
-    /// A signal ended it.
+    /// Whether a signal ended it.
     pub interrupted: bool,
     /// For each complete burst, when the system call with its last packet returned
     /// [CLOCK_REALTIME ns].
     pub burst_ends_ns: Vec<i64>,
     /// Packets that the kernel refused, by error.
     pub refused: BTreeMap<String, u64>,
-    /// Why it ended before its time, other than by a signal.
+    /// Why it ended early, other than by a signal.
     pub failure: Option<Error>,
 }
 
@@ -74,7 +74,7 @@ struct Session<'a> {
     failure: Option<Error>,
 }
 
-/// Runs `order` over `transport`, until it is done or `stop` says so.
+/// Runs `order` over `transport` until it is done or `stop` returns true.
 pub fn run(
     transport: &mut dyn Transport,
     order: ProbeOrder,
@@ -113,13 +113,13 @@ pub fn run(
     }
 }
 
-/// Keeps the pages that there are in memory, where that is allowed.
+/// Locks the present pages in memory, where that is allowed.
 fn lock_memory() {
     let _ = mlockall(MlockAllFlags::MCL_CURRENT);
 }
 
 impl Session<'_> {
-    /// Sends every packet at its time; true when `stop` ended it.
+    /// Sends every packet at its time; returns true when `stop` ended it.
     fn send_all(&mut self, order: ProbeOrder, start: i64, stop: &dyn Fn() -> bool) -> bool {
         let mut last_tx = start;
         let batch = self.transport.batch() as u64;
@@ -134,7 +134,7 @@ impl Session<'_> {
             if self.failure.is_some() || order.deadline_ns.is_some_and(|d| now >= start + d) {
                 return false;
             }
-            // What is due together leaves together, where the transport can do that.
+            // Packets that are due together are sent together, where the transport can do that.
             let most = batch.min(order.count - sequence);
             let count = (1..most)
                 .find(|&n| start + order.schedule.due_ns(sequence + n) > now)
@@ -148,11 +148,11 @@ impl Session<'_> {
             let answer = self.transport.receive();
             last_tx = now;
             match sent {
-                Ok((user_tx_ns, taken)) => {
-                    for _ in 0..taken {
+                Ok((user_tx_ns, accepted)) => {
+                    for _ in 0..accepted {
                         self.records.sent(user_tx_ns, self.steps.checks());
                     }
-                    sequence += taken as u64;
+                    sequence += accepted as u64;
                 }
                 Err(error) => {
                     self.not_sent(&error);
@@ -162,7 +162,7 @@ impl Session<'_> {
             if order.burst > 1 && sequence / order.burst > self.burst_ends_ns.len() as u64 {
                 self.burst_ends_ns.push(clock::realtime_ns());
             }
-            self.take(answer);
+            self.note(answer);
             if now - self.checked_ns > CHECK_NS {
                 self.check_clock(now);
             }
@@ -170,7 +170,7 @@ impl Session<'_> {
         false
     }
 
-    /// Uses the time until `due`; returns when it has come (or something has failed).
+    /// Collects answers and stamps until `due` (or a failure); returns the time.
     #[inline]
     fn wait_until_due(&mut self, due: i64, last_tx: i64, stop: &dyn Fn() -> bool) -> i64 {
         loop {
@@ -180,7 +180,7 @@ impl Session<'_> {
                 return now;
             }
             let answer = self.transport.receive();
-            if self.take(answer) {
+            if self.note(answer) {
                 continue;
             }
             if slack > STAMP_SLACK_NS
@@ -216,17 +216,17 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the answers that are outstanding; true when `stop` ended it.
+    /// Waits for outstanding answers; returns true when `stop` ended it.
     fn wait_for_answers(&mut self, timeout_ns: i64, stop: &dyn Fn() -> bool) -> bool {
         let begin = clock::monotonic_ns();
         let end = begin + timeout_ns;
         loop {
             let answer = self.transport.receive();
-            if self.take(answer) {
+            if self.note(answer) {
                 continue;
             }
             let now = clock::monotonic_ns();
-            // A duplicate of the last answer needs a moment more.
+            // A duplicate of the last answer may still come.
             let end =
                 if self.records.outstanding() == 0 { end.min(begin + ANSWER_SPIN_NS) } else { end };
             if now >= end || self.failure.is_some() {
@@ -247,7 +247,7 @@ impl Session<'_> {
 
     fn sleep(&mut self, timeout_ns: i64) {
         if let Err(error) = self.transport.wait(timeout_ns) {
-            self.fail_if_over(&error);
+            self.fail_if_ended(&error);
         }
     }
 
@@ -257,9 +257,9 @@ impl Session<'_> {
         }
     }
 
-    /// Notes what was received; true when it was something.
+    /// Notes an answer; returns whether there was one.
     #[inline]
-    fn take(&mut self, answer: io::Result<Option<Arrival>>) -> bool {
+    fn note(&mut self, answer: io::Result<Option<Arrival>>) -> bool {
         match answer {
             Ok(None) => false,
             Ok(Some(arrival)) => {
@@ -269,8 +269,8 @@ impl Session<'_> {
                 true
             }
             Err(error) => {
-                // Such an error was left by an earlier packet and is gone now that it was read.
-                self.fail_if_over(&error);
+                // An error that an earlier packet left on the socket; reading cleared it.
+                self.fail_if_ended(&error);
                 false
             }
         }
@@ -284,17 +284,17 @@ impl Session<'_> {
         };
         *self.refused.entry(name).or_default() += 1;
         if !matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN | libc::ENOMEM)) {
-            self.fail_if_over(error);
+            self.fail_if_ended(error);
         }
     }
 
-    fn fail_if_over(&mut self, error: &io::Error) {
+    fn fail_if_ended(&mut self, error: &io::Error) {
         if self.failure.is_some() {
             return;
         }
         self.failure = self.transport.ended();
-        let (name, there) = self.transport.interface();
-        if !there && self.failure.is_none() {
+        let (name, exists) = self.transport.interface();
+        if !exists && self.failure.is_none() {
             self.failure = Some(Error::failed(
                 format!(
                     "interface {name} vanished after {} packets ({error})",

@@ -16,15 +16,15 @@ use super::transport::{StampCount, Transport, named};
 use crate::capture::attach_filter;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
+use crate::filter::{self, Traffic};
 use crate::stamp::TimeFormat;
 use crate::timestamping::{self, QueueEntry, set_option};
 use crate::wire;
 
-/// Where and how to send.
+/// The route of probes and their IP options.
 #[derive(Debug, Clone)]
 pub struct ProbeRoute {
-    /// Target; the scope of a link-local address is an interface's number. The port is the
+    /// Target; the scope of a link-local address is an interface's index. The port is the
     /// reflector's (STAMP) or 0.
     pub target: SocketAddr,
     /// Source address, when it is not the kernel's choice.
@@ -37,7 +37,7 @@ pub struct ProbeRoute {
     pub ttl: Option<u8>,
 }
 
-/// What the probes are.
+/// The format of probes.
 #[derive(Debug, Clone, Copy)]
 pub enum ProbeFormat {
     /// Echo, with this identifier where the kernel does not choose one.
@@ -51,7 +51,7 @@ pub enum ProbeFormat {
 pub struct SocketTransport {
     socket: OwnedFd,
     name: &'static str,
-    /// Raw IPv4 sockets see the IP header.
+    /// Whether received packets begin with the IP header, as on raw IPv4 sockets.
     with_ip_header: bool,
     source: IpAddr,
     probe: Probe,
@@ -93,7 +93,7 @@ impl SocketTransport {
             .map_err(|errno| unreachable(route, errno))?;
         let local = getsockname(fd.as_raw_fd())
             .map_err(io::Error::from)
-            .and_then(|own| timestamping::ip_address(&own).ok_or(AddrNotAvailable.into()))
+            .and_then(|name| timestamping::ip_address(&name).ok_or(AddrNotAvailable.into()))
             .map_err(|error| unusable("read the local address", error))?;
         let probe = match kind {
             // The kernel writes a ping socket's port as identifier.
@@ -138,12 +138,12 @@ impl SocketTransport {
         self.source
     }
 
-    /// Names the interface that the probes leave by, once it is known.
+    /// Sets the name of the output interface, once it is known.
     pub fn set_interface(&mut self, name: &str) {
         self.interface = Some(name.to_owned());
     }
 
-    /// The next error that the network or the neighbour table reported, as errno.
+    /// The next errno that the network or the neighbour table reported.
     pub fn failure(&mut self) -> Option<i32> {
         loop {
             match timestamping::error_queue(self.socket.as_fd()) {
@@ -154,9 +154,9 @@ impl SocketTransport {
         }
     }
 
-    /// From now on the socket only holds its port: whatever arrives is dropped, unread.
+    /// Makes the kernel drop all that arrives: the socket only holds its port from now on.
     pub fn hold_port(&self) -> io::Result<()> {
-        attach_filter(&self.socket, &filter::program(Wanted::Nothing))
+        attach_filter(&self.socket, &filter::program(Traffic::Nothing))
     }
 }
 
@@ -187,14 +187,13 @@ fn open(kind: ProbeFormat, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
     }
 }
 
-/// Sets traffic class and TTL, and keeps packets whole.
+/// Sets traffic class and TTL, and forbids fragmentation.
 pub fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &ProbeRoute) -> io::Result<()> {
     let traffic_class = libc::c_int::from(route.dscp) << 2;
     let ttl = route.ttl.map(libc::c_int::from);
     if ipv6 {
         let level = libc::IPPROTO_IPV6;
         set_option(socket, level, libc::IPV6_TCLASS, traffic_class)?;
-        // Probes are never fragmented: a fragment is not a probe.
         set_option(socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         set_option(socket, level, libc::IPV6_RECVERR, 1)?;
         ttl.map_or(Ok(()), |ttl| set_option(socket, level, libc::IPV6_UNICAST_HOPS, ttl))
@@ -207,7 +206,7 @@ pub fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &ProbeRoute) ->
     }
 }
 
-/// Lets a raw socket receive echo replies alone.
+/// Filters all but echo replies out of a raw socket.
 fn accept_replies_only(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
     const ICMP_FILTER: libc::c_int = 1;
     const ICMP6_FILTER: libc::c_int = 1;
@@ -221,7 +220,7 @@ fn accept_replies_only(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
     }
 }
 
-/// The error for a target that cannot be reached, with the cause that the kernel gave.
+/// The error for a target that cannot be reached, by the kernel's errno.
 pub fn unreachable(route: &ProbeRoute, errno: Errno) -> Error {
     let target = route.target.ip();
     match errno {
@@ -286,7 +285,7 @@ impl Transport for SocketTransport {
             self.dropped = received.dropped.unwrap_or(self.dropped);
             let bytes = &self.buffer[..received.bytes];
             let answer = if self.with_ip_header {
-                // The buffer may be shorter than the packet: the header's length is no matter here.
+                // Skips the header alone: the buffer may be shorter than the packet.
                 let header_bytes = usize::from(bytes.first().copied().unwrap_or(0) & 0x0f) * 4;
                 self.probe.answer(bytes.get(header_bytes..).unwrap_or(&[]), user_rx_ns)
             } else {

@@ -1,5 +1,5 @@
-//! How probes get out and answers in: the seam between the schedule and the kernel. Faster ways
-//! (AF_XDP, a NIC's own) implement [`Transport`].
+//! The interface between the schedule and the kernel: a [`Transport`] sends probes and receives their
+//! answers.
 
 use std::io;
 
@@ -7,20 +7,19 @@ use super::record::Arrival;
 use crate::error::Error;
 use crate::wire::WARMUP_BIT;
 
-/// A way to send probes and to receive their answers. Nothing here blocks but [`wait`].
+/// Sends probes and receives their answers. Only [`wait`] blocks.
 ///
 /// [`wait`]: Transport::wait
 pub trait Transport {
-    /// Puts packet `sequence` together, ahead of its time.
+    /// Builds packet `sequence` ahead of its time.
     fn prepare(&mut self, sequence: u64);
 
-    /// Walks the way of [`transmit`] as far as it goes without sending anything, so that it is in
-    /// the caches when it counts.
+    /// Runs the code path of [`transmit`] without sending a packet, so that it stays in the caches.
     ///
     /// [`transmit`]: Transport::transmit
     fn rehearse(&mut self) {}
 
-    /// A packet will be sent within microseconds (`true`), or not for a while.
+    /// Announces that a packet is sent within microseconds (`true`), or not for a while.
     fn attend(&mut self, _soon: bool) {}
 
     /// Sends the prepared packet; returns the time read right before the system call
@@ -35,7 +34,7 @@ pub trait Transport {
     }
 
     /// Sends `count` packets from `first` on in one system call, prepared or not; returns the time
-    /// read right before the call and how many the kernel took. An error means that it took none.
+    /// read right before the call and how many the kernel took; an error: none.
     fn transmit_batch(&mut self, first: u64, _count: usize) -> io::Result<(i64, usize)> {
         self.prepare(first);
         self.transmit().map(|user_tx_ns| (user_tx_ns, 1))
@@ -50,35 +49,34 @@ pub trait Transport {
     /// Whether transmit stamps may still come.
     fn stamps_pending(&self) -> bool;
 
-    /// Sleeps until an answer may be there, at most `timeout_ns`. An error of the interface ends
-    /// it.
+    /// Sleeps until an answer may be there or the interface fails, at most `timeout_ns`.
     fn wait(&mut self, timeout_ns: i64) -> io::Result<()>;
 
-    /// Whether the interface that the probes leave by still exists; its name.
+    /// Name of the output interface, and whether it still exists.
     fn interface(&self) -> (String, bool);
 
-    /// Why nothing can be sent or received any more, said once.
+    /// The error after which nothing can be sent or received any more; returned once.
     fn ended(&mut self) -> Option<Error> {
         None
     }
 
-    /// Answers that this end received and had no room for.
+    /// Answers that were dropped for want of receive buffer.
     fn dropped(&mut self) -> u64;
 
-    /// The way, in a word: `packet`, `raw`, `ping`, `udp` or `tcp`.
+    /// Its name in results: `packet`, `raw`, `ping`, `udp` or `tcp`.
     fn name(&self) -> &'static str;
 }
 
-/// [`Transport::interface`] of one that is known by its name, or not known.
+/// [`Transport::interface`] for an interface that is known by name, or not at all.
 pub fn named(interface: Option<&str>) -> (String, bool) {
     let name = interface.unwrap_or_default();
     (name.to_owned(), name.is_empty() || nix::net::if_::if_nametoindex(name).is_ok())
 }
 
-/// Which transmit stamp belongs to which packet.
+/// Matches transmit stamps to packets.
 ///
-/// The kernel counts a socket's packets from when stamps were enabled. A packet that it refused
-/// may have been counted or not: after one the count must be restarted.
+/// The kernel counts a socket's packets from when stamps were enabled. A packet that it refused may
+/// or may not be counted: the count must be restarted then.
 #[derive(Debug)]
 pub struct StampCount {
     first: u64,
@@ -104,7 +102,7 @@ impl StampCount {
         self.restart || sequence != self.first.wrapping_add(self.sent)
     }
 
-    /// Notes that the kernel refused a packet, which it may or may not have counted.
+    /// Notes that the kernel refused a packet.
     pub fn refused(&mut self) {
         self.restart = true;
     }
@@ -115,14 +113,14 @@ impl StampCount {
         self.sent += 1;
     }
 
-    /// The packet that the kernel's count `id` means; none when it was never sent.
+    /// The sequence number of the kernel's count `id`; none when no such packet was sent.
     #[inline]
     pub fn sequence(&mut self, id: u32) -> Option<u64> {
         self.stamped += 1;
-        // The count has 32 bits: of the possible numbers the latest is meant.
+        // The count has 32 bits: the latest packet with these bits.
         let last = self.sent.checked_sub(1)?;
         let back = (last as u32).wrapping_sub(id);
-        last.checked_sub(u64::from(back)).map(|place| self.first.wrapping_add(place))
+        last.checked_sub(u64::from(back)).map(|index| self.first.wrapping_add(index))
     }
 
     /// Whether stamps are still to come.

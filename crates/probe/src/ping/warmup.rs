@@ -1,5 +1,5 @@
-//! Before the first sample: resolves the next hop (ARP, ND), makes sure that the target answers,
-//! chooses the shortest way to it.
+//! Before the first sample: resolves the next hop (ARP, ND), waits for a first answer, and chooses the
+//! path with the least overhead.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use crate::clock;
 use crate::error::{Error, Result};
 use crate::wire::{self, WARMUP_BIT};
 
-/// Which way the probes take.
+/// How probes are sent and received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Path {
     /// `live` above 250k packets/s, `packet` below, where they work; else `socket`.
@@ -31,30 +31,30 @@ pub enum Path {
     Live,
 }
 
-/// Above this rate the kernel sends, where it may: a program keeps bursts at a fraction of it.
+/// Above this rate the kernel's generator sends: a program keeps bursts at a fraction of it.
 const LIVE_PPS: f64 = 250_000.0;
-/// Between two warm-up packets [ns].
+/// Interval of warm-up packets [ns].
 const INTERVAL_NS: i64 = 100_000_000;
-/// Answers are waited for this many times as long as the first one took: on an emulated machine the
-/// first few packets may each take longer than any after them.
-const SLOWER: i64 = 4;
-/// Warm-up packets over the way that was chosen: caches, and the kernel's receive stamps, which it
-/// switches on in the background.
+/// How much longer than the first answer took the next ones are waited for: on an emulated machine
+/// each of the first packets may take longer than all later ones.
+const SLOWDOWN: i64 = 4;
+/// Warm-up packets over the chosen path: they fill caches, and the kernel switches receive stamps on
+/// in the background.
 const ROUNDS: u64 = 10;
 
-/// A way to the target that was tried.
+/// A path to the target that was tried.
 pub struct Ready {
     /// Sends and receives.
-    pub way: Senders,
-    /// Interface that the probes leave by.
+    pub senders: Senders,
+    /// Output interface.
     pub interface: String,
     /// Source address of the probes.
     pub source: std::net::IpAddr,
-    /// What a reader should know.
+    /// Warnings for the report.
     pub warnings: Vec<String>,
 }
 
-/// Who sends and receives.
+/// The sender and receiver.
 pub enum Senders {
     /// This program, packet by packet.
     User(Box<dyn Transport>),
@@ -69,22 +69,22 @@ impl Ready {
         warnings: Vec<String>,
     ) -> Self {
         let interface = transport.interface().0;
-        Self { way: Senders::User(transport), interface, source, warnings }
+        Self { senders: Senders::User(transport), interface, source, warnings }
     }
 }
 
-/// What is to be sent, and how.
+/// The probes to send and how.
 #[derive(Debug)]
-pub struct Wish {
+pub struct Request {
     /// Kind of the probes.
     pub kind: ProbeFormat,
-    /// Where to.
+    /// Route to the target.
     pub route: ProbeRoute,
     /// Payload behind the ICMP or UDP header.
     pub payload_bytes: usize,
     /// Frame size with its FCS.
     pub size_bytes: usize,
-    /// Which way.
+    /// Path.
     pub path: Path,
     /// Highest rate, within bursts.
     pub peak_pps: f64,
@@ -98,19 +98,18 @@ pub struct Wish {
     pub patience_ns: i64,
 }
 
-/// Finds a way for the probes and tries it.
+/// Opens the fastest allowed path for the probes and tries it.
 ///
 /// # Errors
-/// No route, no neighbour, no answer, too large for the MTU; or the path must be `packet` and that way
-/// is closed.
-pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
-    let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, .. } = *wish;
-    let patience_ns = wish.patience_ns;
+/// No route, no neighbour, no answer, too large for the MTU; or the requested path cannot be used.
+pub fn prepare(request: &Request, stop: &dyn Fn() -> bool) -> Result<Ready> {
+    let Request { kind, ref route, payload_bytes, size_bytes, path, peak_pps, .. } = *request;
+    let patience_ns = request.patience_ns;
     let mut socket = SocketTransport::open(kind, route, payload_bytes)?;
     let source = socket.source();
     let departures = DepartureWatch::open();
     let first_ns = await_answer(&mut socket, route, size_bytes, patience_ns, stop)?;
-    let wait_ns = INTERVAL_NS.max(SLOWER * first_ns);
+    let wait_ns = INTERVAL_NS.max(SLOWDOWN * first_ns);
     let departure = match &departures {
         Ok(departures) => departures.next(socket.probe(), route.target.ip()).ok().flatten(),
         Err(_) => None,
@@ -127,14 +126,14 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
     let mut warnings = Vec::new();
     if path == Path::Live || (path == Path::Auto && peak_pps > LIVE_PPS) {
         let live = match &departure {
-            Some(departure) => Live::open(departure, socket.probe(), wish.count, wish.cpu),
+            Some(departure) => Live::open(departure, socket.probe(), request.count, request.cpu),
             None => Err(Error::failed("the kernel's own probe was not seen to leave", "")),
         };
         match live {
             Ok(live) => {
                 let interface = socket.interface().0;
                 return Ok(Ready {
-                    way: Senders::Live(Box::new(live)),
+                    senders: Senders::Live(Box::new(live)),
                     interface,
                     source,
                     warnings,
@@ -153,15 +152,15 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         (_, Some(departure)) => match PacketTransport::open(&departure, probe, peak_pps) {
             Ok(mut packet) => {
                 if warm(&mut packet, wait_ns, stop) > 0 {
-                    if wish.watch {
+                    if request.watch {
                         packet.watch();
                     }
-                    packet.keep(socket).map_err(|error| {
+                    packet.hold(socket).map_err(|error| {
                         Error::failed("cannot keep the probes' port", "").caused_by(error)
                     })?;
                     return Ok(Ready::user(Box::new(packet), source, warnings));
                 }
-                "no answer came that way".to_owned()
+                "no answer came to frames of a packet socket".to_owned()
             }
             Err(error) => error.to_string(),
         },
@@ -178,10 +177,10 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
     Ok(Ready::user(Box::new(socket), source, warnings))
 }
 
-/// Connects to a Redis server and makes sure that it answers requests with messages of so many bytes.
+/// Connects to a Redis server and waits for its answer to a message of `message_bytes`.
 ///
 /// # Errors
-/// Nobody listens, or not Redis; no answer within `patience_ns`.
+/// Nothing listens, or not Redis; no answer within `patience_ns`.
 pub fn prepare_redis(
     route: &ProbeRoute,
     message_bytes: usize,
@@ -198,23 +197,23 @@ pub fn prepare_redis(
         )
     };
     connection.prepare(WARMUP_BIT);
-    let mut said = connection.transmit().map(|_| None);
-    while let Ok(None) = said {
-        let left_ns = patience_ns - (clock::monotonic_ns() - begin);
-        if left_ns <= 0 || stop() {
+    let mut answer = connection.transmit().map(|_| None);
+    while let Ok(None) = answer {
+        let remaining_ns = patience_ns - (clock::monotonic_ns() - begin);
+        if remaining_ns <= 0 || stop() {
             return Err(silent());
         }
-        said = connection.wait(left_ns.min(INTERVAL_NS)).and_then(|()| connection.receive());
+        answer = connection.wait(remaining_ns.min(INTERVAL_NS)).and_then(|()| connection.receive());
     }
-    if said.is_err() {
+    if answer.is_err() {
         return Err(connection.ended().unwrap_or_else(silent));
     }
     let first_ns = clock::monotonic_ns() - begin;
-    warm(&mut connection, INTERVAL_NS.max(SLOWER * first_ns), stop);
+    warm(&mut connection, INTERVAL_NS.max(SLOWDOWN * first_ns), stop);
     Ok(Ready::user(Box::new(connection), source, Vec::new()))
 }
 
-/// Sends warm-up packets until one is answered; returns how long ago the last had been sent [ns].
+/// Sends warm-up packets until one is answered; returns the time since the last was sent [ns].
 fn await_answer(
     socket: &mut SocketTransport,
     route: &ProbeRoute,
@@ -265,8 +264,8 @@ fn await_answer(
     }
 }
 
-/// A few packets over the way that will be used, one after the other; returns how many answers came.
-/// Each answer is waited for `wait_ns`.
+/// Sends warm-up packets one after the other, each awaited for `wait_ns`; returns the number of
+/// answers.
 fn warm(transport: &mut dyn Transport, wait_ns: i64, stop: &dyn Fn() -> bool) -> u64 {
     let mut answered = 0;
     for round in 0..ROUNDS {
@@ -286,7 +285,7 @@ fn warm(transport: &mut dyn Transport, wait_ns: i64, stop: &dyn Fn() -> bool) ->
         if answered == 0 && round >= 3 {
             break;
         }
-        // Receive stamps need some milliseconds from when they were asked for.
+        // The kernel takes some milliseconds to switch receive stamps on.
         clock::sleep_until(clock::monotonic_ns() + 2_000_000);
         while transport.transmit_stamp().is_some() {}
     }

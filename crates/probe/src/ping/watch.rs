@@ -1,8 +1,8 @@
-//! A second pair of eyes: a thread that watches a receive ring and notes when each slot is filled.
+//! A thread that watches a receive ring and notes when each slot is filled.
 //!
-//! On a short path the kernel handles the answer inside the very system call that sent the request:
-//! the answer lies in the ring before the call returns, while the kernel still carries it through
-//! its IP stack. The sending thread cannot look before it is back; another one can.
+//! On a short path the kernel handles the answer inside the system call that sent the request: the
+//! answer is in the ring before the call returns, while the kernel still carries it through its IP
+//! stack. Only another thread can see it before the call returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -10,16 +10,16 @@ use std::thread::{self, JoinHandle};
 
 use crate::clock;
 
-/// What the watching thread and the ring's owner share.
+/// State that the watching thread and the ring's owner share.
 #[derive(Debug)]
 struct Shared {
-    /// Whether there is something to watch for now.
+    /// Whether to watch now.
     armed: AtomicBool,
     end: AtomicBool,
     /// How many slots the owner has read.
     read: AtomicU64,
-    /// When each slot was seen filled [CLOCK_REALTIME ns]; 0 when it was not.
-    seen_ns: Vec<AtomicI64>,
+    /// When each slot was found filled [CLOCK_REALTIME ns]; 0 when it was not.
+    filled_ns: Vec<AtomicI64>,
 }
 
 /// The status words of a ring, which the kernel writes.
@@ -55,7 +55,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread, disarmed; none where it would only compete for the one CPU there is.
+    /// Starts the thread, disarmed; none where there is only one CPU.
     ///
     /// # Safety
     /// The words of `statuses` stay mapped until the watcher is dropped.
@@ -67,12 +67,12 @@ impl Watcher {
             armed: AtomicBool::new(false),
             end: AtomicBool::new(false),
             read: AtomicU64::new(0),
-            seen_ns: (0..statuses.slots).map(|_| AtomicI64::new(0)).collect(),
+            filled_ns: (0..statuses.slots).map(|_| AtomicI64::new(0)).collect(),
         });
-        let theirs = Arc::clone(&shared);
+        let watched = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("pw-watch".into())
-            .spawn(move || watch(&theirs, statuses))
+            .spawn(move || watch(&watched, statuses))
             .ok()?;
         Some(Self { shared, thread: Some(thread) })
     }
@@ -91,16 +91,16 @@ impl Watcher {
         self.shared.armed.store(false, Ordering::Release);
     }
 
-    /// When the slot that comes after `read` others was seen filled; the owner is done with it.
+    /// When the slot after `read` others was found filled; marks it as read.
     ///
-    /// `kernel_ns` and `now_ns` are the bounds within which a time is believed: a thread that was
-    /// interrupted may have noted a time for what was in the slot before.
+    /// A noted time counts between `kernel_ns` and `now_ns` only, else `now_ns`: a thread that was
+    /// interrupted may have noted the slot's previous packet.
     #[inline]
     pub fn take(&self, read: u64, kernel_ns: i64, now_ns: i64) -> i64 {
         self.shared.read.store(read + 1, Ordering::Release);
-        let slot = read as usize % self.shared.seen_ns.len();
-        let seen_ns = self.shared.seen_ns[slot].swap(0, Ordering::AcqRel);
-        if kernel_ns <= seen_ns && seen_ns <= now_ns { seen_ns } else { now_ns }
+        let slot = read as usize % self.shared.filled_ns.len();
+        let filled_ns = self.shared.filled_ns[slot].swap(0, Ordering::AcqRel);
+        if kernel_ns <= filled_ns && filled_ns <= now_ns { filled_ns } else { now_ns }
     }
 }
 
@@ -125,7 +125,7 @@ fn watch(shared: &Shared, statuses: Statuses) {
         cursor = shared.read.load(Ordering::Acquire).max(cursor);
         let slot = cursor as usize % statuses.slots;
         if statuses.filled(slot) {
-            shared.seen_ns[slot].store(clock::realtime_ns(), Ordering::Release);
+            shared.filled_ns[slot].store(clock::realtime_ns(), Ordering::Release);
             cursor += 1;
         } else {
             std::hint::spin_loop();
@@ -133,27 +133,27 @@ fn watch(shared: &Shared, statuses: Statuses) {
     }
 }
 
-/// The owner's looks at the clock while it empties a ring: one for a slot and the next one, where
-/// both were filled before it (a request and its answer often lie there together).
+/// Clock readings while a ring is emptied: one for two slots where both were filled before it (a
+/// request and its answer often are).
 ///
-/// It is never carried further: the thread may have been interrupted since, and a slot that was
-/// filled meanwhile would seem to have been read before it was there.
+/// Never for a third slot: filled while the thread was interrupted, it would seem to have been read
+/// before it was there.
 #[derive(Debug, Default)]
-pub struct Look {
-    carried_ns: Option<i64>,
+pub struct SlotClock {
+    shared_ns: Option<i64>,
 }
 
-impl Look {
-    /// When the next slot was seen filled, by the clock `now_ns`, which is read after asking
-    /// whether the `following` one is filled too, and with no work between.
+impl SlotClock {
+    /// When the next slot was found filled, by the clock `now_ns`, which is read right after asking
+    /// whether the `following` one is filled too.
     #[inline]
-    pub fn at(&mut self, following: impl FnOnce() -> bool, now_ns: impl FnOnce() -> i64) -> i64 {
-        if let Some(carried_ns) = self.carried_ns.take() {
-            return carried_ns;
+    pub fn read(&mut self, following: impl FnOnce() -> bool, now_ns: impl FnOnce() -> i64) -> i64 {
+        if let Some(shared_ns) = self.shared_ns.take() {
+            return shared_ns;
         }
         let filled = following();
         let now_ns = now_ns();
-        self.carried_ns = filled.then_some(now_ns);
+        self.shared_ns = filled.then_some(now_ns);
         now_ns
     }
 }
@@ -171,12 +171,12 @@ mod tests {
             [[0, 0, 10, 10, 40], [0, 5, 15, 35, 35], [0, 0, 0, 0, 0], [0, 0, 9, 19, 20]]
         {
             let now = Cell::new(0_i64);
-            let mut look = Look::default();
+            let mut slot_clock = SlotClock::default();
             for (slot, &filled) in filled_at.iter().enumerate() {
                 now.set(now.get().max(filled));
                 let following =
                     || filled_at.get(slot + 1).is_some_and(|&filled| filled <= now.get());
-                let read = look.at(following, || now.get());
+                let read = slot_clock.read(following, || now.get());
                 assert!(filled <= read && read <= now.get(), "slot {slot} of {filled_at:?}");
                 now.set(now.get() + 10);
             }
@@ -185,10 +185,10 @@ mod tests {
 
     #[test]
     fn a_request_and_its_answer_that_lie_there_together_share_a_look() {
-        let mut look = Look::default();
-        let looks = Cell::new(0);
-        let clock = || looks.replace(looks.get() + 1);
-        let times: Vec<i64> = (0..4).map(|_| look.at(|| true, clock)).collect();
+        let mut slot_clock = SlotClock::default();
+        let readings = Cell::new(0);
+        let clock = || readings.replace(readings.get() + 1);
+        let times: Vec<i64> = (0..4).map(|_| slot_clock.read(|| true, clock)).collect();
         assert_eq!(times, [0, 0, 1, 1]);
     }
 
@@ -202,13 +202,13 @@ mod tests {
         let before = clock::realtime_ns();
         words[0].store(libc::TP_STATUS_USER, Ordering::Release);
         let end = clock::monotonic_ns() + 5_000_000_000;
-        while watcher.shared.seen_ns[0].load(Ordering::Acquire) == 0 {
+        while watcher.shared.filled_ns[0].load(Ordering::Acquire) == 0 {
             assert!(clock::monotonic_ns() < end, "the other thread never looked");
             thread::yield_now();
         }
         let now = clock::realtime_ns();
-        let seen = watcher.take(0, before, now);
-        assert!(before <= seen && seen <= now);
+        let filled = watcher.take(0, before, now);
+        assert!(before <= filled && filled <= now);
         assert_eq!(watcher.take(1, before, now), now, "a slot that was not seen");
     }
 
@@ -218,7 +218,7 @@ mod tests {
         let statuses = Statuses { first: word.as_ptr(), stride_bytes: 4, slots: 1 };
         // SAFETY: `word` is dropped after the watcher, which was declared later.
         let Some(watcher) = (unsafe { Watcher::start(statuses) }) else { return };
-        watcher.shared.seen_ns[0].store(50, Ordering::Release);
+        watcher.shared.filled_ns[0].store(50, Ordering::Release);
         assert_eq!(watcher.take(0, 100, 200), 200);
     }
 }

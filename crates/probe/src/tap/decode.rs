@@ -32,7 +32,7 @@ impl Protocol {
     }
 }
 
-/// What to recognise.
+/// The probes to recognise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probes {
     /// ICMP and ICMPv6 echoes.
@@ -59,11 +59,11 @@ pub enum Probes {
 /// A sequence number as the packet carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sequence {
-    /// Counts without wrapping for as long as anybody measures.
+    /// 64 bits, which never wrap: our echo.
     Wide(u64),
-    /// Wraps at 65536 and must be unwrapped: another tool's echo.
+    /// 16 bits, to be unwrapped: another tool's echo.
     Short(u16),
-    /// Wraps at 2^32: STAMP.
+    /// 32 bits, to be unwrapped: STAMP.
     Half(u32),
 }
 
@@ -82,14 +82,13 @@ pub struct PassedProbe {
     pub warmup: bool,
 }
 
-/// Recognises a probe in a packet given from its IP header on, which may be cut off behind what
-/// identifies it. None when it is none of those asked for.
+/// Recognises a probe in a packet from its IP header on, which may be cut off behind the sequence
+/// number. None for all other packets.
 pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
-    // Checked first: the slicer takes any packet, and most are none of ours where no filter was.
     let packet = LaxSlicedPacket::from_ip(network).ok()?;
-    let wanted = |id: Option<u16>, found: u16| id.is_none_or(|id| id == found);
+    let matches = |id: Option<u16>, probe_id: u16| id.is_none_or(|id| id == probe_id);
     match (probes, packet.transport?) {
-        (Probes::Echo { id: wanted_id }, transport) => {
+        (Probes::Echo { id }, transport) => {
             let (protocol, reply, echo, payload) = match &transport {
                 TransportSlice::Icmpv4(icmp) => match icmp.icmp_type() {
                     Icmpv4Type::EchoRequest(echo) => (Protocol::Icmp, false, echo, icmp.payload()),
@@ -103,13 +102,13 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
                 },
                 _ => return None,
             };
-            let ours = wire::parse_echo_payload(payload);
-            wanted(wanted_id, echo.id).then_some(PassedProbe {
+            let number = wire::parse_echo_payload(payload);
+            matches(id, echo.id).then_some(PassedProbe {
                 protocol,
                 id: echo.id,
-                sequence: ours.map_or(Sequence::Short(echo.seq), Sequence::Wide),
+                sequence: number.map_or(Sequence::Short(echo.seq), Sequence::Wide),
                 reply,
-                warmup: ours.is_some_and(|sequence| sequence & wire::WARMUP_BIT != 0),
+                warmup: number.is_some_and(|sequence| sequence & wire::WARMUP_BIT != 0),
             })
         }
         (Probes::Stamp { port, id } | Probes::Udp { port, id }, TransportSlice::Udp(udp)) => {
@@ -129,7 +128,7 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
                 (Protocol::Stamp, Sequence::Half(sequence))
             };
             let probe = PassedProbe { protocol, id: sender, sequence, reply, warmup: false };
-            wanted(id, sender).then_some(probe)
+            matches(id, sender).then_some(probe)
         }
         _ => None,
     }

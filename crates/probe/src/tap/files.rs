@@ -12,7 +12,7 @@ use pcap_file::{DataLink, PcapError, TsResolution};
 
 use crate::error::{Error, Result};
 
-/// Where and why a file stops making sense.
+/// Where and why a file cannot be read on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Damage {
     /// Offset of the record that cannot be read [bytes].
@@ -33,12 +33,12 @@ pub struct FilePacket<'a> {
 /// The first four bytes of a pcapng file.
 const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
-/// Reads the file at `path` and gives each IP packet to `each`. The result is the damage, if the
-/// file is cut off or corrupt; what came before it was given.
+/// Reads the file at `path` and hands each IP packet to `on_packet`. Returns the damage, if the file
+/// is cut off or corrupt, after the packets before it.
 ///
 /// # Errors
 /// The file cannot be read, or is no capture file at all.
-pub fn read(path: &Path, each: impl FnMut(FilePacket<'_>)) -> Result<Option<Damage>> {
+pub fn read(path: &Path, on_packet: impl FnMut(FilePacket<'_>)) -> Result<Option<Damage>> {
     let bytes = std::fs::read(path).map_err(|error| {
         Error::bad_input(
             format!("cannot read the capture file {}", path.display()),
@@ -55,7 +55,7 @@ pub fn read(path: &Path, each: impl FnMut(FilePacket<'_>)) -> Result<Option<Dama
             "give a file that `tcpdump -w FILE` wrote, not compressed",
         ));
     }
-    Ok(read_bytes(&bytes, each))
+    Ok(read_bytes(&bytes, on_packet))
 }
 
 fn known_magic(bytes: &[u8]) -> bool {
@@ -66,20 +66,24 @@ fn known_magic(bytes: &[u8]) -> bool {
 }
 
 /// Reads the contents of a capture file; see [`read`].
-fn read_bytes(bytes: &[u8], each: impl FnMut(FilePacket<'_>)) -> Option<Damage> {
-    if bytes.starts_with(&PCAPNG_MAGIC) { read_pcapng(bytes, each) } else { read_pcap(bytes, each) }
+fn read_bytes(bytes: &[u8], on_packet: impl FnMut(FilePacket<'_>)) -> Option<Damage> {
+    if bytes.starts_with(&PCAPNG_MAGIC) {
+        read_pcapng(bytes, on_packet)
+    } else {
+        read_pcap(bytes, on_packet)
+    }
 }
 
-fn damage(bytes: &[u8], rest: &[u8], error: &PcapError) -> Option<Damage> {
+fn damage(bytes: &[u8], unread: &[u8], error: &PcapError) -> Option<Damage> {
     let why = match error {
         PcapError::IncompleteBuffer => "the file ends in the middle of a record".into(),
-        other => other.to_string(),
+        error => error.to_string(),
     };
-    Some(Damage { offset_bytes: (bytes.len() - rest.len()) as u64, why })
+    Some(Damage { offset_bytes: (bytes.len() - unread.len()) as u64, why })
 }
 
-fn read_pcap(bytes: &[u8], mut each: impl FnMut(FilePacket<'_>)) -> Option<Damage> {
-    let (mut rest, parser) = match PcapParser::new(bytes) {
+fn read_pcap(bytes: &[u8], mut on_packet: impl FnMut(FilePacket<'_>)) -> Option<Damage> {
+    let (mut unread, parser) = match PcapParser::new(bytes) {
         Ok(parsed) => parsed,
         Err(error) => return damage(bytes, bytes, &error),
     };
@@ -88,37 +92,37 @@ fn read_pcap(bytes: &[u8], mut each: impl FnMut(FilePacket<'_>)) -> Option<Damag
         return Some(unknown_link(20, header.datalink));
     }
     let unit_ns = if header.ts_resolution == TsResolution::NanoSecond { 1 } else { 1_000 };
-    while !rest.is_empty() {
+    while !unread.is_empty() {
         // The raw packet: the library's own check refuses packets longer than the snap length.
-        match parser.next_raw_packet(rest) {
-            Ok((after, packet)) => {
-                rest = after;
+        match parser.next_raw_packet(unread) {
+            Ok((remaining, packet)) => {
+                unread = remaining;
                 if let Some(network) = network(header.datalink, &packet.data) {
                     let stamp_ns = i64::from(packet.ts_sec) * 1_000_000_000
                         + i64::from(packet.ts_frac) * unit_ns;
-                    each(FilePacket { stamp_ns, network });
+                    on_packet(FilePacket { stamp_ns, network });
                 }
             }
-            Err(error) => return damage(bytes, rest, &error),
+            Err(error) => return damage(bytes, unread, &error),
         }
     }
     None
 }
 
-fn read_pcapng(bytes: &[u8], mut each: impl FnMut(FilePacket<'_>)) -> Option<Damage> {
-    let (mut rest, mut parser) = match PcapNgParser::new(bytes) {
+fn read_pcapng(bytes: &[u8], mut on_packet: impl FnMut(FilePacket<'_>)) -> Option<Damage> {
+    let (mut unread, mut parser) = match PcapNgParser::new(bytes) {
         Ok(parsed) => parsed,
         Err(error) => return damage(bytes, bytes, &error),
     };
-    while !rest.is_empty() {
-        let offset_bytes = (bytes.len() - rest.len()) as u64;
-        let (after, block) = match parser.next_block(rest) {
+    while !unread.is_empty() {
+        let offset_bytes = (bytes.len() - unread.len()) as u64;
+        let (remaining, block) = match parser.next_block(unread) {
             Ok(parsed) => parsed,
-            Err(error) => return damage(bytes, rest, &error),
+            Err(error) => return damage(bytes, unread, &error),
         };
-        rest = after;
+        unread = remaining;
         let (interface, units, data) = match &block {
-            // The library calls the units of the block nanoseconds, whatever they are.
+            // The block's units, which the library takes for nanoseconds.
             Block::EnhancedPacket(b) => (b.interface_id, b.timestamp.as_nanos() as u64, &b.data),
             Block::Packet(b) => (b.interface_id.into(), b.timestamp, &b.data),
             Block::SimplePacket(_) => {
@@ -136,7 +140,7 @@ fn read_pcapng(bytes: &[u8], mut each: impl FnMut(FilePacket<'_>)) -> Option<Dam
             return Some(Damage { offset_bytes, why });
         };
         if let Some(network) = network(interface.linktype, data) {
-            each(FilePacket { stamp_ns: pcapng_ns(interface, units), network });
+            on_packet(FilePacket { stamp_ns: pcapng_ns(interface, units), network });
         }
     }
     None

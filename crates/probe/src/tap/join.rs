@@ -1,5 +1,5 @@
-//! Joins what several capture points saw of the same probes. Knows nothing of where it was seen,
-//! and no clock: all stamps are given.
+//! Joins the packets of a probe from several capture points. Knows nothing of the points, and no clock:
+//! all stamps are given.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -19,7 +19,7 @@ pub struct Sighting {
     pub stamp_ns: i64,
 }
 
-/// What one point saw.
+/// The counts of one point.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PointSummary {
     /// Probes, duplicates included, warm-up not.
@@ -30,7 +30,7 @@ pub struct PointSummary {
     pub replies: u64,
     /// Probes seen again in the same direction.
     pub duplicates: u64,
-    /// Probes that warmed up the path; left out everywhere.
+    /// Warm-up probes; left out everywhere else.
     pub warmup: u64,
     /// Requests whose reply did not pass.
     pub requests_unmatched: u64,
@@ -44,8 +44,8 @@ pub struct PointSummary {
 type Flow = (Protocol, u16);
 type Key = (Flow, u64);
 
-/// No stamp: the probe was not seen.
-const UNSEEN: i64 = i64::MIN;
+/// No stamp: the packet did not pass.
+const MISSING: i64 = i64::MIN;
 
 #[derive(Debug)]
 struct Row {
@@ -55,8 +55,7 @@ struct Row {
     first_ns: i64,
 }
 
-/// Unwrapped numbers start this far up, so that a first packet that was overtaken by later ones
-/// does not go below zero.
+/// First unwrapped number, above zero so that a packet from before the first one has a number too.
 const UNWRAP_BASE: u64 = 1 << 32;
 
 /// Joins sightings into one row a probe.
@@ -67,14 +66,14 @@ pub struct Joiner {
     /// By row: request and reply of each point.
     stamps: Vec<i64>,
     index: HashMap<Key, usize>,
-    /// The last unwrapped number of a flow, anywhere, and by point and direction.
+    /// The last unwrapped number of a flow, at any point, and by point and direction.
     last: HashMap<Flow, u64>,
     last_at: HashMap<(Flow, usize, bool), u64>,
     summaries: Vec<PointSummary>,
 }
 
 impl Joiner {
-    /// A joiner of `points` points.
+    /// Starts a joiner of `points` points.
     pub fn new(points: usize) -> Self {
         Self {
             points,
@@ -87,7 +86,7 @@ impl Joiner {
         }
     }
 
-    /// Adds everything that the points saw, in the order of time.
+    /// Joins the sightings of all points, in the order of time.
     pub fn join(points: &[Vec<Sighting>]) -> Self {
         let mut joiner = Self::new(points.len());
         let mut order: Vec<(i64, usize, usize)> = Vec::new();
@@ -104,7 +103,7 @@ impl Joiner {
     /// Adds one sighting; those of one point in the order of time.
     pub fn add(&mut self, point: usize, sighting: Sighting) {
         let Sighting { probe, stamp_ns } = sighting;
-        if probe.warmup || self.warms_up_stamp(&probe) {
+        if probe.warmup || self.is_stamp_warmup(&probe) {
             self.summaries[point].warmup += 1;
             return;
         }
@@ -117,13 +116,13 @@ impl Joiner {
         let key = (flow, sequence);
         let row = *self.index.entry(key).or_insert_with(|| {
             self.rows.push(Row { key, unwrapped, first_ns: stamp_ns });
-            self.stamps.extend(std::iter::repeat_n(UNSEEN, 2 * self.points));
+            self.stamps.extend(std::iter::repeat_n(MISSING, 2 * self.points));
             self.rows.len() - 1
         });
         let summary = &mut self.summaries[point];
         summary.packets += 1;
         let slot = &mut self.stamps[(row * self.points + point) * 2 + usize::from(probe.reply)];
-        if *slot != UNSEEN {
+        if *slot != MISSING {
             summary.duplicates += 1;
             return;
         }
@@ -132,20 +131,19 @@ impl Joiner {
         *(if probe.reply { &mut summary.replies } else { &mut summary.requests }) += 1;
     }
 
-    /// Whether it carries one of STAMP's numbers for warming up, in a session that has not come so
-    /// far.
-    fn warms_up_stamp(&self, probe: &PassedProbe) -> bool {
+    /// Whether a probe has one of STAMP's warm-up numbers, in a session that has not come that far.
+    fn is_stamp_warmup(&self, probe: &PassedProbe) -> bool {
         let Sequence::Half(low) = probe.sequence else { return false };
         let far = UNWRAP_BASE + u64::from(stamp::WARMUP / 2);
         low >= stamp::WARMUP
             && self.last.get(&(probe.protocol, probe.id)).is_none_or(|&last| last < far)
     }
 
-    /// The number nearest to the last one of this flow here whose lowest `bits` are `low`.
+    /// The number whose lowest `bits` are `low`, nearest to the flow's last one at this point.
     fn unwrap(&mut self, flow: Flow, point: usize, reply: bool, low: u64, bits: u32) -> u64 {
         let modulus = 1_u64 << bits;
-        let here = (flow, point, reply);
-        let last = self.last_at.get(&here).or_else(|| self.last.get(&flow)).copied();
+        let direction = (flow, point, reply);
+        let last = self.last_at.get(&direction).or_else(|| self.last.get(&flow)).copied();
         let sequence = match last {
             None => UNWRAP_BASE + low,
             Some(last) => {
@@ -153,22 +151,22 @@ impl Joiner {
                 if ahead < modulus / 2 { last + ahead } else { last + ahead - modulus }
             }
         };
-        self.last_at.insert(here, sequence);
+        self.last_at.insert(direction, sequence);
         self.last.insert(flow, sequence);
         sequence
     }
 
-    /// Number of probes seen anywhere.
+    /// Number of probes seen at any point.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
     fn stamp(&self, row: usize, point: usize, reply: bool) -> Option<i64> {
         let stamp = self.stamps[(row * self.points + point) * 2 + usize::from(reply)];
-        (stamp != UNSEEN).then_some(stamp)
+        (stamp != MISSING).then_some(stamp)
     }
 
-    /// What each point saw.
+    /// The counts of each point.
     pub fn summaries(&self) -> Vec<PointSummary> {
         let mut summaries = self.summaries.clone();
         for (point, summary) in summaries.iter_mut().enumerate() {
@@ -187,7 +185,7 @@ impl Joiner {
     }
 
     /// Writes `proto,id,seq,<NAME>_request_ns,<NAME>_reply_ns,…`, one row a probe in the order of
-    /// time; a stamp that is not there is empty.
+    /// time; a missing stamp is empty.
     pub fn write_csv(&self, names: &[&str], out: &mut impl Write) -> std::io::Result<()> {
         write!(out, "proto,id,seq")?;
         for name in names {
@@ -222,7 +220,7 @@ impl Joiner {
 mod tests {
     use super::*;
 
-    fn seen(sequence: Sequence, reply: bool, stamp_ns: i64) -> Sighting {
+    fn sighting(sequence: Sequence, reply: bool, stamp_ns: i64) -> Sighting {
         let protocol = Protocol::Icmp;
         Sighting {
             probe: PassedProbe { protocol, id: 5, sequence, reply, warmup: false },
@@ -239,8 +237,8 @@ mod tests {
     #[test]
     fn a_probe_is_one_row_with_the_stamps_of_all_points() {
         let joiner = Joiner::join(&[
-            vec![seen(Sequence::Wide(1), false, 10), seen(Sequence::Wide(1), true, 90)],
-            vec![seen(Sequence::Wide(1), false, 30), seen(Sequence::Wide(1), true, 70)],
+            vec![sighting(Sequence::Wide(1), false, 10), sighting(Sequence::Wide(1), true, 90)],
+            vec![sighting(Sequence::Wide(1), false, 30), sighting(Sequence::Wide(1), true, 70)],
         ]);
         assert_eq!(
             csv(&joiner, &["a", "b"]),
@@ -254,11 +252,11 @@ mod tests {
     #[test]
     fn duplicates_and_the_unmatched_are_counted_and_the_first_stamp_stays() {
         let joiner = Joiner::join(&[vec![
-            seen(Sequence::Wide(1), false, 10),
-            seen(Sequence::Wide(2), false, 11),
-            seen(Sequence::Wide(1), true, 20),
-            seen(Sequence::Wide(1), true, 25),
-            seen(Sequence::Wide(3), true, 30),
+            sighting(Sequence::Wide(1), false, 10),
+            sighting(Sequence::Wide(2), false, 11),
+            sighting(Sequence::Wide(1), true, 20),
+            sighting(Sequence::Wide(1), true, 25),
+            sighting(Sequence::Wide(3), true, 30),
         ]]);
         let summary = &joiner.summaries()[0];
         assert_eq!((summary.packets, summary.requests, summary.replies), (5, 2, 2));
@@ -272,12 +270,12 @@ mod tests {
         let mut points = vec![Vec::new(), Vec::new()];
         for n in 65_000..200_000_u64 {
             let sequence = Sequence::Short(n as u16);
-            points[0].push(seen(sequence, false, n as i64 * 100));
+            points[0].push(sighting(sequence, false, n as i64 * 100));
             // The second point loses some, and sees them later.
             if n % 7 != 0 {
-                points[1].push(seen(sequence, false, n as i64 * 100 + 40));
+                points[1].push(sighting(sequence, false, n as i64 * 100 + 40));
             }
-            points[0].push(seen(sequence, true, n as i64 * 100 + 150));
+            points[0].push(sighting(sequence, true, n as i64 * 100 + 150));
         }
         let joiner = Joiner::join(&points);
         assert_eq!(joiner.rows(), 135_000);
@@ -289,7 +287,7 @@ mod tests {
 
     #[test]
     fn stamps_warm_up_numbers_are_no_samples_until_the_session_has_come_so_far() {
-        let seen = |number: u32, stamp_ns| Sighting {
+        let stamp = |number: u32, stamp_ns| Sighting {
             probe: PassedProbe {
                 protocol: Protocol::Stamp,
                 id: 9,
@@ -299,10 +297,11 @@ mod tests {
             },
             stamp_ns,
         };
-        let mut sightings = vec![seen(stamp::WARMUP, 1), seen(stamp::WARMUP + 1000, 2)];
-        sightings.extend([seen(0, 3), seen(stamp::WARMUP + 1001, 4), seen(1, 5)]);
+        let mut sightings = vec![stamp(stamp::WARMUP, 1), stamp(stamp::WARMUP + 1000, 2)];
+        sightings.extend([stamp(0, 3), stamp(stamp::WARMUP + 1001, 4), stamp(1, 5)]);
         // Half a turn and more later the numbers are the session's own.
-        sightings.extend([1 << 30, 1 << 31, 3 << 30, stamp::WARMUP + 7].map(|n| seen(n, n.into())));
+        sightings
+            .extend([1 << 30, 1 << 31, 3 << 30, stamp::WARMUP + 7].map(|n| stamp(n, n.into())));
         let joiner = Joiner::join(&[sightings]);
         assert_eq!(joiner.summaries()[0].warmup, 3);
         let rows: Vec<String> = csv(&joiner, &["a"])
@@ -318,7 +317,7 @@ mod tests {
         pw_cases::check!().with_type::<Vec<(u8, bool, u8, i32)>>().for_each(|sightings| {
             let mut points = vec![Vec::new(), Vec::new(), Vec::new()];
             for &(point, reply, sequence, stamp) in sightings {
-                let sighting = seen(Sequence::Short(sequence.into()), reply, stamp.into());
+                let sighting = sighting(Sequence::Short(sequence.into()), reply, stamp.into());
                 points[usize::from(point % 3)].push(sighting);
             }
             let joiner = Joiner::join(&points);

@@ -1,5 +1,5 @@
-//! Capture points: when did each probe pass each interface? Live, or from capture files. Knows
-//! nothing of who sends the probes.
+//! Capture points: when each probe passed each interface, live or from capture files. Knows nothing of
+//! who sends the probes.
 
 pub mod decode;
 pub mod files;
@@ -21,7 +21,7 @@ use self::join::{Joiner, PointSummary, Sighting};
 use crate::capture::{Captured, Filter, Ring, RingOptions};
 use crate::clock::{self, ClockStep, StepDetector, SystemClock};
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
+use crate::filter::{self, Traffic};
 use crate::netns::IfSpec;
 use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
@@ -130,7 +130,7 @@ struct Point {
     summary: PointSummary,
     /// Packets that passed the filter and found the ring full; none for files, which do not tell.
     dropped: Option<u64>,
-    /// Where a file stopped making sense.
+    /// The damage of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     damage: Option<Damage>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,9 +152,9 @@ struct Report {
     interrupted: bool,
 }
 
-/// What one point brought, before the joining.
+/// The capture of one point, before the joining.
 #[derive(Debug, Default)]
-struct Seen {
+struct PointCapture {
     sightings: Vec<Sighting>,
     dropped: Option<u64>,
     damage: Option<Damage>,
@@ -166,32 +166,32 @@ pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     let names: Vec<&str> =
         args.point.iter().map(|p| &*p.name).chain(args.file.iter().map(|f| &*f.name)).collect();
-    if let Some(twice) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+    if let Some((_, name)) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
         return Err(Error::bad_input(
-            format!("two capture points are called '{}'", twice.1),
+            format!("two capture points are called '{name}'"),
             "give each a name of its own",
         ));
     }
-    let (wanted, probes, port) = selection(args);
+    let (traffic, probes, port) = selection(args);
     let kernel_filter = match &args.bpf {
         Some(text) => filter::parse_ddd(text)?,
-        None => filter::program(wanted),
+        None => filter::program(traffic),
     };
-    // Made before anything is captured: a full disk or a wrong path shows at once.
+    // Created before the capture, so that a wrong path shows at once.
     let mut packets = args.packets.as_deref().map(create).transpose()?;
 
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     let mut steps = StepDetector::new(&SystemClock);
-    let mut seen = capture(args, &kernel_filter, probes)?;
+    let mut captures = capture_all(args, &kernel_filter, probes)?;
     steps.check(&SystemClock);
     let duration_s = (clock::monotonic_ns() - start_ns) as f64 / 1e9;
     for file in &args.file {
-        seen.push(read_file(&file.value, probes, args.tolerant)?);
+        captures.push(read_file(&file.value, probes, args.tolerant)?);
     }
 
     let sightings: Vec<_> =
-        seen.iter_mut().map(|point| std::mem::take(&mut point.sightings)).collect();
+        captures.iter_mut().map(|point| std::mem::take(&mut point.sightings)).collect();
     let joiner = Joiner::join(&sightings);
     if let (Some(out), Some(path)) = (&mut packets, &args.packets) {
         joiner
@@ -202,15 +202,15 @@ pub fn run(args: &Args) -> Result<()> {
     let sources = args.point.iter().map(|point| point.value.to_string());
     let sources: Vec<String> =
         sources.chain(args.file.iter().map(|file| file.value.display().to_string())).collect();
-    let error = seen.iter_mut().find_map(|point| point.error.clone());
-    let points = joiner.summaries().into_iter().zip(seen).enumerate();
-    let points = points.map(|(index, (summary, seen))| Point {
+    let error = captures.iter_mut().find_map(|point| point.error.clone());
+    let points = joiner.summaries().into_iter().zip(captures).enumerate();
+    let points = points.map(|(index, (summary, capture))| Point {
         name: names[index].into(),
         source: sources[index].clone(),
         summary,
-        dropped: seen.dropped,
-        damage: seen.damage,
-        error: seen.error.as_ref().map(Failure::of),
+        dropped: capture.dropped,
+        damage: capture.damage,
+        error: capture.error.as_ref().map(Failure::of),
     });
     let report = Report {
         proto: args.proto,
@@ -228,17 +228,17 @@ pub fn run(args: &Args) -> Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-fn selection(args: &Args) -> (Wanted, Probes, Option<u16>) {
+fn selection(args: &Args) -> (Traffic, Probes, Option<u16>) {
     let id = args.id;
     match args.proto {
-        Proto::Icmp => (Wanted::Echo { id }, Probes::Echo { id }, None),
+        Proto::Icmp => (Traffic::Echo { id }, Probes::Echo { id }, None),
         Proto::Stamp => {
             let port = args.udp_port.unwrap_or(crate::stamp::PORT);
-            (Wanted::Udp { port }, Probes::Stamp { port, id }, Some(port))
+            (Traffic::Udp { port }, Probes::Stamp { port, id }, Some(port))
         }
         Proto::Udp => {
             let port = args.udp_port.unwrap_or(crate::trial::DEFAULT_PORT);
-            (Wanted::Udp { port }, Probes::Udp { port, id }, Some(port))
+            (Traffic::Udp { port }, Probes::Udp { port, id }, Some(port))
         }
     }
 }
@@ -255,14 +255,14 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     .caused_by(error)
 }
 
-fn read_file(path: &Path, probes: Probes, tolerant: bool) -> Result<Seen> {
-    let mut seen = Seen::default();
-    seen.damage = files::read(path, |packet| {
+fn read_file(path: &Path, probes: Probes, tolerant: bool) -> Result<PointCapture> {
+    let mut capture = PointCapture::default();
+    capture.damage = files::read(path, |packet| {
         if let Some(probe) = decode(packet.network, probes) {
-            seen.sightings.push(Sighting { probe, stamp_ns: packet.stamp_ns });
+            capture.sightings.push(Sighting { probe, stamp_ns: packet.stamp_ns });
         }
     })?;
-    match &seen.damage {
+    match &capture.damage {
         Some(damage) if !tolerant => Err(Error::bad_input(
             format!(
                 "{} is damaged at byte {}: {}",
@@ -270,19 +270,19 @@ fn read_file(path: &Path, probes: Probes, tolerant: bool) -> Result<Seen> {
                 damage.offset_bytes,
                 damage.why
             ),
-            format!("--tolerant uses the {} probes before it", seen.sightings.len()),
+            format!("--tolerant uses the {} probes before it", capture.sightings.len()),
         )),
-        _ => Ok(seen),
+        _ => Ok(capture),
     }
 }
 
 /// Captures at all live points until the end, each on a thread of its own.
-fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Seen>> {
+fn capture_all(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<PointCapture>> {
     const BLOCK_BYTES: u32 = 64 << 10;
     let options = RingOptions {
         block_bytes: BLOCK_BYTES,
         blocks: (args.ring_mib << 20) / BLOCK_BYTES,
-        // Seldom, so as to disturb little: nobody waits for a packet here.
+        // Long, to disturb little: nothing waits for a packet here.
         retire_ms: 50,
         incoming_only: false,
     };
@@ -293,8 +293,8 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
     if rings.is_empty() {
         return Ok(Vec::new());
     }
-    // Whoever waits for packets sees at once that the other end is closed.
-    let (closed, open) =
+    // Closing the writing end wakes all threads that wait for packets.
+    let (end_reader, end_writer) =
         pipe().map_err(|error| Error::failed("cannot make a pipe", "").caused_by(error))?;
     eprintln!("ready");
     let ended = AtomicBool::new(false);
@@ -306,8 +306,8 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
             .into_iter()
             .zip(&counts)
             .map(|(ring, count)| {
-                let (ended, closed) = (&ended, &closed);
-                scope.spawn(move || watch(ring, probes, count, ended, closed))
+                let (ended, end_reader) = (&ended, &end_reader);
+                scope.spawn(move || watch(ring, probes, count, ended, end_reader))
             })
             .collect();
         let complete = || {
@@ -322,7 +322,7 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
             clock::sleep_until(end_ns.min(now + 20_000_000));
         }
         ended.store(true, Ordering::Relaxed);
-        drop(open);
+        drop(end_writer);
         let joined = threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -330,37 +330,37 @@ fn capture(args: &Args, kernel_filter: &Filter, probes: Probes) -> Result<Vec<Se
     })
 }
 
-/// Captures at one point until `ended`, when `closed` is, then takes what is still in the ring.
+/// Captures at one point until `ended`, which `end_reader` announces, then drains the ring.
 fn watch(
     mut ring: Ring,
     probes: Probes,
     count: &AtomicU64,
     ended: &AtomicBool,
-    closed: &PipeReader,
-) -> Seen {
-    let mut seen = Seen::default();
+    end_reader: &PipeReader,
+) -> PointCapture {
+    let mut capture = PointCapture::default();
     let mut take = |captured: Captured<'_>| {
         if let Some(probe) = decode(captured.network, probes) {
             count.fetch_add(u64::from(!probe.warmup), Ordering::Relaxed);
-            seen.sightings.push(Sighting { probe, stamp_ns: captured.stamp_ns });
+            capture.sightings.push(Sighting { probe, stamp_ns: captured.stamp_ns });
         }
     };
     let mut error = None;
     while !ended.load(Ordering::Relaxed) {
-        ring.wait(closed.as_fd(), Duration::from_secs(1));
-        if let Err(broken) = ring.poll(Duration::ZERO, &mut take) {
-            error = Some(broken);
+        ring.wait(end_reader.as_fd(), Duration::from_secs(1));
+        error = ring.poll(Duration::ZERO, &mut take).err();
+        if error.is_some() {
             ended.store(true, Ordering::Relaxed);
         }
     }
-    // What passed until now is handed over within the retire time.
+    // The ring hands over the last packets within the retire time.
     let last_ns = clock::monotonic_ns() + 2 * ring.retire_time().as_nanos() as i64;
     while error.is_none() && clock::monotonic_ns() < last_ns {
         error = ring.poll(ring.retire_time(), &mut take).err();
     }
-    seen.dropped = Some(ring.stats().dropped);
-    seen.error = error;
-    seen
+    capture.dropped = Some(ring.stats().dropped);
+    capture.error = error;
+    capture
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::histogram::LatencyRecorder;
 /// Which frames a sink counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Expectation {
-    /// Whose frames they are. Answers to echo requests are counted by the sinks in the kernel only.
+    /// The kind of frames. Only the sinks in the kernel count answers to echo requests.
     pub kind: FrameKind,
     /// Sequence number of the first frame. The one before it is that of warm-up frames.
     pub first_sequence: u64,
@@ -18,7 +18,7 @@ pub struct Expectation {
     /// Frames that took longer are late [ns]. None: the sender has another clock, so that no
     /// frame's time is known.
     pub late_after_ns: Option<i64>,
-    /// The sink in the kernel times one frame in this plus 1: a power of two less 1.
+    /// The sink in the kernel times one of `sample_mask` + 1 frames, a power of two.
     pub sample_mask: u32,
     /// Whether they are IPv6.
     pub ipv6: bool,
@@ -26,7 +26,7 @@ pub struct Expectation {
     pub port: u16,
 }
 
-/// What a sink counted.
+/// A sink's counts.
 #[derive(Debug, Clone, Default)]
 pub struct Counted {
     /// Frames that arrived in time, each counted once.
@@ -37,11 +37,11 @@ pub struct Counted {
     pub reordered: u64,
     /// Frames that took longer than the drain time; they count as lost.
     pub late: u64,
-    /// Frames on our port that are none of this trial.
+    /// Frames to the port that do not belong to this trial.
     pub foreign: u64,
-    /// Frames with the number before the first: they warm up the path.
+    /// Warm-up frames, which have the number before the first.
     pub warmup: u64,
-    /// From handing over to the kernel's receive stamp, of the frames in `received` [ns].
+    /// From sending to the kernel's receive stamp, of the frames in `received` [ns].
     pub latency: LatencyRecorder,
 }
 
@@ -58,8 +58,8 @@ pub struct Account {
     first_sequence: u64,
     planned: u64,
     late_after_ns: Option<i64>,
-    /// One bit a frame: seen already.
-    seen: Vec<u64>,
+    /// One bit a frame: whether it has arrived.
+    arrived: Vec<u64>,
     /// By flow: one more than the largest index that has arrived.
     next_of_flow: Vec<u64>,
     /// The result so far.
@@ -73,7 +73,7 @@ impl Account {
             first_sequence: expected.first_sequence,
             planned: expected.planned,
             late_after_ns: expected.late_after_ns,
-            seen: vec![0; expected.planned.div_ceil(64) as usize],
+            arrived: vec![0; expected.planned.div_ceil(64) as usize],
             next_of_flow: vec![0; usize::from(expected.flows.max(1))],
             counted: Counted::default(),
         }
@@ -93,11 +93,11 @@ impl Account {
             return;
         }
         let (word, bit) = ((index / 64) as usize, 1_u64 << (index % 64));
-        if self.seen[word] & bit != 0 {
+        if self.arrived[word] & bit != 0 {
             counted.duplicates += 1;
             return;
         }
-        self.seen[word] |= bit;
+        self.arrived[word] |= bit;
         let flow = (frame.sequence % self.next_of_flow.len() as u64) as usize;
         if index < self.next_of_flow[flow] {
             counted.reordered += 1;
@@ -196,10 +196,10 @@ mod tests {
             for &index in arrivals {
                 account.record(frame(first.wrapping_add(u64::from(index))), 2_000);
             }
-            let ours = arrivals.iter().filter(|&&index| index < 200);
-            let distinct = ours.clone().collect::<BTreeSet<_>>().len() as u64;
+            let of_trial = arrivals.iter().filter(|&&index| index < 200);
+            let distinct = of_trial.clone().collect::<BTreeSet<_>>().len() as u64;
             assert_eq!(account.counted.received, distinct);
-            assert_eq!(account.counted.duplicates, ours.count() as u64 - distinct);
+            assert_eq!(account.counted.duplicates, of_trial.count() as u64 - distinct);
             assert_eq!(
                 account.counted.foreign,
                 arrivals.iter().filter(|&&index| index >= 200).count() as u64

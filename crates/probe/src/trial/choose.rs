@@ -20,12 +20,12 @@ use crate::netns::{IfSpec, run_in};
 /// Frames that AF_PACKET hands over in one call at most.
 const PACKET_BATCH: u16 = 64;
 
-/// What was chosen, and what kept from the faster.
+/// A chosen generator or sink, and why it is not a faster one.
 #[derive(Debug)]
 pub struct Chosen<T: ?Sized> {
     /// The generator or sink.
     pub chosen: Box<T>,
-    /// Why none of the faster ones; none where this is the fastest, or was asked for.
+    /// Why no faster one was chosen; none where this is the fastest, or was requested.
     pub not_faster: Option<String>,
 }
 
@@ -42,15 +42,15 @@ impl<T: ?Sized> Chosen<T> {
     }
 }
 
-fn link_of(place: &IfSpec) -> Result<Link> {
-    run_in(place.netns.as_ref(), || Netlink::open()?.link_at(&place.interface, place))
+fn link_of(spec: &IfSpec) -> Result<Link> {
+    run_in(spec.netns.as_ref(), || Netlink::open()?.link_at(&spec.interface, spec))
 }
 
-/// NICs are left alone unless asked: a program attached to the driver resets the link of most.
-fn physical(place: &IfSpec) -> Error {
+/// NICs need an explicit choice: attaching a program to their driver resets the link of most.
+fn physical(spec: &IfSpec) -> Error {
     Error::failed(
-        format!("{place} is not a virtual interface"),
-        "ask for another backend by its name",
+        format!("{spec} is not a virtual interface"),
+        "request another backend by its name",
     )
 }
 
@@ -60,8 +60,8 @@ fn stack(frames: &FrameOptions) -> Egress {
 
 type Open = Result<Box<dyn Generator>>;
 
-fn live(tx: &IfSpec, template: &Template, way: Egress, frames: &FrameOptions) -> Open {
-    Ok(Box::new(LiveGenerator::open(tx, template, way, frames.batch, frames.tx_cpu, 0)?))
+fn live(tx: &IfSpec, template: &Template, egress: Egress, frames: &FrameOptions) -> Open {
+    Ok(Box::new(LiveGenerator::open(tx, template, egress, frames.batch, frames.tx_cpu, 0)?))
 }
 
 fn xsk(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
@@ -71,18 +71,18 @@ fn xsk(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
 fn packet(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
     let batch = frames.batch.unwrap_or(PACKET_BATCH);
     run_in(tx.netns.as_ref(), || {
-        let open = PacketGenerator::open(&tx.interface, tx, template, batch, frames.tx_cpu)?;
-        Ok(Box::new(open) as Box<dyn Generator>)
+        let generator = PacketGenerator::open(&tx.interface, tx, template, batch, frames.tx_cpu)?;
+        Ok(Box::new(generator) as Box<dyn Generator>)
     })
 }
 
 /// The generator for these frames.
 ///
-/// Frames of a plane leave by the interface's ordinary way, as its guests' do: XDP frames are for
-/// interfaces that take them already, because the far end counts them by native XDP.
+/// Sends XDP frames only where the interface takes them already, because the far end counts by native
+/// XDP; else by the interface's ordinary transmit path, like the guests of a plane.
 ///
 /// # Errors
-/// The one that was asked for cannot, or none can.
+/// The requested one cannot, or none can.
 pub fn generator(
     tx: &IfSpec,
     template: &Template,
@@ -90,22 +90,22 @@ pub fn generator(
     schedule: &Schedule,
     count: u64,
 ) -> Result<Chosen<dyn Generator>> {
-    let live = |way| {
+    let live = |egress| {
         if schedule.due_ns(count) > MOST_NS {
             return Err(Error::bad_input(
                 "live frames are paced for up to 2 h at a time",
                 "measure for a shorter time, or with --backend af_packet",
             ));
         }
-        live(tx, template, way, frames)
+        live(tx, template, egress, frames)
     };
     let packet = || packet(tx, template, frames);
-    let asked = |generator| Ok(Chosen { chosen: generator, not_faster: None });
+    let requested = |generator| Ok(Chosen { chosen: generator, not_faster: None });
     match frames.backend {
-        GeneratorChoice::AfPacket => return asked(packet()?),
-        GeneratorChoice::Xsk => return asked(xsk(tx, template, frames)?),
-        GeneratorChoice::Live => return asked(live(Egress::Redirect)?),
-        GeneratorChoice::LiveSkb => return asked(live(stack(frames))?),
+        GeneratorChoice::AfPacket => return requested(packet()?),
+        GeneratorChoice::Xsk => return requested(xsk(tx, template, frames)?),
+        GeneratorChoice::Live => return requested(live(Egress::Redirect)?),
+        GeneratorChoice::LiveSkb => return requested(live(stack(frames))?),
         GeneratorChoice::Auto => {}
     }
     let link = link_of(tx)?;
@@ -117,13 +117,13 @@ pub fn generator(
         return Ok(Chosen::of(packet()?, &[long]));
     }
     let mut reasons = Vec::new();
-    for way in [Egress::Redirect, stack(frames)] {
-        match live(way) {
+    for egress in [Egress::Redirect, stack(frames)] {
+        match live(egress) {
             Ok(generator) => return Ok(Chosen::of(generator, &reasons)),
             Err(error) => reasons.push(error),
         }
     }
-    // Both ways fail alike where the user may not: say it once.
+    // Both fail for the same reason where the user may not: name it once.
     reasons.dedup_by(|a, b| a.what == b.what);
     Ok(Chosen::of(packet()?, &reasons))
 }
@@ -131,7 +131,7 @@ pub fn generator(
 /// The sink on this interface.
 ///
 /// # Errors
-/// The one that was asked for cannot, or none can.
+/// The requested one cannot, or none can.
 pub fn sink(
     rx: &IfSpec,
     expected: &Expectation,
@@ -141,11 +141,11 @@ pub fn sink(
     let xdp = |mode| -> Result<Box<dyn Sink>> { Ok(Box::new(XdpSink::open(rx, expected, mode)?)) };
     let ring =
         || -> Result<Box<dyn Sink>> { Ok(Box::new(RingSink::open(rx, expected, ring_mib)?)) };
-    let asked = |sink| Ok(Chosen { chosen: sink, not_faster: None });
+    let requested = |sink| Ok(Chosen { chosen: sink, not_faster: None });
     match choice {
-        SinkChoice::AfPacket => return asked(ring()?),
-        SinkChoice::XdpNative => return asked(xdp(SinkHook::Native)?),
-        SinkChoice::TcIngress => return asked(xdp(SinkHook::Ingress)?),
+        SinkChoice::AfPacket => return requested(ring()?),
+        SinkChoice::XdpNative => return requested(xdp(SinkHook::Native)?),
+        SinkChoice::TcIngress => return requested(xdp(SinkHook::Ingress)?),
         SinkChoice::Auto => {}
     }
     if link_of(rx)?.kind.is_empty() {
@@ -162,7 +162,7 @@ pub fn sink(
     Ok(Chosen::of(ring()?, &reasons))
 }
 
-/// The choice that a backend's name in results stands for.
+/// The choice of a backend's name in results.
 pub fn generator_named(backend: &str) -> GeneratorChoice {
     match backend {
         LIVE => GeneratorChoice::Live,
@@ -172,11 +172,11 @@ pub fn generator_named(backend: &str) -> GeneratorChoice {
     }
 }
 
-/// A generator on an interface of the calling thread's namespace whose frames lead nowhere. With
-/// `Auto` the slowest one that a trial on a virtual interface would choose.
+/// A generator on the private interface `interface` of the calling thread's namespace. With `Auto` the
+/// slowest one that a trial on a virtual interface would choose.
 ///
 /// # Errors
-/// It cannot.
+/// The generator cannot be opened.
 pub fn private_generator(
     interface: &str,
     template: &Template,
@@ -187,7 +187,7 @@ pub fn private_generator(
     match choice {
         GeneratorChoice::AfPacket => packet(&tx, template, frames),
         GeneratorChoice::Xsk => xsk(&tx, template, frames),
-        GeneratorChoice::Live => Ok(Box::new(BeyondXdp::open(&tx, template, frames)?)),
+        GeneratorChoice::Live => Ok(Box::new(DiscardedLive::open(&tx, template, frames)?)),
         GeneratorChoice::LiveSkb => live(&tx, template, stack(frames), frames),
         GeneratorChoice::Auto => {
             live(&tx, template, stack(frames), frames).or_else(|_| packet(&tx, template, frames))
@@ -195,13 +195,13 @@ pub fn private_generator(
     }
 }
 
-/// Live frames into a veth whose peer drops all of them by a sink that expects none.
-struct BeyondXdp {
+/// Live frames into a veth whose peer drops all of them, by a sink that expects none.
+struct DiscardedLive {
     generator: LiveGenerator,
     _peer: XdpSink,
 }
 
-impl BeyondXdp {
+impl DiscardedLive {
     fn open(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Result<Self> {
         let peer = IfSpec { interface: placement::PRIVATE_ENDS[1].to_string(), netns: None };
         let ipv6 = template.shape().udp_at > 34;
@@ -222,7 +222,7 @@ impl BeyondXdp {
     }
 }
 
-impl Generator for BeyondXdp {
+impl Generator for DiscardedLive {
     fn backend(&self) -> &'static str {
         self.generator.backend()
     }

@@ -1,5 +1,5 @@
-//! Reads the drop counters along a path and says which of them explain the loss. Knows nothing of
-//! how the loss was found.
+//! Reads the drop counters along a path, which explain loss. Knows nothing of how the loss was
+//! measured.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -10,15 +10,15 @@ use crate::error::Result;
 use crate::netlink::{Link, Netlink};
 use crate::netns::{IfSpec, Netns, run_in};
 
-/// What an interface is to the trial.
+/// The role of an interface in a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The generator sends by it.
+    /// The generator sends on it.
     Tx,
     /// The sink captures on it.
     Rx,
-    /// It lies between.
+    /// It is on the path between them.
     Between,
 }
 
@@ -47,7 +47,7 @@ pub struct Change {
     /// The interface, as the user named it.
     #[serde(rename = "where")]
     pub place: String,
-    /// What it is to the trial.
+    /// Its role.
     pub role: Role,
     /// Its driver's kind; empty on a physical NIC.
     pub kind: String,
@@ -103,22 +103,22 @@ pub struct Places {
 }
 
 impl Places {
-    /// The places `tx`, `rx` and those between; a place named twice counts once.
+    /// The places `tx`, `rx` and `between`; duplicates count once.
     pub fn new(tx: &IfSpec, rx: &IfSpec, between: &[IfSpec]) -> Self {
         let ends = [(tx.clone(), Role::Tx), (rx.clone(), Role::Rx)];
         let between = between.iter().map(|place| (place.clone(), Role::Between));
         Self::of(ends.into_iter().chain(between))
     }
 
-    /// These places; one that is named twice counts once. Where frames are sent, that comes first.
+    /// These places, the sending one, if any, first; duplicates count once.
     pub fn of(places: impl IntoIterator<Item = (IfSpec, Role)>) -> Self {
-        let mut own: Vec<(IfSpec, Role)> = Vec::new();
+        let mut unique: Vec<(IfSpec, Role)> = Vec::new();
         for (place, role) in places {
-            if !own.iter().any(|(known, _)| *known == place) {
-                own.push((place, role));
+            if !unique.iter().any(|(listed, _)| *listed == place) {
+                unique.push((place, role));
             }
         }
-        Self { places: own }
+        Self { places: unique }
     }
 
     /// Reads the counters of all places.
@@ -126,11 +126,11 @@ impl Places {
     /// # Errors
     /// One of them does not exist (any more).
     pub fn read(&self) -> Result<Snapshot> {
-        let readings = self.places.iter().map(|(place, _)| self.read_one(place));
+        let readings = self.places.iter().map(|(place, _)| self.read_place(place));
         Ok(Snapshot { readings: readings.collect::<Result<_>>()? })
     }
 
-    fn read_one(&self, place: &IfSpec) -> Result<Reading> {
+    fn read_place(&self, place: &IfSpec) -> Result<Reading> {
         run_in(place.netns.as_ref(), || {
             let mut netlink = Netlink::open()?;
             let link = netlink.link_at(&place.interface, place)?;
@@ -167,8 +167,8 @@ impl Places {
     /// The drop counters that rose. `sent_again` are frames that the sending interface counted as
     /// dropped, and that were sent again.
     ///
-    /// A frame that a veth pair loses on its way across is counted on both sides (tx_dropped
-    /// here, rx_dropped there): it is taken from the sending side alone where that is a place too.
+    /// A frame that a veth pair drops is counted at both ends (tx_dropped and rx_dropped): only the
+    /// sending end counts where that is a place too.
     pub fn drops(&self, before: &Snapshot, after: &Snapshot, sent_again: u64) -> Vec<Explained> {
         let rise = |index: usize, counter: &str| {
             let get = |snapshot: &Snapshot| {
@@ -203,18 +203,18 @@ impl Snapshot {
         self.readings.first().is_some_and(|reading| !reading.link.kind.is_empty())
     }
 
-    /// The place at the other end of the veth pair of place `index`, where it is a place too.
+    /// The index of the place that is the veth peer of place `index`.
     fn veth_peer(&self, index: usize) -> Option<usize> {
-        let this = &self.readings[index];
+        let reading = &self.readings[index];
         (0..self.readings.len()).find(|&other| {
             let peer = &self.readings[other].link;
-            let same_netns = match this.link.peer_netns {
-                None => this.same_netns[other],
-                Some(number) => this.netns_numbers[other] == Some(number),
+            let same_netns = match reading.link.peer_netns {
+                None => reading.same_netns[other],
+                Some(number) => reading.netns_numbers[other] == Some(number),
             };
-            this.link.kind == "veth"
+            reading.link.kind == "veth"
                 && peer.kind == "veth"
-                && this.link.peer_index == Some(peer.index)
+                && reading.link.peer_index == Some(peer.index)
                 && same_netns
         })
     }
@@ -265,9 +265,9 @@ mod tests {
         let (places, before) = pair();
         let after = with(with(before.clone(), 0, "tx_dropped", 50), 1, "rx_dropped", 52);
         let drops = places.drops(&before, &after, 10);
-        let found: Vec<_> =
+        let parts: Vec<_> =
             drops.iter().map(|d| (d.place.as_str(), d.counter.as_str(), d.count)).collect();
-        assert_eq!(found, [("v@a", "tx_dropped", 40), ("v@b", "rx_dropped", 2)]);
+        assert_eq!(parts, [("v@a", "tx_dropped", 40), ("v@b", "rx_dropped", 2)]);
     }
 
     #[test]

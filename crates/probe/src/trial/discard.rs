@@ -1,7 +1,7 @@
-//! Ends a trial's frames at the sink's interface: nothing behind it sees, answers or pays for them.
-//! Knows nothing of how they are counted.
+//! Discards a trial's frames at the sink's interface, before the rest of the host. Knows nothing of how
+//! they are counted.
 //!
-//! Two means, because neither is always there:
+//! Two means, neither of which is always available:
 //! - a UDP socket that discards everything holds the port, so that no namespace answers frames to
 //!   its own address with ICMP "port unreachable", which would load the path that is measured;
 //! - where the kernel has nf_tables and the user may use it, a rule drops the frames behind the
@@ -19,15 +19,15 @@ use pw_linux::rtnetlink;
 
 use crate::capture::attach_filter;
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
+use crate::filter::{self, Traffic};
 use crate::netns::{IfSpec, run_in};
 use crate::wire;
 
-/// Discards the frames of a trial for as long as it lives.
+/// Discards the frames of a trial until it is dropped.
 #[derive(Debug)]
 pub struct Discard {
     _udp: OwnedFd,
-    early: Option<NftTable>,
+    table: Option<NftTable>,
 }
 
 struct NftTable {
@@ -41,33 +41,33 @@ impl std::fmt::Debug for NftTable {
 }
 
 impl Discard {
-    /// Discards UDP datagrams to `port` that come in by `rx`.
+    /// Discards UDP datagrams to `port` that arrive on `rx`.
     ///
     /// # Errors
     /// The port is taken.
     pub fn begin(rx: &IfSpec, ipv6: bool, port: u16) -> Result<Self> {
         run_in(rx.netns.as_ref(), || {
             let udp = udp_socket(rx, ipv6, port)?;
-            Ok(Self { _udp: udp, early: drop_at_ingress(&rx.interface, port).ok() })
+            Ok(Self { _udp: udp, table: drop_at_ingress(&rx.interface, port).ok() })
         })
     }
 
     /// Whether the frames end before the IP stack.
     pub fn is_early(&self) -> bool {
-        self.early.is_some()
+        self.table.is_some()
     }
 }
 
 fn udp_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
     let failed = |error: std::io::Error| {
         Error::failed(
-            format!("cannot hold UDP port {port} where {rx} is"),
+            format!("cannot bind UDP port {port} in the namespace of {rx}"),
             "another program or trial uses it: give another --dst-port",
         )
         .caused_by(error)
     };
     let socket = OwnedFd::from(UdpSocket::bind((wire::unspecified(ipv6), port)).map_err(failed)?);
-    attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;
+    attach_filter(&socket, &filter::program(Traffic::Nothing)).map_err(failed)?;
     Ok(socket)
 }
 
@@ -126,7 +126,7 @@ fn message(kind: u16, flags: u16, sequence: u32, family: u8, contents: &Bytes) -
 }
 
 /// Adds `table netdev … { chain … { type filter hook ingress device IF; meta l4proto udp udp dport
-/// PORT drop } }`, owned by the socket that is returned.
+/// PORT drop } }`, owned by the returned socket.
 fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
     let table = format!("pw-trial-{}-{port}", std::process::id());
     let new = Bytes::default;

@@ -1,5 +1,5 @@
-//! The two halves of a trial: the end that sends and the end that receives, each with its part of
-//! the result. `trial` has both, `send` and `receive` one each.
+//! The sending and the receiving end of a trial, each with its part of the result. `trial` has both,
+//! `send` and `receive` one each.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use crate::histogram::LatencySummary;
 use crate::netns::IfSpec;
 use crate::stop;
 
-/// Achieved counts as intended down to this share of it.
+/// Share of the intended rate that counts as achieved.
 const RATE_TOLERANCE: f64 = 0.999;
 
 /// A part of the loss.
@@ -36,14 +36,14 @@ pub fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Ex
 #[derive(Debug, Serialize)]
 pub struct GeneratorReport {
     backend: &'static str,
-    /// Why it is none of the faster ones.
+    /// Why it is not a faster one.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_faster: Option<String>,
-    /// Most frames that left together.
+    /// Most frames that were sent together.
     batch: u16,
     /// The CPU that it was bound to.
     cpu: Option<usize>,
-    /// Its own maximum, or none when that could not be measured.
+    /// Its own maximum; none when that could not be measured.
     max_pps: Option<f64>,
     /// `private veth pair`, `private loopback` or `--max-pps`.
     max_pps_from: Option<&'static str>,
@@ -56,7 +56,7 @@ pub struct GeneratorReport {
     departure: Option<LatencySummary>,
 }
 
-/// What the sending end knows.
+/// The sending end's part of the result.
 #[derive(Debug, Serialize)]
 pub struct SendingReport {
     tx: IfSpec,
@@ -86,16 +86,16 @@ pub struct SendingEnd<'a> {
     generator: Box<dyn Generator>,
     not_faster: Option<String>,
     maximum: std::result::Result<(f64, &'static str), String>,
-    /// After the generator: what it sends finds no taker without.
+    /// Declared after the generator, whose frames are dropped without it.
     _gro: Option<Gro>,
 }
 
 impl<'a> SendingEnd<'a> {
-    /// Resolves the way to `dst`, opens the generator, and measures its maximum unless that is
+    /// Resolves the route to `dst`, opens the generator, and measures its maximum unless `max_pps` is
     /// given.
     ///
     /// # Errors
-    /// No way there, or no generator can send these frames.
+    /// There is no route, or no generator can send these frames.
     pub fn open(
         tx: &'a IfSpec,
         rx: Option<&IfSpec>,
@@ -132,7 +132,7 @@ impl<'a> SendingEnd<'a> {
         })
     }
 
-    /// Sends one frame with the number before the first.
+    /// Sends one warm-up frame, which has the number before the first.
     ///
     /// # Errors
     /// The interface vanished, is down, or cannot take the frame.
@@ -140,9 +140,9 @@ impl<'a> SendingEnd<'a> {
         self.generator.send_one(self.first_sequence - 1)
     }
 
-    /// What becomes of refused frames where that was `asked` for: not every generator can.
-    pub fn refusals(&self, asked: Refusals) -> Refusals {
-        if self.generator.sends_again() { asked } else { Refusals::Lost }
+    /// The treatment of refused frames: as `requested` where the generator can.
+    pub fn refusals(&self, requested: Refusals) -> Refusals {
+        if self.generator.sends_again() { requested } else { Refusals::Lost }
     }
 
     /// Sends all frames. `sent` counts them for other threads.
@@ -156,13 +156,13 @@ impl<'a> SendingEnd<'a> {
         self.generator.run(&order, sent)
     }
 
-    /// Whether it sent less than it was to; not when it was told to stop.
+    /// Whether the generator fell short of the intended rate without having been stopped.
     pub fn limits(&self, generated: &Generated) -> bool {
         !stop::requested()
             && generated.achieved_pps() < self.load.schedule.mean_pps() * RATE_TOLERANCE
     }
 
-    /// Its part of the result.
+    /// The sending end's part of the result.
     pub fn report(self, generated: &Generated, started_ns: i64) -> SendingReport {
         let (max_pps, max_pps_error) = match self.maximum {
             Ok(maximum) => (Some(maximum), None),
@@ -201,7 +201,7 @@ impl<'a> SendingEnd<'a> {
 /// The maximum of a generator by itself.
 ///
 /// # Errors
-/// It cannot run, or no namespace may be made for it.
+/// The generator cannot run, or no namespace may be made for it.
 pub fn maximum_of(
     choice: GeneratorChoice,
     template: &Template,
@@ -216,7 +216,7 @@ pub fn maximum_of(
 #[derive(Debug, Serialize)]
 pub struct SinkReport {
     backend: &'static str,
-    /// Why it is none of the faster ones.
+    /// Why it is not a faster one.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_faster: Option<String>,
     #[serde(flatten)]
@@ -225,7 +225,7 @@ pub struct SinkReport {
     ends_at_interface: bool,
 }
 
-/// What the receiving end knows.
+/// The receiving end's part of the result.
 #[derive(Debug, Serialize)]
 pub struct ReceivingReport {
     rx: IfSpec,
@@ -247,7 +247,7 @@ pub struct ReceivingEnd<'a> {
 }
 
 impl<'a> ReceivingEnd<'a> {
-    /// Opens the sink, and lets nothing behind it answer the frames.
+    /// Opens the sink and discards the frames behind it, so that nothing answers them.
     ///
     /// # Errors
     /// There is no such interface, the port is taken, or the user may not receive.
@@ -262,12 +262,12 @@ impl<'a> ReceivingEnd<'a> {
         Ok(Self { rx, sink, not_faster, discard, before: RingStats::default() })
     }
 
-    /// What was seen until now is none of the trial.
+    /// Begins the trial: earlier packets do not count.
     pub fn begin(&mut self) {
         self.before = self.sink.stats();
     }
 
-    /// Its part of the result; what was counted, and how many frames the sink had no room for.
+    /// The receiving end's part of the result, its counts, and the frames that the sink dropped.
     pub fn report(mut self) -> (ReceivingReport, Counted, u64) {
         let after = self.sink.stats();
         let stats = RingStats {
@@ -292,14 +292,14 @@ impl<'a> ReceivingEnd<'a> {
         (report, counted, stats.dropped)
     }
 
-    /// Counts until the generator is done and the drain time is over, or all has arrived and
-    /// nothing more comes.
+    /// Counts until the generator is done and either the drain time is over or all frames have arrived
+    /// and none follows.
     pub fn receive(
         &mut self,
         (sent, done): (&AtomicU64, &AtomicBool),
         drain_ns: i64,
     ) -> Result<()> {
-        /// With every frame there, only a duplicate can still come: wait less for it.
+        /// Wait for duplicates once all frames have arrived [ns].
         const QUIET_NS: i64 = 50_000_000;
         let mut ended_ns = None;
         let mut last_ns = clock::monotonic_ns();
@@ -322,7 +322,7 @@ impl<'a> ReceivingEnd<'a> {
     }
 }
 
-/// Counters, CPUs and clock, before and after.
+/// Counters, CPU usage and clock around a trial.
 pub struct Surroundings {
     places: Places,
     before: Snapshot,
@@ -332,11 +332,11 @@ pub struct Surroundings {
     pub started_ns: i64,
 }
 
-/// What changed around a trial.
+/// The changes during a trial.
 #[derive(Debug, Serialize)]
 pub struct Changes {
     counters: Vec<Change>,
-    /// Use of the CPUs meanwhile.
+    /// CPU usage.
     pub cpu: Option<CpuUsage>,
     /// Steps of the wall clock.
     pub clock_steps: Vec<ClockStep>,
@@ -359,13 +359,13 @@ impl Surroundings {
         })
     }
 
-    /// What becomes of frames that the sending interface has no room for, by its kind.
+    /// The treatment of refused frames that fits the kind of the sending interface.
     pub fn refusals(&self) -> Refusals {
         if self.before.is_virtual_tx() { Refusals::Lost } else { Refusals::SentAgain }
     }
 
-    /// What changed, the drop counters that rose, and why they could not be read. An interface
-    /// that is gone has no counters; what was counted until then is kept.
+    /// The changes, the drop counters that rose, and the error by which counters could not be read, as
+    /// of an interface that is gone.
     pub fn end(
         mut self,
         tx: &IfSpec,
@@ -388,11 +388,11 @@ impl Surroundings {
             drops.push(explained(tx, counter, count));
         }
         if refusals == Refusals::Lost {
-            // Virtual interfaces count these by themselves; drivers of NICs do not.
-            let place = tx.to_string();
+            // Virtual interfaces count refused frames themselves; drivers of NICs do not.
+            let tx_label = tx.to_string();
             let counted: u64 = drops
                 .iter()
-                .filter(|part| part.place == place && part.counter == "tx_dropped")
+                .filter(|part| part.place == tx_label && part.counter == "tx_dropped")
                 .map(|part| part.count)
                 .sum();
             let uncounted = generated.refused.saturating_sub(counted);

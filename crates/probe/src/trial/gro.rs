@@ -1,9 +1,9 @@
 //! Generic receive offload of an interface, on for a trial with the user's consent: a veth takes
 //! XDP frames only while its peer has NAPI, which an XDP program or GRO gives it.
 //!
-//! A process of its own switches it off again when the pipe from this one closes, however this one
-//! ends. It keeps a locked note of the interface, by which `planewise clean` finds what it left
-//! behind where it was killed itself.
+//! A keeper process switches GRO off when the pipe from this process closes, however this one ends. It
+//! notes the interface in a locked file, by which `planewise clean` finds the interfaces of keepers
+//! that were killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 
-/// Where keepers note what they switched on; what is not locked there is a dead keeper's.
+/// Directory of the keepers' notes; a note without a lock is a dead keeper's.
 const NOTES: &str = "/run/planewise/gro";
 
 /// Of linux/sockios.h and linux/ethtool.h.
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
     let note = note(&args.interface);
     set(&args.interface, true)?;
     let mut pipe = std::io::stdin().lock();
-    // The pipe says nothing; that it closes is what counts. The interface may be gone by then.
+    // Waits for the pipe to close. The interface may be gone by then.
     let ready = std::io::stdout().write_all(b"\n").and_then(|()| std::io::stdout().flush());
     let _ = ready.and_then(|()| pipe.read_to_end(&mut Vec::new()));
     let _ = set(&args.interface, false);
@@ -59,8 +59,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Notes the interface in a file that is locked as long as this process lives. None where there is no
-/// room for it, as in a guest that nobody cleans up.
+/// Notes the interface in a file that is locked while this process lives. None where the directory
+/// cannot be written, as in a guest that nobody cleans up.
 fn note(at: &IfSpec) -> Option<(String, Flock<File>)> {
     fs::create_dir_all(NOTES).ok()?;
     let path = format!("{NOTES}/{}", std::process::id());
@@ -70,7 +70,7 @@ fn note(at: &IfSpec) -> Option<(String, Flock<File>)> {
     Some((path, locked))
 }
 
-/// That there is such an interface: else bad input, and no other failure is.
+/// Checks that there is such an interface; only its absence is bad input.
 fn check(at: &IfSpec) -> Result<()> {
     run_in(at.netns.as_ref(), || Netlink::open()?.link_at(&at.interface, at).map(|_| ()))
 }
@@ -102,16 +102,16 @@ impl Gro {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0) // a Ctrl-C is for this process: the keeper ends after it
+            .process_group(0) // no Ctrl-C for the keeper, which ends after this process
             .spawn()
             .map_err(|error| failed(error.to_string()))?;
         let mut ready = [0];
-        let answered = keeper.stdout.as_mut().map(|pipe| pipe.read_exact(&mut ready));
-        if !matches!(answered, Some(Ok(()))) {
-            let mut said = String::new();
-            let _ = keeper.stderr.as_mut().map(|pipe| pipe.read_to_string(&mut said));
+        let is_ready = keeper.stdout.as_mut().map(|pipe| pipe.read_exact(&mut ready));
+        if !matches!(is_ready, Some(Ok(()))) {
+            let mut message = String::new();
+            let _ = keeper.stderr.as_mut().map(|pipe| pipe.read_to_string(&mut message));
             let _ = keeper.wait();
-            return Err(failed(said.lines().next().unwrap_or("it said nothing").to_owned()));
+            return Err(failed(message.lines().next().unwrap_or("no reason given").to_owned()));
         }
         Ok(Some(Self { keeper }))
     }
@@ -132,11 +132,11 @@ fn set(at: &IfSpec, on: bool) -> Result<()> {
     ethtool(at, ETHTOOL_SGRO, u32::from(on)).map(|_| ())
 }
 
-/// One ethtool request about an interface; the value that the kernel leaves.
+/// Performs an ethtool request for an interface; returns the value that the kernel wrote.
 fn ethtool(at: &IfSpec, command: u32, data: u32) -> Result<u32> {
     run_in(at.netns.as_ref(), || {
         let failed = |error: std::io::Error| {
-            Error::failed(format!("cannot ask ethtool about {at}"), "").caused_by(error)
+            Error::failed(format!("the ethtool request for {at} failed"), "").caused_by(error)
         };
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Inet, SockType::Datagram, flags, None)
@@ -151,8 +151,8 @@ fn ethtool(at: &IfSpec, command: u32, data: u32) -> Result<u32> {
         request.ifr_ifru.ifru_data = (&raw mut value).cast();
         // SAFETY: the request and the value that it points to live through the call; the kernel
         // reads and writes two words there for these commands.
-        let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
-        if done != 0 {
+        let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
+        if result != 0 {
             return Err(failed(std::io::Error::last_os_error()));
         }
         Ok(value.data)

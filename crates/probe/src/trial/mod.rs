@@ -1,5 +1,5 @@
 //! One trial: a generator on one interface, a sink on another, every frame accounted for. Knows
-//! nothing of what lies between them.
+//! nothing of the path between them.
 
 pub mod account;
 pub mod choose;
@@ -38,7 +38,7 @@ use crate::netns::IfSpec;
 use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
 
-/// The UDP port that trials send to unless told otherwise.
+/// Default UDP port of trials.
 pub const DEFAULT_PORT: u16 = 4862;
 
 /// Sends UDP frames by one interface at a set rate and accounts for what arrives at another.
@@ -108,12 +108,12 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
-/// Frames before the first that find out whether the path carries any, and teach it where to.
+/// Frames before the first that check the path and fill its neighbour and forwarding tables.
 #[derive(Debug, Default, Serialize)]
 struct Warmup {
     sent: u64,
     received: bool,
-    /// Copies of it that arrived, also while the trial ran.
+    /// Warm-up frames that arrived, also during the trial.
     arrived: u64,
 }
 
@@ -207,7 +207,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
             "leave --ip out, or give an address of that version",
         ));
     }
-    // Never seen before on this machine: no frame of an earlier trial is taken for one of this.
+    // Unique on this machine, so that no frame of an earlier trial counts.
     let first_sequence = clock::realtime_ns() as u64;
     let drain_ns = args.drain.as_nanos() as i64;
     let expected = Expectation {
@@ -239,11 +239,10 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let sending = sending.report(&generated, started_ns);
     let (receiving, counted, ring_dropped) = receiving.report();
     warmup.arrived = counted.warmup;
-    // A sink cannot receive what was never sent: a frame that was cut off by an error mid-batch
-    // may have been.
+    // The sink knows of frames that the generator lost count of, by an error in the middle of a batch.
     let sent = generated.sent.max(counted.arrived());
     let lost = sent - counted.received;
-    // What the sink itself knows is exact and comes first.
+    // The sink's own counts are exact and come first.
     let mut loss = Vec::new();
     if counted.late > 0 {
         loss.push(explained(rx, "late", counted.late));
@@ -256,18 +255,18 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let softnet = changes.cpu.as_ref().and_then(|cpu| cpu.softnet);
     let named_softnet: u64 =
         loss.iter().filter(|part| part.counter.ends_with("_dropped")).map(|part| part.count).sum();
-    let elsewhere = softnet
+    let unnamed_softnet = softnet
         .map_or(0, |softnet| softnet.dropped)
         .saturating_sub(named_softnet)
         .min(lost.saturating_sub(sum(&loss)));
-    if elsewhere > 0 {
-        loss.push(explained("host", "softnet_dropped", elsewhere));
+    if unnamed_softnet > 0 {
+        loss.push(explained("host", "softnet_dropped", unnamed_softnet));
     }
     let excess_drops = cap(&mut loss, lost);
-    let place = tx.to_string();
+    let tx_label = tx.to_string();
     let dropped_by_tx: u64 = loss
         .iter()
-        .filter(|part| part.place == place && part.counter.starts_with("tx_"))
+        .filter(|part| part.place == tx_label && part.counter.starts_with("tx_"))
         .map(|part| part.count)
         .sum();
 
@@ -301,23 +300,23 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     error.map_or(Ok(()), Err)
 }
 
-/// Takes from the parts, last first, what exceeds `lost`, and returns how much that was: counters
-/// count the drops of other traffic too.
+/// Reduces the parts, last first, to a sum of `lost` at most, and returns the excess: drop counters
+/// count other traffic too.
 fn cap(loss: &mut Vec<Explained>, lost: u64) -> u64 {
-    let mut left = lost;
+    let mut remaining = lost;
     let mut excess = 0;
     for part in loss.iter_mut() {
-        let count = part.count.min(left);
+        let count = part.count.min(remaining);
         excess += part.count - count;
-        left -= count;
+        remaining -= count;
         part.count = count;
     }
     loss.retain(|part| part.count > 0);
     excess
 }
 
-/// Sends a frame every 10 ms until one arrives or a second has passed. It fills the neighbour and
-/// forwarding tables on the path, so that the trial does not pay for that.
+/// Sends a frame every 10 ms until one arrives or a second has passed, which fills the neighbour and
+/// forwarding tables of the path before the trial.
 fn warm_up(sending: &mut SendingEnd, receiving: &mut ReceivingEnd) -> Result<Warmup> {
     let mut warmup = Warmup::default();
     for _ in 0..100 {

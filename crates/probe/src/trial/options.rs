@@ -1,4 +1,4 @@
-//! Options that a whole trial and its sending half have in common, and the frame that they make.
+//! Options that `trial` and `send` have in common, and the frame template that follows from them.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub enum SinkChoice {
     TcIngress,
 }
 
-/// What the frames look like, and where they are made.
+/// Options of frames and their generator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct FrameOptions {
     /// Frame size with FCS [bytes]; at least 64 with IPv4, 84 with IPv6
@@ -85,22 +85,22 @@ pub struct FrameOptions {
 }
 
 impl FrameOptions {
-    /// With a CPU for the generator, where there are two or more. The sink has `rx_cpu`.
+    /// These options with a CPU for the generator, other than the sink's `rx_cpu`, if there are two.
     #[must_use]
     pub fn placed(&self, rx_cpu: Option<usize>) -> Self {
         let tx_cpu = affinity::for_generator(self.tx_cpu, rx_cpu);
         Self { tx_cpu, ..self.clone() }
     }
 
-    /// Frame size with FCS, asked for or the smallest [bytes].
+    /// Frame size with FCS, as requested or the smallest [bytes].
     pub fn size_bytes(&self, ipv6: bool) -> usize {
         self.size.unwrap_or_else(|| frame::smallest_bytes(ipv6))
     }
 
-    /// The frame that leaves by `tx`, where `route` leads.
+    /// The template for frames that leave by `tx` along `route`.
     ///
     /// # Errors
-    /// It is too large for `tx`, or too small to be one.
+    /// They are too large for `tx`, or too small for the payload.
     pub fn template(&self, tx: &IfSpec, route: &Route, dst: IpAddr) -> Result<Template> {
         let size_bytes = self.size_bytes(dst.is_ipv6());
         if size_bytes > route.mtu as usize + 18 {
@@ -129,10 +129,10 @@ impl FrameOptions {
     }
 }
 
-/// Frames that one trial accounts for at most: each takes a bit of memory, all of them 2 GiB.
+/// Most frames of a trial: each takes a bit of memory, all of them 2 GiB.
 pub const MOST_FRAMES: f64 = (1_u64 << 34) as f64;
 
-/// How many frames a trial sends, and when.
+/// The number of frames of a trial and their schedule.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     /// Number of frames.
@@ -141,7 +141,7 @@ pub struct Load {
     pub schedule: Schedule,
 }
 
-/// When frames are due.
+/// Options of the schedule.
 #[derive(Debug, clap::Args)]
 pub struct LoadOptions {
     /// How long to send [s]
@@ -181,7 +181,7 @@ impl LoadOptions {
     }
 }
 
-/// How many frames a trial sends.
+/// The number of frames of a trial.
 ///
 /// # Errors
 /// More than can be accounted for.

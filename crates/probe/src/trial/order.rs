@@ -1,5 +1,5 @@
-//! What a trial asks of a generator and of a sink. Knows neither of them: AF_PACKET is in
-//! packet.rs, the programs inside the kernel are in kernel/.
+//! The interfaces of generators and sinks. Knows none of them: AF_PACKET is in packet.rs, the programs
+//! inside the kernel are in kernel/.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::histogram::LatencyRecorder;
 
-/// Frames to send: which, how many, when.
+/// The frames to send.
 #[derive(Debug, Clone, Copy)]
 pub struct Order {
     /// Sequence number of the first frame.
@@ -20,11 +20,11 @@ pub struct Order {
     pub count: u64,
     /// When each is due after the start.
     pub schedule: Schedule,
-    /// What becomes of frames that the sending interface has no room for.
+    /// The treatment of frames that the sending interface has no room for.
     pub refusals: Refusals,
 }
 
-/// What becomes of a frame that the sending interface drops for lack of room.
+/// The treatment of a frame that the sending interface drops for lack of room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Refusals {
     /// It is lost: a virtual interface hands frames on at once, so that what has no room is what
@@ -36,7 +36,7 @@ pub enum Refusals {
     SentAgain,
 }
 
-/// What the generator did.
+/// The result of a generator.
 #[derive(Debug, Default)]
 pub struct Generated {
     /// Frames that the kernel took.
@@ -53,7 +53,7 @@ pub struct Generated {
     /// How much later than scheduled frames left by the interface [ns]; empty where it is not
     /// measured.
     pub departure: LatencyRecorder,
-    /// What broke it off.
+    /// The error that ended it early.
     pub error: Option<Error>,
 }
 
@@ -64,12 +64,11 @@ impl Generated {
     }
 }
 
-/// After the schedule's end a generator that is behind may go on for this long [ns]; what it has
-/// not sent then it never sends.
+/// How long after the schedule's end a generator that is behind may go on sending [ns].
 pub const GRACE_NS: i64 = 100_000_000;
 
-/// Of how many frames, less 1, the kernel's programs time one: of all while that costs nothing, of
-/// sixteen at high rates, where reading the clock costs as much as the frame.
+/// The mask by which the kernel's programs time every frame, or one of sixteen at high rates, where
+/// reading the clock costs as much as the frame.
 pub fn sample_mask(mean_pps: f64) -> u32 {
     if mean_pps > 200_000.0 { 15 } else { 0 }
 }
@@ -83,7 +82,7 @@ pub trait Generator: Send {
     /// Most frames that leave together.
     fn batch(&self) -> u16;
 
-    /// Whether it can send again what the interface refuses: it has to know which frame that was.
+    /// Whether it can send a refused frame again, for which it has to know which frame that was.
     fn sends_again(&self) -> bool {
         false
     }
@@ -94,8 +93,8 @@ pub trait Generator: Send {
     /// The interface vanished, is down, or cannot take the frame.
     fn send_one(&mut self, sequence: u64) -> Result<u64>;
 
-    /// Carries out `order` as soon as it can, on the CPU that it was opened for. `sent` is the number of
-    /// frames so far, for other threads to read. Errors are in the result, beside what was done until then.
+    /// Carries out `order` at once, on the CPU that it was opened for. `sent` counts the frames for other
+    /// threads. The result has an error beside the frames until then.
     fn run(&mut self, order: &Order, sent: &AtomicU64) -> Generated;
 }
 
@@ -116,7 +115,7 @@ pub trait Sink {
     /// Warm-up frames that have arrived.
     fn warmed_up(&self) -> u64;
 
-    /// Frames that the sink saw, and those that it had no room for.
+    /// Frames that reached the sink, and those of them that it dropped for lack of room.
     fn stats(&mut self) -> RingStats;
 
     /// The account.

@@ -1,5 +1,5 @@
-//! Generator and sink in user space, on AF_PACKET: what every user may run in a namespace of his
-//! own, and every interface takes.
+//! Generator and sink in user space, on AF_PACKET: for any user in a namespace of his own, and any
+//! interface.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +21,9 @@ use crate::timestamping::set_option;
 /// The backend's name in results.
 pub const AF_PACKET: &str = "af_packet";
 
-/// What became of a batch.
+/// The result of a batch.
 pub struct Sent {
-    /// Frames that are done with, from the first on: those that are refused and lost are among them.
+    /// Frames that are not sent again, from the first on: sent, or refused and lost.
     pub frames: u64,
     /// Frames that the interface dropped for lack of room.
     pub refused: u64,
@@ -41,29 +41,29 @@ pub struct PacketGenerator {
     messages: Vec<libc::mmsghdr>,
     #[expect(dead_code, reason = "kept alive for `messages`")]
     iovecs: Vec<libc::iovec>,
-    place: String,
+    label: String,
 }
 
 // SAFETY: the raw pointers point into vectors that this value owns and moves along with.
 unsafe impl Send for PacketGenerator {}
 
 impl PacketGenerator {
-    /// Opens the generator on an interface of the calling thread's namespace. `place` is what the
-    /// user calls it.
+    /// Opens the generator on an interface of the calling thread's namespace. `label` is the user's
+    /// name for it.
     ///
     /// # Errors
     /// There is no such interface, it is down, or the user may not send frames.
     pub fn open(
         interface: &str,
-        place: &dyn std::fmt::Display,
+        label: &dyn std::fmt::Display,
         template: &Template,
         batch: u16,
         cpu: Option<usize>,
     ) -> Result<Self> {
-        let link = Netlink::open()?.link_at(interface, place)?;
-        link.must_be_up(place)?;
+        let link = Netlink::open()?.link_at(interface, label)?;
+        link.must_be_up(label)?;
         let failed = |error: std::io::Error| {
-            Error::failed(format!("cannot send frames on {place}"), "").caused_by(error)
+            Error::failed(format!("cannot send frames on {label}"), "").caused_by(error)
         };
         let socket = capture::packet_socket()?;
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1).map_err(failed)?;
@@ -91,11 +91,11 @@ impl PacketGenerator {
                 message
             })
             .collect();
-        let (template, place) = (template.clone(), place.to_string());
-        Ok(Self { template, cpu, socket, buffers, messages, iovecs, place })
+        let (template, label) = (template.clone(), label.to_string());
+        Ok(Self { template, cpu, socket, buffers, messages, iovecs, label })
     }
 
-    /// Stamps `count` frames from `sequence` on and hands them over in order.
+    /// Stamps and sends `count` frames from `sequence` on.
     fn send(&mut self, sequence: u64, count: usize, refusals: Refusals) -> Result<Sent> {
         let sent = |accepted: usize, refused: bool| {
             let lost = refused && refusals == Refusals::Lost;
@@ -113,13 +113,12 @@ impl PacketGenerator {
             libc::sendmmsg(self.socket.as_raw_fd(), self.messages.as_mut_ptr(), count as u32, 0)
         };
         if accepted >= 0 {
-            // sendmmsg tells the error of a first message only: a frame refused later ends the
-            // batch early.
+            // sendmmsg returns the error of a first message only: a later refusal ends the batch early.
             return Ok(sent(accepted as usize, (accepted as usize) < count));
         }
         let error = std::io::Error::last_os_error();
         match error.raw_os_error() {
-            // The socket's own buffer is full: no interface has seen the frame.
+            // The socket's own buffer is full: the frame did not reach the interface.
             Some(libc::EINTR | libc::EAGAIN) => Ok(sent(0, false)),
             Some(libc::ENOBUFS) => Ok(sent(0, true)),
             _ => Err(self.error(error)),
@@ -129,30 +128,30 @@ impl PacketGenerator {
     fn error(&self, error: std::io::Error) -> Error {
         match error.raw_os_error() {
             Some(libc::ENXIO | libc::ENODEV) => Error::failed(
-                format!("the interface {} vanished while frames were sent", self.place),
-                "look who removes it (`ip monitor link`), then measure again",
+                format!("the interface {} vanished while frames were sent", self.label),
+                "find out what removes it (`ip monitor link`), then measure again",
             ),
-            Some(libc::ENETDOWN) => down_or_gone(&self.place),
+            Some(libc::ENETDOWN) => down_or_gone(&self.label),
             Some(libc::EMSGSIZE) => Error::bad_input(
                 format!(
                     "frames of {} bytes (with FCS) exceed the MTU of {}",
                     self.template.frame_bytes() + frame::FCS_BYTES,
-                    self.place
+                    self.label
                 ),
                 "give a smaller --size or raise the MTU: ip link set IF mtu N",
             ),
             _ => {
-                Error::failed(format!("cannot send frames on {}", self.place), "").caused_by(error)
+                Error::failed(format!("cannot send frames on {}", self.label), "").caused_by(error)
             }
         }
     }
 }
 
-/// The interface can send no more.
-pub fn down_or_gone(place: &str) -> Error {
+/// The error for an interface that vanished or was set down.
+pub fn down_or_gone(label: &str) -> Error {
     Error::failed(
-        format!("the interface {place} vanished or was set down during the trial"),
-        "look who changes it (`ip monitor link`), then measure again",
+        format!("the interface {label} vanished or was set down during the trial"),
+        "find out what changes it (`ip monitor link`), then measure again",
     )
 }
 
@@ -181,9 +180,8 @@ impl Generator for PacketGenerator {
     }
 }
 
-/// Carries out an order in user space by `send`, which sends so many frames from a sequence number
-/// on. When it is behind it sends what is due in batches, so that the rate over the whole trial is
-/// kept where it can be.
+/// Carries out an order in user space by `send`, which takes a sequence number and a number of frames.
+/// Sends overdue frames in batches, so that the rate over the whole trial is kept if possible.
 pub fn paced(
     order: &Order,
     sent_so_far: &AtomicU64,
@@ -195,12 +193,12 @@ pub fn paced(
         result.error = Some(error);
         return result;
     }
-    // Time for the sink's thread to come up.
+    // Time for the sink's thread to start.
     let start_ns = clock::monotonic_ns() + 2_000_000;
     let due_ns = |index: u64| start_ns + order.schedule.due_ns(index);
     let end_ns = due_ns(order.count);
     let (burst, _, _) = order.schedule.parts();
-    // Of the first frame of this burst: one that begins late is as long as another.
+    // Lateness of this burst's first frame, which the others keep: no burst is shortened.
     let mut late_ns = 0;
     let mut now = clock::wait_until(start_ns);
     while result.sent < order.count && now < end_ns + GRACE_NS && !stop::requested() {
@@ -234,8 +232,8 @@ pub fn paced(
         now = clock::monotonic_ns();
     }
     // A schedule that was kept lasts one period beyond its last frame.
-    let whole = result.sent == order.count;
-    result.elapsed_ns = if whole { now.max(end_ns) } else { now } - start_ns;
+    let complete = result.sent == order.count;
+    result.elapsed_ns = if complete { now.max(end_ns) } else { now } - start_ns;
     result
 }
 

@@ -1,4 +1,4 @@
-//! How fast a generator can be by itself.
+//! Measures a generator's own maximum rate.
 
 use std::fs;
 use std::sync::atomic::AtomicU64;
@@ -12,36 +12,35 @@ use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 use crate::stop;
 
-/// Sleeps for a while, but not past a signal.
+/// Sleeps for `duration`, or until a signal.
 pub fn pause(duration: Duration) {
     clock::sleep_until(clock::monotonic_ns() + duration.as_nanos() as i64);
 }
 
-/// Lets a kernel thread go before every ordinary program, as an interrupt's work would: woken, it else
-/// waits for up to the time slice of whatever runs. Without effect where the thread is not to be
-/// seen, as in a container.
+/// Gives a kernel thread real-time priority, so that it runs at once when it is woken, not after the
+/// time slice of another program. Without effect where the thread is not visible, as in a container.
 pub fn prefer_kernel_thread(name: &str) {
-    /// Kernels before 5.17 show so many bytes of a thread's name.
-    const SHOWN: usize = 15;
-    let is_it = |shown: &str| shown == name || shown == name.get(..SHOWN).unwrap_or(name);
+    /// Length to which kernels before 5.17 cut a thread's name [bytes].
+    const SHORT: usize = 15;
+    let matches = |comm: &str| comm == name || comm == name.get(..SHORT).unwrap_or(name);
     let Ok(entries) = fs::read_dir("/proc") else { return };
     for entry in entries.flatten() {
-        let shown = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let process = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        if let (true, Some(process)) = (is_it(shown.trim_end()), process) {
+        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let (true, Some(pid)) = (matches(comm.trim_end()), pid) {
             let lowest = libc::sched_param { sched_priority: 1 };
             // SAFETY: reads the parameter, which lives through the call.
-            unsafe { libc::sched_setscheduler(process, libc::SCHED_FIFO, &raw const lowest) };
+            unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &raw const lowest) };
         }
     }
 }
 
-/// What a generator can do by itself.
+/// A generator's own maximum.
 #[derive(Debug)]
 pub struct Maximum {
-    /// Which one [`Generator::backend`].
+    /// Its [`Generator::backend`].
     pub backend: &'static str,
-    /// With frames in batches of.
+    /// Frames a batch.
     pub batch: u16,
     /// Packets per second.
     pub pps: f64,
@@ -57,17 +56,17 @@ const BEYOND_PPS: f64 = 50e6;
 
 /// The interfaces that a generator's maximum is measured on.
 pub const PRIVATE_ENDS: [&str; 2] = ["pw-cal0", "pw-cal1"];
-/// Where the generator's maximum is measured.
+/// Name in results of the pair on which the maximum is measured.
 const PRIVATE_VETH: &str = "private veth pair";
-/// The same where the kernel has no veth, as in a tiny virtual machine.
+/// Its stand-in where the kernel has no veth, as in a tiny virtual machine.
 const PRIVATE_LOOPBACK: &str = "private loopback";
 
-/// The maximum of the generator that `open` opens: as fast as it can, on a veth pair of its own in a namespace of its own, whose other end drops every
-/// frame (its MAC address is another) before any SUT could limit it. Where there is no veth, on
-/// that namespace's loopback, which drops them for the same reason.
+/// Measures the maximum of the generator that `open` opens, on a veth pair in a namespace of its own,
+/// whose far end drops every frame for its MAC address, so that no SUT limits it. Without veth, on that
+/// namespace's loopback, which does the same.
 ///
 /// # Errors
-/// A namespace may not be made (CAP_SYS_ADMIN is missing).
+/// No namespace may be made (CAP_SYS_ADMIN is missing).
 pub fn maximum_pps(
     frame_bytes: usize,
     open: impl FnOnce(&str) -> Result<Box<dyn Generator>> + Send,
@@ -85,7 +84,7 @@ pub fn maximum_pps(
             let mut netlink = Netlink::open()?;
             let mtu = frame_bytes.max(1500) as u32;
             let [near, far] = PRIVATE_ENDS;
-            let (ends, place) = match netlink.add_veth(near, far, mtu) {
+            let (ends, measured_on) = match netlink.add_veth(near, far, mtu) {
                 Ok(()) => (&PRIVATE_ENDS[..], PRIVATE_VETH),
                 Err(_) => (&["lo"][..], PRIVATE_LOOPBACK),
             };
@@ -113,7 +112,7 @@ pub fn maximum_pps(
             }
             // The batch is chosen by the rate, when frames are sent.
             let (backend, batch) = (generator.backend(), generator.batch());
-            Ok(Maximum { backend, batch, pps: best, measured_on: place })
+            Ok(Maximum { backend, batch, pps: best, measured_on })
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })

@@ -1,5 +1,5 @@
-//! The receiving half of a trial, for two ends that no single process sees. Knows nothing of who
-//! sends, but for the numbers that the frames have.
+//! The receiving end of a trial, for ends on different machines. Knows of the sender only the frames'
+//! numbers.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ struct Report {
     first_sequence: u64,
     planned: u64,
     warmup_received: u64,
-    /// What this end lost, and by which counter it knows.
+    /// The losses of this end by counter.
     drops: Vec<Explained>,
     counters: Vec<Change>,
     /// From the first frame to the last.
@@ -90,30 +90,30 @@ struct Report {
     error: Option<Failure>,
 }
 
-/// CPU while frames come: between two halves of a trial that are started by hand, or from afar,
-/// there is time in which nothing happens.
+/// Measures CPU usage from the first frame to the last, without the idle time before and after, in
+/// which the other end is started and ended.
 #[derive(Default)]
-struct Watch {
+struct BusyMeter {
     meter: Option<CpuMeter>,
     usage: Option<CpuUsage>,
-    came: bool,
+    busy: bool,
 }
 
-impl Watch {
-    /// Is told how many frames the last wait gave.
-    fn seen(&mut self, count: u64) {
+impl BusyMeter {
+    /// Notes the number of frames of the last poll.
+    fn note(&mut self, count: u64) {
         if count > 0 {
-            self.came = true;
+            self.busy = true;
             if self.meter.is_none() {
                 self.meter = CpuMeter::start().ok();
             }
-        } else if std::mem::take(&mut self.came) {
+        } else if std::mem::take(&mut self.busy) {
             self.usage = self.meter.as_ref().and_then(|meter| meter.usage().ok());
         }
     }
 }
 
-/// What has arrived by the end is taken out of the ring for this long at most [ns].
+/// Longest time for draining the ring at the end [ns].
 const LAST_NS: i64 = 200_000_000;
 
 fn count(text: &str) -> std::result::Result<u64, String> {
@@ -140,18 +140,18 @@ pub fn run(args: &Args) -> Result<()> {
         port: args.dst_port,
     };
     let mut receiving = ReceivingEnd::open(rx, &expected, args.sink, args.ring_mib)?;
-    let mut at = vec![(rx.clone(), Role::Rx)];
-    at.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
-    let places = Places::of(at);
+    let mut interfaces = vec![(rx.clone(), Role::Rx)];
+    interfaces.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
+    let places = Places::of(interfaces);
     affinity::pin(args.rx_cpu)?;
     let before = places.read()?;
     receiving.begin();
-    let mut watch = Watch::default();
+    let mut cpu = BusyMeter::default();
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     eprintln!("ready");
 
-    let error = listen(args, receiving.sink.as_mut(), start_ns, &mut watch).err();
+    let error = listen(args, receiving.sink.as_mut(), start_ns, &mut cpu).err();
     let duration_s = (clock::monotonic_ns() - start_ns).max(1) as f64 / 1e9;
     let (receiving, counted, ring_dropped) = receiving.report();
     let mut drops = Vec::new();
@@ -176,7 +176,7 @@ pub fn run(args: &Args) -> Result<()> {
         warmup_received: counted.warmup,
         drops,
         counters: changes,
-        cpu: watch.usage,
+        cpu: cpu.usage,
         interrupted: args.duration.is_some() && stop::requested(),
         error: error.as_ref().map(Failure::of),
     };
@@ -184,17 +184,17 @@ pub fn run(args: &Args) -> Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-/// Counts until this is ended, and then what had arrived.
-fn listen(args: &Args, sink: &mut dyn Sink, start_ns: i64, watch: &mut Watch) -> Result<()> {
+/// Counts until the end, then drains the ring.
+fn listen(args: &Args, sink: &mut dyn Sink, start_ns: i64, cpu: &mut BusyMeter) -> Result<()> {
     let limit_ns = args.duration.map(|duration| start_ns + duration.as_nanos() as i64);
     let mut ended_ns = None;
     loop {
         let count = sink.poll(Duration::from_millis(20))?;
-        watch.seen(count);
+        cpu.note(count);
         let now = clock::monotonic_ns();
         match ended_ns {
             Some(ended_ns) if count == 0 || now - ended_ns > LAST_NS => {
-                watch.seen(0);
+                cpu.note(0);
                 return Ok(());
             }
             None if stop::requested() || limit_ns.is_some_and(|limit_ns| now >= limit_ns) => {

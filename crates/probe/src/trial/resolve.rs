@@ -1,4 +1,4 @@
-//! Finds out with which addresses the frames of a trial leave. Knows nothing of rates.
+//! Resolves the addresses of a trial's frames. Knows nothing of rates.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use crate::netns::{IfSpec, run_in};
 use crate::stop;
 use crate::{clock, wire};
 
-/// Which MAC address frames are sent to.
+/// The requested destination MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MacChoice {
-    /// This one.
+    /// This address.
     Given(Mac),
-    /// That of the receiving interface.
+    /// The receiving interface's.
     Receiver,
 }
 
-/// Reads `rx` or a MAC address as `02:00:00:00:00:01`.
+/// Parses `rx` or a MAC address as `02:00:00:00:00:01`.
 pub fn parse_mac_choice(text: &str) -> std::result::Result<MacChoice, String> {
     if text == "rx" {
         return Ok(MacChoice::Receiver);
@@ -39,7 +39,7 @@ pub fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// How the frames leave.
+/// The addresses of frames and the MTU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// MAC address of the sending interface.
@@ -55,7 +55,7 @@ pub struct Route {
 /// How long the kernel may take to resolve a neighbour [ns].
 const RESOLVE_NS: i64 = 3_000_000_000;
 
-/// Finds MAC and IP addresses for frames from `tx` to `dst`; `rx` where that is known.
+/// Resolves MAC and IP addresses for frames from `tx` to `dst`; `rx` is the receiver, if known.
 ///
 /// # Errors
 /// No such interface, it is not Ethernet, no route to `dst` by it, or no neighbour answers.
@@ -67,7 +67,7 @@ pub fn resolve(
     dst_port: u16,
     choice: Option<MacChoice>,
 ) -> Result<Route> {
-    let given = match (choice, rx) {
+    let chosen_mac = match (choice, rx) {
         (Some(MacChoice::Given(mac)), _) => Some(mac),
         (Some(MacChoice::Receiver), Some(rx)) => Some(run_in(rx.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&rx.interface, rx)?;
@@ -85,8 +85,8 @@ pub fn resolve(
         let mut netlink = Netlink::open()?;
         let link = netlink.link_at(&tx.interface, tx)?;
         let source_mac = link.mac.ok_or_else(|| not_ethernet(tx))?;
-        // Asked for one interface, IPv4 takes any address for a neighbour on it; asked in general,
-        // it says when there is no route at all.
+        // Looked up for one interface, IPv4 takes any address for a neighbour; so look up without one
+        // first, which fails when there is no route.
         let hop = match netlink.route(dst, None)? {
             Some(hop) if hop.interface_index == link.index => Some(hop),
             Some(_) => netlink.route(dst, Some(link.index))?,
@@ -106,12 +106,12 @@ pub fn resolve(
             None => return Err(no_route()),
         };
         let route = |destination_mac| Route { source_mac, destination_mac, source, mtu: link.mtu };
-        if let Some(mac) = given {
+        if let Some(mac) = chosen_mac {
             return Ok(route(mac));
         }
         let hop = hop.filter(|hop| hop.interface_index == link.index).ok_or_else(no_route)?;
         let neighbour = hop.gateway.unwrap_or(dst);
-        ask_for(&tx.interface, SocketAddr::new(dst, dst_port));
+        solicit(&tx.interface, SocketAddr::new(dst, dst_port));
         let deadline_ns = clock::monotonic_ns() + RESOLVE_NS;
         loop {
             if let Some(mac) = netlink.neighbour(link.index, neighbour)? {
@@ -130,17 +130,16 @@ pub fn resolve(
     })
 }
 
-fn not_ethernet(place: &IfSpec) -> Error {
+fn not_ethernet(interface: &IfSpec) -> Error {
     Error::bad_input(
-        format!("{place} is not an Ethernet interface"),
+        format!("{interface} is not an Ethernet interface"),
         "trials send Ethernet frames: name a veth, bridge, macvlan or NIC",
     )
 }
 
-/// Sends one empty datagram to `to` by `interface`, so that the kernel resolves its neighbour. It
-/// goes to the trial's own port, which the sink holds: nobody answers it. What goes wrong shows as
-/// a neighbour that is not found.
-fn ask_for(interface: &str, to: SocketAddr) {
+/// Sends an empty datagram to `to` by `interface`, so that the kernel resolves the neighbour. The sink
+/// holds its port, so that nothing answers. A failure shows as a missing neighbour.
+fn solicit(interface: &str, to: SocketAddr) {
     let Ok(socket) = UdpSocket::bind((wire::unspecified(to.is_ipv6()), 0)) else { return };
     let name = std::ffi::OsString::from(interface);
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name);

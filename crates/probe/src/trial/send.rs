@@ -1,5 +1,4 @@
-//! The sending half of a trial, for two ends that no single process sees: virtual machines, two
-//! servers. Knows nothing of what arrives.
+//! The sending end of a trial, for ends on different machines. Knows nothing of the receiver.
 
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
@@ -72,10 +71,10 @@ struct Report {
     #[serde(flatten)]
     sending: SendingReport,
     sent: u64,
-    /// Drop counters of this end that rose. Only who knows what was received can tell how much of
-    /// the loss they explain.
+    /// Drop counters of this end that rose. How much of the loss they explain depends on the frames
+    /// received.
     drops: Vec<Explained>,
-    /// `generator` and `clock`: what this end knows of.
+    /// `generator` and `clock`, the limits that this end can tell.
     limits: Vec<&'static str>,
     warmup_sent: u64,
     #[serde(flatten)]
@@ -97,9 +96,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sending = SendingEnd::open(tx, None, to, &frames, load, numbers)?;
     let warmup_sent = warm_up(&mut sending, args.warmup)?;
 
-    let mut at = vec![(tx.clone(), Role::Tx)];
-    at.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
-    let surroundings = Surroundings::begin(Places::of(at))?;
+    let mut interfaces = vec![(tx.clone(), Role::Tx)];
+    interfaces.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
+    let surroundings = Surroundings::begin(Places::of(interfaces))?;
     let started_ns = surroundings.started_ns;
     let refusals = sending.refusals(args.refused.unwrap_or(surroundings.refusals()));
     let mut generated = sending.run(refusals, &AtomicU64::new(0));
@@ -121,7 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-/// Sends the frames that come before the first; nobody here knows whether any arrives.
+/// Sends the warm-up frames, whether or not they arrive.
 fn warm_up(sending: &mut SendingEnd, count: u16) -> Result<u64> {
     let mut sent = 0;
     for _ in 0..count {

@@ -1,8 +1,8 @@
-//! Generator in user space, on AF_XDP: the frames lie in memory that the driver reads (zero-copy), or
-//! that the kernel copies from where the driver has none of that, as of a veth. One queue.
+//! Generator in user space, on AF_XDP: the driver reads the frames from shared memory (zero-copy), or
+//! the kernel copies them where the driver cannot, as that of a veth. One queue.
 //!
-//! There is no sink of this kind: whatever interface gives frames to AF_XDP runs the sink
-//! `xdp-native`, which counts them before they could reach a socket.
+//! There is no AF_XDP sink: an interface that supports it runs the sink `xdp-native`, which counts
+//! frames before they would reach a socket.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
@@ -27,13 +27,13 @@ use crate::{clock, timestamping};
 /// Its names in results.
 const COPY: &str = "xsk-copy";
 const ZERO_COPY: &str = "xsk-zero-copy";
-/// Frames that may be on their way, and places of the rings.
+/// Frames in flight at most, and slots of the rings.
 const FRAMES: u32 = 2048;
-/// Frames that are handed over together at most; the kernel copies 32 a call.
+/// Default batch: the kernel copies 32 frames a call.
 const BATCH: u16 = 32;
 /// The longest frame: a page less the headroom of XDP [bytes without FCS].
 const MOST_BYTES: usize = 3_840;
-/// Times that the kernel is asked to go on with one batch.
+/// Most wake-ups of the kernel for one batch.
 const KICKS: usize = 64;
 /// Of linux/if_xdp.h.
 const XDP_OPTIONS: libc::c_int = 8;
@@ -41,7 +41,7 @@ const XDP_OPTIONS_ZEROCOPY: libc::c_int = 1;
 
 /// Sends by an AF_XDP socket on queue 0.
 pub struct XskGenerator {
-    // Before the memory that it reads: it is closed first.
+    // Declared before the memory that it reads, so that it is closed first.
     socket: XdpSocket,
     tx: TxRing,
     completions: CompletionRing,
@@ -127,14 +127,13 @@ impl XskGenerator {
         })
     }
 
-    /// Stamps `count` frames from `sequence` on, fewer where so many are still on their way, and
-    /// hands them over in order.
+    /// Stamps and sends `count` frames from `sequence` on, fewer while too many are in flight.
     fn send(&mut self, sequence: u64, count: usize) -> Result<Sent> {
         self.complete();
         let tx_ns = clock::realtime_ns();
         for index in 0..count.min(self.slab.available()) {
-            // SAFETY: the socket, which is closed before the memory is, has the packet until its
-            // completion gives the place back.
+            // SAFETY: the socket, which is closed before the memory is freed, owns the packet until its
+            // completion.
             let Some(mut packet) = (unsafe { self.umem.alloc() }) else { break };
             packet.append(self.template.bytes()).map_err(|error| refused(&self.place, &error))?;
             self.template.stamp(&mut packet, sequence + index as u64, tx_ns);
@@ -149,31 +148,31 @@ impl XskGenerator {
         Ok(Sent { frames, refused: self.kick()? })
     }
 
-    /// Takes back the places of frames that have left.
+    /// Frees the packets of completed frames.
     fn complete(&mut self) {
         let done = self.completions.dequeue(&mut self.umem, FRAMES as usize);
         self.outstanding = self.outstanding.saturating_sub(done as u64);
     }
 
-    /// Waits until what lies in the ring has left, for as long as a generator may be behind: at
-    /// overload the kernel has not seen all of it when the order ends. What stays never leaves.
-    fn drain(&mut self, done: &mut Generated) {
+    /// Waits until the ring is empty, for as long as a generator may be behind: at overload the kernel
+    /// has not taken all of it when the order ends. Frames that remain are not sent.
+    fn drain(&mut self, generated: &mut Generated) {
         let until_ns = clock::monotonic_ns() + GRACE_NS;
         self.complete();
         while self.outstanding > 0 && clock::monotonic_ns() < until_ns {
             match self.kick() {
-                Ok(refused) => done.refused += refused,
+                Ok(refused) => generated.refused += refused,
                 Err(error) => {
-                    done.error.get_or_insert(error);
+                    generated.error.get_or_insert(error);
                     break;
                 }
             }
             self.complete();
         }
-        done.sent = done.sent.saturating_sub(self.outstanding);
+        generated.sent = generated.sent.saturating_sub(self.outstanding);
     }
 
-    /// Has the kernel look at the ring until it has seen all of it; returns how many frames the
+    /// Wakes the kernel until it has taken the whole ring; returns the number of frames that the
     /// interface dropped for lack of room.
     fn kick(&self) -> Result<u64> {
         let mut refused = 0;
@@ -196,8 +195,8 @@ impl XskGenerator {
     }
 }
 
-/// Why there is no socket or no room for a frame, in one sentence with the way out.
-fn refused(place: impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) -> Error {
+/// The error for a socket or frame that the kernel refuses.
+fn refused(interface: impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) -> Error {
     let remedy = match os_reason(error) {
         Some(libc::EPERM | libc::EACCES) => "run as root; af_packet sends without, in a namespace",
         Some(libc::ENOMEM | libc::ENOBUFS) => "raise RLIMIT_MEMLOCK (ulimit -l)",
@@ -205,12 +204,12 @@ fn refused(place: impl std::fmt::Display, error: &(dyn std::error::Error + 'stat
         Some(libc::EAFNOSUPPORT) => "this kernel has no AF_XDP; af_packet works everywhere",
         _ => "af_packet works everywhere",
     };
-    // The library's own words are those of a debugger.
+    // The library's messages are for debugging.
     let why = match os_reason(error) {
         Some(code) => std::io::Error::from_raw_os_error(code).to_string(),
         None => error.to_string(),
     };
-    Error::failed(format!("cannot send by AF_XDP on {place}: {why}"), remedy)
+    Error::failed(format!("cannot send by AF_XDP on {interface}: {why}"), remedy)
 }
 
 impl Generator for XskGenerator {
@@ -228,9 +227,9 @@ impl Generator for XskGenerator {
 
     fn run(&mut self, order: &Order, sent_so_far: &AtomicU64) -> Generated {
         let pace = (self.cpu, self.batch);
-        let mut done =
+        let mut generated =
             paced(order, sent_so_far, pace, |sequence, count| self.send(sequence, count));
-        self.drain(&mut done);
-        done
+        self.drain(&mut generated);
+        generated
     }
 }

@@ -1,5 +1,5 @@
-//! What an interface can do with XDP frames, as the kernel's `netdev` family of generic netlink
-//! says it (Documentation/netlink/specs/netdev.yaml, Linux 6.3).
+//! The XDP features of an interface, by the `netdev` family of generic netlink
+//! (Documentation/netlink/specs/netdev.yaml, Linux 6.3).
 
 use netlink_packet_core::NLM_F_REQUEST;
 use netlink_sys::Socket;
@@ -19,29 +19,34 @@ const NDO_XMIT: u64 = 4;
 const HEADERS: usize = 20;
 
 /// Whether the interface of the calling thread's namespace sends XDP frames now; none when this
-/// kernel does not say. A veth does while its peer has a native XDP program or GRO.
+/// kernel does not tell. A veth does while its peer has a native XDP program or GRO.
 pub fn sends_xdp_frames(index: u32) -> Option<bool> {
     let socket = open(NETLINK_GENERIC).ok()?;
     let name = (CTRL_ATTR_FAMILY_NAME, b"netdev\0".as_slice());
-    let answer = ask(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, name)?;
+    let answer = request(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, name)?;
     let family = attribute(&answer, CTRL_ATTR_FAMILY_ID)?;
     let family = u16::from_ne_bytes(family.get(..2)?.try_into().ok()?);
     let interface = index.to_ne_bytes();
     let answer =
-        ask(&socket, family, NETDEV_CMD_DEV_GET, (NETDEV_A_DEV_IFINDEX, interface.as_slice()))?;
+        request(&socket, family, NETDEV_CMD_DEV_GET, (NETDEV_A_DEV_IFINDEX, interface.as_slice()))?;
     let features = attribute(&answer, NETDEV_A_DEV_XDP_FEATURES)?;
     Some(u64::from_ne_bytes(features.get(..8)?.try_into().ok()?) & NDO_XMIT != 0)
 }
 
-/// One request with one attribute; its answer, none when that is an error.
-fn ask(socket: &Socket, kind: u16, command: u8, (name, value): (u16, &[u8])) -> Option<Vec<u8>> {
+/// Sends a request with one attribute; returns its answer, none when that is an error.
+fn request(
+    socket: &Socket,
+    kind: u16,
+    command: u8,
+    (name, value): (u16, &[u8]),
+) -> Option<Vec<u8>> {
     let mut attributes = Vec::new();
     put_attribute(&mut attributes, name, value);
-    let request = message(kind, NLM_F_REQUEST, 0, [command, 1, 0, 0], &attributes);
-    socket.send(&request, 0).ok()?;
+    let bytes = message(kind, NLM_F_REQUEST, 0, [command, 1, 0, 0], &attributes);
+    socket.send(&bytes, 0).ok()?;
     let (answer, _) = socket.recv_from_full().ok()?;
-    let answered = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
-    (answered == kind).then_some(answer)
+    let answer_kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
+    (answer_kind == kind).then_some(answer)
 }
 
 /// The contents of the first attribute of this type.

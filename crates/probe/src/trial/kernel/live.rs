@@ -1,8 +1,7 @@
 //! The generator inside the kernel: BPF_PROG_RUN with live frames, paced by the program itself.
 //!
-//! A thread is in one system call for the whole trial; another one looks after it from time to
-//! time, on another CPU, and ends it by a signal. Calls that end by themselves would cost 8 to
-//! 24 ms each.
+//! One thread is in one system call for the whole trial; another checks on it from time to time, on
+//! another CPU, and ends it by a signal. Each call that ends by itself would cost 8 to 24 ms.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,42 +27,42 @@ use crate::trial::order::{GRACE_NS, Generated, Generator, Order, sample_mask};
 use crate::trial::packet::down_or_gone;
 use crate::trial::placement;
 
-/// Frames that leave by the interface's function for XDP frames.
+/// Name in results: XDP frames, by ndo_xdp_xmit.
 pub const LIVE: &str = "live";
-/// Frames that leave by the interface's ordinary way, as socket buffers.
+/// Name in results: socket buffers, by the ordinary transmit path.
 pub const LIVE_SKB: &str = "live-skb";
-/// The same on another CPU than the generator's.
+/// Name in results: the same, on another CPU than the generator's.
 pub const LIVE_CARRIED: &str = "live-carried";
 
 /// The longest frame that fits into a page of BPF_PROG_RUN [bytes without FCS]: a page of 4096 less
 /// headroom, the page's own data and `skb_shared_info` (net/bpf/test_run.c).
 pub const MOST_BYTES: usize = 3_300;
-/// The longest trial that the program's clock of 2⁻²⁰ ns counts [ns].
+/// The longest trial in the program's clock of 2⁻²⁰ ns [ns].
 pub const MOST_NS: i64 = 1 << 43;
-/// Batches above it overrun the ring of a veth, which has 256 places.
+/// Largest batch: more overrun the ring of a veth, which has 256 slots.
 pub const MOST_BATCH: u16 = 64;
-/// One call of BPF_PROG_RUN makes as many runs as a signed 32-bit number can say.
+/// Runs in one call of BPF_PROG_RUN, whose count is a signed 32-bit number.
 const REPEAT: u32 = i32::MAX as u32;
-/// Time for the thread to come up and the kernel to make its pages [ns].
+/// Time for the thread to start and the kernel to allocate its pages [ns].
 const START_NS: i64 = 20_000_000;
 
-/// A CPU that carried no frame for so long has none left.
+/// A CPU that carried no frame for this long has none left.
 const SETTLING: Duration = Duration::from_millis(10);
 
-/// How frames get out.
+/// The transmit path of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Egress {
     /// Redirected to the interface as XDP frames.
     Redirect,
-    /// By the loopback interface of its namespace, whose ingress hook sends them on: for
-    /// interfaces that take no XDP frames, and planes whose own path shall not change.
+    /// By the loopback interface of its namespace, whose ingress hook forwards them: for interfaces
+    /// that take no XDP frames, and planes whose own path must not change.
     Stack,
-    /// The same on this CPU: the generator's does nothing but make frames.
+    /// The same on this CPU, so that the generator's only makes frames.
     Carried(usize),
 }
 
-/// Frames that wait for the CPU that carries them; as many as of a CPU's backlog (net.core.netdev_max_backlog).
-const CARRIED_AT_ONCE: u32 = 1024;
+/// Queue of the CPU that carries frames, as long as a CPU's backlog (net.core.netdev_max_backlog).
+const CARRIER_QUEUE: u32 = 1024;
 
 /// Sends live frames.
 #[derive(Debug)]
@@ -76,9 +75,9 @@ pub struct LiveGenerator {
     tx: IfSpec,
     index: u32,
     port_id: u32,
-    way: Egress,
+    egress: Egress,
     cpu: Option<usize>,
-    given_batch: Option<u16>,
+    requested_batch: Option<u16>,
     batch: u16,
 }
 
@@ -91,7 +90,7 @@ impl LiveGenerator {
     pub fn open(
         tx: &IfSpec,
         template: &Template,
-        way: Egress,
+        egress: Egress,
         batch: Option<u16>,
         cpu: Option<usize>,
         packets: u32,
@@ -105,14 +104,14 @@ impl LiveGenerator {
         let generator = run_in(tx.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&tx.interface, tx)?;
             link.must_be_up(tx)?;
-            if way == Egress::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
+            if egress == Egress::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
                 return Err(takes_no_xdp_frames(tx));
             }
             let packets = packets.max(1);
-            let carriers = if let Egress::Carried(cpu) = way { cpu as u32 + 1 } else { 1 };
+            let carriers = if let Egress::Carried(cpu) = egress { cpu as u32 + 1 } else { 1 };
             let mut ebpf = load(&[("departures", packets), ("carriers", carriers)])?;
             xdp(&mut ebpf, "generate")?.load().map_err(refused)?;
-            match way {
+            match egress {
                 Egress::Redirect => {
                     let depart = xdp(&mut ebpf, "depart")?;
                     depart.load().map_err(refused)?;
@@ -137,7 +136,7 @@ impl LiveGenerator {
                     attach_to_ingress(&mut ebpf, "forward", "lo")?;
                     let map = ebpf.map_mut("carriers").ok_or_else(|| absent("carriers"))?;
                     let mut carriers = CpuMap::try_from(map).map_err(refused)?;
-                    carriers.set(cpu as u32, CARRIED_AT_ONCE, None, 0).map_err(refused)?;
+                    carriers.set(cpu as u32, CARRIER_QUEUE, None, 0).map_err(refused)?;
                     let Some(Map::CpuMap(data)) = ebpf.map("carriers") else {
                         return Err(absent("carriers"));
                     };
@@ -161,18 +160,18 @@ impl LiveGenerator {
                 tx: tx.clone(),
                 index: link.index,
                 port_id,
-                way,
+                egress,
                 cpu,
-                given_batch: batch,
+                requested_batch: batch,
                 batch: batch.unwrap_or(1).min(MOST_BATCH),
             })
         })?;
-        // Of no frames: a kernel without live frames says so now.
+        // A run without frames: a kernel that has no live frames fails here.
         generator.drive_once()?;
         Ok(generator)
     }
 
-    /// When packet `index` of the last order left.
+    /// The departure of packet `index` of the last order.
     pub fn departed(&self, index: usize) -> Departed {
         self.departures.read(index)
     }
@@ -203,7 +202,7 @@ impl LiveGenerator {
             header_bytes: shape.udp_at as u32,
             constant_sum: shape.constant_sum,
             source_port: shape.first_source_port,
-            way: match self.way {
+            way: match self.egress {
                 Egress::Redirect => 0,
                 Egress::Stack => 1,
                 Egress::Carried(_) => 2,
@@ -216,7 +215,7 @@ impl LiveGenerator {
             }),
             kind: u32::from(shape.kind == FrameKind::Echo),
             headers,
-            carrier: if let Egress::Carried(cpu) = self.way { cpu as u32 } else { 0 },
+            carrier: if let Egress::Carried(cpu) = self.egress { cpu as u32 } else { 0 },
             port_id: self.port_id,
             reserved: [0; 6],
             next: 0,
@@ -236,10 +235,10 @@ impl LiveGenerator {
         }
     }
 
-    /// The order after its end, when the frames that another CPU carries have left.
-    fn settled(&self) -> RawOrder {
+    /// Waits until the frames that another CPU carries have left; returns the order.
+    fn settle(&self) -> RawOrder {
         let mut raw = self.orders.read(0);
-        while let Egress::Carried(_) = self.way {
+        while let Egress::Carried(_) = self.egress {
             placement::pause(SETTLING);
             let before = std::mem::replace(&mut raw, self.orders.read(0)).left;
             if raw.left == before {
@@ -249,16 +248,16 @@ impl LiveGenerator {
         raw
     }
 
-    /// Runs the program once, in a thread of its own: the caller stays free to go to any CPU, as it
-    /// must be to end a generator that leaves its own CPU no time.
+    /// Runs the program once, in a thread of its own: the caller must not be pinned to the generator's
+    /// CPU, which has no time for it.
     fn drive_once(&self) -> Result<()> {
         std::thread::scope(|scope| {
-            let once = scope.spawn(|| self.drive(1, &AtomicBool::new(false), &AtomicI32::new(0)));
-            once.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            let worker = scope.spawn(|| self.drive(1, &AtomicBool::new(false), &AtomicI32::new(0)));
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    /// Runs the program until `done` holds and a signal comes.
+    /// Runs the program until `done` is set and a signal comes.
     fn drive(&self, repeat: u32, done: &AtomicBool, thread: &AtomicI32) -> Result<()> {
         let program = self.ebpf.program("generate").ok_or_else(|| absent("generate"))?;
         let program: &Xdp = program.try_into().map_err(refused)?;
@@ -284,7 +283,7 @@ impl LiveGenerator {
         })
     }
 
-    /// Looks after the generator until it has sent everything, is out of time or told to stop.
+    /// Checks on the generator until it has sent all frames, is out of time or is to stop.
     fn watch(
         &self,
         order: &Order,
@@ -321,7 +320,7 @@ fn xdp<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
 
 fn no_live_frames(error: ProgramError) -> Error {
     match super::os_reason(&error) {
-        // The kernel's own ENOTSUPP, which the C library does not know.
+        // 524 is the kernel's own ENOTSUPP, which the C library does not know.
         Some(libc::EINVAL | libc::EOPNOTSUPP | 524) => Error::failed(
             "this kernel's BPF_PROG_RUN has no live frames",
             "Linux 5.18 or newer has them; the backend af_packet works everywhere",
@@ -332,7 +331,7 @@ fn no_live_frames(error: ProgramError) -> Error {
 
 const WAKE: Signal = Signal::SIGUSR1;
 
-extern "C" fn nothing(_signal: libc::c_int) {}
+extern "C" fn ignore_signal(_signal: libc::c_int) {}
 
 /// Ends the system call that the thread is in.
 fn interrupt(thread: i32) {
@@ -342,9 +341,9 @@ fn interrupt(thread: i32) {
     }
 }
 
-/// Batch by rate: as small as carries the rate on an ordinary core. Larger ones leave later.
-fn batch_for(way: Egress, rate_pps: f64) -> u16 {
-    match (way, rate_pps) {
+/// Batch by rate: the smallest that keeps the rate on an ordinary core, as larger ones leave later.
+fn batch_for(egress: Egress, rate_pps: f64) -> u16 {
+    match (egress, rate_pps) {
         (Egress::Redirect, rate) if rate <= 1.0e6 => 1,
         (Egress::Redirect, rate) if rate <= 2.5e6 => 8,
         (Egress::Redirect, rate) if rate <= 3.2e6 => 16,
@@ -359,7 +358,7 @@ fn batch_for(way: Egress, rate_pps: f64) -> u16 {
 
 impl Generator for LiveGenerator {
     fn backend(&self) -> &'static str {
-        match self.way {
+        match self.egress {
             Egress::Redirect => LIVE,
             Egress::Stack => LIVE_SKB,
             Egress::Carried(_) => LIVE_CARRIED,
@@ -387,7 +386,11 @@ impl Generator for LiveGenerator {
         let installed = unsafe {
             sigaction(
                 WAKE,
-                &SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty()),
+                &SigAction::new(
+                    SigHandler::Handler(ignore_signal),
+                    SaFlags::empty(),
+                    SigSet::empty(),
+                ),
             )
         };
         if let Err(errno) = installed {
@@ -396,24 +399,26 @@ impl Generator for LiveGenerator {
         }
         let (burst, gap_ns, period_ns) = order.schedule.parts();
         // An answer costs this CPU as much as the request.
-        let worth = if self.template.shape().kind == FrameKind::Echo { 2.0 } else { 1.0 };
-        let rate_pps = worth * 1e9 / if burst > 1 { gap_ns } else { period_ns };
-        self.batch =
-            self.given_batch.unwrap_or_else(|| batch_for(self.way, rate_pps)).min(MOST_BATCH);
+        let weight = if self.template.shape().kind == FrameKind::Echo { 2.0 } else { 1.0 };
+        let rate_pps = weight * 1e9 / if burst > 1 { gap_ns } else { period_ns };
+        self.batch = self
+            .requested_batch
+            .unwrap_or_else(|| batch_for(self.egress, rate_pps))
+            .min(MOST_BATCH);
         let start_ns = clock::monotonic_ns() + START_NS;
         let end_ns = start_ns + order.schedule.due_ns(order.count);
         self.buckets.clear();
         self.orders.write(0, self.raw(order, start_ns));
         let (done, thread) = (AtomicBool::new(false), AtomicI32::new(0));
-        let this = &*self;
+        let generator = &*self;
         let error = std::thread::scope(|scope| {
-            let worker = scope.spawn(|| this.drive(REPEAT, &done, &thread));
-            if let Some(cpu) = this.cpu {
+            let worker = scope.spawn(|| generator.drive(REPEAT, &done, &thread));
+            if let Some(cpu) = generator.cpu {
                 affinity::keep_off(cpu);
             }
-            let watched = this.watch(order, end_ns, sent, || worker.is_finished());
+            let watched = generator.watch(order, end_ns, sent, || worker.is_finished());
             // SAFETY: inside the mapping; the program reads this field and does not write it.
-            unsafe { (&raw mut (*this.orders.at(0)).count).write_volatile(0) };
+            unsafe { (&raw mut (*generator.orders.at(0)).count).write_volatile(0) };
             done.store(true, Ordering::Release);
             while !worker.is_finished() {
                 interrupt(thread.load(Ordering::Acquire));
@@ -422,21 +427,21 @@ impl Generator for LiveGenerator {
             let driven = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             driven.and(watched).err()
         });
-        let raw = self.settled();
+        let raw = self.settle();
         sent.store(raw.next, Ordering::Release);
-        let whole = raw.next >= order.count;
-        let last_ns = if whole { raw.last_ns.max(end_ns) } else { clock::monotonic_ns() };
-        let distribution = |which, parts: [i64; 3]| {
-            self.buckets.distribution(which, None, (parts[0], parts[1], parts[2]))
+        let complete = raw.next >= order.count;
+        let last_ns = if complete { raw.last_ns.max(end_ns) } else { clock::monotonic_ns() };
+        let distribution = |kind, parts: [i64; 3]| {
+            self.buckets.distribution(kind, None, (parts[0], parts[1], parts[2]))
         };
-        let not_left = raw.next.saturating_sub(raw.refused + raw.left);
+        let undeparted = raw.next.saturating_sub(raw.refused + raw.left);
         Generated {
             sent: raw.next,
             refused: raw.refused,
-            lost_before_interface: match self.way {
+            lost_before_interface: match self.egress {
                 Egress::Redirect => (raw.lost, "xdp_redirect_err"),
-                Egress::Stack => (not_left, "xdp_redirect_err"),
-                Egress::Carried(_) => (not_left, "xdp_cpumap_enqueue"),
+                Egress::Stack => (undeparted, "xdp_redirect_err"),
+                Egress::Carried(_) => (undeparted, "xdp_cpumap_enqueue"),
             },
             elapsed_ns: last_ns - start_ns,
             slip: distribution(Distribution::Slip, raw.slip_ns),

@@ -1,8 +1,8 @@
 //! Generator and sink inside the kernel: loads bpf/trial.bpf.o and maps its arrays. Knows nothing of
 //! trials' results.
 //!
-//! Nothing is pinned: programs, maps and what attaches them belong to file descriptors of this
-//! process, so that they go when it goes, however it ends.
+//! Nothing is pinned: programs, maps and links belong to file descriptors of this process and go when
+//! it ends, however it ends.
 
 pub mod features;
 pub mod live;
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::histogram::{BUCKETS, LatencyRecorder};
 use crate::mapping::Mapping;
 
-/// What bpf/trial.bpf.c is compiled to.
+/// The compiled bpf/trial.bpf.c.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/trial.bpf.o");
 
 /// The histograms of the map `buckets`, in its order.
@@ -45,20 +45,19 @@ fn load(sizes: &[(&'static str, u32)]) -> Result<Ebpf> {
     loader.load(OBJECT).map_err(refused)
 }
 
-/// What a veth is whose peer has no NAPI, a NIC without a program of its own, and an interface of a
-/// driver that sends no XDP frames.
-fn takes_no_xdp_frames(place: impl std::fmt::Display) -> Error {
+/// The error for an interface that takes no XDP frames.
+fn takes_no_xdp_frames(interface: impl std::fmt::Display) -> Error {
     Error::failed(
         format!(
-            "{place} takes no XDP frames now: a veth's peer has neither XDP nor GRO, or a NIC's driver \
+            "{interface} takes no XDP frames now: a veth's peer has neither XDP nor GRO, or a NIC's driver \
              no XDP program"
         ),
-        "of a veth ethtool -K PEER gro on (trial: --gro PEER), or a native XDP sink there; of a NIC one \
-         on the NIC itself; or the backend live-skb",
+        "veth: switch GRO on at the peer (ethtool -K PEER gro on; trial: --gro PEER), or attach a native \
+         XDP sink there; NIC: attach one to it; or use the backend live-skb",
     )
 }
 
-/// The operating system's reason, where there is one among the error's causes.
+/// The errno among an error's causes.
 pub fn os_reason(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -70,12 +69,12 @@ pub fn os_reason(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     None
 }
 
-/// Why the kernel does not take a program or a map, in one sentence with the way out.
+/// The error for a program or a map that the kernel refuses.
 fn refused(error: impl std::error::Error + 'static) -> Error {
     match os_reason(&error) {
         Some(libc::EPERM | libc::EACCES) => Error::failed(
             "this user may not load BPF programs",
-            "as root the generator sends several times as fast; a user namespace does not help",
+            "run as root, not in a user namespace: the generator is then several times as fast",
         ),
         Some(libc::ENOMEM) => Error::failed(
             "the kernel has no memory left for the trial's BPF maps",
@@ -110,25 +109,23 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// Attaches the classifier `name` to the ingress hook of an interface of the calling thread's
-/// namespace, by a link that ends with this process (TCX). The older way, a queueing discipline,
-/// would outlive it.
+/// namespace, by a link that ends with this process (TCX); a queueing discipline would outlive it.
 fn attach_to_ingress(ebpf: &mut Ebpf, name: &str, interface: &str) -> Result<()> {
     let program = ebpf.program_mut(name).ok_or_else(|| absent(name))?;
     let classifier: &mut SchedClassifier = program.try_into().map_err(refused)?;
     classifier.load().map_err(refused)?;
-    let by_link = TcAttachOptions::TcxOrder(LinkOrder::default());
-    classifier.attach_with_options(interface, TcAttachType::Ingress, by_link).map_err(refused)?;
+    let options = TcAttachOptions::TcxOrder(LinkOrder::default());
+    classifier.attach_with_options(interface, TcAttachType::Ingress, options).map_err(refused)?;
     Ok(())
 }
 
-/// A part of the object that is not there: the object and this code are of different versions.
+/// The error for a missing part of the object, which then is of another version than this code.
 fn absent(name: &str) -> Error {
     Error::failed(format!("the BPF object has no {name}"), "this is a bug; report it")
 }
 
-/// The values of a BPF array, mapped into this process. The kernel's programs write to them at the
-/// same time: each access is volatile, and a value read may be half of one moment and half of the
-/// next.
+/// The values of a BPF array, mapped into this process. The kernel's programs write to them
+/// concurrently: each access is volatile, and a value may be read torn.
 #[derive(Debug)]
 struct Mapped<T> {
     mapping: Mapping,
@@ -150,7 +147,7 @@ impl<T: Copy> Mapped<T> {
         Ok(Self { mapping, entries, values: PhantomData })
     }
 
-    /// Where value `index` is.
+    /// Pointer to value `index`.
     fn at(&self, index: usize) -> *mut T {
         assert!(index < self.entries, "array index {index} of {}", self.entries);
         // SAFETY: the mapping has `entries` values, and the index is below that.
@@ -177,15 +174,15 @@ impl Mapped<u64> {
         (0..self.entries).for_each(|index| self.write(index, 0));
     }
 
-    /// The samples of one histogram, from exact sum, smallest and largest.
+    /// The samples of a histogram, with their exact sum, smallest and largest.
     fn distribution(
         &self,
         positive: Distribution,
         negative: Option<Distribution>,
         (sum_ns, min_ns, max_ns): (i64, i64, i64),
     ) -> LatencyRecorder {
-        let counts = |which: Distribution| {
-            let first = which as usize * BUCKETS;
+        let counts = |kind: Distribution| {
+            let first = kind as usize * BUCKETS;
             (0..BUCKETS).map(move |index| self.read(first + index)).collect::<Vec<_>>()
         };
         let negative = negative.map(counts).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What the generator's programs share with the process: crates/probe/bpf/trial.bpf.h says what each
-//! field is.
+//! The memory that the generator's programs share with the process; crates/probe/bpf/trial.bpf.h
+//! describes each field.
 
 /// `struct order` of the C source.
 #[repr(C)]
@@ -40,7 +40,7 @@ pub struct RawOrder {
     pub reserved_last: [u64; 3],
 }
 
-/// When a packet of a ping left: `struct departed` of the C source.
+/// Departure of a ping's packet: `struct departed` of the C source.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Departed {

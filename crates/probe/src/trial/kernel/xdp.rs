@@ -56,12 +56,12 @@ struct RawCounts {
     reserved: [u64; 6],
 }
 
-/// Where the program is run.
+/// The hook of the sink's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SinkHook {
-    /// By the driver, before there is a socket buffer.
+    /// XDP in the driver, before there is a socket buffer.
     Native,
-    /// By the ingress hook of traffic control, with a socket buffer, on any interface.
+    /// The ingress hook of traffic control, with a socket buffer, on any interface.
     Ingress,
 }
 
@@ -74,13 +74,13 @@ struct Program {
     arrivals: Mapped<Arrived>,
 }
 
-/// The answer to a packet of a ping: `struct arrived` of the C source.
+/// The answer to a ping's packet: `struct arrived` of the C source.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Arrived {
-    /// When the first came [CLOCK_REALTIME, ns]; 0 while none has.
+    /// Time of the first copy [CLOCK_REALTIME, ns]; 0 before it.
     pub first_ns: i64,
-    /// How many more came.
+    /// Number of further copies.
     pub duplicates: u32,
     /// 1 when it came after the answer to a later packet.
     pub reordered: u32,
@@ -106,11 +106,11 @@ impl Program {
             sample_mask: expected.sample_mask,
             ..RawExpected::default()
         };
-        Self::with(raw, words, if echo { frames } else { 1 })
+        Self::load_raw(raw, words, if echo { frames } else { 1 })
     }
 
-    /// With so many words of the bitmap, and places for answers.
-    fn with(expected: RawExpected, words: u32, answers: u32) -> Result<Self> {
+    /// Loads with a bitmap of `words` words and room for `answers` answers.
+    fn load_raw(expected: RawExpected, words: u32, answers: u32) -> Result<Self> {
         let cpus = aya::util::nr_cpus().map_err(|(path, error)| {
             Error::failed(format!("cannot read {path}"), "").caused_by(error)
         })?;
@@ -192,7 +192,7 @@ pub struct XdpSink {
     rx: IfSpec,
     index: u32,
     mode: SinkHook,
-    seen: u64,
+    polled: u64,
     look_ns: i64,
 }
 
@@ -208,7 +208,7 @@ impl XdpSink {
             let mut program = Program::load(expected)?;
             program.attach(&rx.interface, index, mode)?;
             let rx = rx.clone();
-            Ok(Self { program, netlink, rx, index, mode, seen: 0, look_ns: 0 })
+            Ok(Self { program, netlink, rx, index, mode, polled: 0, look_ns: 0 })
         })
     }
 
@@ -230,7 +230,7 @@ pub struct XdpReflector {
 }
 
 impl XdpReflector {
-    /// Answers by `interface` what is for `address`; STAMP packets on UDP port `port`.
+    /// Answers packets to `address` on `interface`; STAMP packets on UDP port `port`.
     ///
     /// # Errors
     /// The user may not, or the interface takes no native XDP.
@@ -246,7 +246,7 @@ impl XdpReflector {
             address: address.octets(),
             ..RawExpected::default()
         };
-        let mut program = Program::with(raw, 1, 1)?;
+        let mut program = Program::load_raw(raw, 1, 1)?;
         program.attach_native("reflect", index)?;
         Ok(Self { program })
     }
@@ -274,7 +274,7 @@ impl Sink for XdpSink {
             }
         }
         let frames = self.frames();
-        Ok(frames - std::mem::replace(&mut self.seen, frames))
+        Ok(frames - std::mem::replace(&mut self.polled, frames))
     }
 
     fn arrived(&self) -> u64 {
@@ -313,7 +313,7 @@ mod tests {
         Template::new(&spec).expect("possible")
     }
 
-    /// A frame of the trial, or one that is a little beside it.
+    /// A frame of the trial, or with a fault that makes it none.
     fn frame_of(ipv6: bool, sequence: u64, tx_ns: i64, fault: u8) -> Vec<u8> {
         let port = if fault == 1 { PORT + 1 } else { PORT };
         let template = template(ipv6 ^ (fault == 2), port);
@@ -330,7 +330,7 @@ mod tests {
         frame
     }
 
-    /// What one frame is to the sink in user space.
+    /// A frame as the sink in user space parses it.
     fn read(frame: &[u8], ipv6: bool) -> Option<frame::Stamped> {
         let ethertype: [u8; 2] = if ipv6 { [0x86, 0xdd] } else { [8, 0] };
         let stamped = frame::read(&frame[14..])?;
