@@ -1,12 +1,12 @@
-//! Property tests that draw the same cases each time, while bolero draws new ones in every run, so that what
-//! passes today may fail tomorrow. `PLANEWISE_NEW_SEEDS=1` draws new ones here, too (`make seeds`), and
-//! `BOLERO_RANDOM_SEED` only the case that a failure named. Under `cargo bolero test` they are fuzz targets.
+//! Property tests with the same cases in each run, where bolero draws new ones, so that a test may pass
+//! today and fail tomorrow. `PLANEWISE_NEW_SEEDS=1` draws new ones here, too (`make seeds`), and
+//! `BOLERO_RANDOM_SEED` only the case of a failure. Under `cargo bolero test` they are fuzz targets.
 
 #[doc(hidden)]
 pub use bolero;
 
-/// A property test: `check!()`, or `check!(COUNT)` where a case takes long, and then what `bolero::check!()`
-/// is followed by.
+/// A property test: `check!()`, or `check!(COUNT)` where a case takes long; continues like
+/// `bolero::check!()`.
 #[macro_export]
 #[cfg(fuzzing)]
 macro_rules! check {
@@ -15,8 +15,8 @@ macro_rules! check {
     };
 }
 
-/// A property test: `check!()`, or `check!(COUNT)` where a case takes long, and then what `bolero::check!()`
-/// is followed by.
+/// A property test: `check!()`, or `check!(COUNT)` where a case takes long; continues like
+/// `bolero::check!()`.
 #[macro_export]
 #[cfg(not(fuzzing))]
 macro_rules! check {
@@ -50,17 +50,17 @@ mod drawn {
     pub struct Cases(Vec<Seed>);
 
     impl Cases {
-        /// So many, if the environment does not ask for a single one.
+        /// `count` cases, or the single one that the environment names.
         pub fn new(count: u32) -> Self {
             let variable = |name| std::env::var(name).ok();
             if let Some(seed) = variable("BOLERO_RANDOM_SEED").and_then(|seed| seed.parse().ok()) {
                 return Self(vec![seed]);
             }
-            let first = match variable("PLANEWISE_NEW_SEEDS") {
+            let seed = match variable("PLANEWISE_NEW_SEEDS") {
                 Some(_) => RandomState::new().hash_one(()),
                 None => 0,
             };
-            let mut seeds = Recommended::seed_from_u64(first);
+            let mut seeds = Recommended::seed_from_u64(seed);
             let mut draw = || Seed::from(seeds.next_u64()) << 64 | Seed::from(seeds.next_u64());
             Self((0..count).map(|_| draw()).collect())
         }
@@ -90,7 +90,7 @@ mod drawn {
         }
     }
 
-    /// What a seed gives.
+    /// The input that a seed gives.
     struct Case {
         driver: Rng<Recorder>,
         slice: Vec<u8>,
@@ -117,7 +117,7 @@ mod drawn {
         }
     }
 
-    /// Remembers what was drawn: a failing case is made smaller by drawing less.
+    /// Records the drawn bytes, by which a failing case is made smaller.
     struct Recorder {
         rng: Recommended,
         drawn: Vec<u8>,
@@ -172,8 +172,8 @@ mod tests {
         let failed = catch_unwind(|| {
             check!().with_type::<Vec<u8>>().for_each(|bytes| assert!(bytes.len() < 3));
         });
-        let said = *failed.expect_err("it fails").downcast::<String>().expect("words");
-        assert!(said.contains("BOLERO_RANDOM_SEED="), "{said}");
-        assert!(said.matches("0,\n").count() >= 3, "{said}");
+        let message = *failed.expect_err("it fails").downcast::<String>().expect("words");
+        assert!(message.contains("BOLERO_RANDOM_SEED="), "{message}");
+        assert!(message.matches("0,\n").count() >= 3, "{message}");
     }
 }

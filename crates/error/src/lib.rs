@@ -1,4 +1,4 @@
-//! What can go wrong, said to a person: what, where, and the way out. Every crate has this one type.
+//! The error type of every crate: a sentence for a person, and a remedy.
 
 mod text;
 
@@ -7,17 +7,17 @@ use std::fmt::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// What a program does about an error: what it exits with, what an API answers.
+/// The kind of an error, by which programs choose the exit code and APIs the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It could not be done.
+    /// The operation failed.
     Failed,
     /// The user's input is wrong.
     BadInput,
 }
 
 impl Kind {
-    /// The exit code of a program that ends by such an error.
+    /// The exit code for this kind of error.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Failed => 1,
@@ -29,9 +29,9 @@ impl Kind {
 /// An error that may reach a user. `Display` is one sentence; the remedy is printed below it.
 #[derive(Debug, Clone)]
 pub struct Error {
-    /// What a program does about it.
+    /// Its kind.
     pub kind: Kind,
-    /// One sentence: what could not be done, where, and by what cause.
+    /// One sentence: what failed, on what, and why.
     pub what: String,
     /// What to do about it; may be empty.
     pub remedy: String,
@@ -50,11 +50,11 @@ impl Cause for Error {
     }
 }
 
-/// What may fail.
+/// The result of an operation that may fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// It could not be done.
+    /// An operation that failed.
     pub fn failed(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { kind: Kind::Failed, what: what.into(), remedy: remedy.into(), source: None }
     }
@@ -64,7 +64,7 @@ impl Error {
         Self { kind: Kind::BadInput, what: what.into(), remedy: remedy.into(), source: None }
     }
 
-    /// The same error, its cause kept and named at the end of its sentence.
+    /// The same error with its cause, which ends its sentence.
     #[must_use]
     pub fn caused_by(mut self, source: impl Cause + Send + Sync + 'static) -> Self {
         let _ = write!(self.what, ": {source}");
@@ -72,7 +72,7 @@ impl Error {
         self
     }
 
-    /// The same error about what is named `place`, which goes before its sentence.
+    /// The same error with `place` before its sentence.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.what = format!("{place}: {}", self.what);
@@ -80,7 +80,7 @@ impl Error {
     }
 }
 
-/// How `program` ends: an error goes to stderr, its way out below it.
+/// Ends `program`: prints an error on stderr, its remedy below it, and returns the exit code.
 pub fn exit(program: &str, result: Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     eprintln!("{program}: {error}");

@@ -1,4 +1,4 @@
-//! Types that JSON writes and reads as their text. Knows none of them.
+//! Serialises types as their text.
 
 /// Serialises a type by its `Display` and reads it by its `FromStr`.
 #[macro_export]

@@ -1,5 +1,5 @@
-//! What all of Planewise's binaries need of Linux: network namespaces, the rtnetlink socket, what
-//! nftables filters on bridges. Knows nothing of packets, devices or planes.
+//! The Linux interfaces that all of Planewise's binaries share: network namespaces, the rtnetlink
+//! socket, nftables' rules on bridges. Knows nothing of packets, devices or planes.
 
 pub mod netns;
 pub mod nftables;

@@ -1,5 +1,4 @@
-//! Network namespaces: reads `IF@NETNS`, runs work inside a namespace. Knows nothing of what is
-//! done there.
+//! Network namespaces: parses `IF@NETNS`, runs code inside a namespace. Knows nothing of that code.
 
 use std::fmt;
 use std::fs::File;
@@ -66,7 +65,7 @@ impl fmt::Display for Netns {
 }
 
 impl Netns {
-    /// The file that stands for the namespace.
+    /// The file that refers to the namespace.
     pub fn path(&self) -> PathBuf {
         match self {
             Self::Name(name) => ["/run/netns", name].iter().collect(),
@@ -104,9 +103,8 @@ impl Netns {
     }
 }
 
-/// The cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14): no other
-/// namespace of this boot has or had it, whereas inode numbers are given again. None where the kernel
-/// does not know it.
+/// The cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14), unique in this
+/// boot, whereas inode numbers are reused. None where the kernel does not have it.
 ///
 /// # Errors
 /// The kernel gives no socket.
@@ -128,7 +126,7 @@ sockopt_impl!(
     u64
 );
 
-/// Runs `work` on a thread of its own inside `netns` (none: where this process is).
+/// Runs `work` inside `netns`, on a thread of its own; without `netns` on this one.
 ///
 /// A socket keeps the namespace it was opened in: `work` may return one.
 pub fn run_in<T: Send>(
@@ -150,7 +148,7 @@ pub fn run_in<T: Send>(
 pub struct IfSpec {
     /// Name of the interface.
     pub interface: String,
-    /// Where it is; none: in this process's namespace.
+    /// Its namespace; none: this process's.
     pub netns: Option<Netns>,
 }
 
@@ -252,11 +250,12 @@ mod tests {
             thread.join().expect("no panic")
         };
         // Six namespaces, each gone before the next is made; without privileges none can be made.
-        let seen: Vec<(u64, u64)> = (0..6).filter_map(|_| inode_and_cookie()).collect();
-        let cookies: std::collections::BTreeSet<u64> = seen.iter().map(|seen| seen.1).collect();
-        assert_eq!(cookies.len(), seen.len(), "{seen:?}");
+        let ids: Vec<(u64, u64)> = (0..6).filter_map(|_| inode_and_cookie()).collect();
+        let cookies: std::collections::BTreeSet<u64> =
+            ids.iter().map(|(_, cookie)| *cookie).collect();
+        assert_eq!(cookies.len(), ids.len(), "{ids:?}");
         // Not every kernel gives an inode again at once.
-        assert!(seen.iter().all(|(inode, cookie)| inode != cookie), "{seen:?}");
+        assert!(ids.iter().all(|(inode, cookie)| inode != cookie), "{ids:?}");
         assert_eq!(cookie().expect("a socket"), cookie().expect("a socket"));
     }
 

@@ -1,5 +1,5 @@
-//! What nftables does with frames that pass a bridge: rules of ebtables (which nftables keeps), nwfilter and
-//! its own. Reads; changes nothing. Knows nothing of who sends the frames.
+//! The rules of nftables for frames that pass a bridge: those of ebtables (which nftables holds), nwfilter
+//! and its own. Reads only. Knows nothing of who sends the frames.
 
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -33,37 +33,40 @@ const NF_DROP: u32 = 0;
 const CMP_EQUAL: u32 = 0;
 /// Keys of `meta` that are names: of the port and of the bridge, on the way in and on the way out.
 const META_NAMES: [u32; 4] = [6, 7, 17, 18];
-/// Bytes of an interface's name in a comparison; a shorter value is what the name begins with.
+/// Bytes of an interface's name in a comparison; a shorter value is a prefix of the name.
 const NAME_BYTES: usize = 16;
 
-/// A rule, or a chain's policy, that frames meet on a bridge.
+/// A rule, or a chain's policy, for frames on a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeFilter {
     /// Its table and chain, as `filter FORWARD`.
     pub place: String,
-    /// The interfaces to which it is limited: whole names, or beginnings that end in `*`. Empty: none.
+    /// The interfaces to which it is limited: names, or prefixes that end in `*`. Empty: it is not limited.
     pub interfaces: Vec<String>,
 }
 
 impl BridgeFilter {
-    /// Does it meet frames of one of these interfaces?
+    /// Does it apply to frames of one of these interfaces?
     pub fn concerns(&self, interfaces: &[&str]) -> bool {
-        let is = |limit: &str, name: &str| match limit.strip_suffix('*') {
-            Some(beginning) => name.starts_with(beginning),
+        let matches = |limit: &str, name: &str| match limit.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
             None => name == limit,
         };
         self.interfaces.is_empty()
-            || self.interfaces.iter().any(|limit| interfaces.iter().any(|name| is(limit, name)))
+            || self
+                .interfaces
+                .iter()
+                .any(|limit| interfaces.iter().any(|name| matches(limit, name)))
     }
 }
 
-/// All that filters frames on bridges of the calling thread's namespace. A kernel without nftables has
-/// nothing.
+/// All filters of frames on bridges of the calling thread's namespace; none on a kernel without
+/// nftables.
 ///
 /// # Errors
-/// It cannot be told what there is.
+/// The kernel does not list its rules.
 pub fn bridge_filters() -> Result<Vec<BridgeFilter>> {
-    let failed = |error| Error::failed("cannot ask nftables", "").caused_by(error);
+    let failed = |error| Error::failed("cannot read the rules of nftables", "").caused_by(error);
     let socket = match open(NETLINK_NETFILTER) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
         socket => socket.map_err(failed)?,
@@ -93,11 +96,11 @@ fn refused(code: Errno) -> Error {
     Error::failed(format!("nftables does not list its rules: {}", errno_text(code)), "run as root")
 }
 
-/// What these chains and rules come to. Only chains that frames are led through by the kernel count:
-/// every other is met by way of a rule of theirs.
+/// The filters of these chains and rules. Only chains with a hook count: frames reach every other one
+/// by a rule of theirs.
 fn filters(chains: &[Answer], rules: &[Answer]) -> Vec<BridgeFilter> {
     let mut hooked = Vec::new();
-    let mut found = Vec::new();
+    let mut filters = Vec::new();
     for chain in chains {
         let text = |kind| attribute(body(chain), kind).map(name_of);
         let (Some(table), Some(name)) = (text(CHAIN_TABLE), text(CHAIN_NAME)) else { continue };
@@ -106,7 +109,7 @@ fn filters(chains: &[Answer], rules: &[Answer]) -> Vec<BridgeFilter> {
         }
         let place = format!("{table} {name}");
         if attribute(body(chain), CHAIN_POLICY).and_then(number) == Some(NF_DROP) {
-            found.push(BridgeFilter { place: place.clone(), interfaces: Vec::new() });
+            filters.push(BridgeFilter { place: place.clone(), interfaces: Vec::new() });
         }
         hooked.push(place);
     }
@@ -116,34 +119,34 @@ fn filters(chains: &[Answer], rules: &[Answer]) -> Vec<BridgeFilter> {
         let place = format!("{table} {chain}");
         if hooked.contains(&place) {
             let expressions = attribute(body(rule), RULE_EXPRESSIONS).unwrap_or_default();
-            found.push(BridgeFilter { place, interfaces: limits(expressions) });
+            filters.push(BridgeFilter { place, interfaces: limits(expressions) });
         }
     }
-    found
+    filters
 }
 
-/// The interfaces to which a rule is limited: names that `meta` has loaded and `cmp` wants to be equal.
+/// The interfaces to which a rule is limited: names that `meta` loads and `cmp` compares for equality.
 fn limits(expressions: &[u8]) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut limits = Vec::new();
     let mut loaded_name = false;
     for (_, element) in attributes(expressions).filter(|(kind, _)| *kind == LIST_ELEMENT) {
         let name = attribute(element, EXPRESSION_NAME).map(name_of).unwrap_or_default();
         let data = attribute(element, EXPRESSION_DATA).unwrap_or_default();
         let value = |kind| attribute(data, kind).and_then(number);
         if name == "cmp" && loaded_name && value(CMP_OPERATION) == Some(CMP_EQUAL) {
-            let wanted = attribute(data, CMP_DATA).and_then(|data| attribute(data, DATA_VALUE));
-            found.extend(wanted.map(limit));
+            let value = attribute(data, CMP_DATA).and_then(|data| attribute(data, DATA_VALUE));
+            limits.extend(value.map(limit));
         }
         loaded_name =
             name == "meta" && value(META_KEY).is_some_and(|key| META_NAMES.contains(&key));
     }
-    found
+    limits
 }
 
 fn limit(value: &[u8]) -> String {
     let name = name_of(value);
-    let whole = value.len() >= NAME_BYTES || value.contains(&0);
-    if whole { name } else { format!("{name}*") }
+    let complete = value.len() >= NAME_BYTES || value.contains(&0);
+    if complete { name } else { format!("{name}*") }
 }
 
 fn body(answer: &[u8]) -> &[u8] {
@@ -156,22 +159,22 @@ fn name_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// A number of nftables: four bytes, the greatest first.
+/// A number of nftables: 32 bits, big-endian.
 fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
 /// The value of the first netlink attribute of this kind.
-pub fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(other, _)| *other == kind).map(|(_, value)| value)
 }
 
-/// Adds a netlink attribute, padded to 4 bytes.
-pub fn put_attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    to.extend((value.len() as u16 + 4).to_ne_bytes());
-    to.extend(kind.to_ne_bytes());
-    to.extend(value);
-    to.resize(to.len().next_multiple_of(4), 0);
+/// Appends a netlink attribute, padded to 4 bytes.
+pub fn put_attribute(buffer: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    buffer.extend((value.len() as u16 + 4).to_ne_bytes());
+    buffer.extend(kind.to_ne_bytes());
+    buffer.extend(value);
+    buffer.resize(buffer.len().next_multiple_of(4), 0);
 }
 
 /// Kinds and values, up to the first that does not fit.

@@ -1,5 +1,5 @@
-//! One request to the kernel's routing tables and its answers, and what other netlink sockets need of the same.
-//! Knows nothing of what is asked.
+//! Requests to the kernel's routing tables and their answers, and the parts of it that other netlink
+//! sockets share. Knows nothing of the requests' purpose.
 
 use std::net::IpAddr;
 
@@ -19,9 +19,9 @@ pub const HEADER_BYTES: usize = 16;
 const NLMSG_NOOP: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// What is dumped changed meanwhile: parts may be missing (`NLM_F_DUMP_INTR`).
+/// The dumped tables changed meanwhile: parts may be missing (`NLM_F_DUMP_INTR`).
 const DUMP_INTERRUPTED: u16 = 0x10;
-/// How often a dump that was interrupted is begun anew.
+/// Most attempts at a dump that is interrupted.
 const DUMP_TRIES: u32 = 10;
 
 /// The kernel's refusal of a request: an errno.
@@ -46,7 +46,7 @@ impl RouteSocket {
     /// Opens the socket in the calling thread's namespace.
     ///
     /// # Errors
-    /// The kernel gives none.
+    /// The kernel gives no socket.
     pub fn open() -> Result<Self> {
         let socket = open(NETLINK_ROUTE)
             .map_err(|error| Error::failed("cannot open a netlink socket", "").caused_by(error))?;
@@ -64,16 +64,15 @@ impl RouteSocket {
         flags: u16,
     ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Errno>> {
         Ok(self.exchange(message, flags)?.map(|answers| {
-            // What a newer kernel says and the library cannot read is not what we ask for.
+            // Messages of newer kernels that the library cannot read are not needed.
             answers.iter().filter_map(|answer| read(answer)).collect()
         }))
     }
 
-    /// Asks for everything of a kind. A dump that the kernel says was interrupted is asked for again.
+    /// Dumps a table. Repeats a dump that the kernel reports as interrupted.
     ///
     /// # Errors
-    /// The socket failed, the kernel refused, or the dump was interrupted each time: what is there is
-    /// not known then.
+    /// The socket failed, the kernel refused, or the dump was interrupted each time.
     pub fn dump(&mut self, message: &RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
         uninterrupted(|| self.request(message.clone(), NLM_F_DUMP))?.map_err(|code| {
             let why = errno_text(code);
@@ -90,15 +89,15 @@ impl RouteSocket {
         Ok(answers.into_iter().filter_map(link).collect())
     }
 
-    /// The interface with the name or number of `ask`. The inner result is the kernel's errno.
+    /// The interface with the name or index in `request`. The inner result is the kernel's errno.
     ///
     /// # Errors
     /// The socket failed.
     pub fn link(
         &mut self,
-        ask: LinkMessage,
+        request: LinkMessage,
     ) -> Result<std::result::Result<Option<LinkMessage>, Errno>> {
-        let answers = self.request(RouteNetlinkMessage::GetLink(ask), 0)?;
+        let answers = self.request(RouteNetlinkMessage::GetLink(request), 0)?;
         Ok(answers.map(|answers| answers.into_iter().find_map(link)))
     }
 
@@ -107,17 +106,17 @@ impl RouteSocket {
     /// # Errors
     /// As of `dump`.
     pub fn routes(&mut self) -> Result<Vec<RouteMessage>> {
-        let mut found = Vec::new();
+        let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut ask = RouteMessage::default();
-            ask.header.address_family = family;
-            let answers = self.dump(&RouteNetlinkMessage::GetRoute(ask))?;
-            found.extend(answers.into_iter().filter_map(|answer| match answer {
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            let answers = self.dump(&RouteNetlinkMessage::GetRoute(request))?;
+            routes.extend(answers.into_iter().filter_map(|answer| match answer {
                 RouteNetlinkMessage::NewRoute(route) => Some(route),
                 _ => None,
             }));
         }
-        Ok(found)
+        Ok(routes)
     }
 
     /// Sends one request and collects the answers as they came, headers included. The inner result
@@ -146,7 +145,7 @@ impl RouteSocket {
 /// Opens a socket of this netlink protocol in the calling thread's namespace.
 ///
 /// # Errors
-/// The kernel gives none.
+/// The kernel gives no socket.
 pub fn open(protocol: isize) -> std::io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
@@ -154,14 +153,14 @@ pub fn open(protocol: isize) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-/// A message that the library does not know: `head` is its family's own header.
+/// Builds a message that the library does not know; `head` is its family's own header.
 pub fn message(kind: u16, flags: u16, sequence: u32, head: [u8; 4], attributes: &[u8]) -> Vec<u8> {
     let length = (HEADER_BYTES + head.len() + attributes.len()) as u32;
     let words = [&kind.to_ne_bytes()[..], &flags.to_ne_bytes(), &sequence.to_ne_bytes(), &[0; 4]];
     [&length.to_ne_bytes()[..], &words.concat(), &head, attributes].concat()
 }
 
-/// Asks again while a dump is interrupted, which the kernel says as `EINTR`.
+/// Repeats a dump while it is interrupted (`EINTR`).
 pub(crate) fn uninterrupted<T>(
     mut dump: impl FnMut() -> Result<std::result::Result<T, Errno>>,
 ) -> Result<std::result::Result<T, Errno>> {
@@ -181,7 +180,7 @@ fn link(answer: RouteNetlinkMessage) -> Option<LinkMessage> {
     }
 }
 
-/// A route's address, where it is one of IP.
+/// A route's address; none for other families than IP.
 pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
     match address {
         RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
@@ -190,7 +189,7 @@ pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// The answers to the request of this number, as they came; the kernel's errno where it refuses.
+/// The answers to the request `sequence`, headers included; the kernel's errno where it refuses.
 ///
 /// # Errors
 /// The socket failed.
@@ -202,8 +201,8 @@ pub(crate) fn collect(
     let mut gathered = Gathered { sequence, flags, ..Gathered::default() };
     loop {
         let (datagram, _) = socket.recv_from_full().map_err(failed)?;
-        if let Some(end) = gathered.take_in(&datagram) {
-            return Ok(end);
+        if let Some(result) = gathered.add(&datagram) {
+            return Ok(result);
         }
     }
 }
@@ -222,15 +221,15 @@ impl Gathered {
         if code == 0 { Ok(std::mem::take(&mut self.answers)) } else { Err(code) }
     }
 
-    /// Takes in a datagram; Some: that was all, or the kernel refuses.
-    fn take_in(&mut self, datagram: &[u8]) -> Option<std::result::Result<Vec<Answer>, Errno>> {
+    /// Adds a datagram; returns the result if it was the last, or the kernel refuses.
+    fn add(&mut self, datagram: &[u8]) -> Option<std::result::Result<Vec<Answer>, Errno>> {
         for part in messages(datagram).into_iter().filter(|part| part.sequence == self.sequence) {
             let dump = self.flags & NLM_F_DUMP == NLM_F_DUMP;
             self.interrupted |= dump && part.flags & DUMP_INTERRUPTED != 0;
             match part.kind {
                 NLMSG_NOOP => {}
                 NLMSG_DONE if self.interrupted => return Some(Err(libc::EINTR)),
-                // The end of a dump says how it went; that of anything else says nothing.
+                // The end of a dump has its errno; others have none.
                 NLMSG_DONE => return Some(self.end(part.done_errno())),
                 NLMSG_ERROR => return Some(self.end(part.errno())),
                 _ => {
@@ -249,7 +248,7 @@ fn failed(error: std::io::Error) -> Error {
     Error::failed("the kernel's netlink socket failed", "").caused_by(error)
 }
 
-/// One answer as the library understands it; none when it does not.
+/// Parses an answer; none when the library cannot.
 pub fn read(answer: &[u8]) -> Option<RouteNetlinkMessage> {
     match NetlinkMessage::<RouteNetlinkMessage>::deserialize(answer).ok()?.payload {
         NetlinkPayload::InnerMessage(inner) => Some(inner),
@@ -273,14 +272,14 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// What an NLMSG_ERROR says: 0 is an acknowledgement. One that is cut short is a failure.
+    /// The errno of an NLMSG_ERROR: 0 is an acknowledgement; one that is cut short is a failure.
     fn errno(&self) -> Errno {
         let code = self.bytes.get(HEADER_BYTES..HEADER_BYTES + 4);
         code.and_then(|bytes| bytes.try_into().ok())
             .map_or(libc::EBADMSG, |bytes| i32::from_ne_bytes(bytes).saturating_abs())
     }
 
-    /// What an NLMSG_DONE says; nothing is success.
+    /// The errno of an NLMSG_DONE; none is success.
     fn done_errno(&self) -> Errno {
         if self.bytes.len() < HEADER_BYTES + 4 { 0 } else { self.errno() }
     }
@@ -288,22 +287,22 @@ impl Part<'_> {
 
 /// The messages of a datagram, up to the first that does not fit into it.
 fn messages(datagram: &[u8]) -> Vec<Part<'_>> {
-    let mut found = Vec::new();
-    let mut rest = datagram;
-    while rest.len() >= HEADER_BYTES {
-        let length = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
-        if !(HEADER_BYTES..=rest.len()).contains(&length) {
+    let mut parts = Vec::new();
+    let mut unread = datagram;
+    while unread.len() >= HEADER_BYTES {
+        let length = u32::from_ne_bytes([unread[0], unread[1], unread[2], unread[3]]) as usize;
+        if !(HEADER_BYTES..=unread.len()).contains(&length) {
             break;
         }
-        found.push(Part {
-            kind: u16::from_ne_bytes([rest[4], rest[5]]),
-            flags: u16::from_ne_bytes([rest[6], rest[7]]),
-            sequence: u32::from_ne_bytes([rest[8], rest[9], rest[10], rest[11]]),
-            bytes: &rest[..length],
+        parts.push(Part {
+            kind: u16::from_ne_bytes([unread[4], unread[5]]),
+            flags: u16::from_ne_bytes([unread[6], unread[7]]),
+            sequence: u32::from_ne_bytes([unread[8], unread[9], unread[10], unread[11]]),
+            bytes: &unread[..length],
         });
-        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+        unread = &unread[length.next_multiple_of(4).min(unread.len())..];
     }
-    found
+    parts
 }
 
 #[cfg(test)]
@@ -315,11 +314,11 @@ mod tests {
     #[test]
     fn a_dump_of_links_holds_the_loopback_interface() {
         let mut socket = RouteSocket::open().expect("Linux");
-        let ask = || RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let read_ones = socket.request(ask(), NLM_F_DUMP).expect("answered").expect("allowed");
-        assert!(!read_ones.is_empty());
-        let raw = socket.exchange(ask(), NLM_F_DUMP).expect("answered").expect("allowed");
-        assert_eq!(raw.len(), read_ones.len());
+        let request = || RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let parsed = socket.request(request(), NLM_F_DUMP).expect("answered").expect("allowed");
+        assert!(!parsed.is_empty());
+        let raw = socket.exchange(request(), NLM_F_DUMP).expect("answered").expect("allowed");
+        assert_eq!(raw.len(), parsed.len());
     }
 
     #[test]
@@ -344,7 +343,7 @@ mod tests {
         const NEW_LINK: u16 = 16;
         let gather = |flags, parts: &[Vec<u8>]| {
             let mut gathered = Gathered { sequence: 7, flags, ..Gathered::default() };
-            parts.iter().find_map(|part| gathered.take_in(part))
+            parts.iter().find_map(|part| gathered.add(part))
         };
         let link = |flags| message(NEW_LINK, flags, 7, 0);
         let done = |flags, code| message(NLMSG_DONE, flags, 7, code);

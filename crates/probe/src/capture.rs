@@ -62,7 +62,7 @@ pub struct Ring {
     options: RingOptions,
     next_block: u32,
     stats: RingStats,
-    place: String,
+    label: String,
 }
 
 /// The remedy for a user who may not capture.
@@ -169,7 +169,7 @@ impl Ring {
             options,
             next_block: 0,
             stats: RingStats::default(),
-            place: at.to_string(),
+            label: at.to_string(),
         };
         bind_packet_socket(&ring.socket, link.index, libc::ETH_P_ALL as u16)
             .map_err(|_| failed("capture"))?;
@@ -218,7 +218,7 @@ impl Ring {
 
     fn vanished(&self) -> Error {
         Error::failed(
-            format!("the interface {} vanished or was set down while it was captured", self.place),
+            format!("the interface {} vanished or was set down while it was captured", self.label),
             "find out what removes it (`ip monitor link`), then measure again",
         )
     }

@@ -265,7 +265,9 @@ impl State {
         loop {
             match Flock::lock(file, operation) {
                 Ok(file) => return Ok(Lock { _file: file }),
-                Err((same, nix::Error::EWOULDBLOCK)) if begun.elapsed() < wait => file = same,
+                Err((returned, nix::Error::EWOULDBLOCK)) if begun.elapsed() < wait => {
+                    file = returned
+                }
                 Err((_, nix::Error::EWOULDBLOCK)) => {
                     return Err(Error::failed(
                         format!("another planewised works on {address}"),
@@ -291,7 +293,8 @@ impl State {
         let records = self.all()?;
         let owner = |kind: Kind, address: PciAddress| {
             let mut records = records.iter();
-            let record = records.find(|of| of.kind() == kind && of.address() == address);
+            let record =
+                records.find(|record| (record.kind(), record.address()) == (kind, address));
             record.map(|record| record.owner.clone().unwrap_or_else(|| NOBODY.into()))
         };
         for pf in &mut machine.pfs {

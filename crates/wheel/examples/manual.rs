@@ -99,15 +99,15 @@ mod tests {
         files
     }
 
-    /// What a tool says of a file; empty where it finds nothing wrong.
+    /// The output of a lint tool for a file; empty: it finds nothing wrong.
     fn complaints(tool: &[&str], file: &Path) -> String {
-        let done = Process::new(tool[0]).args(&tool[1..]).arg(file).output();
-        let done =
-            done.unwrap_or_else(|_| panic!("{} is missing: run scripts/setup test", tool[0]));
-        String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned()
+        let output = Process::new(tool[0]).args(&tool[1..]).arg(file).output();
+        let output =
+            output.unwrap_or_else(|_| panic!("{} is missing: run scripts/setup test", tool[0]));
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     }
 
-    /// Those that people may use; a hidden one is for the program itself.
+    /// The number of commands without hidden ones, which are for the program itself.
     fn commands(command: &Command) -> usize {
         let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
         1 + shown.map(commands).sum::<usize>()
@@ -121,9 +121,9 @@ mod tests {
             commands(&planewised::cli::Cli::command()) + commands(&pw_probe::cli::Cli::command());
         assert_eq!(pages.len(), expected, "{pages:?}");
         for page in pages {
-            let told = complaints(&["mandoc", "-Tlint", "-Wwarning"], &page);
+            let output = complaints(&["mandoc", "-Tlint", "-Wwarning"], &page);
             // clap_mangen puts possible values between two breaks too many, which no reader sees.
-            let wrong: Vec<&str> = told
+            let wrong: Vec<&str> = output
                 .lines()
                 .filter(|line| !line.contains("skipping paragraph macro: br"))
                 .collect();

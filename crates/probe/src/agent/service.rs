@@ -336,15 +336,15 @@ fn decode(text: &str) -> std::result::Result<Vec<u8>, String> {
 
 fn capture(mut pipe: impl Read + Send + 'static) -> Capture {
     std::thread::spawn(move || {
-        let (mut kept, mut truncated) = (Vec::new(), false);
+        let (mut output, mut truncated) = (Vec::new(), false);
         let mut buffer = [0; 4096];
         // A read error is the pipe's end.
         while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-            let room = (MAX_OUTPUT - kept.len()).min(count);
-            kept.extend_from_slice(&buffer[..room]);
+            let room = (MAX_OUTPUT - output.len()).min(count);
+            output.extend_from_slice(&buffer[..room]);
             truncated |= room < count;
         }
-        (kept, truncated)
+        (output, truncated)
     })
 }
 

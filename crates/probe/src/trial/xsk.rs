@@ -49,7 +49,7 @@ pub struct XskGenerator {
     slab: HeapSlab,
     umem: xdp::Umem,
     template: Template,
-    place: String,
+    label: String,
     backend: &'static str,
     batch: u16,
     cpu: Option<usize>,
@@ -118,7 +118,7 @@ impl XskGenerator {
                 slab: HeapSlab::with_capacity(usize::from(batch)),
                 umem,
                 template: template.clone(),
-                place: tx.to_string(),
+                label: tx.to_string(),
                 backend: if zero_copy { ZERO_COPY } else { COPY },
                 batch,
                 cpu,
@@ -135,7 +135,7 @@ impl XskGenerator {
             // SAFETY: the socket, which is closed before the memory is freed, owns the packet until its
             // completion.
             let Some(mut packet) = (unsafe { self.umem.alloc() }) else { break };
-            packet.append(self.template.bytes()).map_err(|error| refused(&self.place, &error))?;
+            packet.append(self.template.bytes()).map_err(|error| refused(&self.label, &error))?;
             self.template.stamp(&mut packet, sequence + index as u64, tx_ns);
             self.slab.push_front(packet);
         }
@@ -182,11 +182,11 @@ impl XskGenerator {
                 Err(Errno::EBUSY) => refused += 1,
                 Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS) => {}
                 Err(Errno::ENETDOWN | Errno::ENXIO | Errno::ENODEV) => {
-                    return Err(down_or_gone(&self.place));
+                    return Err(down_or_gone(&self.label));
                 }
                 Err(errno) => {
                     let error = std::io::Error::from(errno);
-                    let what = format!("cannot send frames on {}: {error}", self.place);
+                    let what = format!("cannot send frames on {}: {error}", self.label);
                     return Err(Error::failed(what, ""));
                 }
             }
