@@ -62,8 +62,8 @@ static __always_inline void record(enum histogram histogram, __u64 ns, int share
 		*bucket += 1;
 }
 
-// Whether the times of this frame are not measured: reading the clock for each costs as much as
-// counting it.
+// Whether the times of this frame are left out: reading the clock costs as much as counting the
+// frame.
 static __always_inline int is_left_out(__u64 number, __u32 mask)
 {
 	return (((__u32)number * 0x9e3779b1U) >> 16) & mask;
@@ -148,7 +148,7 @@ int generate(struct xdp_md *ctx)
 	if (failed)
 		return XDP_ABORTED;
 	order->last_ns = now;
-	// A burst that begins late is as long as another: its frames do not leave faster than asked.
+	// A burst that begins late is not shortened: its frames do not leave faster than ordered.
 	if (order->burst > 1 && !order->in_burst)
 		order->late = slip << POINT;
 	order->in_burst += 1;
@@ -187,8 +187,8 @@ int generate(struct xdp_md *ctx)
 	return action;
 }
 
-// How long after it was due a frame leaves, and not only when it was stamped: frames of a batch
-// leave together.
+// Measures how long after its due time a frame leaves, which is later than its stamp: frames of a
+// batch leave together.
 static __always_inline void measure_departure(struct order *order, void *data, void *end,
 					      __u32 mask)
 {
@@ -250,8 +250,8 @@ int depart(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-// A redirect that fails later than in the program itself: the peer of a veth has no NAPI. No counter
-// of an interface has these frames.
+// Counts redirects that fail after the program: the peer of a veth has no NAPI. No counter of an
+// interface has these frames.
 SEC("raw_tp/xdp_redirect_err")
 int lose(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -263,8 +263,8 @@ int lose(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-// For interfaces that take no XDP frames: the frames arrive at the loopback interface of the
-// namespace, and leave it here by the interface's ordinary way out. Its other traffic is let pass.
+// For interfaces that take no XDP frames: forwards frames from the loopback interface of the
+// namespace to the interface's ordinary transmit path. Other traffic passes.
 SEC("classifier")
 int forward(struct __sk_buff *skb)
 {
@@ -289,7 +289,7 @@ int forward(struct __sk_buff *skb)
 }
 
 // Account::record of src/trial/account.rs. Returns whether the frame is one of a trial on this port,
-// or an answer to this ping: what is not goes on to the stack.
+// or an answer to this ping; all others go on to the stack.
 static __always_inline int account(void *data, void *end, struct expected *expected, const __u32 ip)
 {
 	__u8 *upper = data + ETHERNET + ip;
@@ -436,8 +436,8 @@ static __always_inline __u64 ptp_time(__u64 unix_ns)
 	return bpf_cpu_to_be64(unix_ns / 1000000000 << 32 | unix_ns % 1000000000);
 }
 
-// Answers echo requests and STAMP packets without TLVs, by IPv4, in the driver. Whatever else
-// comes goes on to the stack, where the reflector in user space answers it.
+// Answers echo requests and STAMP packets without TLVs, by IPv4, in the driver. All other
+// packets go on to the stack, where the reflector in user space answers.
 SEC("xdp")
 int reflect(struct xdp_md *ctx)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //
-// What the trial's programs share with the process that loads them: orders, accounts, maps.
+// The memory that the trial's programs share with the process: orders, accounts, maps.
 
 // Fixed point: times in units of 2^-20 ns.
 #define POINT 20
@@ -24,7 +24,7 @@ enum kind { TRIAL, ECHO };
 // To the devmap, or to the stack of the loopback interface, there on the generator's CPU or another.
 enum way { REDIRECT, STACK, CARRIER };
 
-// What the generator is to do, and how far it is. Mapped into the process.
+// The generator's order and its progress. Mapped into the process.
 struct order {
 	__u64 start_ns;		 // CLOCK_MONOTONIC
 	__s64 realtime_offset_ns; // CLOCK_REALTIME - CLOCK_MONOTONIC
@@ -46,7 +46,7 @@ struct order {
 	__u32 port_id; // of the map `port`
 	__u32 reserved[6];
 
-	// The generator's CPU writes these, and no other.
+	// Written by the generator's CPU only.
 	__u64 next;	   // index of the next frame
 	__u64 due;	   // its time after start_ns [2^-20 ns]
 	__u64 burst_start; // [2^-20 ns]
@@ -58,13 +58,13 @@ struct order {
 	__u64 lost; // frames that got no further than the redirect
 	__u64 reserved_too[5];
 
-	// The CPU where frames leave writes these: lines of the cache of their own.
+	// Written by the CPU where frames leave, in cache lines of their own.
 	__u64 left; // frames that left the loopback interface; the kernel lost the others before
 	__u64 departures, departure_sum_ns, departure_min_ns, departure_max_ns;
 	__u64 reserved_last[3];
 };
 
-// Which frames the sink counts. Mapped into the process.
+// The frames that the sink counts. Mapped into the process.
 struct expected {
 	__u64 first_sequence;
 	__u64 planned;
@@ -85,13 +85,13 @@ struct departed {
 	__u64 made_ns, left_ns;
 };
 
-// When its answer came [CLOCK_REALTIME, ns], how many more of it, and whether after a later one's.
+// Time of its answer [CLOCK_REALTIME, ns], further copies, and whether it came after a later packet's.
 struct arrived {
 	__u64 first_ns;
 	__u32 duplicates, reordered;
 };
 
-// What one CPU counted.
+// The counts of one CPU.
 struct counts {
 	__u64 received, duplicates, reordered, late, foreign, warmup;
 	__u64 timed; // frames with a delay
@@ -121,7 +121,7 @@ struct {
 	__uint(value_size, sizeof(struct bpf_devmap_val));
 } port SEC(".maps");
 
-// By CPU. Its thread there takes frames to the stack, in place of the generator's CPU.
+// By CPU, whose thread takes frames to the stack in place of the generator's CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
@@ -134,7 +134,7 @@ MAPPED(expectation, 1, struct expected);
 // By CPU number; the loader sets how many there are.
 MAPPED(counted, 1, struct counts);
 
-// One bit a frame: seen already.
+// One bit a frame: whether it has arrived.
 MAPPED(seen, 1, __u64);
 
 // By flow: one more than the largest index that has arrived.
