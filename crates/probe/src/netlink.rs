@@ -14,7 +14,7 @@ use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, Neig
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
-use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text, ip};
+use pw_linux::rtnetlink::{RouteSocket, errno_text, ip};
 
 use crate::error::{Error, Result};
 
@@ -85,14 +85,6 @@ impl Netlink {
         Ok(Self { socket: RouteSocket::open()? })
     }
 
-    fn request(
-        &mut self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Errno>> {
-        self.socket.request(message, flags)
-    }
-
     /// Requests a change; `what` begins the error's message.
     fn change(
         &mut self,
@@ -100,7 +92,8 @@ impl Netlink {
         flags: u16,
         what: impl FnOnce() -> String,
     ) -> Result<()> {
-        self.request(message, NLM_F_ACK | flags)?
+        self.socket
+            .request(message, NLM_F_ACK | flags)?
             .map(|_| ())
             .map_err(|code| Error::failed(format!("{}: {}", what(), errno_text(code)), ""))
     }
@@ -194,7 +187,7 @@ impl Netlink {
         message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(destination.into()));
         message.attributes.extend(oif.map(RouteAttribute::Oif));
-        let Ok(answers) = self.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
+        let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
             return Ok(None);
         };
         let Some(RouteNetlinkMessage::NewRoute(route)) = answers.into_iter().next() else {
@@ -227,6 +220,7 @@ impl Netlink {
         let mut message = NeighbourMessage::default();
         message.header.family = address.into();
         let answers = self
+            .socket
             .request(RouteNetlinkMessage::GetNeighbour(message), NLM_F_DUMP)?
             .unwrap_or_default();
         for answer in answers {
@@ -255,6 +249,7 @@ impl Netlink {
     pub fn qdisc_drops(&mut self, interface_index: u32) -> Result<u64> {
         let message = TcMessage::with_index(interface_index as i32);
         let answers = self
+            .socket
             .request(RouteNetlinkMessage::GetQueueDiscipline(message), NLM_F_DUMP)?
             .unwrap_or_default();
         let mut drops = 0;
@@ -281,7 +276,7 @@ impl Netlink {
     pub fn netns_number(&mut self, fd: std::os::fd::RawFd) -> Result<Option<i32>> {
         let mut message = NsidMessage::default();
         message.attributes.push(NsidAttribute::Fd(fd as u32));
-        let answers = self.request(RouteNetlinkMessage::GetNsId(message), 0)?;
+        let answers = self.socket.request(RouteNetlinkMessage::GetNsId(message), 0)?;
         Ok(answers.ok().and_then(|answers| {
             answers.into_iter().find_map(|answer| match answer {
                 RouteNetlinkMessage::NewNsId(message) => {

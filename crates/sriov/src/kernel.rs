@@ -253,20 +253,13 @@ impl Kernel for Linux {
 
     fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome> {
         self.must_be_real()?;
-        let path = match to {
-            NetNs::Host => "/proc/self/ns/net",
-            NetNs::Other(namespace) => namespace.path.as_str(),
-        };
         // Opened here, so that neither a change of mounts nor of processes matters afterwards.
-        let file = fs::File::open(path).map_err(|error| {
-            Error::failed(format!("cannot open {to} ({path})"), "").caused_by(error)
-        })?;
-        if let NetNs::Other(namespace) = to {
-            let inode = file.metadata().map(|stat| std::os::unix::fs::MetadataExt::ino(&stat));
-            if inode.ok() != Some(namespace.inode) {
-                return Err(Error::failed(format!("{to} is gone"), ""));
-            }
-        }
+        let file = match to {
+            NetNs::Other(namespace) => namespaces::file(namespace)?,
+            NetNs::Host => fs::File::open("/proc/self/ns/net").map_err(|error| {
+                Error::failed("cannot open /proc/self/ns/net", "mount /proc").caused_by(error)
+            })?,
+        };
         run_in(&netdev.netns, || Links::open()?.move_to_netns(netdev.index, file.as_raw_fd(), name))
     }
 }

@@ -122,20 +122,26 @@ fn unescaped(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Opens the file of a namespace, which must still refer to it.
+///
+/// # Errors
+/// The namespace is gone.
+pub fn file(namespace: &Namespace) -> Result<fs::File> {
+    let gone = |why: &dyn std::fmt::Display| {
+        Error::failed(format!("the network namespace {} is gone: {why}", namespace.path), "")
+    };
+    let file = fs::File::open(&namespace.path).map_err(|error| gone(&error))?;
+    let inode = file.metadata().map_err(|error| gone(&error))?.ino();
+    if inode == namespace.inode { Ok(file) } else { Err(gone(&"its file is another one's now")) }
+}
+
 /// Runs `work` inside the namespace, on a thread of its own; on this thread if it is the host's.
 ///
 /// # Errors
 /// The namespace is gone, or entering it is not allowed.
 pub fn run_in<T: Send>(netns: &NetNs, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let NetNs::Other(namespace) = netns else { return work() };
-    let gone = |why: &dyn std::fmt::Display| {
-        Error::failed(format!("the network namespace {} is gone: {why}", namespace.path), "")
-    };
-    let file = fs::File::open(&namespace.path).map_err(|error| gone(&error))?;
-    let inode = file.metadata().map_err(|error| gone(&error))?.ino();
-    if inode != namespace.inode {
-        return Err(gone(&"the file refers to another one now"));
-    }
+    let file = file(namespace)?;
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
