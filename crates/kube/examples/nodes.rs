@@ -1,5 +1,5 @@
-//! Many nodes' agents in one process, for tests of what a fleet asks of an API server: the agents are the
-//! real ones, their daemons are made up and give each VF to the first pod that is seen.
+//! Many nodes' agents in one process, for tests of a fleet's load on an API server: the agents are the real
+//! ones, their daemons are made up and give each VF to the first pod.
 //!
 //!     nodes KUBECONFIG PROC NAME COUNT VFS
 //!
@@ -20,7 +20,7 @@ use pw_error::{Error, Result};
 use tokio::sync::watch;
 
 const PF: &str = "simulated0";
-/// What each pod sends [packets a second].
+/// Traffic of each pod [packets a second].
 const PPS: f64 = 1000.0;
 
 /// The made-up daemon of one node.
@@ -50,13 +50,14 @@ fn guest(container: Container, vf: Option<u16>) -> Guest {
 
 impl Daemon {
     fn start(access: &config::Kubernetes, name: String, vfs: u16) -> Result<Self> {
-        let (status, told) = watch::channel(Arc::new(Status::new(PolicyKind::Benefit, 1.0, 1.0)));
+        let (status, receiver) =
+            watch::channel(Arc::new(Status::new(PolicyKind::Benefit, 1.0, 1.0)));
         let proc = access.proc.join(&name);
-        // There is no kubelet, so no record of it in a folder that there is.
+        // There is no kubelet: an absent record in an existing folder.
         let device_plugins = proc.join("kubelet_internal_checkpoint");
         let config =
             config::Kubernetes { node: Some(name), proc, device_plugins, ..access.clone() };
-        let node = pw_kube::Kubernetes.join(&config, told)?;
+        let node = pw_kube::Kubernetes.join(&config, receiver)?;
         Ok(Self { node, status, holders: BTreeMap::new(), vfs })
     }
 
@@ -67,8 +68,8 @@ impl Daemon {
         let mut guests = Vec::new();
         for pod in pods {
             if !self.holders.contains_key(&pod.id) {
-                let free =
-                    (0..self.vfs).find(|index| !self.holders.values().any(|held| held == index));
+                let free = (0..self.vfs)
+                    .find(|index| !self.holders.values().any(|holding| holding == index));
                 self.holders.extend(free.map(|index| (pod.id.clone(), index)));
             }
             let vf = self.holders.get(&pod.id).copied();
@@ -78,7 +79,7 @@ impl Daemon {
         status.guests = guests;
         status.vfs = (0..self.vfs)
             .map(|index| {
-                let holder = self.holders.iter().find(|(_, held)| **held == index);
+                let holder = self.holders.iter().find(|(_, holding)| **holding == index);
                 let place = if holder.is_some() { VfState::Held } else { VfState::Pool };
                 let holder = holder.map(|(guest, _)| guest.clone());
                 Vf { id: VfId::new(PF, index), place, holder, why: None }

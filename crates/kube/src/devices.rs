@@ -1,5 +1,5 @@
-//! Devices of this node that others allocate to pods: device plugins', from the kubelet's checkpoint, and
-//! DRA drivers', from their ResourceSlices. Pure but for one file.
+//! Devices of this node that other software allocates to pods: device plugins', from the kubelet's
+//! checkpoint, and DRA drivers', from their ResourceSlices. Pure but for one file.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use pw_sriov::address::PciAddress;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Devices that others allocate, with the name of the plugin or driver.
+/// Devices that other software allocates, with the name of the plugin or driver.
 pub type HandedOut = BTreeMap<PciAddress, String>;
 
 #[derive(Deserialize)]

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use crate::objects::VERSION;
 use crate::policy::GROUP;
 
-/// Between two attempts for objects of a kind that the API server does not have.
+/// Pause between attempts at a kind that the API server does not have.
 const MISSING: Duration = Duration::from_secs(60);
 
 /// The pause after this many failures in a row: up to 16 s, randomised, so that the agents of all nodes do
@@ -39,7 +39,7 @@ fn sentence(error: &watcher::Error) -> String {
         | WatchStartFailed(kube::Error::Api(status))
         | WatchFailed(kube::Error::Api(status))
         | WatchError(status) => format!("{} {}", status.code, status.message),
-        other => other.to_string(),
+        error => error.to_string(),
     }
 }
 
@@ -53,12 +53,12 @@ where
     api: Api<K>,
     config: watcher::Config,
     /// Their name in messages.
-    what: &'static str,
-    /// Where the API server does not have the kind, there are no objects (kinds of newer Kubernetes).
+    label: &'static str,
+    /// Whether there are no objects where the API server does not have the kind (of newer Kubernetes).
     optional: bool,
-    /// They were listed completely once.
+    /// Whether they were listed completely once.
     listed: Cell<bool>,
-    /// The API server does not have the kind.
+    /// Whether the API server does not have the kind.
     missing: Cell<bool>,
     trouble: RefCell<Option<String>>,
 }
@@ -70,7 +70,7 @@ where
 {
     /// A feed that has not begun.
     pub fn new(
-        what: &'static str,
+        label: &'static str,
         api: Api<K>,
         kind: K::DynamicType,
         config: watcher::Config,
@@ -82,7 +82,7 @@ where
             writer: RefCell::new(Some(writer)),
             api,
             config,
-            what,
+            label,
             optional,
             listed: Cell::new(false),
             missing: Cell::new(false),
@@ -103,7 +103,7 @@ where
         }
         Err(self
             .trouble()
-            .unwrap_or_else(|| format!("the API server has not listed {} yet", self.what)))
+            .unwrap_or_else(|| format!("the API server has not listed {} yet", self.label)))
     }
 
     /// Is the kind missing in the API server?
@@ -139,9 +139,9 @@ where
                 Err(error) => {
                     self.missing.set(is_missing(&error));
                     let why = if self.missing.get() && !self.optional {
-                        missing(self.what)
+                        missing(self.label)
                     } else {
-                        format!("the API server does not list {}: {}", self.what, sentence(&error))
+                        format!("the API server does not list {}: {}", self.label, sentence(&error))
                     };
                     if self.trouble.replace(Some(why.clone())).is_none() {
                         tracing::warn!("{why}");
@@ -165,7 +165,7 @@ fn is_missing(error: &watcher::Error) -> bool {
     }
 }
 
-/// The message where the API server does not have one of our kinds in our version.
+/// The message where the API server does not have one of this program's kinds.
 pub fn missing(what: &str) -> String {
     format!(
         "the API server knows no {what} of {GROUP}/{VERSION}: apply packaging/kubernetes/chart/crds"
@@ -182,7 +182,7 @@ pub struct Feeds {
     pub slices: Feed<DynamicObject>,
 }
 
-/// One of our kinds.
+/// One of this program's kinds.
 pub fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
 }

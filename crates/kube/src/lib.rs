@@ -43,9 +43,9 @@ impl Cluster for Kubernetes {
         let runtime = runtime()?;
         let client = runtime.block_on(client(config.kubeconfig.as_deref()))?;
         let shared = Arc::new(node::Shared::default());
-        let (config, of_agent) = (config.clone(), Arc::clone(&shared));
+        let (config, agents_share) = (config.clone(), Arc::clone(&shared));
         let run = move || {
-            let agent = node::Agent::new(name, &client, config, of_agent);
+            let agent = node::Agent::new(name, &client, config, agents_share);
             let reporter = report::Reporter::new(&agent, client, status.clone());
             runtime.block_on(async {
                 tokio::select! {
@@ -69,13 +69,13 @@ fn is_name(name: &str) -> bool {
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
-    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    built.map_err(|error| {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| {
         Error::failed("cannot start a runtime for the cluster", "").caused_by(error)
     })
 }
 
-/// A client by this kubeconfig; none: by the service account of the pod.
+/// A client with the access of `kubeconfig`, else of the pod's service account.
 async fn client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
     let failed = |what: String| {
         let remedy = "run it as a pod with a service account, or name a kubeconfig";

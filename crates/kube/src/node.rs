@@ -1,5 +1,5 @@
-//! The node agent: makes guests of pods, policies and processes, whenever one of them changes. It has a
-//! thread of its own, so that the daemon never waits for an API server.
+//! The node agent: makes guests of pods, by policies and processes, whenever one of these changes. Runs on
+//! a thread of its own, so that the daemon never waits for an API server.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use crate::objects::Condition;
 use crate::policy::{self, Managed, Policy, Refusal, Ruling};
 use crate::{process, slices};
 
-/// Between two readings of processes and of the kubelet's record, which notify of no changes.
+/// Interval at which processes and the kubelet's record, which notify of no changes, are read.
 const POLL: Duration = Duration::from_secs(1);
 
 /// State shared by the daemon and this thread.
@@ -31,7 +31,7 @@ pub struct Shared(Mutex<Exchange>);
 
 #[derive(Debug)]
 struct Exchange {
-    seen: SourceState,
+    source: SourceState,
     handed_out: Result<HandedOut, String>,
     /// Pods that the daemon cannot manage, and why.
     refused: BTreeMap<GuestId, String>,
@@ -41,7 +41,7 @@ impl Default for Shared {
     fn default() -> Self {
         let unanswered = "the API server has not answered yet".to_owned();
         Self(Mutex::new(Exchange {
-            seen: SourceState {
+            source: SourceState {
                 containers: KnownContainers::Unknown(unanswered.clone()),
                 trouble: None,
             },
@@ -59,7 +59,7 @@ impl Shared {
     /// Why pods or devices are unknown.
     pub fn unknown(&self) -> Option<String> {
         let exchange = self.lock();
-        match (&exchange.seen.containers, &exchange.handed_out) {
+        match (&exchange.source.containers, &exchange.handed_out) {
             (KnownContainers::Unknown(why), _) | (_, Err(why)) => Some(why.clone()),
             _ => None,
         }
@@ -68,7 +68,7 @@ impl Shared {
 
 impl Source for Shared {
     fn state(&self) -> SourceState {
-        self.lock().seen.clone()
+        self.lock().source.clone()
     }
 
     fn is_present(&self) -> bool {
@@ -131,10 +131,10 @@ impl Agent {
     async fn update(&self, changed: &Notify, status: &watch::Receiver<Arc<Status>>) {
         while status.has_changed().is_ok() {
             let _ = tokio::time::timeout(POLL, changed.notified()).await;
-            let seen = self.judge_pods();
+            let source = self.judge_pods();
             let handed_out = self.handed_out();
             let mut exchange = self.shared.lock();
-            exchange.seen = seen;
+            exchange.source = source;
             exchange.handed_out = handed_out;
         }
     }
@@ -171,9 +171,9 @@ impl Agent {
     /// Makes guests of the managed pods, and keeps the conditions of all.
     fn judge_pods(&self) -> SourceState {
         let trouble = self.feeds.pods.trouble().or_else(|| self.feeds.policies.trouble());
-        let known = self.feeds.pods.all().and_then(|pods| Ok((pods, self.feeds.policies.all()?)));
-        let (pods, policies) = match known {
-            Ok(known) => known,
+        let listed = self.feeds.pods.all().and_then(|pods| Ok((pods, self.feeds.policies.all()?)));
+        let (pods, policies) = match listed {
+            Ok(listed) => listed,
             Err(why) => return SourceState { containers: KnownContainers::Unknown(why), trouble },
         };
         let policies: Vec<Policy> = policies
@@ -195,9 +195,9 @@ impl Agent {
             .filter_map(|(pod, _)| Some((pod.uid()?, group_uid(pod, &pods)?)))
             .collect();
         let managed: BTreeSet<String> = groups.values().cloned().collect();
-        let found = process::find(&self.config.proc, &managed, &self.processes.borrow());
-        let found = match found {
-            Ok(found) => found,
+        let by_group = process::find(&self.config.proc, &managed, &self.processes.borrow());
+        let by_group = match by_group {
+            Ok(by_group) => by_group,
             Err(error) => {
                 let proc = self.config.proc.display();
                 let why = format!("the node's processes cannot be read in {proc}: {error}");
@@ -205,7 +205,7 @@ impl Agent {
             }
         };
         let processes =
-            groups.into_iter().filter_map(|(uid, group)| Some((uid, *found.get(&group)?)));
+            groups.into_iter().filter_map(|(uid, group)| Some((uid, *by_group.get(&group)?)));
         let processes = processes.collect();
         let refused = self.shared.lock().refused.clone();
         let mut containers = Vec::new();
@@ -215,7 +215,7 @@ impl Agent {
             containers.extend(container);
             judged.push(JudgedPod { pod, condition });
         }
-        self.processes.replace(found);
+        self.processes.replace(by_group);
         self.judged.replace(judged);
         SourceState { containers: KnownContainers::All(containers), trouble }
     }
@@ -255,7 +255,7 @@ fn judge(
 
 /// The uid in the path of the pod's control group. A static pod's object is a mirror with a uid of its own;
 /// the kubelet uses the hash in the mirror's annotation. As anybody who creates pods can write that
-/// annotation, a hash that another of the node's `pods` has as well is not believed.
+/// annotation, a hash that another of the node's `pods` has, too, is refused.
 fn group_uid(pod: &Pod, pods: &[Arc<Pod>]) -> Option<String> {
     let Some(mirrored) = mirrored(pod) else { return pod.uid() };
     let others = pods.iter().filter(|other| other.uid() != pod.uid());

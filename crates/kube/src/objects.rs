@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::policy::GROUP;
 
-/// Version of our kinds.
+/// Version of this program's kinds.
 pub const VERSION: &str = "v1alpha1";
 
 /// A condition without its times.
@@ -79,18 +79,18 @@ pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
 
 /// The status of a `VfPool` without times; compared without `rates` to see whether it has to be written.
 pub fn pool_status(status: &Status, rates: bool) -> Value {
-    let place = |of: &[&Vf], place: VfState| of.iter().filter(|vf| vf.place == place).count();
-    let counts = |of: &[&Vf]| {
-        json!({"vfs": of.len(), "held": place(of, VfState::Held), "free": place(of, VfState::Pool),
-               "unusable": place(of, VfState::Quarantined)})
+    let count = |vfs: &[&Vf], place: VfState| vfs.iter().filter(|vf| vf.place == place).count();
+    let counts = |vfs: &[&Vf]| {
+        json!({"vfs": vfs.len(), "held": count(vfs, VfState::Held), "free": count(vfs, VfState::Pool),
+               "unusable": count(vfs, VfState::Quarantined)})
     };
     let all: Vec<&Vf> = status.vfs.iter().collect();
     let pfs = status.pools.iter().map(|pool| {
-        let of: Vec<&Vf> = all.iter().copied().filter(|vf| vf.id.pf == pool.pf).collect();
-        let mut pf = counts(&of);
+        let vfs: Vec<&Vf> = all.iter().copied().filter(|vf| vf.id.pf == pool.pf).collect();
+        let mut pf = counts(&vfs);
         pf["name"] = json!(pool.pf);
         pf["linkUp"] = json!(pool.link_up);
-        if let Some(why) = of.iter().find_map(|vf| vf.why.as_ref()) {
+        if let Some(why) = vfs.iter().find_map(|vf| vf.why.as_ref()) {
             pf["message"] = json!(why);
         }
         pf
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn a_condition_is_told_from_another_by_all_but_its_times() {
         let condition = Condition::of_pod("False", "TwoPolicies", "a and b");
-        let told = condition.json("2026-01-01T00:00:00Z");
-        assert!(condition.is(&told));
-        assert!(!Condition::of_pod("False", "TwoPolicies", "a and c").is(&told));
+        let json = condition.json("2026-01-01T00:00:00Z");
+        assert!(condition.is(&json));
+        assert!(!Condition::of_pod("False", "TwoPolicies", "a and c").is(&json));
         assert!(!condition.is(&json!({})));
     }
 }

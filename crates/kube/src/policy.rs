@@ -98,8 +98,8 @@ impl Policy {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), spec }
     }
 
-    /// Does it select this pod? An invalid policy selects all pods of its namespace, so that none of its own
-    /// falls under another one's rules.
+    /// Does it select this pod? An invalid policy selects all pods of its namespace, so that no other policy
+    /// applies to its own.
     fn selects(&self, pod: &Pod) -> bool {
         self.namespace == pod.namespace
             && self.spec.as_ref().map_or(true, |spec| spec.pod_selector.selects(&pod.labels))
@@ -134,7 +134,7 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// It shares the node's network namespace.
+    /// Whether it shares the node's network namespace.
     pub host_network: bool,
 }
 
@@ -214,7 +214,7 @@ pub fn rule(pod: &Pod, policies: &[Policy]) -> Ruling {
     Ruling::Managed(managed)
 }
 
-/// The pod's annotations of our group, without it.
+/// The pod's annotations of this program, without the group.
 fn annotations(pod: &Pod) -> Vec<(&str, &str)> {
     pod.annotations
         .iter()
@@ -228,7 +228,7 @@ fn annotations(pod: &Pod) -> Vec<(&str, &str)> {
 /// A managed pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Managed {
-    /// How it is to be served.
+    /// The service that it is to get.
     pub wish: Wish,
     /// Its interface; none: its only veth.
     pub interface: Option<String>,
@@ -239,9 +239,10 @@ pub struct Managed {
 impl Managed {
     /// Applies one annotation within the limits.
     fn apply_annotation(&mut self, name: &str, value: &str, limits: &Limits, policy: &str) {
-        let wrong = |wanted: &str| format!("annotation {name}: {value:?} is {wanted}: ignored");
-        let beyond =
-            |most: &str| format!("annotation {name}: {value} is asked for, {policy} allows {most}");
+        let wrong = |why: &str| format!("annotation {name}: {value:?} is {why}: ignored");
+        let beyond = |limit: &str| {
+            format!("annotation {name}: {value} is asked for, {policy} allows {limit}")
+        };
         match name {
             "class" => match value.parse::<u8>() {
                 Ok(class) if class > limits.max_class => {
@@ -274,8 +275,8 @@ impl Managed {
                 Err(_) => self.notes.push(wrong("not an interface name")),
             },
             _ => {
-                let known = ANNOTATIONS.join(", ");
-                self.notes.push(format!("annotation {GROUP}/{name} is unknown: ignored ({known})"));
+                let names = ANNOTATIONS.join(", ");
+                self.notes.push(format!("annotation {GROUP}/{name} is unknown: ignored ({names})"));
             }
         }
     }
@@ -324,14 +325,14 @@ mod tests {
     fn managed(ruling: Ruling) -> (Wish, Option<String>, Vec<String>) {
         match ruling {
             Ruling::Managed(Managed { wish, interface, notes }) => (wish, interface, notes),
-            other => panic!("{other:?}"),
+            ruling => panic!("{ruling:?}"),
         }
     }
 
     fn refused(ruling: Ruling) -> Refusal {
         match ruling {
             Ruling::Refused(refusal) => refusal,
-            other => panic!("{other:?}"),
+            ruling => panic!("{ruling:?}"),
         }
     }
 
@@ -364,7 +365,7 @@ mod tests {
 
     #[test]
     fn annotations_that_make_no_sense_are_named_and_count_for_nothing() {
-        for (name, value, said) in [
+        for (name, value, expected) in [
             ("class", "256", "not a number from 0 to 255"),
             ("class", "-1", "not a number from 0 to 255"),
             ("min-share-percent", "all", "not a number from 0 to 100"),
@@ -374,7 +375,7 @@ mod tests {
         ] {
             let (wish, interface, notes) =
                 managed(rule(&pod(&[(name, value)]), &[policy("p", &limits())]));
-            assert!(notes.len() == 1 && notes[0].contains(said), "{notes:?}");
+            assert!(notes.len() == 1 && notes[0].contains(expected), "{notes:?}");
             assert_eq!((wish.class, wish.stance, interface), (1, Stance::Free, None));
         }
     }
@@ -389,9 +390,9 @@ mod tests {
     #[test]
     fn who_no_policy_or_two_select_is_not_managed() {
         assert_eq!(rule(&pod(&[]), &[]), Ruling::Ignored);
-        let elsewhere = Policy::new("bank", "p", &limits());
-        assert_eq!(rule(&pod(&[]), std::slice::from_ref(&elsewhere)), Ruling::Ignored);
-        assert_eq!(refused(rule(&pod(&[("class", "1")]), &[elsewhere])).reason, "NoPolicy");
+        let of_bank = Policy::new("bank", "p", &limits());
+        assert_eq!(rule(&pod(&[]), std::slice::from_ref(&of_bank)), Ruling::Ignored);
+        assert_eq!(refused(rule(&pod(&[("class", "1")]), &[of_bank])).reason, "NoPolicy");
         let both = [policy("a", &limits()), policy("b", &limits())];
         let refusal = refused(rule(&pod(&[]), &both));
         assert_eq!(refusal.reason, "TwoPolicies");
@@ -426,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_policy_that_contradicts_itself_or_has_unknown_fields_refuses_its_pods() {
-        for (spec, said) in [
+        for (spec, expected) in [
             (json!({"defaults": {"class": 1}}), "beyond limits.maxClass"),
             (json!({"defaults": {"stance": "pinned"}}), "limits.allowPinned is false"),
             (json!({"defaults": {"minSharePercent": 1}}), "beyond limits.maxMinSharePercent"),
@@ -437,7 +438,7 @@ mod tests {
         ] {
             let refusal = refused(rule(&pod(&[]), &[policy("p", &spec)]));
             assert_eq!(refusal.reason, "PolicyInvalid");
-            assert!(refusal.message.contains(said), "{}", refusal.message);
+            assert!(refusal.message.contains(expected), "{}", refusal.message);
         }
     }
 

@@ -1,14 +1,14 @@
-//! Finds a process of each pod, which names its network namespace: by the pod's uid in the path of the
-//! process' control group below the kubelet's, where only root makes groups.
+//! Finds a process of each pod, which refers to its network namespace: by the pod's uid in the path of the
+//! process's control group below the kubelet's, where only root makes groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// The kubelet's groups above those of pods, of both drivers; `..` leads there from the agent's own
-/// group. Groups elsewhere (`user.slice`, another runtime's) are not trusted: whoever such a group is
-/// delegated to chooses the names below it.
-const ABOVE: [&str; 8] = [
+/// group. Other groups (`user.slice`, another runtime's) are not trusted: the user to whom such a group
+/// is delegated chooses the names below it.
+const KUBELET_GROUPS: [&str; 8] = [
     "",
     "..",
     "kubepods",
@@ -27,7 +27,7 @@ pub fn pod_uid(cgroup: &str) -> Option<String> {
 }
 
 fn of_path(path: &str) -> Option<String> {
-    let component = path.split('/').find(|component| !ABOVE.contains(component))?;
+    let component = path.split('/').find(|component| !KUBELET_GROUPS.contains(component))?;
     let name = component.strip_suffix(".slice").unwrap_or(component);
     let uid = match name.strip_prefix("pod") {
         Some(uid) => uid,
@@ -41,8 +41,8 @@ fn of_path(path: &str) -> Option<String> {
 /// Start time of a process, from the text of `/proc/PID/stat` [ticks since boot].
 fn started(stat: &str) -> Option<u64> {
     // The name, in parentheses, may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// The uid of a process' pod; none: it is in no pod, or has ended.
@@ -64,27 +64,27 @@ fn network(proc: &Path, process: &str) -> Option<PathBuf> {
     std::fs::read_link(proc.join(process).join("ns/net")).ok()
 }
 
-/// Finds a process of each of these pods, by uid: the one in `known` while it lives, else the pod's
-/// oldest, which holds its namespaces. The runtime's own process does not count until it has joined the
-/// pod's network namespace, which it does after its control group.
+/// Finds a process of each of these pods, by uid: the one in `previous` while it lives, else the pod's
+/// oldest, which holds its namespaces. A process of the runtime, which joins the pod's control group before
+/// its network namespace, does not count until then.
 ///
 /// # Errors
 /// The processes cannot be read.
 pub fn find(
     proc: &Path,
     pods: &BTreeSet<String>,
-    known: &BTreeMap<String, u32>,
+    previous: &BTreeMap<String, u32>,
 ) -> io::Result<BTreeMap<String, u32>> {
-    let mut found = BTreeMap::new();
-    for (uid, pid) in known.iter().filter(|(uid, _)| pods.contains(*uid)) {
+    let mut processes = BTreeMap::new();
+    for (uid, pid) in previous.iter().filter(|(uid, _)| pods.contains(*uid)) {
         if uid_of(proc, *pid)?.as_ref() == Some(uid) {
-            found.insert(uid.clone(), *pid);
+            processes.insert(uid.clone(), *pid);
         }
     }
-    if pods.iter().all(|uid| found.contains_key(uid)) {
-        return Ok(found);
+    if pods.iter().all(|uid| processes.contains_key(uid)) {
+        return Ok(processes);
     }
-    let home = network(proc, "self");
+    let own_network = network(proc, "self");
     let mut oldest: BTreeMap<String, (u64, u32)> = BTreeMap::new();
     for entry in std::fs::read_dir(proc)? {
         let entry = entry?;
@@ -92,7 +92,7 @@ pub fn find(
             continue;
         };
         let Some(uid) = uid_of(proc, pid)?.filter(|uid| pods.contains(uid)) else { continue };
-        if home.is_some() && network(proc, &pid.to_string()) == home {
+        if own_network.is_some() && network(proc, &pid.to_string()) == own_network {
             continue;
         }
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
@@ -101,9 +101,9 @@ pub fn find(
         *of_pod = (*of_pod).min((started, pid));
     }
     for (uid, (_, pid)) in oldest {
-        found.entry(uid).or_insert(pid);
+        processes.entry(uid).or_insert(pid);
     }
-    Ok(found)
+    Ok(processes)
 }
 
 #[cfg(test)]
@@ -167,14 +167,15 @@ mod tests {
         process(proc.path(), 40, UID, 400);
         process(proc.path(), 50, "other", 1);
         let pods: BTreeSet<String> = [UID.to_owned(), "gone".to_owned()].into();
-        let find = |known: &BTreeMap<String, u32>| find(proc.path(), &pods, known).expect("read");
-        let found = find(&BTreeMap::new());
-        assert_eq!(found, [(UID.to_owned(), 40)].into());
+        let find =
+            |previous: &BTreeMap<String, u32>| find(proc.path(), &pods, previous).expect("read");
+        let processes = find(&BTreeMap::new());
+        assert_eq!(processes, [(UID.to_owned(), 40)].into());
         process(proc.path(), 20, UID, 300);
-        assert_eq!(find(&found), found);
+        assert_eq!(find(&processes), processes);
         // Its number is another pod's now.
         process(proc.path(), 40, "other", 600);
-        assert_eq!(find(&found), [(UID.to_owned(), 20)].into());
+        assert_eq!(find(&processes), [(UID.to_owned(), 20)].into());
     }
 
     #[test]

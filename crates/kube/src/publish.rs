@@ -19,7 +19,7 @@ use crate::write::{Backoff, Failure, apply, node_as_owner, within};
 struct Published {
     devices: Value,
     uid: Option<String>,
-    /// Generation of the object, which rises whenever anybody changes its spec.
+    /// Generation of the object, which rises with each change of its spec.
     generation: i64,
     /// Generation of the pool.
     pool: i64,
@@ -43,7 +43,7 @@ pub struct Publisher<'a> {
     client: Client,
     api: Api<DynamicObject>,
     manager: &'static str,
-    /// Between two writes.
+    /// Least interval of writes.
     min_interval: Duration,
     state: RefCell<State>,
 }
@@ -138,8 +138,8 @@ impl<'a> Publisher<'a> {
         devices: &Value,
     ) -> Result<DynamicObject, Failure> {
         let node = self.agent.node.as_str();
-        let known = self.state.borrow().owners.clone();
-        let owners = match known {
+        let cached = self.state.borrow().owners.clone();
+        let owners = match cached {
             Some(owners) => owners,
             None => node_as_owner(&self.client, node).await?,
         };

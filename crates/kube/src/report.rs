@@ -1,5 +1,4 @@
-//! Writes the node's `VfPool`, conditions of pods, and events. Seldom rather than soon: nothing waits for
-//! them.
+//! Writes the node's `VfPool`, conditions of pods, and events; seldom, as nothing waits for them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +27,7 @@ const MANAGER: &str = "planewised";
 const POLL: Duration = Duration::from_secs(1);
 /// Between two writes of the pool where something changed.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two writes of the pool where nothing changed: an older one means that the agent does not run.
+/// Between two writes of the pool where nothing changed: an older pool's agent does not run.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 /// The longest wait after failures is 2 to this power seconds.
 const LONGEST_BACKOFF: u32 = 5;
@@ -71,12 +70,12 @@ struct State {
 impl<'a> Reporter<'a> {
     /// Reports the daemon's status and the agent's conditions by this client.
     pub fn new(agent: &'a Agent, client: Client, status: watch::Receiver<Arc<Status>>) -> Self {
-        let who = events::Reporter {
+        let reporter = events::Reporter {
             controller: format!("{GROUP}/planewised"),
             instance: Some(agent.node.clone()),
         };
         Self {
-            recorder: Recorder::new(client.clone(), who),
+            recorder: Recorder::new(client.clone(), reporter),
             publisher: Publisher::new(agent, client.clone(), MANAGER, MIN_INTERVAL),
             pools: Applied {
                 api: Api::all_with(client.clone(), &kind("VfPool", "vfpools")),
@@ -119,11 +118,11 @@ impl<'a> Reporter<'a> {
                 .filter_map(|judged| {
                     let condition = due(&judged.pod, judged.condition.as_ref())?;
                     let reported = judged.pod.uid().and_then(|uid| state.reported.get(&uid));
-                    // A written condition may not have come back by the watch yet.
-                    let again = reported.is_none_or(|reported| {
+                    // The watch may not have delivered a written condition yet.
+                    let is_due = reported.is_none_or(|reported| {
                         reported.condition != condition || reported.at.elapsed() >= MIN_INTERVAL
                     });
-                    again.then(|| (Arc::clone(&judged.pod), condition))
+                    is_due.then(|| (Arc::clone(&judged.pod), condition))
                 })
                 .collect()
         };
@@ -133,9 +132,9 @@ impl<'a> Reporter<'a> {
                 result = Err(why);
             }
         }
-        let known: Vec<String> =
+        let present: Vec<String> =
             self.agent.judged().iter().filter_map(|judged| judged.pod.uid()).collect();
-        self.state.borrow_mut().reported.retain(|uid, _| known.contains(uid));
+        self.state.borrow_mut().reported.retain(|uid, _| present.contains(uid));
         result
     }
 
@@ -177,8 +176,7 @@ impl<'a> Reporter<'a> {
             secondary: None,
         };
         match within(self.recorder.publish(&event, about)).await {
-            Ok(()) => Ok(()),
-            Err(Failure::Missing) => Ok(()),
+            Ok(()) | Err(Failure::Missing) => Ok(()),
             Err(Failure::Other(why)) => Err(format!("an event cannot be written: {why}")),
         }
     }
@@ -207,11 +205,11 @@ impl<'a> Reporter<'a> {
             let before = written.map(|written| written.conditions.as_slice()).unwrap_or_default();
             let mut conditions = Vec::new();
             for condition in std::iter::once(ready).chain(self.publisher.condition()) {
-                let same = before.iter().find(|(told, _)| *told == condition);
-                if same.is_none() {
+                let unchanged = before.iter().find(|(written, _)| *written == condition);
+                if unchanged.is_none() {
                     new.push(condition.clone());
                 }
-                let since = same.map_or_else(|| now.clone(), |(_, since)| since.clone());
+                let since = unchanged.map_or_else(|| now.clone(), |(_, since)| since.clone());
                 conditions.push((condition, since));
             }
             let due = written.is_none_or(|written| {
@@ -224,13 +222,12 @@ impl<'a> Reporter<'a> {
             return Ok(());
         }
         let rates = objects::pool_status(&status, true);
-        let result = self.write_pool(&objects::applied(rates, &conditions, &now)).await;
-        if let Err(Failure::Missing) = result {
-            self.state.borrow_mut().pool_uid = None;
-        }
-        match result {
+        match self.write_pool(&objects::applied(rates, &conditions, &now)).await {
             Ok(()) => {}
-            Err(Failure::Missing) => return self.report_missing_kind().await,
+            Err(Failure::Missing) => {
+                self.state.borrow_mut().pool_uid = None;
+                return self.report_missing_kind().await;
+            }
             Err(Failure::Other(why)) => {
                 return Err(format!("the VfPool {} cannot be written: {why}", self.agent.node));
             }
@@ -281,21 +278,21 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// The condition to write on a pod; none: it has it already, or needs none.
+/// The condition to write on a pod; none: the pod has it already, or needs none.
 fn due(pod: &Pod, condition: Option<&Condition>) -> Option<Condition> {
     let kind = format!("{GROUP}/Managed");
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let told = conditions
+    let written = conditions
         .into_iter()
         .flatten()
-        .find(|told| told.type_ == kind)
-        .and_then(|told| serde_json::to_value(told).ok());
-    let wanted = match (condition, &told) {
+        .find(|written| written.type_ == kind)
+        .and_then(|written| serde_json::to_value(written).ok());
+    let condition = match (condition, &written) {
         (Some(condition), _) => condition.clone(),
         (None, Some(_)) => Condition::of_pod("True", "AsAsked", "no problem is left"),
         (None, None) => return None,
     };
-    told.is_none_or(|told| !wanted.is(&told)).then_some(wanted)
+    written.is_none_or(|written| !condition.is(&written)).then_some(condition)
 }
 
 #[cfg(test)]
@@ -312,10 +309,10 @@ mod tests {
         let refused = Condition::of_pod("False", "NoPolicy", "none");
         assert_eq!(due(&pod(json!([])), None), None);
         assert_eq!(due(&pod(json!([])), Some(&refused)), Some(refused.clone()));
-        let told = pod(json!([refused.json("2026-01-01T00:00:00Z")]));
-        assert_eq!(due(&told, Some(&refused)), None);
+        let reported = pod(json!([refused.json("2026-01-01T00:00:00Z")]));
+        assert_eq!(due(&reported, Some(&refused)), None);
         // The problem is over.
-        let over = due(&told, None).expect("to be told");
+        let over = due(&reported, None).expect("to be told");
         assert_eq!((over.status, over.reason.as_str()), ("True", "AsAsked"));
         assert_eq!(due(&pod(json!([over.json("2026-01-01T00:00:00Z")])), None), None);
     }

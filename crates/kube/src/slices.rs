@@ -22,7 +22,7 @@ pub fn name(node: &str) -> String {
     format!("{node}-{DRIVER}")
 }
 
-/// Was it published by an agent of ours?
+/// Was it published by an agent of this program?
 pub fn is_ours(slice: &Value) -> bool {
     slice.pointer("/spec/driver").and_then(Value::as_str) == Some(DRIVER)
 }
@@ -35,9 +35,9 @@ pub fn devices(status: &Status) -> Value {
     let waiting = waiting.count();
     let mut names = BTreeSet::new();
     let devices = status.pools.iter().filter_map(|pool| {
-        let of: Vec<&Vf> = status.vfs.iter().filter(|vf| vf.id.pf == pool.pf).collect();
-        let usable = of.iter().filter(|vf| vf.place != VfState::Quarantined).count();
-        let free = of.iter().filter(|vf| vf.place == VfState::Pool).count();
+        let vfs: Vec<&Vf> = status.vfs.iter().filter(|vf| vf.id.pf == pool.pf).collect();
+        let usable = vfs.iter().filter(|vf| vf.place != VfState::Quarantined).count();
+        let free = vfs.iter().filter(|vf| vf.place == VfState::Pool).count();
         if usable == 0 {
             return None;
         }
@@ -56,8 +56,8 @@ pub fn devices(status: &Status) -> Value {
         if let Some(numa) = pool.numa {
             device["attributes"]["numaNode"] = json!({"int": numa});
         }
-        let amiss = [(status.draining, "draining"), (!pool.link_up, "no-link")];
-        let taints = amiss.iter().filter(|(is_so, _)| *is_so).map(
+        let taint_keys = [(status.draining, "draining"), (!pool.link_up, "no-link")];
+        let taints = taint_keys.iter().filter(|(holds, _)| *holds).map(
             |(_, key)| json!({"key": format!("{GROUP}/{key}"), "effect": "NoSchedule"}),
         );
         let taints: Vec<Value> = taints.collect();
@@ -77,13 +77,13 @@ fn label(interface: &str, names: &mut BTreeSet<String>) -> String {
     let plain: String = interface.chars().map(plain).collect();
     let plain = match plain.trim_matches('-') {
         "" => "pf",
-        some => some,
+        label => label,
     };
     let numbered = (2..).map(|number| format!("{plain}-{number}"));
     let mut candidates = std::iter::once(plain.to_owned()).chain(numbered);
-    let free = candidates.find(|name| !names.contains(name)).unwrap_or_default();
-    names.insert(free.clone());
-    free
+    let name = candidates.find(|name| !names.contains(name)).unwrap_or_default();
+    names.insert(name.clone());
+    name
 }
 
 /// The slice as applied.
@@ -175,7 +175,7 @@ mod tests {
         assert!(devices[0].get("taints").is_none());
         assert_eq!(devices[1]["taints"][0]["key"], "planewise.io/no-link");
         let ranges =
-            [0, 1].map(|of| &devices[of]["capacity"]["vfs"]["requestPolicy"]["validRange"]);
+            [0, 1].map(|index| &devices[index]["capacity"]["vfs"]["requestPolicy"]["validRange"]);
         assert_eq!(ranges, [&json!({"min": "1", "step": "1"}), &json!({"min": "1"})]);
     }
 

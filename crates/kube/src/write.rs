@@ -15,7 +15,7 @@ use crate::policy::GROUP;
 /// Time limit of an answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why something was not written.
+/// A failed request.
 pub enum Failure {
     /// The object, or its kind, does not exist.
     Missing,
@@ -27,7 +27,7 @@ impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) if status.code == 404 => Self::Missing,
-            other => Self::Other(other.to_string()),
+            error => Self::Other(error.to_string()),
         }
     }
 }
@@ -36,8 +36,10 @@ impl From<kube::Error> for Failure {
 ///
 /// # Errors
 /// It refused, or did not answer in time.
-pub async fn within<T>(ask: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
-    match tokio::time::timeout(PATIENCE, ask).await {
+pub async fn within<T>(
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(PATIENCE, request).await {
         Ok(answer) => answer.map_err(Failure::from),
         Err(_) => Err(Failure::Other(format!("no answer within {} s", PATIENCE.as_secs()))),
     }
@@ -53,7 +55,7 @@ pub async fn node_as_owner(client: &Client, node: &str) -> Result<Value, Failure
         Ok(owner) => Ok(json!([{"apiVersion": "v1", "kind": "Node", "name": node,
                                 "uid": owner.metadata.uid}])),
         Err(Failure::Missing) => Ok(json!([])),
-        Err(other) => Err(other),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -82,7 +84,7 @@ impl Backoff {
         self.until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Was this the last reason?
+    /// Was this the last logged reason?
     pub fn has_logged(&self, why: &str) -> bool {
         self.logged.as_deref() == Some(why)
     }
@@ -108,7 +110,7 @@ impl Backoff {
     }
 }
 
-/// Objects of one of our kinds, applied by one field manager.
+/// Objects of one of this program's kinds, applied by one field manager.
 pub struct Applied {
     /// Their API.
     pub api: Api<DynamicObject>,
@@ -119,10 +121,10 @@ pub struct Applied {
 }
 
 impl Applied {
-    fn object(&self, rest: Value) -> Value {
+    fn object(&self, fields: Value) -> Value {
         let mut object = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": self.kind});
-        if let (Some(object), Value::Object(rest)) = (object.as_object_mut(), rest) {
-            object.extend(rest);
+        if let (Some(object), Value::Object(fields)) = (object.as_object_mut(), fields) {
+            object.extend(fields);
         }
         object
     }
@@ -132,10 +134,10 @@ impl Applied {
     /// # Errors
     /// It cannot be created.
     pub async fn make(&self, name: &str, owners: Value) -> Result<String, Failure> {
-        let bare = self.object(json!({"metadata": {"name": name, "ownerReferences": owners}}));
-        let (parameters, patch) = (apply(self.manager), Patch::Apply(&bare));
-        let made = within(self.api.patch(name, &parameters, &patch)).await?;
-        Ok(made.metadata.uid.unwrap_or_default())
+        let object = self.object(json!({"metadata": {"name": name, "ownerReferences": owners}}));
+        let (parameters, patch) = (apply(self.manager), Patch::Apply(&object));
+        let created = within(self.api.patch(name, &parameters, &patch)).await?;
+        Ok(created.metadata.uid.unwrap_or_default())
     }
 
     /// Writes the status of an existing object.
@@ -143,8 +145,8 @@ impl Applied {
     /// # Errors
     /// It cannot be written, or does not exist.
     pub async fn status(&self, name: &str, status: &Value) -> Result<(), Failure> {
-        let whole = self.object(json!({"metadata": {"name": name}, "status": status}));
-        let (parameters, patch) = (apply(self.manager), Patch::Apply(&whole));
+        let object = self.object(json!({"metadata": {"name": name}, "status": status}));
+        let (parameters, patch) = (apply(self.manager), Patch::Apply(&object));
         within(self.api.patch_status(name, &parameters, &patch)).await.map(drop)
     }
 }

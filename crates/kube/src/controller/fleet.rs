@@ -1,4 +1,4 @@
-//! Sums of all nodes' `VfPool`s, by fleet and by namespace; what lacks, and what would help. Pure.
+//! Sums of all nodes' `VfPool`s, by fleet and by namespace, with advice where VFs are missing. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,13 +15,13 @@ const MAX_HOLDERS: usize = 500;
 pub struct Pool {
     /// The node.
     pub node: String,
-    /// Its agent has not written it for so long that it does not run; the status is out of date.
+    /// Whether its agent stopped writing it; the status is then out of date.
     pub silent: bool,
     /// Its status, as its agent wrote it.
     pub status: PoolStatus,
 }
 
-/// The part of a `VfPool`'s status that counts here.
+/// The part of a `VfPool`'s status that the sums need.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PoolStatus {
@@ -69,8 +69,8 @@ impl Pool {
         !self.silent && self.ready().is_some_and(|ready| ready.status == "True")
     }
 
-    /// Would its waiting pods get a VF if the node had more? Not while VFs are free, as its daemon holds
-    /// those back for a reason, nor while it gives none at all.
+    /// Would its waiting pods get a VF if the node had more? Not while VFs are free, which its daemon then
+    /// holds back, nor while it gives none at all.
     fn lacks_vfs(&self) -> bool {
         let gives = self.ready().is_some_and(|ready| {
             ready.status == "True" || ready.reason.starts_with("No") && ready.reason.contains("Vf")
@@ -78,16 +78,16 @@ impl Pool {
         !self.silent && gives && self.status.free == 0
     }
 
-    /// The waiting pods that would get one.
+    /// The waiting pods that would get a VF if the node had more.
     fn unmet(&self) -> &[Waiter] {
         if self.lacks_vfs() { &self.status.waiters } else { &[] }
     }
 }
 
-/// Pods that have no VF because their nodes have too few, and their traffic.
+/// Pods without a VF because their nodes have too few, and their traffic.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Unmet {
-    /// How many.
+    /// Number of pods.
     pub pods: u32,
     /// Their known packets a second.
     pub pps: f64,
@@ -107,7 +107,7 @@ pub struct Namespace {
     holders: BTreeMap<String, (String, String)>,
     /// Managed pods without a VF that may have one.
     pub waiting: u32,
-    /// Those of them whose nodes have too few.
+    /// Those of them whose nodes have too few VFs.
     pub unmet: Unmet,
     nodes: BTreeSet<String>,
 }
@@ -126,7 +126,7 @@ impl Namespace {
         let mut body = json!({"nodes": self.nodes.len(), "held": self.held(), "waiting": self.waiting,
                               "unmetPods": self.unmet.pods, "holders": holders});
         if rates {
-            body["unmetPacketsPerSecond"] = whole(self.unmet.pps);
+            body["unmetPacketsPerSecond"] = rounded(self.unmet.pps);
         }
         body
     }
@@ -172,7 +172,7 @@ pub struct Fleet {
     other_node: Vec<OtherNode>,
 }
 
-fn whole(rate: f64) -> Value {
+fn rounded(rate: f64) -> Value {
     json!(rate.round() as u64)
 }
 
@@ -192,17 +192,17 @@ pub fn sum(pools: &[Pool]) -> Fleet {
         }
         for holder in status.holders.iter().filter(|holder| holder.kind == "pod") {
             let Some((namespace, pod)) = holder.guest.split_once('/') else { continue };
-            let of = fleet.namespaces.entry(namespace.to_owned()).or_default();
-            of.holders.insert(pod.to_owned(), (pool.node.clone(), holder.vf.clone()));
-            of.nodes.insert(pool.node.clone());
+            let sums = fleet.namespaces.entry(namespace.to_owned()).or_default();
+            sums.holders.insert(pod.to_owned(), (pool.node.clone(), holder.vf.clone()));
+            sums.nodes.insert(pool.node.clone());
         }
         for waiter in &status.waiters {
             let Some((namespace, _)) = waiter.guest.split_once('/') else { continue };
-            let of = fleet.namespaces.entry(namespace.to_owned()).or_default();
-            of.waiting += 1;
-            of.nodes.insert(pool.node.clone());
+            let sums = fleet.namespaces.entry(namespace.to_owned()).or_default();
+            sums.waiting += 1;
+            sums.nodes.insert(pool.node.clone());
             if pool.lacks_vfs() {
-                of.unmet.add(waiter);
+                sums.unmet.add(waiter);
             }
         }
         let mut unmet = Unmet::default();
@@ -220,9 +220,9 @@ pub fn sum(pools: &[Pool]) -> Fleet {
     fleet
 }
 
-/// Advice for pods by traffic, the busiest first, each to the node with most VFs left.
+/// Advice for pods by traffic, the busiest first, each to the node with most free VFs.
 fn other_nodes(pools: &[Pool]) -> Vec<OtherNode> {
-    let mut left: Vec<(u32, Reverse<&str>)> = pools
+    let mut free: Vec<(u32, Reverse<&str>)> = pools
         .iter()
         .filter(|pool| pool.is_ready() && pool.status.free > 0)
         .map(|pool| (pool.status.free, Reverse(pool.node.as_str())))
@@ -236,7 +236,7 @@ fn other_nodes(pools: &[Pool]) -> Vec<OtherNode> {
     waiting.sort_by(|a, b| b.2.total_cmp(&a.2));
     let mut advice = Vec::new();
     for (pool, waiter, pps) in waiting.into_iter().take(MAX_ADVICE) {
-        let Some(best) = left.iter_mut().max().filter(|(free, _)| *free > 0) else { break };
+        let Some(best) = free.iter_mut().max().filter(|(vfs, _)| *vfs > 0) else { break };
         best.0 -= 1;
         let (pod, node, to) = (waiter.guest.clone(), pool.node.clone(), best.1.0.to_owned());
         advice.push(OtherNode { pod, node, to, pps });
@@ -251,14 +251,14 @@ impl Fleet {
         let more = self.more_vfs.iter().map(|advice| {
             let mut entry = json!({"node": advice.node, "vfs": advice.unmet.pods});
             if rates {
-                entry["packetsPerSecond"] = whole(advice.unmet.pps);
+                entry["packetsPerSecond"] = rounded(advice.unmet.pps);
             }
             entry
         });
         let other = self.other_node.iter().map(|advice| {
             let mut entry = json!({"pod": advice.pod, "node": advice.node, "to": advice.to});
             if rates {
-                entry["packetsPerSecond"] = whole(advice.pps);
+                entry["packetsPerSecond"] = rounded(advice.pps);
             }
             entry
         });
@@ -269,7 +269,7 @@ impl Fleet {
             "unmetPods": self.unmet.pods, "moreVfs": more.collect::<Value>(),
             "otherNode": other.collect::<Value>()});
         if rates {
-            body["unmetPacketsPerSecond"] = whole(self.unmet.pps);
+            body["unmetPacketsPerSecond"] = rounded(self.unmet.pps);
         }
         body
     }
@@ -283,13 +283,13 @@ impl Fleet {
                 "no node has a VfPool: does the agent run anywhere?".to_owned(),
             ),
             [] => ("True", "AllReport", format!("all {} nodes report", self.nodes)),
-            [first, rest @ ..] => {
-                let others = if rest.is_empty() {
+            [first, others @ ..] => {
+                let more = if others.is_empty() {
                     String::new()
                 } else {
-                    format!(" and {} more", rest.len())
+                    format!(" and {} more", others.len())
                 };
-                ("False", "NodesSilent", format!("the agent of {first}{others} does not report"))
+                ("False", "NodesSilent", format!("the agent of {first}{more} does not report"))
             }
         };
         crate::objects::Condition::new("Complete", status, reason, message)
@@ -300,11 +300,11 @@ impl Fleet {
 mod tests {
     use super::*;
 
-    fn pool(node: &str, ready: (&str, &str), rest: Value) -> Pool {
+    fn pool(node: &str, ready: (&str, &str), fields: Value) -> Pool {
         let mut status =
             json!({"conditions": [{"type": "Ready", "status": ready.0, "reason": ready.1}]});
-        if let (Some(status), Value::Object(rest)) = (status.as_object_mut(), rest) {
-            status.extend(rest);
+        if let (Some(status), Value::Object(fields)) = (status.as_object_mut(), fields) {
+            status.extend(fields);
         }
         let status = serde_json::from_value(status).expect("a status");
         Pool { node: node.into(), silent: false, status }
@@ -366,8 +366,8 @@ mod tests {
             json!([
             {"pod": "bank/ledger", "node": "a", "to": "b"}, {"pod": "shop/db", "node": "a", "to": "c"}])
         );
-        let one = sum(&[full("a"), empty("b", 1)]).body(false);
-        assert_eq!(one["otherNode"].as_array().map(Vec::len), Some(1));
+        let body = sum(&[full("a"), empty("b", 1)]).body(false);
+        assert_eq!(body["otherNode"].as_array().map(Vec::len), Some(1));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Elects the controller that writes: the holder of a Lease. Other clocks are not trusted: a Lease ends
-//! when it was not renewed for its duration by the observer's own clock.
+//! Elects the controller that writes: the holder of a Lease. Clocks are not compared: a Lease ends when it
+//! was not renewed for its duration by the observer's own clock.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::write::{Failure, within};
 
-/// Without renewal others take the Lease after this.
+/// Duration of the Lease, after which others take it if it is not renewed.
 const LEASE_S: i32 = 15;
 /// Its holder stops writing this long after its last renewal began, before others can take it.
 const HOLDS: Duration = Duration::from_secs(10);
@@ -33,8 +33,8 @@ pub struct Candidate {
     leases: Api<Lease>,
     lease: String,
     identity: String,
-    /// The Lease as last seen, and when it was seen to change.
-    seen: Option<(Lease, Instant)>,
+    /// The last version of the Lease, and when it was observed.
+    observed: Option<(Lease, Instant)>,
 }
 
 fn spec(lease: &Lease) -> LeaseSpec {
@@ -47,26 +47,26 @@ fn holder(lease: &Lease) -> Option<String> {
 
 /// May `identity` write itself into a Lease that has not changed for this long?
 fn may_take(lease: &Lease, identity: &str, unchanged: Duration) -> bool {
-    let lasts = spec(lease).lease_duration_seconds.unwrap_or(LEASE_S);
-    let lasts = Duration::from_secs(u64::try_from(lasts).unwrap_or(0));
-    holder(lease).is_none_or(|holder| holder == identity || unchanged >= lasts)
+    let duration = spec(lease).lease_duration_seconds.unwrap_or(LEASE_S);
+    let duration = Duration::from_secs(u64::try_from(duration).unwrap_or(0));
+    holder(lease).is_none_or(|holder| holder == identity || unchanged >= duration)
 }
 
-/// The Lease as `identity` takes or renews it; `before` is none for a new one.
-fn taken(name: &str, before: Option<&Lease>, identity: &str, now: Timestamp) -> Lease {
+/// The Lease that `identity` writes to take or renew `before`; none: to create it.
+fn claimed(name: &str, before: Option<&Lease>, identity: &str, now: Timestamp) -> Lease {
     let old = before.map(spec).unwrap_or_default();
     let now = MicroTime(now);
-    let kept = before.is_some_and(|before| holder(before).as_deref() == Some(identity));
+    let renews = before.is_some_and(|before| holder(before).as_deref() == Some(identity));
     let changes = old.lease_transitions.unwrap_or(0);
-    let fresh = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    let new_metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
     Lease {
-        metadata: before.map_or(fresh, |before| before.metadata.clone()),
+        metadata: before.map_or(new_metadata, |before| before.metadata.clone()),
         spec: Some(LeaseSpec {
             holder_identity: Some(identity.to_owned()),
             lease_duration_seconds: Some(LEASE_S),
-            acquire_time: if kept { old.acquire_time } else { Some(now.clone()) },
+            acquire_time: if renews { old.acquire_time } else { Some(now.clone()) },
             renew_time: Some(now),
-            lease_transitions: Some(if kept || before.is_none() {
+            lease_transitions: Some(if renews || before.is_none() {
                 changes
             } else {
                 changes.saturating_add(1)
@@ -87,7 +87,7 @@ impl Candidate {
             leases: Api::namespaced(client, namespace),
             lease: lease.to_owned(),
             identity: identity.to_owned(),
-            seen: None,
+            observed: None,
         }
     }
 
@@ -96,23 +96,22 @@ impl Candidate {
         let mut trouble = None;
         loop {
             let began = Instant::now();
-            let held = self.take_or_renew().await;
-            match &held {
-                Ok(held) => {
-                    let before = leads.borrow().is_some_and(|until| until > began);
-                    if *held != before {
+            match self.take_or_renew().await {
+                Ok(holds) => {
+                    let led = leads.borrow().is_some_and(|until| until > began);
+                    if holds != led {
                         tracing::info!(
                             "{}",
-                            if *held { "leading" } else { "waiting: another replica leads" }
+                            if holds { "leading" } else { "waiting: another replica leads" }
                         );
                     }
-                    leads.send_replace(held.then(|| began + HOLDS));
+                    leads.send_replace(holds.then(|| began + HOLDS));
                     trouble = None;
                 }
                 // Leadership lasts until its time is up.
-                Err(why) if trouble.as_ref() != Some(why) => {
+                Err(why) if trouble.as_ref() != Some(&why) => {
                     tracing::warn!("the Lease {} cannot be held: {why}", self.lease);
-                    trouble = Some(why.clone());
+                    trouble = Some(why);
                 }
                 Err(_) => {}
             }
@@ -124,19 +123,19 @@ impl Candidate {
     async fn take_or_renew(&mut self) -> Result<bool, String> {
         // The holder writes without reading: only it may have changed the Lease.
         let is_holder = self
-            .seen
+            .observed
             .as_ref()
             .is_some_and(|(lease, _)| holder(lease).as_ref() == Some(&self.identity));
         if !is_holder {
             self.read().await?;
         }
-        let before = self.seen.as_ref().map(|(lease, _)| lease);
-        if let Some((lease, since)) = &self.seen
+        let before = self.observed.as_ref().map(|(lease, _)| lease);
+        if let Some((lease, since)) = &self.observed
             && !may_take(lease, &self.identity, since.elapsed())
         {
             return Ok(false);
         }
-        let lease = taken(&self.lease, before, &self.identity, Timestamp::now());
+        let lease = claimed(&self.lease, before, &self.identity, Timestamp::now());
         let parameters = PostParams::default();
         let write = async {
             match before {
@@ -144,18 +143,17 @@ impl Candidate {
                 Some(_) => self.leases.replace(&self.lease, &parameters, &lease).await,
             }
         };
-        let written = tokio::time::timeout(HOLDS / 2, write).await;
-        match written {
+        match tokio::time::timeout(HOLDS / 2, write).await {
             Ok(Ok(lease)) => {
-                self.seen = Some((lease, Instant::now()));
+                self.observed = Some((lease, Instant::now()));
                 Ok(true)
             }
-            // Another one was faster, or the Lease was deleted: it is read again.
+            // Another candidate was faster, or the Lease was deleted: read it again.
             Ok(Err(error))
                 if is_conflict(&error)
                     || matches!(&error, kube::Error::Api(status) if status.code == 404) =>
             {
-                self.seen = None;
+                self.observed = None;
                 Ok(false)
             }
             Ok(Err(error)) => Err(error.to_string()),
@@ -168,23 +166,23 @@ impl Candidate {
         let lease = match within(self.leases.get(&self.lease)).await {
             Ok(lease) => lease,
             Err(Failure::Missing) => {
-                self.seen = None;
+                self.observed = None;
                 return Ok(());
             }
             Err(Failure::Other(why)) => return Err(why),
         };
-        let same = self.seen.as_ref().is_some_and(|(seen, _)| {
-            seen.metadata.resource_version == lease.metadata.resource_version
+        let unchanged = self.observed.as_ref().is_some_and(|(observed, _)| {
+            observed.metadata.resource_version == lease.metadata.resource_version
         });
-        if !same {
-            self.seen = Some((lease, Instant::now()));
+        if !unchanged {
+            self.observed = Some((lease, Instant::now()));
         }
         Ok(())
     }
 
     /// Gives the Lease up, so that others do not wait for its end.
     pub async fn release(&mut self) {
-        let Some((mut lease, _)) = self.seen.take() else { return };
+        let Some((mut lease, _)) = self.observed.take() else { return };
         if holder(&lease).as_ref() != Some(&self.identity) {
             return;
         }
@@ -209,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_taken_when_nobody_has_it_or_its_holder_did_not_renew_it_for_its_time() {
-        let first = taken("fleet", None, "a", at(0));
+        let first = claimed("fleet", None, "a", at(0));
         let almost = Duration::from_millis(14_999);
         assert!(may_take(&first, "a", Duration::ZERO));
         assert!(!may_take(&first, "b", almost));
@@ -222,16 +220,16 @@ mod tests {
 
     #[test]
     fn a_lease_counts_who_took_it_and_keeps_since_when() {
-        let first = taken("fleet", None, "a", at(0));
-        let renewed = spec(&taken("fleet", Some(&first), "a", at(3)));
+        let first = claimed("fleet", None, "a", at(0));
+        let renewed = spec(&claimed("fleet", Some(&first), "a", at(3)));
         assert_eq!(
             (renewed.acquire_time, renewed.renew_time),
             (Some(MicroTime(at(0))), Some(MicroTime(at(3))))
         );
         assert_eq!(renewed.lease_transitions, Some(0));
-        let other = spec(&taken("fleet", Some(&first), "b", at(30)));
+        let successor = spec(&claimed("fleet", Some(&first), "b", at(30)));
         assert_eq!(
-            (other.acquire_time, other.lease_transitions),
+            (successor.acquire_time, successor.lease_transitions),
             (Some(MicroTime(at(30))), Some(1))
         );
     }

@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use super::fleet::Fleet;
 use super::lease::{self, Leads};
 
-/// What the answers show.
+/// The state that the answers show.
 #[derive(Clone)]
-struct Shown {
+struct Sources {
     fleet: watch::Receiver<Option<Arc<Fleet>>>,
     leads: watch::Receiver<Leads>,
 }
@@ -29,11 +29,11 @@ pub async fn serve(
     leads: watch::Receiver<Leads>,
 ) -> std::io::Result<()> {
     let router = Router::new().route("/metrics", get(metrics)).route("/readyz", get(ready));
-    axum::serve(listener, router.with_state(Shown { fleet, leads })).await
+    axum::serve(listener, router.with_state(Sources { fleet, leads })).await
 }
 
-async fn ready(State(shown): State<Shown>) -> Response {
-    match *shown.fleet.borrow() {
+async fn ready(State(sources): State<Sources>) -> Response {
+    match *sources.fleet.borrow() {
         Some(_) => (StatusCode::OK, "the VfPools are known\n").into_response(),
         None => {
             let what = "the API server has not listed the VfPools yet\n";
@@ -42,9 +42,9 @@ async fn ready(State(shown): State<Shown>) -> Response {
     }
 }
 
-async fn metrics(State(shown): State<Shown>) -> Response {
-    let leads = lease::is_leading(&shown.leads);
-    let fleet = shown.fleet.borrow().clone();
+async fn metrics(State(sources): State<Sources>) -> Response {
+    let leads = lease::is_leading(&sources.leads);
+    let fleet = sources.fleet.borrow().clone();
     let text = text(fleet.as_deref(), leads);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
@@ -67,27 +67,28 @@ fn text(fleet: Option<&Fleet>, leads: bool) -> String {
     let Some(fleet) = fleet else { return text };
     let state = |state: &str, count: u32| (format!("{{state=\"{state}\"}}"), f64::from(count));
     let silent = u32::try_from(fleet.silent.len()).unwrap_or(u32::MAX);
-    let other = fleet.nodes.saturating_sub(fleet.ready).saturating_sub(silent);
-    let nodes = [state("ready", fleet.ready), state("not_ready", other), state("silent", silent)];
+    let not_ready = fleet.nodes.saturating_sub(fleet.ready).saturating_sub(silent);
+    let nodes =
+        [state("ready", fleet.ready), state("not_ready", not_ready), state("silent", silent)];
     gauges("nodes", "Nodes with a VfPool, by whether their VFs can be given.", &nodes);
     let vfs =
         [state("held", fleet.held), state("free", fleet.free), state("unusable", fleet.unusable)];
     gauges("vfs", "VFs of all nodes, by what they do.", &vfs);
     // Names of namespaces are DNS labels: nothing in them is to be escaped.
     let namespaces = |value: fn(&super::fleet::Namespace) -> f64| -> Vec<(String, f64)> {
-        let of = fleet.namespaces.iter();
-        of.map(|(name, sums)| (format!("{{namespace=\"{name}\"}}"), value(sums))).collect()
+        let namespaces = fleet.namespaces.iter();
+        namespaces.map(|(name, sums)| (format!("{{namespace=\"{name}\"}}"), value(sums))).collect()
     };
-    gauges("pods_holding", "Pods that hold a VF.", &namespaces(|of| of.held() as f64));
+    gauges("pods_holding", "Pods that hold a VF.", &namespaces(|sums| sums.held() as f64));
     gauges(
         "pods_waiting",
         "Managed pods without a VF that may have one.",
-        &namespaces(|of| of.waiting.into()),
+        &namespaces(|sums| sums.waiting.into()),
     );
     let help = "Waiting pods whose nodes have too few VFs.";
-    gauges("pods_unmet", help, &namespaces(|of| of.unmet.pods.into()));
+    gauges("pods_unmet", help, &namespaces(|sums| sums.unmet.pods.into()));
     let help = "Packets a second of the pods whose nodes have too few VFs.";
-    gauges("unmet_packets_per_second", help, &namespaces(|of| of.unmet.pps));
+    gauges("unmet_packets_per_second", help, &namespaces(|sums| sums.unmet.pps));
     text
 }
 

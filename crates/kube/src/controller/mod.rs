@@ -1,5 +1,5 @@
-//! `planewised-kubernetes controller`: one view of all nodes' `VfPool`s, written by the leading replica.
-//! Its whole state can be summed up again.
+//! `planewised-kubernetes controller`: one view of all nodes' `VfPool`s, written by the leading replica. All
+//! its state can be computed again.
 
 mod fleet;
 mod lease;
@@ -35,7 +35,7 @@ const USAGE: &str = "usage";
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// Between two writes of objects of which only rates changed.
 const RATES_INTERVAL: Duration = Duration::from_secs(60);
-/// The agent of a pool that was not written for this long does not run: two heartbeats are missing.
+/// Time without a write after which a pool is silent: its agent missed two heartbeats.
 const SILENT_AFTER: Duration = Duration::from_secs(150);
 /// The longest wait after failures is 2 to this power seconds.
 const LONGEST_BACKOFF: u32 = 4;
@@ -80,16 +80,16 @@ pub fn run(args: &Args) -> Result<()> {
         let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         let mut candidate = Candidate::new(client.clone(), &namespace, "planewise-controller", &args.identity);
         let (leads, leading) = watch::channel(None);
-        let (summed, shown) = watch::channel(None);
+        let (summed, sums) = watch::channel(None);
         let changed = Notify::new();
         let controller = Controller::new(client);
         tokio::select! {
             () = controller.pools.follow(&changed) => {}
             () = candidate.run(&leads) => {}
             () = controller.run(&changed, &leading, &summed) => {}
-            ended = metrics::serve(listener, shown, leading.clone()) => {
+            result = metrics::serve(listener, sums, leading.clone()) => {
                 let failed = |error| Error::failed("the metrics cannot be served", "").caused_by(error);
-                return ended.map_err(failed);
+                return result.map_err(failed);
             }
             _ = terminated.recv() => {}
             _ = interrupted.recv() => {}
@@ -150,7 +150,7 @@ impl Controller {
         leads: &watch::Receiver<Leads>,
         summed: &watch::Sender<Option<Arc<Fleet>>>,
     ) {
-        let mut seen = BTreeMap::new();
+        let mut versions = BTreeMap::new();
         let mut writes = Writes::default();
         let mut backoff = Backoff::default();
         loop {
@@ -161,11 +161,11 @@ impl Controller {
             let pools = match (self.pools.all(), self.pools.trouble()) {
                 (Ok(pools), None) => pools,
                 _ => {
-                    seen.clear();
+                    versions.clear();
                     continue;
                 }
             };
-            let fleet = Arc::new(fleet::sum(&read(&pools, &mut seen)));
+            let fleet = Arc::new(fleet::sum(&read(&pools, &mut versions)));
             summed.send_replace(Some(Arc::clone(&fleet)));
             if !lease::is_leading(leads) {
                 writes = Writes::default();
@@ -242,11 +242,11 @@ impl Controller {
                 }
             }
         }
-        let over: Vec<String> =
+        let obsolete: Vec<String> =
             existing.iter().filter(|name| !fleet.namespaces.contains_key(*name)).cloned().collect();
-        for namespace in over {
-            let delete = self.usage(&namespace);
-            match crate::write::within(delete.api.delete(USAGE, &Default::default())).await {
+        for namespace in obsolete {
+            let usages = self.usage(&namespace);
+            match crate::write::within(usages.api.delete(USAGE, &Default::default())).await {
                 Ok(_) | Err(Failure::Missing) => {}
                 Err(Failure::Other(why)) => {
                     return Err(format!("the VfUsage of {namespace} cannot be deleted: {why}"));
@@ -288,21 +288,21 @@ async fn put(
     object.status(name, status).await
 }
 
-/// The pools, and which of them are silent. `seen` holds when each was seen to change by this clock, so
-/// that no clocks are compared.
+/// The pools, and which of them are silent. `versions` holds the version of each pool and when it was
+/// observed, by this clock, so that no clocks are compared.
 fn read(
     pools: &[Arc<DynamicObject>],
-    seen: &mut BTreeMap<String, (Option<String>, Instant)>,
+    versions: &mut BTreeMap<String, (Option<String>, Instant)>,
 ) -> Vec<Pool> {
     let now = Instant::now();
-    let mut before = std::mem::take(seen);
+    let mut before = std::mem::take(versions);
     pools
         .iter()
         .map(|pool| {
             let (node, version) = (pool.name_any(), pool.resource_version());
-            let known = before.remove(&node).filter(|(known, _)| *known == version);
-            let since = known.map_or(now, |(_, since)| since);
-            seen.insert(node.clone(), (version, since));
+            let unchanged = before.remove(&node).filter(|(earlier, _)| *earlier == version);
+            let since = unchanged.map_or(now, |(_, since)| since);
+            versions.insert(node.clone(), (version, since));
             // The API server validated the schema; a status of a later version that differs counts as empty.
             let status = pool.data.get("status").cloned().unwrap_or_default();
             let status = serde_json::from_value(status).unwrap_or_default();
@@ -323,15 +323,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pool_that_is_not_written_for_two_heartbeats_is_silent_until_it_is() {
-        let mut seen = BTreeMap::new();
-        assert!(!read(&pool("1"), &mut seen)[0].silent);
+        let mut versions = BTreeMap::new();
+        assert!(!read(&pool("1"), &mut versions)[0].silent);
         tokio::time::advance(SILENT_AFTER - Duration::from_secs(1)).await;
-        assert!(!read(&pool("1"), &mut seen)[0].silent);
+        assert!(!read(&pool("1"), &mut versions)[0].silent);
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(read(&pool("1"), &mut seen)[0].silent);
-        assert!(!read(&pool("2"), &mut seen)[0].silent);
-        read(&[], &mut seen);
-        assert!(seen.is_empty());
+        assert!(read(&pool("1"), &mut versions)[0].silent);
+        assert!(!read(&pool("2"), &mut versions)[0].silent);
+        read(&[], &mut versions);
+        assert!(versions.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
