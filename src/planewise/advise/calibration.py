@@ -14,7 +14,7 @@ from planewise.errors import BadInputError
 from planewise.units import count_text, percent_text
 
 _DIFFERENT = 0.10
-"""Planes whose throughput differs by less are not asked to be told apart."""
+"""Planes whose throughput differs by less count as equal."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The fitted profile, and what it was held against."""
+    """The fitted profile, and the measurements that it was compared with."""
 
     profile: Profile
     rows: tuple[Measured, ...]
@@ -97,57 +97,61 @@ class PredictedChain:
         }
 
 
-def predict_chains(found: Calibration, rows: Sequence[ThroughputRow]) -> tuple[PredictedChain, ...]:
+def predict_chains(
+    calibration: Calibration, rows: Sequence[ThroughputRow]
+) -> tuple[PredictedChain, ...]:
     """The chains of another run, each with its prediction; those that were not fitted to first.
 
     Raises:
         BadInputError: the model knows the plane of none.
     """
-    fitted = {(row.plane, row.chain) for row in found.rows}
-    held = [
-        PredictedChain(row, _predicted(found.profile, row), (row.plane, row.chain) in fitted)
+    fitted = {(row.plane, row.chain) for row in calibration.rows}
+    chains = [
+        PredictedChain(row, _predicted(calibration.profile, row), (row.plane, row.chain) in fitted)
         for row in _measured(rows)
     ]
-    if not held:
+    if not chains:
         raise BadInputError(
             "there is nothing to hold the predictions against",
             remedy="measure chains on vf-passthrough or vhost-user",
         )
-    return tuple(sorted(held, key=lambda one: one.fitted))
+    return tuple(sorted(chains, key=lambda chain: chain.fitted))
 
 
-def predicted_lines(held: Sequence[PredictedChain]) -> list[str]:
+def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
     """A sentence for the chains that a profile was not fitted to, and one for the others."""
     lines = []
     for fitted, words in ((False, "not fitted to"), (True, "fitted to, too")):
-        some = [one for one in held if one.fitted == fitted]
-        if not some:
+        group = [chain for chain in chains if chain.fitted == fitted]
+        if not group:
             continue
-        off, known = [abs(one.off) for one in some], [one for one in some if one.prediction.known]
-        inside = sum(one.inside for one in known)
+        off = [abs(chain.off) for chain in group]
+        bounded = [chain for chain in group if chain.prediction.known]
+        inside = sum(chain.inside for chain in bounded)
         lines.append(
-            f"{words}: {count_text(len(some), 'chain')}, off by "
+            f"{words}: {count_text(len(group), 'chain')}, off by "
             f"{percent_text(statistics.median(off))} in the median, {percent_text(max(off))} at "
-            f"worst; {inside} of {len(known)} lie in their intervals"
+            f"worst; {inside} of {len(bounded)} lie in their intervals"
         )
     return lines
 
 
-def predicted_table(held: Sequence[PredictedChain]) -> str:
+def predicted_table(chains: Sequence[PredictedChain]) -> str:
     """Measured and predicted rates with their intervals [Mpps], as a Markdown table."""
     lines = [
         "| plane | pattern | functions | frame [bytes] | fitted to | measured [Mpps] "
         "| predicted [Mpps] | interval [Mpps] | off |",
         "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
-    for one in held:
-        chain, prediction = one.row.chain, one.prediction
+    for predicted in chains:
+        chain, prediction = predicted.row.chain, predicted.prediction
         interval = f"{prediction.low_pps / 1e6:.3f} to {prediction.high_pps / 1e6:.3f}"
+        outside = "" if predicted.inside or not prediction.known else ", outside"
         lines.append(
-            f"| {one.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
-            f"{'yes' if one.fitted else 'no'} | {one.row.pps / 1e6:.3f} | "
+            f"| {predicted.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
+            f"{'yes' if predicted.fitted else 'no'} | {predicted.row.pps / 1e6:.3f} | "
             f"{prediction.pps / 1e6:.3f} | {interval if prediction.known else 'none'} | "
-            f"{100 * one.off:+.1f} %{'' if one.inside or not prediction.known else ', outside'} |"
+            f"{100 * predicted.off:+.1f} %{outside} |"
         )
     return "\n".join(lines)
 
@@ -168,49 +172,52 @@ def calibrate_rows(
         BadInputError: the rows do not suffice.
     """
     measured = tuple(_measured(rows))
-    found = fit(start, measured, source)
-    profile = found.profile.model_copy(
+    fitted = fit(start, measured, source)
+    profile = fitted.profile.model_copy(
         update={
             "name": name or f"{start.name}, fitted to {source}",
             "emulated": emulated or start.emulated,
         }
     )
-    return Calibration(profile, measured, errors(profile, measured), found.left_out)
+    return Calibration(profile, measured, errors(profile, measured), fitted.left_out)
 
 
 def _measured(rows: Sequence[ThroughputRow]) -> list[Measured]:
-    found = []
+    measured = []
     for row in rows:
         chain = ChainWorkload(row.pattern, row.vnfs, row.packet_bytes)
         if row.plane == "vf-passthrough":
-            found.append(Measured("vf-passthrough", chain, row.tx_mpps * 1e6))
+            measured.append(Measured("vf-passthrough", chain, row.tx_mpps * 1e6))
         elif row.plane == "vhost-user":
-            found.append(Measured("vhost-user", chain, row.tx_mpps * 1e6))
-    return found
+            measured.append(Measured("vhost-user", chain, row.tx_mpps * 1e6))
+    return measured
 
 
 def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
     """How far the model lies from `rows`, at least one."""
     predicted = [_predicted(profile, row) for row in rows]
-    found = [abs(one.pps / row.pps - 1) for one, row in zip(predicted, rows, strict=True)]
+    deviations = [
+        abs(prediction.pps / row.pps - 1) for prediction, row in zip(predicted, rows, strict=True)
+    ]
     inside = sum(
-        one.low_pps <= row.pps <= one.high_pps for one, row in zip(predicted, rows, strict=True)
+        prediction.low_pps <= row.pps <= prediction.high_pps
+        for prediction, row in zip(predicted, rows, strict=True)
     )
     pairs = wrong = 0
     by_chain = {(row.plane, row.chain): row for row in rows}
     for row in rows:
-        other = by_chain.get(("vhost-user", row.chain))
-        if row.plane != "vf-passthrough" or other is None:
+        vhost = by_chain.get(("vhost-user", row.chain))
+        if row.plane != "vf-passthrough" or vhost is None:
             continue
-        if abs(row.pps - other.pps) > _DIFFERENT * min(row.pps, other.pps):
+        if abs(row.pps - vhost.pps) > _DIFFERENT * min(row.pps, vhost.pps):
             pairs += 1
-            ahead = _predicted(profile, row).pps > _predicted(profile, other).pps
-            wrong += ahead != (row.pps > other.pps)
+            ahead = _predicted(profile, row).pps > _predicted(profile, vhost).pps
+            wrong += ahead != (row.pps > vhost.pps)
     return Errors(
         len(rows),
-        statistics.median(found),
-        statistics.fmean(found),
-        max(found),
+        statistics.median(deviations),
+        statistics.fmean(deviations),
+        max(deviations),
         pairs,
         wrong,
         inside,
@@ -221,15 +228,15 @@ def _predicted(profile: Profile, row: Measured) -> Prediction:
     return predict(profile, row.plane, row.chain)
 
 
-def table(found: Calibration) -> str:
+def table(calibration: Calibration) -> str:
     """Measured and predicted rates [Mpps] and what binds, as a Markdown table."""
     lines = [
         "| plane | pattern | functions | frame [bytes] | measured [Mpps] | predicted [Mpps] "
         "| off | what binds |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    for row in found.rows:
-        prediction = _predicted(found.profile, row)
+    for row in calibration.rows:
+        prediction = _predicted(calibration.profile, row)
         chain = row.chain
         lines.append(
             f"| {row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "

@@ -32,7 +32,7 @@ class ChainRows:
 
 
 def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows:
-    """The rows of a run's chains. `run` is how it is called.
+    """The rows of a run's chains. `run` is its name.
 
     Raises:
         BadInputError: it measured no chain, or none that tells of its plane.
@@ -56,7 +56,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         plane: [trial for trial in carrying if trial.cell["plane"] == plane]
         for plane in dict.fromkeys(str(trial.cell["plane"]) for trial in carrying)
     }
-    alike = {plane: one_kind(own) for plane, own in of_plane.items()}
+    alike = {plane: one_kind(group) for plane, group in of_plane.items()}
     held_back = Counter(
         trial.chain.limit for trial in sized if trial.chain and trial.chain.limit in NOT_THE_PLANES
     )
@@ -65,7 +65,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         f"{'not known' if limit == 'unknown' else f'the {limit}'}, not the plane"
         for limit, count in held_back.items()
     ]
-    for count, why in (
+    for count, reason in (
         (len(done) - len(modelled), "the model does not know their planes"),
         (len(modelled) - len(sized), "their frames are of mixed sizes"),
         (len(telling) - len(carrying), "they sent nothing"),
@@ -75,19 +75,19 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         ),
     ):
         if count:
-            left_out.append(f"{count} of {len(done)} trials do not count: {why}")
+            left_out.append(f"{count} of {len(done)} trials do not count: {reason}")
     rows = tuple(
         ThroughputRow.model_validate(
             {
                 "interface": plane,
-                "pattern": seen.pattern,
-                "vnfs": seen.vnfs,
-                "packet_bytes": seen.frame_bytes,
-                "tx_mpps": seen.pps / 1e6,
+                "pattern": chain.pattern,
+                "vnfs": chain.vnfs,
+                "packet_bytes": chain.frame_bytes,
+                "tx_mpps": chain.pps / 1e6,
             }
         )
-        for plane, own in alike.items()
-        for seen in chains_of(own)
+        for plane, group in alike.items()
+        for chain in chains_of(group)
     )
     if not rows:
         raise BadInputError(

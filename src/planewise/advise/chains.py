@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from planewise.judge.statistics import Family, RunSample, compare_levels, observe
 from planewise.judge.statistics.pairing import OVERALL
@@ -56,43 +56,44 @@ def recommend_chains(
     return Recommendation(
         plane=plane,
         headline=headline,
-        reasons=(*_most(trials), *_limits(chains)),
+        reasons=(*_maxima(trials), *_limits(chains)),
         reservations=(*_shared(chains), *reservations),
     )
 
 
-def _best_plane(family: Family, by: str, stratum: str, show: object) -> tuple[str | None, str]:
-    """The best plane of a path or kind of guests (None where it is not told), and that in words."""
-    assert callable(show)
+def _best_plane(
+    family: Family, by: str, stratum: str, show: Callable[[float], str]
+) -> tuple[str | None, str]:
+    """The best plane of a path or kind of guests (None where undecided), and that in words."""
     words = level_words("guest", stratum) if by == "guest" else stratum
-    where = "" if stratum == OVERALL else f"{words}: "
+    prefix = "" if stratum == OVERALL else f"{words}: "
     values = best_first(family, stratum)
     if len(values) == 1:
-        return str(values[0].level), f"{where}only {values[0].level} was measured"
+        return str(values[0].level), f"{prefix}only {values[0].level} was measured"
     best, second = values[0], values[1]
-    against = family.find(best.level, second.level, stratum)
+    comparison = family.find(best.level, second.level, stratum)
     names = " and ".join(str(value.level) for value in values[:2])
-    if against is None:
-        return None, f"{where}{names} were not measured under one condition"
-    if against.outcome != "better":
-        return None, f"{where}{names} are not told apart by this run"
+    if comparison is None:
+        return None, f"{prefix}{names} were not measured under one condition"
+    if comparison.outcome != "better":
+        return None, f"{prefix}{names} are not told apart by this run"
     return (
         str(best.level),
-        f"{where}use {best.level}: it carries {bound_text(best.bound, show(best.value))}, "
+        f"{prefix}use {best.level}: it carries {bound_text(best.bound, show(best.value))}, "
         f"{second.level} {bound_text(second.bound, show(second.value))}",
     )
 
 
-def _most(trials: Sequence[TrialRecord]) -> list[str]:
-    """The most that each plane and path came to."""
+def _maxima(trials: Sequence[TrialRecord]) -> list[str]:
+    """The highest throughput of each plane and path."""
     groups: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in trials:
         if trial.chain is not None or trial.tcp is not None:
             key = (str(trial.cell["plane"]), str(trial.cell.get("path", "")))
             groups.setdefault(key, []).append(trial)
     words = []
-    for (plane, path), own in sorted(groups.items()):
-        chains = [trial for trial in own if trial.chain is not None]
+    for (plane, path), group in sorted(groups.items()):
+        chains = [trial for trial in group if trial.chain is not None]
         if chains:
             top = max(chains, key=lambda trial: trial.chain.tx_pps if trial.chain else 0.0)
             wide = max(chains, key=lambda trial: trial.chain.tx_bps if trial.chain else 0.0)
@@ -103,7 +104,7 @@ def _most(trials: Sequence[TrialRecord]) -> list[str]:
                 f"{_frames(top)} and {bits_text(wide.chain.tx_bps)} with {_frames(wide)}"
             )
         else:
-            best = max(own, key=lambda trial: trial.tcp.goodput_bps if trial.tcp else 0.0)
+            best = max(group, key=lambda trial: trial.tcp.goodput_bps if trial.tcp else 0.0)
             assert best.tcp is not None
             words.append(
                 f"{plane}: up to {bits_text(best.tcp.goodput_bps)} of TCP, with messages of "
@@ -133,18 +134,20 @@ def _limits(chains: Sequence[TrialRecord]) -> list[str]:
 
 
 def _shared(chains: Sequence[TrialRecord]) -> list[str]:
-    """How far shared cores reach: such trials are of the machine, not of the plane."""
-    shared = [one for one in chains if one.chain is not None and one.chain.limit == "shared core"]
+    """The reservation about shared cores: such trials measure the machine, not the plane."""
+    shared = [
+        trial for trial in chains if trial.chain is not None and trial.chain.limit == "shared core"
+    ]
     if not shared:
         return []
-    got = [
+    shares = [
         core.ours
         for trial in shared
         if trial.chain is not None
         for core in trial.chain.cores
         if core.ours is not None
     ]
-    had = f": chains had {percent_text(statistics.median(got))} of their cores" if got else ""
+    had = f": chains had {percent_text(statistics.median(shares))} of their cores" if shares else ""
     return [
         f"in {len(shared)} of {len(chains)} trials tasks that poll shared a core, with one another "
         f"or with other programs{had}; these say what this machine carries, not what the planes can"

@@ -8,10 +8,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any, Literal
 
-from planewise.advise.demand import (
-    Statement,
-    Workload,
-)
+from planewise.advise.demand import Statement, Workload
 from planewise.advise.model.capacity import LONGEST
 from planewise.advise.ranked import EvidenceBase, PlaneForecast, words_of
 from planewise.advise.ranking import rank
@@ -26,16 +23,16 @@ _GIVEN_UP: dict[str, dict[str, Any]] = {
     "the latency goal": {"latency_ns": None},
     "isolation": {"isolation": ()},
 }
-"""Demands that can be given up, and how a workload is without."""
+"""Demands that can be given up, each with a workload's fields without it."""
 _ASKED_MORE: dict[str, dict[str, Any]] = {
     "if guests had to migrate live": {"live_migration": True},
     "without a core for a polling switch": {"spare_cores": 0},
 }
 
 
-def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Iterator[Statement]:
-    """Where the answer is another, found by asking the model again."""
-    flips = partial(_flips, known, workload, best)
+def changes(evidence: EvidenceBase, workload: Workload, best: PlaneForecast) -> Iterator[Statement]:
+    """Yields what would change the answer, found by asking the model again."""
+    flips = partial(_flips, evidence, workload, best)
     chain = workload.chain
     if workload.application == "polling":
         more = range(chain.vnfs + 1, min(LONGEST, 16) + 1)
@@ -52,11 +49,11 @@ def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Ite
             ],
             "with frames of {} bytes and more",
         )
-        other: Literal["north-south", "east-west"] = (
+        pattern: Literal["north-south", "east-west"] = (
             "north-south" if chain.pattern == "east-west" else "east-west"
         )
-        turned = replace(workload, chain=replace(chain, pattern=other))
-        yield from flips([(other, turned)], "if traffic were {}")
+        turned = replace(workload, chain=replace(chain, pattern=pattern))
+        yield from flips([(pattern, turned)], "if traffic were {}")
     given_up = [
         (words, change)
         for words, change in _GIVEN_UP.items()
@@ -64,9 +61,9 @@ def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Ite
     ]
     changed = False
     for count in (1, 2) if best.possible else (1, 2, 3):
-        for some in combinations(given_up, count):
-            together = replace(workload, **{k: v for _, one in some for k, v in one.items()})
-            words = " and ".join(name for name, _ in some)
+        for group in combinations(given_up, count):
+            together = replace(workload, **{k: v for _, change in group for k, v in change.items()})
+            words = " and ".join(name for name, _ in group)
             for statement in flips([(words, together)], "without {}"):
                 changed = True
                 yield statement
@@ -85,14 +82,14 @@ def _with_functions(workload: Workload, vnfs: int) -> Workload:
 
 
 def _flips(
-    known: EvidenceBase,
+    evidence: EvidenceBase,
     workload: Workload,
     best: PlaneForecast,
-    others: Sequence[tuple[object, Workload]],
+    variants: Sequence[tuple[object, Workload]],
     words: str,
 ) -> Iterator[Statement]:
-    for value, other in others:
-        first = rank(known, other)[0]
+    for value, variant in variants:
+        first = rank(evidence, variant)[0]
         if first.possible and (first.plane != best.plane or not best.possible):
             when = words.format(value)
             yield Statement(f"{when[0].upper()}{when[1:]}: {words_of(first.plane)}.", "model")

@@ -68,10 +68,10 @@ class Workload:
         ):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise BadInputError(f"the {name} must be above zero", remedy=unit)
-        for one in self.isolation:
-            if one not in ISOLATIONS:
+        for isolation in self.isolation:
+            if isolation not in ISOLATIONS:
                 raise BadInputError(
-                    f"there is no isolation {one}",
+                    f"there is no isolation {isolation}",
                     where="isolation",
                     remedy="; ".join(f"{name}: {words}" for name, words in ISOLATIONS.items()),
                 )
@@ -163,8 +163,8 @@ def host_cores(plane: str) -> int:
 
 
 def _of_cores(workload: Workload, plane: str) -> Iterator[Statement]:
-    taken = host_cores(plane)
-    if workload.spare_cores is not None and workload.spare_cores < taken:
+    switch_cores = host_cores(plane)
+    if workload.spare_cores is not None and workload.spare_cores < switch_cores:
         yield Statement(
             "A polling switch takes a core of the host whole, and none is to spare.", "demand"
         )
@@ -172,13 +172,13 @@ def _of_cores(workload: Workload, plane: str) -> Iterator[Statement]:
         functions = 0
     else:
         functions = workload.chain.vnfs
-    needed = functions + taken
+    needed = functions + switch_cores
     if workload.cores is not None and workload.cores < needed:
         parts = [f"{functions} polling function{'s' if functions > 1 else ''}"] * bool(functions)
-        parts += ["the polling switch"] * bool(taken)
-        what = " and ".join(parts)
+        parts += ["the polling switch"] * bool(switch_cores)
+        words = " and ".join(parts)
         yield Statement(
-            f"{what[0].upper()}{what[1:]} need{'s' if needed == 1 else ''} {needed} "
+            f"{words[0].upper()}{words[1:]} need{'s' if needed == 1 else ''} {needed} "
             f"core{'s' if needed > 1 else ''}, and the budget is {workload.cores}.",
             "demand",
         )

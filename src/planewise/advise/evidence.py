@@ -23,7 +23,7 @@ from planewise.store.recommendation import RankedPlane
 
 
 @dataclass(frozen=True)
-class ChainSeen:
+class MeasuredChain:
     """What a chain sent on one plane, over the replicates of one cell."""
 
     pattern: str
@@ -64,7 +64,7 @@ class Evidence:
     lost: int
     sent: int
     """Probe packets of RTT trials."""
-    chains: tuple[ChainSeen, ...]
+    chains: tuple[MeasuredChain, ...]
     tcp: Mapping[int, Bounded]
     """Goodput of a TCP stream [bit/s] by message size [bytes], the mean of the replicates."""
     tcp_place: int | None
@@ -73,23 +73,28 @@ class Evidence:
     virtualised: str
     """The hypervisor that the hosts themselves ran on; empty for none."""
 
-    def chain(self, wanted: ChainWorkload) -> ChainSeen | None:
+    def chain(self, workload: ChainWorkload) -> MeasuredChain | None:
         """What was measured of this very chain."""
-        key = (wanted.pattern, wanted.vnfs, wanted.frame_bytes)
+        key = (workload.pattern, workload.vnfs, workload.frame_bytes)
         return next(
-            (one for one in self.chains if (one.pattern, one.vnfs, one.frame_bytes) == key), None
+            (
+                chain
+                for chain in self.chains
+                if (chain.pattern, chain.vnfs, chain.frame_bytes) == key
+            ),
+            None,
         )
 
     @property
     def tails(self) -> list[RankedPlane]:
         """The 99th percentiles under all loads that were measured."""
-        return [one for load, one in self.rtt_p99.items() if load != ALL_LOADS]
+        return [ranked for load, ranked in self.rtt_p99.items() if load != ALL_LOADS]
 
 
 def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evidence, ...]:
-    """What a run tells, a plane each. `run` is how it is called.
+    """A run's evidence on each of its planes. `run` is its name.
 
-    Of RTT trials at several rates of the probes, those at the lowest tell the times.
+    Of RTT trials at several rates of the probes, those at the lowest give the times.
 
     Raises:
         BadInputError: it measured no plane.
@@ -102,7 +107,7 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             where=run,
             remedy="`planewise quick` or `planewise run` measure planes",
         )
-    places = rankings_of([place for place in slowest if place.kind in ("rtt", "load")], info)
+    places = rankings_of([trial for trial in slowest if trial.kind in ("rtt", "load")], info)
     overall = [place.plane for place in places["rtt_p50"] if place.load_type == ALL_LOADS]
     names = dict.fromkeys(str(trial.cell["plane"]) for trial in done)
     streams = {plane: _tcp(done, plane) for plane in names}
@@ -139,15 +144,15 @@ def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     kinds = {str(trial.cell.get("guest", "")) for trial in trials}
     leading = next((kind for kind in ("process", "container", "vm") if kind in kinds), None)
     alike = [trial for trial in trials if leading is None or trial.cell.get("guest", "") == leading]
-    # What forwards by itself on a plane may not be named in a cell; one that polls comes first, and
-    # of XDP programs the model knows nothing.
+    # A cell need not name its plane's only forwarder. One that polls comes first; the model does
+    # not cover XDP programs.
     forwarders = {str(trial.cell.get("forwarder", "")) for trial in alike}
     order = ("testpmd", "", "kernel")
-    forwarder = next((one for one in order if one in forwarders), "")
+    forwarder = next((name for name in order if name in forwarders), "")
     return [trial for trial in alike if trial.cell.get("forwarder", "") == forwarder]
 
 
-def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
+def chains_of(trials: Iterable[TrialRecord]) -> list[MeasuredChain]:
     """What chains of one plane and kind sent; those of mixed frame sizes are left out."""
     cells: dict[tuple[str, int, int], list[TrialRecord]] = {}
     for trial in trials:
@@ -155,18 +160,18 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
         if trial.chain is None or not isinstance(size, int) or not isinstance(vnfs, int):
             continue
         cells.setdefault((pattern_of(trial), vnfs, size), []).append(trial)
-    chains_seen = []
-    for (pattern, vnfs, size), same in cells.items():
+    chains = []
+    for (pattern, vnfs, size), replicates in cells.items():
         rates = [
             exact(trial.chain.tx_pps) if limited_by_plane(trial) else at_least(trial.chain.tx_pps)
-            for trial in same
+            for trial in replicates
             if trial.chain
         ]
-        limits = [trial.chain.limit for trial in same if trial.chain]
+        limits = [trial.chain.limit for trial in replicates if trial.chain]
         middle = median_of(rates)
         low, high = (end if math.isfinite(end) else None for end in median_interval(rates))
-        chains_seen.append(
-            ChainSeen(
+        chains.append(
+            MeasuredChain(
                 pattern,
                 vnfs,
                 size,
@@ -177,7 +182,7 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
                 middle.bound == "at least",
             )
         )
-    return chains_seen
+    return chains
 
 
 def pattern_of(trial: TrialRecord) -> str:
@@ -189,8 +194,8 @@ def _tcp(trials: Iterable[TrialRecord], plane: str) -> dict[int, Bounded]:
     sizes: dict[int, list[Bounded]] = {}
     for trial in trials:
         if trial.tcp is not None and trial.cell["plane"] == plane:
-            known = at_least if is_limited(trial) else exact
-            sizes.setdefault(trial.tcp.message_bytes, []).append(known(trial.tcp.goodput_bps))
+            bounded = at_least if is_limited(trial) else exact
+            sizes.setdefault(trial.tcp.message_bytes, []).append(bounded(trial.tcp.goodput_bps))
     return {size: mean_of(sizes[size]) for size in sorted(sizes)}
 
 

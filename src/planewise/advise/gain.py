@@ -185,10 +185,10 @@ def _missed(trials: Iterable[TrialRecord]) -> Iterable[str]:
     for trial in trials:
         if trial.kind == "rtt":
             for missed in missed_levels(trial):
-                where = _stratum(trial.cell), str(trial.cell.get("plane")), missed.factor
-                by_level[where].append(missed)
+                key = _stratum(trial.cell), str(trial.cell.get("plane")), missed.factor
+                by_level[key].append(missed)
     for (stratum, plane, _), several in sorted(by_level.items()):
-        middle = sorted(several, key=lambda one: one.share)[len(several) // 2]
+        middle = sorted(several, key=lambda level: level.share)[len(several) // 2]
         yield (
             f"{_stratum_text(stratum)} on {plane}: {count_text(len(several), 'trial')} left out "
             f"({middle.sentence})"
@@ -269,14 +269,14 @@ def _curve(
     floor = np.maximum.accumulate([gain.low for gain in gains])
     ceiling = np.minimum.accumulate([gain.high for gain in reversed(gains)])[::-1]
     if (floor > ceiling).any():
-        before, after = max(
+        slower, faster = max(
             combinations(range(len(gains)), 2),
             key=lambda pair: gains[pair[0]].low - gains[pair[1]].high,
         )
         raise BadInputError(
-            f"the gain falls with the packet rate: {_per_second(gains[before].low)} or more at "
-            f"{rate_text(rates[before])} and {_per_second(gains[after].high)} or less at "
-            f"{rate_text(rates[after])}",
+            f"the gain falls with the packet rate: {_per_second(gains[slower].low)} or more at "
+            f"{rate_text(rates[slower])} and {_per_second(gains[faster].high)} or less at "
+            f"{rate_text(rates[faster])}",
             where=where,
             remedy="look in the run's report for what disturbed the faster trials, and measure "
             "with rates that both planes carry",
@@ -312,13 +312,15 @@ def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, 
     rates = [rate for rate, size in saved if size == small and (rate, large) in saved]
     ratios = []
     for block in sorted({block for values in saved.values() for block in values}):
-        both = [
+        pairs = [
             (saved[rate, small][block], saved[rate, large][block])
             for rate in rates
             if block in saved[rate, small] and block in saved[rate, large]
         ]
-        if both and fmean(a.value for a, _ in both) > 0:
-            ratios.append(exact(fmean(b.value for _, b in both) / fmean(a.value for a, _ in both)))
+        if pairs and fmean(a.value for a, _ in pairs) > 0:
+            ratios.append(
+                exact(fmean(b.value for _, b in pairs) / fmean(a.value for a, _ in pairs))
+            )
     if len(ratios) < FEWEST_BLOCKS:
         return "not known", "too few blocks tell whether the frame size matters"
     interval = _interval(ratios)

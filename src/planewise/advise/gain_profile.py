@@ -41,7 +41,7 @@ class ProfileHost(_Part):
     cpu_model: str
     cpus: PositiveInt
     kernel: str
-    """Release; another one is told of, not refused."""
+    """Release; another one is reported, not refused."""
     virtualisation: str
 
 
@@ -83,7 +83,7 @@ class SwitchPrice(_Part):
 
 
 class GainProfile(_Part):
-    """The file."""
+    """Contents of a gain profile."""
 
     format: Literal[1, 2]
     kind: Literal["gain"]
@@ -103,19 +103,19 @@ class GainProfile(_Part):
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
-        for before, after in pairwise(self.curve):
-            if after.pps <= before.pps:
-                raise ValueError(f"curve: {after.pps:g} packets/s come after {before.pps:g}")
-            if after.pps * after.saved_us < before.pps * before.saved_us * (1 - _ROUNDING):
+        for lower, higher in pairwise(self.curve):
+            if higher.pps <= lower.pps:
+                raise ValueError(f"curve: {higher.pps:g} packets/s come after {lower.pps:g}")
+            if higher.pps * higher.saved_us < lower.pps * lower.saved_us * (1 - _ROUNDING):
                 raise ValueError(
-                    f"curve: the gain falls from {before.pps:g} to {after.pps:g} packets/s: "
+                    f"curve: the gain falls from {lower.pps:g} to {higher.pps:g} packets/s: "
                     "a guest that sends more cannot gain less"
                 )
         return self
 
     def saved_us(self, pps: float) -> CurvePoint:
         """What each packet saves at this rate [packets/s]: between two points by a straight line,
-        beyond the outermost as there, as the daemon has it. No interval where an end is open."""
+        beyond the outermost a constant, as in the daemon. No interval where an end is open."""
         rates = [point.pps for point in self.curve]
 
         def at(values: Sequence[float | None]) -> float | None:
@@ -135,7 +135,7 @@ def read_gain(path: Path) -> GainProfile:
     """The gain in a file.
 
     Raises:
-        BadInputError: it is none, of another format, or its rates do not rise.
+        BadInputError: it is no gain profile, of another format, or its rates do not rise.
         PlanewiseError: it cannot be read.
     """
     writes = "planewise boost RUN -o FILE"
@@ -158,9 +158,9 @@ def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
             gain.run,
         )
     rates = (gain.curve[0].pps, gain.curve[-1].pps)
-    asked = dict.fromkeys(rates) if pps is None else (pps,)
+    shown = dict.fromkeys(rates) if pps is None else (pps,)
     measured = " and ".join(
-        f"{_saving(gain.saved_us(rate))} at {rate:,.0f} packets a second" for rate in asked
+        f"{_saving(gain.saved_us(rate))} at {rate:,.0f} packets a second" for rate in shown
     )
     outside = (
         ""

@@ -23,12 +23,12 @@ def recommend_policies(
 ) -> Recommendation:
     """The recommendation of a run of the allocator, of trials that are done.
 
-    It names no plane: a policy gives some guests another one than others.
+    It names no plane: under a policy guests have different planes.
     """
     families = policy_families(trials, info)
-    missed = sum(not keeps_levels(one) for one in by_groups(trials))
+    missed = sum(not keeps_levels(trial) for trial in by_groups(trials))
     reservation = f"{missed} times the rate of a group was not kept: this counts for nothing here"
-    kept = (*reservations, *((reservation,) if missed else ()))
+    all_reservations = (*reservations, *((reservation,) if missed else ()))
     if any(trial.alloc is not None and trial.alloc.switch for trial in trials):
         lost, sent = switch_losses(trials)
         return Recommendation(
@@ -36,17 +36,17 @@ def recommend_policies(
             headline=f"One guest was given a VF and lost it again: of {sent} requests {lost} were "
             "lost.",
             reasons=(switch_sentence(trials),),
-            reservations=kept,
+            reservations=all_reservations,
         )
     if not families:
         headline = "There is nothing to compare: one policy was measured, or no rate was kept."
-        return Recommendation(plane=None, headline=headline, reservations=kept)
+        return Recommendation(plane=None, headline=headline, reservations=all_reservations)
     sentences = [_best_policy(family) for family in families]
     return Recommendation(
         plane=None,
         headline=sentences[0],
         reasons=tuple(sentences[1:]),
-        reservations=kept,
+        reservations=all_reservations,
     )
 
 
@@ -55,11 +55,10 @@ def _best_policy(family: Family) -> str:
     order = [value.level for value in best_first(family, OVERALL)]
     if len(order) < 2:
         return "One policy alone was measured."
-    compared = family.find(order[0], order[1])
-    last = family.find(order[0], order[-1])
-    shown = compared
-    if last is not None and (compared is None or compared.outcome not in ("better", "worse")):
-        shown = last
-    return (
-        "The policies were never measured together." if shown is None else sentence(shown, family)
-    )
+    comparison = family.find(order[0], order[1])
+    furthest = family.find(order[0], order[-1])
+    if furthest and (comparison is None or comparison.outcome not in ("better", "worse")):
+        comparison = furthest
+    if comparison is None:
+        return "The policies were never measured together."
+    return sentence(comparison, family)

@@ -1,4 +1,4 @@
-"""A plane as it stands for a workload, and what an answer rests on. Weighs nothing."""
+"""A plane's forecast for a workload, and what an answer rests on. Weighs nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from planewise.advise.demand import (
-    Statement,
-    Workload,
-)
+from planewise.advise.demand import Statement, Workload
 from planewise.advise.evidence import Evidence
 from planewise.advise.model.capacity import Plane
 from planewise.advise.model.profile import Profile
@@ -75,8 +72,8 @@ class EvidenceBase:
 
     def of(self, plane: str) -> tuple[Evidence, ...]:
         """What runs tell of a plane; figures before orders."""
-        own = (item for item in self.evidence if item.plane == plane)
-        return tuple(sorted(own, key=lambda one: bool(one.order_only)))
+        items = (item for item in self.evidence if item.plane == plane)
+        return tuple(sorted(items, key=lambda item: bool(item.order_only)))
 
     @property
     def planes(self) -> tuple[str, ...]:
@@ -91,31 +88,34 @@ def words_of(plane: str) -> str:
 
 
 def hold_to_rate(
-    one: PlaneForecast, workload: Workload, basis: Literal["model", "measurement"], source: str = ""
+    forecast: PlaneForecast,
+    workload: Workload,
+    basis: Literal["model", "measurement"],
+    source: str = "",
 ) -> PlaneForecast:
-    """With a sentence on the rate that was asked for, where one was and it is known.
+    """The forecast with a sentence on whether it carries the rate asked for, where both are known.
 
-    A rate without an interval is not taken as exact: one that was seen at least is a lower bound,
-    and nothing else tells on which side of the demand it lies.
+    A rate without an interval is not taken as exact: a measured bound from below is its lower end;
+    else it is not known on which side of the demand the rate lies.
     """
-    if workload.rate_pps is None or one.pps is None:
-        return one
-    low, high = one.low_pps, one.high_pps
-    if low is None and one.at_least:
-        low = one.pps
+    if workload.rate_pps is None or forecast.pps is None:
+        return forecast
+    low, high = forecast.low_pps, forecast.high_pps
+    if low is None and forecast.at_least:
+        low = forecast.pps
     if low is None:
-        what = "measurement" if one.measured else "prediction"
+        origin = "measurement" if forecast.measured else "prediction"
         statement = Statement(
             f"Whether it carries the {rate_text(workload.rate_pps)} that are asked for is not "
-            f"known: the {what} has no interval.",
+            f"known: the {origin} has no interval.",
             basis,
             source,
         )
-        return replace(one, meets=None, statements=(*one.statements, statement))
+        return replace(forecast, meets=None, statements=(*forecast.statements, statement))
     high = math.inf if high is None else high
     meets = True if low >= workload.rate_pps else False if high < workload.rate_pps else None
     word = {True: "carries", False: "does not carry", None: "may or may not carry"}[meets]
     statement = Statement(
         f"It {word} the {rate_text(workload.rate_pps)} that are asked for.", basis, source
     )
-    return replace(one, meets=meets, statements=(*one.statements, statement))
+    return replace(forecast, meets=meets, statements=(*forecast.statements, statement))

@@ -29,72 +29,75 @@ _LATENCY_ORDER = ("vf-passthrough", "vhost-user", "virtio-bridge")
 """Lowest round-trip times first: VFs below bridges by both studies; polling lies between."""
 
 
-def rank(known: EvidenceBase, workload: Workload) -> tuple[PlaneForecast, ...]:
+def rank(evidence: EvidenceBase, workload: Workload) -> tuple[PlaneForecast, ...]:
     """All planes, the most suitable first."""
-    ranked = [_forecast(known, workload, plane) for plane in known.planes]
-    most = max((one.pps for one in ranked if one.possible and one.pps is not None), default=None)
-    # Of a rate that may be higher no share can be told, nor of another one by it.
-    known_most = most and not any(one.at_least and one.pps == most for one in ranked)
+    ranked = [_forecast(evidence, workload, plane) for plane in evidence.planes]
+    rates = [forecast.pps for forecast in ranked if forecast.possible and forecast.pps is not None]
+    best_pps = max(rates, default=None)
+    # A rate that may be higher has no share, and no other rate has a share of it.
+    exact_best = best_pps and not any(
+        forecast.at_least and forecast.pps == best_pps for forecast in ranked
+    )
     rated = [
-        replace(one, share=one.pps / most)
-        if most and known_most and one.pps is not None and not one.at_least
-        else one
-        for one in ranked
+        replace(forecast, share=forecast.pps / best_pps)
+        if best_pps and exact_best and forecast.pps is not None and not forecast.at_least
+        else forecast
+        for forecast in ranked
     ]
-    return tuple(sorted(rated, key=lambda one: _merit(one, workload)))
+    return tuple(sorted(rated, key=lambda forecast: _merit(forecast, workload)))
 
 
-def _merit(one: PlaneForecast, workload: Workload) -> tuple[float, ...]:
+def _merit(forecast: PlaneForecast, workload: Workload) -> tuple[float, ...]:
     """Smaller is better: possible, fast enough, then cheap where alike, else fast."""
-    rate = one.pps or 0.0
-    # What shares a core with its neighbours comes after what does not, where that was asked for.
-    shares = "load" in workload.isolation and not on_vf(one.plane)
-    late = _lateness(one) if workload.latency_ns is not None else (0.0, 0.0)
-    head = (not one.possible, not one.known, shares)
+    rate = forecast.pps or 0.0
+    # Planes that share a core with neighbours come last, where isolation from load was asked for.
+    shares = "load" in workload.isolation and not on_vf(forecast.plane)
+    late = _lateness(forecast) if workload.latency_ns is not None else (0.0, 0.0)
+    head = (not forecast.possible, not forecast.known, shares)
     if workload.application == "kernel":
         # The kernel's stack in the guest binds on every plane: as measured, else the simplest.
-        place = math.inf if one.place is None else one.place
-        return (*head, *late, place, _order(_KERNEL_ORDER, one.plane))
-    if workload.rate_pps is not None and one.meets:
-        return (*head, 0, *late, one.host_cores, -rate)
+        place = math.inf if forecast.place is None else forecast.place
+        return (*head, *late, place, _order(_KERNEL_ORDER, forecast.plane))
+    if workload.rate_pps is not None and forecast.meets:
+        return (*head, 0, *late, forecast.host_cores, -rate)
     # Classes of rates that are alike, and within one the plane that takes fewer cores.
     rank = -round(math.log1p(rate) / math.log1p(ALIKE))
-    return (*head, 1, rank, *late, one.host_cores, -rate)
+    return (*head, 1, rank, *late, forecast.host_cores, -rate)
 
 
-def _lateness(one: PlaneForecast) -> tuple[float, float]:
+def _lateness(forecast: PlaneForecast) -> tuple[float, float]:
     """Known to keep the latency goal first; else as the publications order the planes."""
-    return float(not one.meets_latency), float(_order(_LATENCY_ORDER, one.plane))
+    return float(not forecast.meets_latency), float(_order(_LATENCY_ORDER, forecast.plane))
 
 
 def _order(order: Sequence[str], plane: str) -> int:
     if plane in order:
         return order.index(plane)
-    # Another VF is one; whatever else was measured is the kernel's.
+    # Other planes on VFs rank as a VF; whatever else was measured is the kernel's.
     return order.index("vf-passthrough" if on_vf(plane) else "virtio-bridge")
 
 
-def _forecast(known: EvidenceBase, workload: Workload, plane: str) -> PlaneForecast:
+def _forecast(evidence: EvidenceBase, workload: Workload, plane: str) -> PlaneForecast:
     """One plane: what it carries, then what rules it out."""
-    one = (
-        _modelled(known.profile, workload, plane)
+    forecast = (
+        _modelled(evidence.profile, workload, plane)
         if plane in MODELLED
-        else _virtio(known.profile, workload)
+        else _virtio(evidence.profile, workload)
         if plane == "virtio-bridge"
         else _unpredicted(workload, plane)
     )
-    if known.profile is not None and known.profile.emulated:
-        one = replace(one, meets=None, floor_ns=None)
-    one = with_evidence(one, known.of(plane), workload)
-    against = list(hindrances(known.profile, workload, plane))
-    one, too_late = hold_to_latency(one, known, workload)
-    against += too_late
-    against += too_much_cpu(known.of(plane), workload)
+    if evidence.profile is not None and evidence.profile.emulated:
+        forecast = replace(forecast, meets=None, floor_ns=None)
+    forecast = with_evidence(forecast, evidence.of(plane), workload)
+    obstacles = list(hindrances(evidence.profile, workload, plane))
+    forecast, too_late = hold_to_latency(forecast, evidence, workload)
+    obstacles += too_late
+    obstacles += too_much_cpu(evidence.of(plane), workload)
     return replace(
-        one,
-        possible=not against,
-        known=known.profile is not None or bool(known.of(plane)),
-        statements=(*one.statements, *of_neighbours(workload, plane), *against),
+        forecast,
+        possible=not obstacles,
+        known=evidence.profile is not None or bool(evidence.of(plane)),
+        statements=(*forecast.statements, *of_neighbours(workload, plane), *obstacles),
     )
 
 
@@ -126,7 +129,7 @@ def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> Plan
         )
         return replace(empty, statements=(statement,))
     prediction = predict(profile, plane, workload.chain)
-    one = replace(
+    forecast = replace(
         empty,
         pps=prediction.pps,
         low_pps=prediction.low_pps if prediction.known else None,
@@ -136,7 +139,7 @@ def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> Plan
         floor_ns=floor_ns(profile, plane, workload.chain),
         statements=(_bound(prediction, profile),),
     )
-    return one if profile.emulated else hold_to_rate(one, workload, "model")
+    return forecast if profile.emulated else hold_to_rate(forecast, workload, "model")
 
 
 def _bound(prediction: Prediction, profile: Profile) -> Statement:
@@ -171,8 +174,8 @@ def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
         empty = _unpredicted(workload, "virtio-bridge")
         return replace(empty, statements=(statement,), floor_ns=floor)
     # "At most" rules a rate out, and never in.
-    asked = workload.rate_pps
-    meets = False if asked is not None and asked > _POLLED_VIRTIO_PPS else None
+    rate = workload.rate_pps
+    meets = False if rate is not None and rate > _POLLED_VIRTIO_PPS else None
     statement = Statement(
         f"Under a polling program plain virtio carried at most {rate_text(_POLLED_VIRTIO_PPS)}: "
         "every packet wakes the host's kernel.",

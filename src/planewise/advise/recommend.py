@@ -37,7 +37,7 @@ ALL_LOADS = "all"
 """The ranking over every load."""
 
 LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
-"""In the order in which loads are told."""
+"""In the order in which loads are listed."""
 
 _METRICS = {
     "rtt_p50": "rtt",
@@ -55,7 +55,7 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     done = [trial for trial in trials if keeps_levels(trial) and "plane" in trial.cell]
     groups = at_each_sending(done)
     advice = (
-        _joined({sending: _recommend(own, info) for sending, own in groups.items()})
+        _joined({sending: _recommend(group, info) for sending, group in groups.items()})
         if len(groups) > 1
         else _recommend(done, info)
     )
@@ -85,28 +85,30 @@ def at_each_sending(trials: Sequence[TrialRecord]) -> dict[Sending, list[TrialRe
     }
 
 
-def _joined(each: Mapping[Sending, Recommendation]) -> Recommendation:
+def _joined(by_sending: Mapping[Sending, Recommendation]) -> Recommendation:
     """What holds for several ways of sending; a plane where it is the same for all of them."""
-    planes = {advice.plane for advice in each.values()}
+    planes = {advice.plane for advice in by_sending.values()}
     ranking: list[RankedPlane] = []
     reasons: dict[str, None] = {}
-    for sending, advice in each.items():
+    reservations: dict[str, None] = {}
+    for sending, advice in by_sending.items():
+        reservations |= dict.fromkeys(advice.reservations)
         times = [place for place in advice.ranking if place.metric.startswith("rtt")]
         ranking += [time.model_copy(update=sending._asdict()) for time in times]
         for reason in advice.reasons:
             of_time = "round-trip time" in reason
             reasons[f"{sending.words}, {reason}" if of_time else reason] = None
-    first = next(iter(each.values()))
+    first = next(iter(by_sending.values()))
     ranking += [place for place in first.ranking if not place.metric.startswith("rtt")]
     sentences = [
-        f"{'A' if place == 0 else 'a'}{sending.words[1:]}: {advice.headline.rstrip('.')}"
-        for place, (sending, advice) in enumerate(each.items())
+        f"{'A' if index == 0 else 'a'}{sending.words[1:]}: {advice.headline.rstrip('.')}"
+        for index, (sending, advice) in enumerate(by_sending.items())
     ]
     return Recommendation(
         plane=planes.pop() if len(planes) == 1 else None,
         headline=f"{'; '.join(sentences)}.",
         reasons=tuple(reasons),
-        reservations=tuple(dict.fromkeys(one for a in each.values() for one in a.reservations)),
+        reservations=tuple(reservations),
         ranking=tuple(ranking),
     )
 
@@ -116,8 +118,8 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
     rankings = rankings_of(done, info)
     ranking = tuple(place for places in rankings.values() for place in places)
     lossy = lossy_planes(done, info)
-    left = rankings_of([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
-    overall = [place for place in left["rtt_p50"] if place.load_type == ALL_LOADS]
+    eligible = rankings_of([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
+    overall = [place for place in eligible["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
     if any(trial.kind in ("chain", "tcp") for trial in done):
         return recommend_chains(done, info, _limits_of_the_data(done, info))
@@ -130,7 +132,7 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
             reservations=reservations,
             ranking=ranking,
         )
-    plane, headline = _choose(overall, left["forwarded"], lossy)
+    plane, headline = _choose(overall, eligible["forwarded"], lossy)
     shown_plane = plane or (overall or rankings["rtt_p50"])[0].plane
     reasons = _reasons(shown_plane, rankings)
     verdicts = _verdict_reservations(done, shown_plane)
@@ -155,9 +157,9 @@ def lossy_planes(trials: Sequence[TrialRecord], info: RunInfo) -> dict[str, floa
     if not observed.observations:
         return {}
     return {
-        str(one.level): one.value
-        for one in compare_levels(observed, "plane", by="").values
-        if one.low is not None and one.low > LOSS_VETO
+        str(value.level): value.value
+        for value in compare_levels(observed, "plane", by="").values
+        if value.low is not None and value.low > LOSS_VETO
     }
 
 
@@ -185,8 +187,8 @@ def _rank(name: str, observed: Observed) -> list[RankedPlane]:
             str(observation.cell.get("load_type", "none")) for observation in observed.observations
         }
         loads = {next(iter(only)): OVERALL}
-    known = [load for load in LOAD_WORDS if load in loads]
-    order = dict.fromkeys((*known, *loads))
+    named = [load for load in LOAD_WORDS if load in loads]
+    order = dict.fromkeys((*named, *loads))
     return [
         place
         for load, stratum in [*((load, loads[load]) for load in order), (ALL_LOADS, OVERALL)]
@@ -203,8 +205,8 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[RankedPl
     best = values[0]
     places = []
     for value in values:
-        against = None if value is best else family.find(value.level, best.level, stratum)
-        effect = {} if against is None else _effect(family, against, best.value)
+        comparison = None if value is best else family.find(value.level, best.level, stratum)
+        effect = {} if comparison is None else _effect(family, comparison, best.value)
         places.append(
             RankedPlane.model_validate(
                 {
@@ -214,7 +216,7 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[RankedPl
                     "value": value.value,
                     "low": value.low,
                     "high": value.high,
-                    "note": "" if value is best else _note(against, str(best.level), value),
+                    "note": "" if value is best else _note(comparison, str(best.level), value),
                     "bound": value.bound,
                     **effect,
                 }
@@ -223,12 +225,12 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[RankedPl
     return places
 
 
-def _effect(family: Family, against: Comparison, best: float) -> dict[str, object]:
+def _effect(family: Family, comparison: Comparison, best: float) -> dict[str, object]:
     """The `effect` fields of a place: how much worse than the best, as a share of it."""
-    effect, low, high, bound = against.change, against.low, against.high, against.bound
-    if against.scale == "difference" and best:
+    effect, low, high, bound = comparison.change, comparison.low, comparison.high, comparison.bound
+    if comparison.scale == "difference" and best:
         effect, low, high = effect / best, low / best, high / best
-    elif against.scale == "difference":  # of nothing no share can be told
+    elif comparison.scale == "difference":  # of nothing no share can be told
         effect, low, high, bound = 0.0, -math.inf, math.inf, "unbounded"
     if not family.metric.lower_is_better:
         effect, low, high = -effect, -high, -low
@@ -243,12 +245,12 @@ def _effect(family: Family, against: Comparison, best: float) -> dict[str, objec
     }
 
 
-def _note(against: Comparison | None, best: str, value: LevelValue) -> str:
-    if against is None:
+def _note(comparison: Comparison | None, best: str, value: LevelValue) -> str:
+    if comparison is None:
         return f"not told apart from {best}: never measured side by side"
-    if against.outcome == "worse":
+    if comparison.outcome == "worse":
         return ""
-    if against.outcome == "practically the same":
+    if comparison.outcome == "practically the same":
         return f"practically the same as {best}"
     if value.bound != "exact":
         return f"not told apart from {best}: only a bound of it is known"
@@ -292,8 +294,7 @@ def _choose(
             f"Use {rates[0].plane}: {list_text(tied)} are not told apart in round-trip time, and "
             f"{rates[0].plane} forwards most, {value_of(rates[0], rate_text)}{left_out}."
         )
-    same = all(place.note.startswith("practically") for place in rivals)
-    if same:
+    if all(place.note.startswith("practically") for place in rivals):
         return None, (
             f"{list_text(tied)} are practically the same here: keep the one that you run, or "
             f"choose by features{left_out}."
@@ -321,7 +322,7 @@ def _shortfall(second: RankedPlane) -> str:
 
 def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple[str, ...]:
     reasons = []
-    for metric, what, show in (
+    for metric, label, show in (
         ("rtt_p50", "median round-trip time", time_text),
         ("rtt_p99", "99th percentile of round-trip time", time_text),
         ("forwarded", "highest forwarding rate", rate_text),
@@ -335,13 +336,13 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple
             ranked = next((place for place in places if place.plane == plane), None)
             if ranked is None:
                 continue
-            others = [
+            rivals = [
                 f"{place.plane} {value_of(place, show)}" for place in places if place.plane != plane
             ]
-            against = f" ({', '.join(others)})" if others else ""
+            versus = f" ({', '.join(rivals)})" if rivals else ""
             words = LOAD_WORDS.get(load, load)
             reasons.append(
-                f"{what} {words}: {plane} {value_of(ranked, show)}{_range(ranked, show)}{against}"
+                f"{label} {words}: {plane} {value_of(ranked, show)}{_range(ranked, show)}{versus}"
             )
     return tuple(reasons)
 
@@ -385,22 +386,19 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     if info.emulated:
         words.append(f"times are not those of hardware: {info.emulated}")
     words += [
-        f"{plane} differs in more than the path: {'; '.join(found)}"
-        for plane, found in sorted(info.differences.items())
-        if found
+        f"{plane} differs in more than the path: {'; '.join(differences)}"
+        for plane, differences in sorted(info.differences.items())
+        if differences
     ]
-    lost: dict[str, tuple[int, int]] = {}
+    probes: dict[str, tuple[int, int]] = {}
     for trial in trials:
         if trial.kind == "rtt" and trial.counts is not None:
-            before = lost.get(str(trial.cell["plane"]), (0, 0))
-            lost[str(trial.cell["plane"])] = (
-                before[0] + trial.counts.lost,
-                before[1] + trial.counts.sent,
-            )
+            lost, sent = probes.get(plane := str(trial.cell["plane"]), (0, 0))
+            probes[plane] = (lost + trial.counts.lost, sent + trial.counts.sent)
     lossy = [
-        f"{plane} ({percent_text(some / sent)})"
-        for plane, (some, sent) in sorted(lost.items())
-        if some
+        f"{plane} ({percent_text(lost / sent)})"
+        for plane, (lost, sent) in sorted(probes.items())
+        if lost
     ]
     if lossy:
         words.append(

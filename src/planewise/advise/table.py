@@ -23,14 +23,14 @@ def basis(statement: Statement) -> str:
 
 def cells(ranked: PlaneForecast) -> tuple[str, ...]:
     """A plane's row, in the order of the columns."""
-    late = "–"
+    tail = "–"
     if ranked.rtt_p99_ns is not None:
-        late = bound_text(ranked.rtt_p99_bound, time_text(ranked.rtt_p99_ns))
+        tail = bound_text(ranked.rtt_p99_bound, time_text(ranked.rtt_p99_ns))
     cores = str(ranked.host_cores)
     if not ranked.possible:
-        return ranked.plane, "–", "–", "–", "–", late, cores, "not possible here"
+        return ranked.plane, "–", "–", "–", "–", tail, cores, "not possible here"
     low, high = ranked.low_pps, ranked.high_pps
-    between = (
+    interval = (
         "–"
         if low is None
         else f"{low / 1e6:.3g} or more"
@@ -42,10 +42,10 @@ def cells(ranked: PlaneForecast) -> tuple[str, ...]:
         "–"
         if ranked.pps is None
         else bound_text("at least" if ranked.at_least else "exact", f"{ranked.pps / 1e6:.3g}"),
-        between,
+        interval,
         "–" if ranked.gbps is None else f"{ranked.gbps:.3g}",
         "–" if ranked.share is None else percent_text(round(ranked.share, 3)),
-        late,
+        tail,
         cores,
         ranked.bottleneck,
     )

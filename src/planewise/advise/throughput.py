@@ -45,7 +45,7 @@ def read_throughput(path: Path) -> list[ThroughputRow]:
     Other columns are left aside.
 
     Raises:
-        BadInputError: something else; file and line.
+        BadInputError: it holds something else; file and line.
         PlanewiseError: it cannot be read.
     """
     try:

@@ -25,7 +25,7 @@ def read_toml(path: Path, model: type[_Model], writes: str, remedy: Callable[[st
         remedy: the way out of a fault at a place, a key with the keys that it is below.
 
     Raises:
-        BadInputError: it is none; what and where.
+        BadInputError: it is no such profile; what and where.
         PlanewiseError: it cannot be read.
     """
     try:
@@ -43,8 +43,8 @@ def read_toml(path: Path, model: type[_Model], writes: str, remedy: Callable[[st
         raise BadInputError(f"this is not TOML: {error}", where=str(path)) from error
     except ValidationError as error:
         place, fault = first_fault(error)
-        what = f"{place}: {fault}" if place else fault
-        raise BadInputError(what, where=str(path), remedy=remedy(place)) from error
+        message = f"{place}: {fault}" if place else fault
+        raise BadInputError(message, where=str(path), remedy=remedy(place)) from error
 
 
 def toml_text(model: BaseModel) -> str:

@@ -10,10 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planewise.advise.changes import changes
-from planewise.advise.demand import (
-    Statement,
-    Workload,
-)
+from planewise.advise.demand import Statement, Workload
 from planewise.advise.evidence import Evidence
 from planewise.advise.gain_profile import GainProfile, gain_statement
 from planewise.advise.model.capacity import LONGEST, ChainWorkload, Prediction, predict
@@ -49,10 +46,10 @@ def advise(
     """Ranks the planes for `workload` on a host.
 
     Without a profile nothing is predicted: then only evidence, demands and literature speak. `gain`
-    is told and ranks nothing: it compares two planes at the host's own packet rates.
+    is reported and ranks nothing: it compares two planes at the host's own packet rates.
     """
-    known = EvidenceBase(profile, tuple(evidence))
-    ranking = rank(known, workload)
+    base = EvidenceBase(profile, tuple(evidence))
+    ranking = rank(base, workload)
     best = ranking[0]
     emulated = profile is not None and profile.emulated
     if emulated:
@@ -64,8 +61,8 @@ def advise(
         emulated=emulated,
         sentence=_sentence(ranking, workload),
         ranking=ranking,
-        changes=tuple(changes(known, workload, best)),
-        notes=(*_notes(known), *_gained(gain, workload)),
+        changes=tuple(changes(base, workload, best)),
+        notes=(*_notes(base), *_gained(gain, workload)),
     )
 
 
@@ -91,13 +88,13 @@ def why_not(advice: Advice, plane: str) -> str:
     Raises:
         BadInputError: no such plane was weighed.
     """
-    for place, one in enumerate(advice.ranking):
-        if one.plane != plane:
+    for place, ranked in enumerate(advice.ranking):
+        if ranked.plane != plane:
             continue
-        words = words_of(one.plane)
-        if place == 0 and one.possible:
+        words = words_of(ranked.plane)
+        if place == 0 and ranked.possible:
             return f"{words[0].upper()}{words[1:]} is the answer."
-        reasons = " ".join(statement.text for statement in one.statements)
+        reasons = " ".join(statement.text for statement in ranked.statements)
         return f"Not {words}: {reasons}"
     raise BadInputError(
         f"{plane} was not weighed",
@@ -106,22 +103,24 @@ def why_not(advice: Advice, plane: str) -> str:
     )
 
 
-def _relative(one: PlaneForecast) -> PlaneForecast:
+def _relative(forecast: PlaneForecast) -> PlaneForecast:
     # What the publication saw of virtio has no ratio to what an emulated host carries.
-    share = None if one.plane == "virtio-bridge" else one.share
-    return replace(one, share=share, pps=None, low_pps=None, high_pps=None, gbps=None, meets=None)
+    share = None if forecast.plane == "virtio-bridge" else forecast.share
+    return replace(
+        forecast, share=share, pps=None, low_pps=None, high_pps=None, gbps=None, meets=None
+    )
 
 
 def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
     best = ranking[0]
     chain = workload.chain
-    where = (
+    chain_text = (
         f"{chain.vnfs} functions in a chain" if chain.through
         else f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''} that each "
         f"send{'' if chain.vnfs > 1 else 's'} back" if chain.vnfs > 1
         else "a function that sends back"
     )  # fmt: skip
-    sized = f"{where}, frames of {chain.frame_bytes} bytes"
+    sized = f"{chain_text}, frames of {chain.frame_bytes} bytes"
     if not best.possible:
         return (
             f"No plane gives all that is asked for {sized}; {words_of(best.plane)} comes nearest. "
@@ -171,8 +170,8 @@ def _gained(gain: GainProfile | None, workload: Workload) -> Iterator[Statement]
         yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.vnfs)
 
 
-def _notes(known: EvidenceBase) -> Iterator[Statement]:
-    profile = known.profile
+def _notes(base: EvidenceBase) -> Iterator[Statement]:
+    profile = base.profile
     for plane in MODELLED:
         if profile is None or profile.emulated:
             continue
@@ -184,7 +183,7 @@ def _notes(known: EvidenceBase) -> Iterator[Statement]:
             profile.cores.basis,
             profile.cores.source,
         )
-    for run, machine in dict.fromkeys((item.run, item.virtualised) for item in known.evidence):
+    for run, machine in dict.fromkeys((item.run, item.virtualised) for item in base.evidence):
         if machine:
             yield Statement(
                 f"{run} was measured inside a virtual machine ({machine}): its times are not those "
@@ -192,11 +191,11 @@ def _notes(known: EvidenceBase) -> Iterator[Statement]:
                 "measurement",
                 run,
             )
-    for run, why in dict.fromkeys(
-        (item.run, item.order_only) for item in known.evidence if item.order_only
+    for run, reason in dict.fromkeys(
+        (item.run, item.order_only) for item in base.evidence if item.order_only
     ):
         yield Statement(
-            f"Of {run} the order of planes counts, no figure: {why}.", "measurement", run
+            f"Of {run} the order of planes counts, no figure: {reason}.", "measurement", run
         )
 
 

@@ -62,7 +62,7 @@ def read_workload(path: Path) -> WorkloadText:
     """The workload in a YAML file.
 
     Raises:
-        BadInputError: it is none; what and where.
+        BadInputError: it is no workload; what and where.
         PlanewiseError: it cannot be read.
     """
     from ruamel.yaml import YAML
@@ -97,10 +97,10 @@ def read_workload(path: Path) -> WorkloadText:
         return WorkloadText.model_validate({str(key): value for key, value in raw.items()})
     except ValidationError as error:
         place, fault = first_fault(error)
-        known = ", ".join(WorkloadText.model_fields)
+        keys = ", ".join(WorkloadText.model_fields)
         unknown = error.errors()[0]["type"] == "extra_forbidden"
         raise BadInputError(
             f"there is no key {place}" if unknown else f"{place}: {fault}",
             where=str(path),
-            remedy=f"keys: {known}" if unknown else _REMEDY,
+            remedy=f"keys: {keys}" if unknown else _REMEDY,
         ) from error

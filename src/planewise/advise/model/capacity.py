@@ -80,9 +80,9 @@ class Prediction:
     """The one that binds first."""
     low_pps: float
     high_pps: float
-    """95 % interval; from 0 to the line's limit where the model was never held against data."""
+    """95 % interval; from 0 to the line's limit where the model was never compared with data."""
     known: bool = True
-    """Whether it was."""
+    """Whether the model was compared with data."""
     extrapolated: tuple[Extrapolation, ...] = ()
     """What of the chain was not measured: the interval is as wide as such chains lay off."""
 
@@ -98,7 +98,7 @@ class Prediction:
 
     @property
     def bottleneck(self) -> Limit:
-        """What binds."""
+        """The limit that binds first."""
         return self.limits[0]
 
 
@@ -112,8 +112,8 @@ def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction:
         raise BadInputError(
             f"the capacity model knows no plane {plane}", remedy=f"one of {', '.join(_PLANES)}"
         )
-    found = _vf_limits(profile, chain) if plane == "vf-passthrough" else _vhost(profile, chain)
-    limits = tuple(sorted(found, key=lambda limit: limit.pps))
+    limits_of = _vf_limits if plane == "vf-passthrough" else _vhost_limits
+    limits = tuple(sorted(limits_of(profile, chain), key=lambda limit: limit.pps))
     beyond = extrapolations(profile, chain)
     width = _width(profile, plane, beyond)
     if width is None:
@@ -124,22 +124,22 @@ def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction:
 
 
 def extrapolations(profile: Profile, chain: ChainWorkload) -> tuple[Extrapolation, ...]:
-    """What of a chain the profile's measurements did not have; nothing where it does not say."""
+    """What of a chain the profile's measurements did not have; empty where it does not say."""
     spread = profile.spread
     if spread is None or spread.most_functions is None:
         return ()
-    found: list[Extrapolation] = []
+    kinds: list[Extrapolation] = []
     if chain.vnfs > spread.most_functions:
-        found.append("number of functions")
+        kinds.append("number of functions")
     if chain.frame_bytes not in spread.frames_bytes:
-        found.append("frame size")
+        kinds.append("frame size")
     if chain.pattern not in spread.patterns:
-        found.append("pattern")
-    return tuple(found)
+        kinds.append("pattern")
+    return tuple(kinds)
 
 
 def _width(profile: Profile, plane: Plane, beyond: Sequence[Extrapolation] = ()) -> float | None:
-    """Half of a prediction's interval, as a logarithm; None: never held against such data.
+    """Half of a prediction's interval, as a logarithm; None: never compared with such data.
 
     Of several extrapolations the squares add. For longer chains than were measured nothing was
     left out, and the width of an unseen frame size stands in.
@@ -154,8 +154,8 @@ def _width(profile: Profile, plane: Plane, beyond: Sequence[Extrapolation] = ())
     ]
     if not beyond:
         widths = [getattr(spread, short)]
-    known = [float(width) for width in widths if width is not None]
-    return math.hypot(*known) if len(known) == len(widths) else None
+    numbers = [float(width) for width in widths if width is not None]
+    return math.hypot(*numbers) if len(numbers) == len(widths) else None
 
 
 def _core_basis(profile: Profile, plane: Plane) -> Basis:
@@ -213,7 +213,7 @@ def _vf_limits(profile: Profile, chain: ChainWorkload) -> list[Limit]:
     return limits
 
 
-def _vhost(profile: Profile, chain: ChainWorkload) -> list[Limit]:
+def _vhost_limits(profile: Profile, chain: ChainWorkload) -> list[Limit]:
     """On vhost-user packets cross to and from a software switch, and are copied each time.
 
     One core of the switch polls the NIC: all packets of `north-south` pass it, of `east-west` only

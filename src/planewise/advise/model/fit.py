@@ -73,11 +73,11 @@ class HeldOut:
     @property
     def inside(self) -> float:
         """Share of rows within the width that the *other* groups give."""
-        held = []
+        covered = []
         for index, group in enumerate(self.groups):
             width = _width(self.groups[:index] + self.groups[index + 1 :])
-            held += [width is not None and abs(error) <= width for error in group]
-        return statistics.fmean(held)
+            covered += [width is not None and abs(error) <= width for error in group]
+        return statistics.fmean(covered)
 
 
 def _width(groups: Sequence[tuple[float, ...]]) -> float | None:
@@ -125,19 +125,19 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
         on_plane = [row for row in rows if row.plane == plane]
         if not on_plane:
             continue
-        names = _told(all_names, on_plane)
+        names = _identifiable(all_names, on_plane)
         if len(on_plane) <= len(names):
             raise BadInputError(
                 f"{len(on_plane)} rows of {plane} cannot tell {len(names)} parameters",
                 remedy="measure chains of several lengths, patterns and frame sizes",
             )
         profile = _fitted(profile, on_plane, names, source)
-        own = [_leave_out(start, on_plane, names, kind) for kind in _GROUPS]
-        left_out += [part for part in own if part.groups]
-        widths = [part.width for part in own]
+        held_out = [_leave_out(start, on_plane, names, kind) for kind in _GROUPS]
+        left_out += [part for part in held_out if part.groups]
+        widths = [part.width for part in held_out]
         if widths[0] is None:
             widths[0] = _in_sample_width(profile, on_plane, names)
-        # Of a chain unlike those measured nothing is known better.
+        # A chain unlike those measured is predicted no better than one like them.
         least = widths[0] or 0.0
         widths = [None if width is None else max(width, least) for width in widths]
         suffix = "vf" if plane == "vf-passthrough" else "vhost"
@@ -157,8 +157,8 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
     return Fit(profile.model_copy(update={"spread": part}), tuple(left_out))
 
 
-def _told(names: Sequence[str], rows: Sequence[Measured]) -> tuple[str, ...]:
-    """Those of `names` that such rows can tell; the others stay as they are."""
+def _identifiable(names: Sequence[str], rows: Sequence[Measured]) -> tuple[str, ...]:
+    """Those of `names` that such rows determine; the others stay as they are."""
     numbers = {row.chain.vnfs for row in rows}
     unknown = set()
     if len(numbers) == 1:
@@ -185,9 +185,9 @@ def _leave_out(
     group_of = _GROUPS[kind]
     groups = []
     for group in sorted({group_of(row.chain) for row in rows}, key=str):
-        rest = [row for row in rows if group_of(row.chain) != group]
-        if len(rest) > len(names):
-            without = _fitted(start, rest, names, "")
+        remaining = [row for row in rows if group_of(row.chain) != group]
+        if len(remaining) > len(names):
+            without = _fitted(start, remaining, names, "")
             unseen = [row for row in rows if group_of(row.chain) == group]
             groups.append(tuple(_errors(without, unseen).tolist()))
     return HeldOut(rows[0].plane, kind, tuple(groups))
@@ -204,21 +204,21 @@ def _in_sample_width(fitted: Profile, rows: Sequence[Measured], names: Sequence[
 
 
 def _fitted(start: Profile, rows: Sequence[Measured], names: Sequence[str], source: str) -> Profile:
-    first = np.log([_value(start, name) for name in names])
+    initial = np.log([_value(start, name) for name in names])
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         return _errors(_with(start, names, logs, source), rows)
 
-    found = least_squares(
+    solution = least_squares(
         residuals,
-        first,
+        initial,
         loss="soft_l1",
         f_scale=_SOFT,
         x_scale=0.1,
-        diff_step=np.full(first.shape, 1e-3),
-        bounds=(first - _FURTHEST, first + _FURTHEST),
+        diff_step=np.full(initial.shape, 1e-3),
+        bounds=(initial - _FURTHEST, initial + _FURTHEST),
     )
-    return _with(start, names, found.x, source)
+    return _with(start, names, solution.x, source)
 
 
 def _errors(profile: Profile, rows: Sequence[Measured]) -> NDArray[np.float64]:
@@ -237,12 +237,12 @@ def _with(
     profile: Profile, names: Sequence[str], logs: NDArray[np.float64], source: str
 ) -> Profile:
     values = dict(zip(names, np.exp(logs).tolist(), strict=True))
-    said = {"basis": "measurement", "source": source}
+    origin = {"basis": "measurement", "source": source}
     nic = {name: value for name, value in values.items() if name in _NIC}
     cores = {name: value for name, value in values.items() if name not in _NIC}
     return profile.model_copy(
         update={
-            "nic": profile.nic.model_copy(update={**nic, **said} if nic else {}),
-            "cores": profile.cores.model_copy(update={**cores, **said} if cores else {}),
+            "nic": profile.nic.model_copy(update={**nic, **origin} if nic else {}),
+            "cores": profile.cores.model_copy(update={**cores, **origin} if cores else {}),
         }
     )

@@ -25,7 +25,7 @@ def floor_ns(profile: Profile, plane: Plane, chain: ChainWorkload) -> float:
     round trips come on top: a real latency is several times as long.
     """
     data = chain.frame_bytes - FCS_BYTES
-    met = chain.vnfs if chain.through else 1
+    functions = chain.vnfs if chain.through else 1
     line = line_ns(profile, chain)
     link, rings = profile.link.link(), profile.rings.rings()
     crossing_bytes = receive_cost(link, rings, data).up + transmit_cost(link, rings, data).down
@@ -34,8 +34,8 @@ def floor_ns(profile: Profile, plane: Plane, chain: ChainWorkload) -> float:
     if plane == "vf-passthrough":
         inside = 8 * (data + profile.nic.loop_overhead_bytes) / profile.nic.loop_gbps
         core = cores.vf_ns + cores.vf_byte_ns * data
-        return line + met * (pcie + core) + (met - 1) * inside
+        return line + functions * (pcie + core) + (functions - 1) * inside
     switch = cores.pmd_ns + cores.pmd_port_ns * chain.vnfs + cores.pmd_byte_ns * data
     crossings = 2 if chain.through else 1
     core = cores.vhost_ns + crossings * (cores.crossing_ns + cores.copy_byte_ns * data)
-    return line + pcie + switch + met * core
+    return line + pcie + switch + functions * core

@@ -60,7 +60,7 @@ class Link:
             ("mrrs_bytes", self.mrrs_bytes, _PAYLOADS),
         ):
             if value not in allowed:
-                choice = ", ".join(str(one) for one in allowed)
+                choice = ", ".join(map(str, allowed))
                 raise BadInputError(
                     f"no PCIe link has {name} {value}",
                     where="link",
@@ -81,11 +81,11 @@ class Link:
         specification recommends (tables 2-46 to 2-48, 3-7 to 3-9).
         """
         factor = _ack_factor(self.lanes, self.mps_bytes)
-        every = math.floor(
+        period = math.floor(
             (self.mps_bytes + _TLP_OVERHEAD_BYTES) * factor / self.lanes
             + _INTERNAL_DELAY[self.generation]
         )
-        return self.raw_bps * (1 - 2 * _DLLP_BYTES / every - _SKIP_SHARE)
+        return self.raw_bps * (1 - 2 * _DLLP_BYTES / period - _SKIP_SHARE)
 
 
 def _ack_factor(lanes: int, mps_bytes: int) -> float:

@@ -137,7 +137,7 @@ def load_profile(path: Path) -> Profile:
     """The profile in a TOML file.
 
     Raises:
-        BadInputError: it is none; what and where.
+        BadInputError: it is no profile; what and where.
         PlanewiseError: it cannot be read.
     """
     profile = read_toml(path, Profile, "planewise calibrate", _remedy)
@@ -160,8 +160,8 @@ def _remedy(place: str) -> str:
 def shipped_names() -> tuple[str, ...]:
     """The profiles that come with Planewise."""
     folder = resources.files("planewise.advise") / "profiles"
-    files = (Path(one.name) for one in folder.iterdir())
-    return tuple(sorted(one.stem for one in files if one.suffix == ".toml"))
+    files = (Path(entry.name) for entry in folder.iterdir())
+    return tuple(sorted(file.stem for file in files if file.suffix == ".toml"))
 
 
 def shipped(name: str) -> Profile:
