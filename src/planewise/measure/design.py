@@ -210,22 +210,22 @@ class Constraint(DesignModel):
             return True
         if self.require is not None:
             return all(
-                name not in levels or has_level(levels, name, wanted)
-                for name, wanted in self.require.named().items()
+                name not in levels or has_level(levels, name, choices)
+                for name, choices in self.require.named().items()
             )
         return self.exclude is None or not _matches(self.exclude, levels)
 
 
 def _matches(where: Where, levels: Mapping[str, Level]) -> bool:
-    return all(has_level(levels, name, wanted) for name, wanted in where.named().items())
+    return all(has_level(levels, name, choices) for name, choices in where.named().items())
 
 
-def has_level(levels: Mapping[str, Level], name: str, wanted: tuple[Level, ...]) -> bool:
+def has_level(levels: Mapping[str, Level], name: str, choices: tuple[Level, ...]) -> bool:
     """Whether a combination has one of these levels; `same` counts as the plane it stands for."""
     level = levels.get(name)
-    if level in wanted:
+    if level in choices:
         return True
-    return name == "background_plane" and level == SAME and levels.get("plane") in wanted
+    return name == "background_plane" and level == SAME and levels.get("plane") in choices
 
 
 class RttPart(DesignModel):
@@ -286,7 +286,7 @@ class CpusPart(DesignModel):
     """The functions. By default all CPUs but the switch's."""
 
     def named(self) -> dict[str, tuple[int, ...]]:
-        """Those that it names."""
+        """The CPUs that are named, by kind of task."""
         return {name: cpus for name, cpus in self if cpus is not None}
 
 
@@ -477,13 +477,13 @@ class Design(DesignModel):
         if not isinstance(functions, list | tuple) or not functions:
             return raw
         named = [function for function in functions if isinstance(function, dict)]
-        guests = dict.fromkeys(one.get("guest", "process") for one in named)
-        planes = [_listed(one["plane"]) for one in named if "plane" in one]
+        guests = dict.fromkeys(function.get("guest", "process") for function in named)
+        planes = [_listed(function["plane"]) for function in named if "plane" in function]
         levels: dict[str, object] = {"guest": list(guests)}
         named_all = len(planes) == len(functions)
         if named_all and all(isinstance(plane, tuple) for plane in planes):
-            own_planes = (name for own in planes if isinstance(own, tuple) for name in own)
-            levels["plane"] = list(dict.fromkeys(own_planes))
+            names = (name for listed in planes if isinstance(listed, tuple) for name in listed)
+            levels["plane"] = list(dict.fromkeys(names))
         return {**raw, "factors": {**levels, **raw["factors"]}}
 
     @model_validator(mode="after")
@@ -495,8 +495,10 @@ class Design(DesignModel):
 
     def kinds(self) -> Mapping[str, tuple[str, ...]]:
         """The kinds of trials that it asks for, each with the factors of its trials alone."""
-        own = {part: of for part, of in TRAFFIC_FACTORS.items() if getattr(self, part) is not None}
-        return {**own, **dict.fromkeys(self.others, ())}
+        kinds = {
+            part: of for part, of in TRAFFIC_FACTORS.items() if getattr(self, part) is not None
+        }
+        return {**kinds, **dict.fromkeys(self.others, ())}
 
     def frame_sizes(self) -> tuple[int, ...]:
         """Every frame size [bytes, with FCS] that RTT and load trials send."""

@@ -40,8 +40,8 @@ FAILURES_IN_A_ROW = 3
 """After so many failed trials in a row a cell is given up; after so many cells in a row of which
 no trial succeeded, the testbed is what is broken, and the run stops."""
 
-_TOLD = 3
-"""Trials off their level that a person is told of while the run goes on."""
+_MOST_WARNINGS = 3
+"""Trials off their level that are warned of while the run goes on."""
 PILOT_S = 0.2
 """How long an overload trial runs that finds a plane's range."""
 PILOTS = 2
@@ -49,7 +49,7 @@ PILOTS = 2
 
 
 class Progress(Protocol):
-    """Told what happens, so that a person sees it."""
+    """Reports how the work goes, to a person."""
 
     def begin(self, what: str, total_s: float) -> None:
         """A part of the work starts that will take about `total_s`."""
@@ -90,11 +90,11 @@ class Range:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the pilots found of the cells that a design sweeps, and how quickly."""
+    """The pilots' results for the cells that a design sweeps, and their pace."""
 
     by_cell: Mapping[Cell, Range]
     pace: float = 1.0
-    """What lies around a pilot's frames took so many times as long as `estimate` has it."""
+    """Time that pilots took besides sending, over what `estimate` has for it."""
 
     def ladders(self, design: Design) -> dict[Cell, tuple[float, ...]]:
         """The offered loads [pps] of every cell: the design's own, or around what was forwarded."""
@@ -103,7 +103,7 @@ class Ranges:
             return {}
         if sweep.offered_pps != "auto":
             return dict.fromkeys(self.by_cell, tuple(sorted(sweep.offered_pps)))
-        return {cell: found.ladder(sweep) for cell, found in self.by_cell.items()}
+        return {cell: plane_range.ladder(sweep) for cell, plane_range in self.by_cell.items()}
 
 
 def find_ranges(
@@ -125,15 +125,15 @@ def find_ranges(
     for cell in cells:
         groups.setdefault((cell.plane, cell.guest, cell.path), []).append(cell)
     pilots = PILOTS if design.sweep.loads_per_block is None else PILOTS + MOST_PILOTS
-    each_s = VISIT_OVERHEAD_S + pilots * (PILOT_S + TRIAL_OVERHEAD_S)
-    progress.begin("finding each plane's range", each_s * len(groups))
+    group_s = VISIT_OVERHEAD_S + pilots * (PILOT_S + TRIAL_OVERHEAD_S)
+    progress.begin("finding each plane's range", group_s * len(groups))
     expected_s = taken_s = 0.0
     for number, group in enumerate(groups.values()):
-        progress.step(f"pilot on {group[0].plane}", number * each_s)
+        progress.step(f"pilot on {group[0].plane}", number * group_s)
         first = next((cell for cell in group if cell.load_type == "none"), group[0])
-        most = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
+        max_pps = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
         began = time.monotonic()
-        result, ran = _pilot(design, stage, first, most)
+        result, ran = _pilot(design, stage, first, max_pps)
         taken_s += time.monotonic() - began - ran * PILOT_S
         expected_s += VISIT_OVERHEAD_S + ran * TRIAL_OVERHEAD_S + build_s(first.testbed)
         ranges.update(dict.fromkeys(group, result))
@@ -161,7 +161,9 @@ def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> tupl
             return records[-1]
 
         pilots = [_range(measure(offered_pps), offered_pps) for _ in range(PILOTS)]
-        best = Range(max(one.forwarded_pps for one in pilots), max(one.most_pps for one in pilots))
+        best = Range(
+            max(pilot.forwarded_pps for pilot in pilots), max(pilot.most_pps for pilot in pilots)
+        )
         if not best.forwarded_pps:
             raise PlanewiseError(
                 f"the pilot on plane {cell.plane} delivered no packet",
@@ -176,7 +178,7 @@ def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> tupl
 
 
 def _pilot_trial(record: TrialRecord) -> PilotTrial | None:
-    """What a pilot says of its load; None where it was not sent. Pure."""
+    """Loss and forwarding rate of a pilot; None where its load was not sent. Pure."""
     if record.counts is None or record.load is None or "generator" in record.limits:
         return None
     plr = record.counts.lost / max(record.counts.sent, 1)
@@ -184,7 +186,7 @@ def _pilot_trial(record: TrialRecord) -> PilotTrial | None:
 
 
 def _range(record: TrialRecord, offered_pps: float) -> Range:
-    """What one pilot found. Pure."""
+    """The range that one pilot shows. Pure."""
     if record.counts is None or record.load is None:
         return Range(0.0, 0.0)
     sent_pps = record.load.achieved_pps
@@ -231,7 +233,7 @@ def run(
     A trial that fails is recorded with its reason and the run goes on; FAILURES_IN_A_ROW cells in
     a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
     everything finished is kept. `watch` looks at the hosts around every trial; a trial that
-    `pauses` calls disturbed is measured again; `meter` looks on. No block is begun that `budget_s`
+    `pauses` calls disturbed is measured again; `meter` samples. No block is begun that `budget_s`
     has no room for, by the pace so far; the first one always is. With `fill` the design has as many
     blocks as there was room for: those left out were never part of it.
     """
@@ -241,7 +243,7 @@ def run(
     progress.begin("measuring", total)
     runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses(), meter)
     try:
-        left = runner.blocks(budget_s)
+        left_out = runner.blocks(budget_s)
     except KeyboardInterrupt:
         return runner.close("interrupted", "stopped by the user")
     except PlanewiseError as error:
@@ -252,10 +254,10 @@ def run(
         with suppress(StorageError):
             runner.close("failed", f"planewise itself failed: {type(error).__name__}")
         raise
-    if left and fill:
-        return runner.close("done", "", blocks=schedule.blocks - left)
-    if left:
-        message = f"the time budget is spent: {left} of {schedule.blocks} blocks are left out"
+    if left_out and fill:
+        return runner.close("done", "", blocks=schedule.blocks - left_out)
+    if left_out:
+        message = f"the time budget is spent: {left_out} of {schedule.blocks} blocks are left out"
         progress.note(message)
         return runner.close("done", message)
     return runner.close("done", "")
@@ -287,7 +289,7 @@ class _Runner:
         self.failed_cells = 0
         self.missed = 0
         self.worked_s = 0.0
-        self._last = ""
+        self._last_failure = ""
 
     def blocks(self, budget_s: float | None) -> int:
         """Runs block after block; returns how many of them the budget had no room for."""
@@ -350,9 +352,8 @@ class _Runner:
                     self._keep(visit, trial, measured)
                     self.worked_s += trial_s(pending.pop(0))
                     self.progress.step(where, self.worked_s)
-                    failed = isinstance(measured, PlanewiseError)
-                    failures = failures + 1 if failed else 0
-                    if isinstance(measured, PlanewiseError) and failures >= FAILURES_IN_A_ROW:
+                    failures = failures + 1 if isinstance(measured, PlanewiseError) else 0
+                    if failures >= FAILURES_IN_A_ROW and isinstance(measured, PlanewiseError):
                         self._give_up(visit, pending, measured)
         except (_TooManyFailuresError, StorageError):
             raise
@@ -385,8 +386,8 @@ class _Runner:
 
     def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
         place = self._place(visit, trial)
-        # By this machine's clock: a guest that was saved awoke with the time of then.
-        known: dict[str, object] = {"started": datetime.now(UTC)}
+        # By this machine's clock: a restored guest's clock shows when it was saved.
+        update: dict[str, object] = {"started": datetime.now(UTC)}
         if self.watch is not None:
             self.watch.start()
         try:
@@ -395,8 +396,8 @@ class _Runner:
         except PlanewiseError as error:
             return error
         if self.watch is not None:
-            known["host"] = self.watch.stop()
-        return replace(result, record=result.record.model_copy(update=known))
+            update["host"] = self.watch.stop()
+        return replace(result, record=result.record.model_copy(update=update))
 
     def _keep(self, visit: Visit, trial: Trial, measured: TrialResult | PlanewiseError) -> None:
         if isinstance(measured, PlanewiseError):
@@ -414,40 +415,40 @@ class _Runner:
         if not missed:
             return
         self.missed += 1
-        if self.missed <= _TOLD:
-            what = "; ".join(trial.sentence for trial in missed)
-            self.progress.note(f"{record.trial} missed its level and does not count: {what}")
-        if self.missed == _TOLD:
+        if self.missed <= _MOST_WARNINGS:
+            sentences = "; ".join(trial.sentence for trial in missed)
+            self.progress.note(f"{record.trial} missed its level and does not count: {sentences}")
+        if self.missed == _MOST_WARNINGS:
             self.progress.note("further trials that miss theirs are named in the report alone")
 
     def _give_up(self, visit: Visit, pending: list[Trial], error: PlanewiseError) -> None:
         """Records what is left of a cell as failed; its reason is the same for all."""
         for number, trial in enumerate(pending):
-            self._failed(visit, trial, error.what, say=number == 0)
+            self._failed(visit, trial, error.what, note=number == 0)
             self.worked_s += trial_s(trial)
         pending.clear()
 
-    def _failed(self, visit: Visit, trial: Trial, why: str, *, say: bool = True) -> None:
+    def _failed(self, visit: Visit, trial: Trial, reason: str, *, note: bool = True) -> None:
         record = TrialRecord(
             **self._place(visit, trial).fields,
             kind=trial.kind,
             started=datetime.now(UTC),
             duration_s=0,
             status="failed",
-            reason=why,
+            reason=reason,
         )
         self.writer.append(record)
-        if say:
-            self.progress.note(f"{trial.name} failed: {why}")
+        if note:
+            self.progress.note(f"{trial.name} failed: {reason}")
         self.order += 1
         self.failed += 1
-        self._last = why
+        self._last_failure = reason
 
     def _count_cell(self, visit: Visit, succeeded: bool) -> None:
         self.failed_cells = 0 if succeeded else self.failed_cells + 1
         if self.failed_cells >= FAILURES_IN_A_ROW:
             raise _TooManyFailuresError(
-                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self._last}",
+                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self._last_failure}",
                 remedy="mend the cause; then continue with `planewise run --resume`",
             )
 
@@ -489,6 +490,6 @@ def _discard(_: KpiSample) -> None:
 
 
 def default_directory() -> Path:
-    """Where a run goes when no one says: `runs/<time>` below the current directory."""
+    """The run directory when none is named: `runs/<time>` below the current directory."""
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")  # noqa: DTZ005 - a person's clock
     return Path("runs") / stamp

@@ -62,12 +62,12 @@ EMULATED_PATIENCE_S = 60.0
 """The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
 
 _CHECK_S = 2.0
-"""How often one looks whether the guests still live, while packets are late."""
+"""How often the guests are checked while packets are late."""
 
 _PARTS: tuple[Metric, ...] = ("overhead", "response", "sender_stack", "responder_stack")
 
 _LATE_SHARE = 0.01
-"""Of the packets, whose stamp is impossible, so that none of that driver's is believed."""
+"""Share of packets with impossible stamps, above which no stamp of the driver's counts."""
 
 _GUEST_RING_MIB = 1
 """Of the capture in a virtual machine, which has little memory."""
@@ -108,7 +108,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             path = _of_requests(path)
             start_redis(path.hosts["responder"], [path.responder], running)
         if not trial.guest_stamps:
-            points = [one for one in path.capture_points if not one.name.endswith("_inside")]
+            points = [point for point in path.capture_points if not point.name.endswith("_inside")]
             path = replace(path, capture_points=points)
         taps = _start_taps(path, trial.protocol, running)
         watch = _watch_responder(path, running)
@@ -133,8 +133,8 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             watch = _watch_responder(path, running)
             # A trial that missed its rate counts nowhere, and its packets would take for ever.
             steady = _steady(path, trial) if keeps_levels(record) else ping
-            used = _cpu(steady, watch)
-            record = record.model_copy(update=_steadily(record, steady, used))
+            update = _steady_fields(record, steady, _cpu(steady, watch))
+            record = record.model_copy(update=update)
     return TrialResult(record, packets)
 
 
@@ -148,9 +148,9 @@ def _coalesce(path: RttPath, trial: RttTrial) -> None:
 
 def _of_requests(path: RttPath) -> RttPath:
     """The path without capture points: of a TCP stream no frame is known to be one request."""
-    why = "a request's frame cannot be identified: TCP joins, cuts and repeats what it sends"
+    reason = "a request's frame cannot be identified: TCP joins, cuts and repeats what it sends"
     parts: tuple[Metric, ...] = ("rtt_kernel", *_PARTS)
-    return replace(path, capture_points=(), not_measurable=dict.fromkeys(parts, why))
+    return replace(path, capture_points=(), not_measurable=dict.fromkeys(parts, reason))
 
 
 def _watch_responder(path: RttPath, running: ExitStack) -> HostProcess | None:
@@ -185,8 +185,8 @@ def _start_taps(path: RttPath, protocol: Protocol, running: ExitStack) -> list[_
     """A `pw-probe tap` for each kernel: one a host, and one a virtual machine."""
     kernels: dict[tuple[HostRole, str | None], list[CapturePoint]] = {}
     for point in path.capture_points:
-        where = point.netns if point.own_kernel else None
-        kernels.setdefault((point.host, where), []).append(point)
+        guest = point.netns if point.own_kernel else None
+        kernels.setdefault((point.host, guest), []).append(point)
     taps: list[_Tap] = []
     for (role, guest), points in kernels.items():
         host = path.hosts[role]
@@ -238,11 +238,11 @@ def await_late_end(
 def _steady(path: RttPath, trial: RttTrial) -> PingOutput:
     """The trial's traffic once more, for what the CPUs do; its packets are not kept.
 
-    It ends in time also where its rate is not had.
+    It ends in time also where its rate is not reached.
     """
-    wanted = math.ceil(trial.mean_pps * trial.steady_s)
+    packets = math.ceil(trial.mean_pps * trial.steady_s)
     host = path.hosts["sender"]
-    argv = _command(path, trial, min(wanted, path.most_steady_packets))
+    argv = _command(path, trial, min(packets, path.most_steady_packets))
     with host.start(argv, netns=path.sender.netns) as process:
         try:
             finished = process.wait(READY_S + path.patience_s + 2 * trial.steady_s)
@@ -251,10 +251,10 @@ def _steady(path: RttPath, trial: RttTrial) -> PingOutput:
     return parse(finished, PingOutput)
 
 
-def _steadily(
+def _steady_fields(
     record: TrialRecord, steady: PingOutput, cpu: Mapping[str, dict[str, float]]
 ) -> dict[str, object]:
-    """What a record has of the traffic for CPU time: nothing where its rate was not kept."""
+    """A record's fields by the traffic for CPU time; no CPU time where its rate was not kept."""
     if is_kept(steady.load.intended_pps, steady.load.achieved_pps):
         return {"cpu": dict(cpu), "cpu_window_s": steady.duration_s}
     reason = (
@@ -322,8 +322,8 @@ def parts_ns(packets: pl.DataFrame) -> dict[Metric, np.ndarray]:
 
 
 def late_stamps(packets: pl.DataFrame) -> float | None:
-    """The share of packets that came back sooner, by the sender's kernel stamps, than the responder
-    let go of them by its own: they were stamped after they had been sent. None: cannot be told.
+    """The share of packets that by the sender's kernel stamps were away for less time than the
+    responder had them: they were stamped after they had been sent. None: unknown.
 
     Some drivers stamp a frame when it is already on its way (igbvf in Linux 6.12 does).
     """
@@ -336,8 +336,8 @@ def late_stamps(packets: pl.DataFrame) -> float | None:
         for point in ("responder_nic", "responder_guest", "responder_inside")
         if {request := f"{point}_request_ns", reply := f"{point}_reply_ns"} <= {*packets.columns}
     ]
-    known = [float(share) for share in shares if isinstance(share, float)]
-    return max(known, default=None)
+    numbers = [float(share) for share in shares if isinstance(share, float)]
+    return max(numbers, default=None)
 
 
 def summarise(values_ns: np.ndarray) -> Latency:

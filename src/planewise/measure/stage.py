@@ -45,8 +45,8 @@ class Place:
 
 
 class Station(Protocol):
-    """One cell, set up and loaded. What can be measured on it is told by further protocols, each
-    beside the trial that asks for it (`trials.rtt.RttStation`, …)."""
+    """One cell, set up and loaded. Further protocols, each beside the trial that needs it
+    (`trials.rtt.RttStation`, …), say what can be measured on it."""
 
 
 class Trial(Protocol):
@@ -126,7 +126,7 @@ class ClearableStage(Protocol):
 
 @runtime_checkable
 class FactualStage(Protocol):
-    """A stage of which there is something to know."""
+    """A stage with facts that a reader of its runs must know."""
 
     def facts(self) -> StageFacts:
-        """What it is; complete once `unavailable` was asked."""
+        """Its facts; complete once `unavailable` was called."""

@@ -44,8 +44,8 @@ from planewise.testbed.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.testbed import Testbed
 from planewise.testbed.vfs import Pf, read_pf
 
-_A_DAY_S = 86_400.0
-"""A visit may last long; that its load dies with planewise is seen to elsewhere."""
+_LOAD_LIMIT_S = 86_400.0
+"""Longer than any visit; the load ends with planewise in any case."""
 
 
 class Testbeds:
@@ -62,7 +62,7 @@ class Testbeds:
         self._built = ExitStack()
         self._testbeds: dict[tuple[str, ...], Testbed] = {}
         self._generator: HostGenerator | None = None
-        self._here = LocalHost("generator")
+        self._local = LocalHost("generator")
         self._with_vfs = False
         self.cpus: CpuSplit | None = None if pair is not None else split_cpus()
         """Which CPUs generate and receive, where both hosts are this machine."""
@@ -82,14 +82,14 @@ class Testbeds:
     def expect(self, settings: Sequence[Setting]) -> dict[Setting, str]:
         """See `Testbed.expect`."""
         self._with_vfs = any(setting.vfs_a_host() for setting in settings)
-        together: dict[int, tuple[Testbed, list[Setting]]] = {}
+        by_testbed: dict[int, tuple[Testbed, list[Setting]]] = {}
         for setting in settings:
             testbed = self.of(setting)
-            together.setdefault(id(testbed), (testbed, []))[1].append(setting)
+            by_testbed.setdefault(id(testbed), (testbed, []))[1].append(setting)
         return {
             setting: reason
-            for testbed, asked in together.values()
-            for setting, reason in testbed.expect(asked).items()
+            for testbed, group in by_testbed.values()
+            for setting, reason in testbed.expect(group).items()
         }
 
     def new_block(self) -> None:
@@ -115,14 +115,14 @@ class Testbeds:
     def machines(self) -> Sequence[Host]:
         """The machines that the hosts are, or are namespaces of."""
         if self._pair is None:
-            return (self._here,)
+            return (self._local,)
         return [machine.host for machine in self._pair.machines.values()]
 
     @property
     def generator(self) -> HostGenerator:
         """What generates frames: this machine, or the sender's host."""
         if self._generator is None:
-            host: Host = self._here if self._pair is None else self._pair.machines["sender"].host
+            host: Host = self._local if self._pair is None else self._pair.machines["sender"].host
             self._generator = HostGenerator(host, self.cpus)
         return self._generator
 
@@ -134,7 +134,7 @@ class Testbeds:
         try:
             self._built.close()
         finally:
-            self._here.close()
+            self._local.close()
 
 
 class GuestStage:
@@ -159,7 +159,7 @@ class GuestStage:
             reason := lacking(self._testbeds.machines, [STRESS_NG])
         ):
             reasons = {cell: reason for cell in cells if cell.load_type in STRESSORS}
-            settings = {cell: own for cell, own in settings.items() if cell not in reasons}
+            settings = {cell: setting for cell, setting in settings.items() if cell not in reasons}
         refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
         if self._alloc is not None:
             for setting in settings.values():
@@ -172,7 +172,7 @@ class GuestStage:
         }
 
     def _setting(self, cell: Cell) -> Setting:
-        """What must stand for a cell."""
+        """The setting that a cell is measured on."""
         return cell.testbed
 
     def _no_allocator(self, setting: Setting, part: AllocPart) -> str:
@@ -181,11 +181,11 @@ class GuestStage:
         if not pair.separate:
             return "the allocator gives VFs: run it with --lab, or with --sender and --responder"
         machine = pair.machines["responder"]
-        found = self._testbeds.of(setting).resources("responder")
-        pf = read_pf(machine.host, machine.nic) if found.vfs else None
+        resources = self._testbeds.of(setting).resources("responder")
+        pf = read_pf(machine.host, machine.nic) if resources.vfs else None
         return allocator_shortage(
-            found, pf, part.vfs, self._guests_at_nic(setting)
-        ) or self._cannot_join(machine.host, found, pf, setting)
+            resources, pf, part.vfs, self._guests_at_nic(setting)
+        ) or self._cannot_join(machine.host, resources, pf, setting)
 
     def _guests_at_nic(self, setting: Setting) -> int:
         """Guests of the responder, its main one apart, whose addresses its NIC receives for."""
@@ -196,10 +196,10 @@ class GuestStage:
         can."""
         return bonding_shortage(host)
 
-    def _allocator(self, standing: Arrangement, pair: Pair, vfs: int) -> Allocator:
-        """What gives VFs to the responder's background guests."""
-        host, nic = standing.hosts["responder"], pair.machines["responder"].nic
-        return Allocator(host, nic, pair.token, vfs, standing.background("responder"))
+    def _allocator(self, arrangement: Arrangement, pair: Pair, vfs: int) -> Allocator:
+        """The allocator of VFs to the responder's background guests."""
+        host, nic = arrangement.hosts["responder"], pair.machines["responder"].nic
+        return Allocator(host, nic, pair.token, vfs, arrangement.background("responder"))
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
@@ -224,7 +224,7 @@ class GuestStage:
         """The cell's guests, with their background load running."""
         setting = self._setting(cell)
         testbed = self._testbeds.of(setting)
-        spec = replace(load_of(cell, self._background), limit_s=_A_DAY_S)
+        spec = replace(load_of(cell, self._background), limit_s=_LOAD_LIMIT_S)
         crew = ShellCrew if testbed.pair.separate else ProcessCrew
         with (
             testbed.arrange(setting) as arrangement,
@@ -248,9 +248,9 @@ class GuestStage:
 
 
 class GuestStation:
-    """One setting that stands: what can be measured between its main guests.
+    """One setting, set up: measures between its main guests.
 
-    `load` runs beside every trial. `make_allocator` makes what gives so many VFs to the guests.
+    `load` runs beside every trial. `make_allocator` takes the number of VFs.
     """
 
     def __init__(
@@ -276,13 +276,13 @@ class GuestStation:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial, with each frame received by the CPU where it arrives."""
         self._steer(False)
-        standing = self._arrangement
+        arrangement = self._arrangement
         path = RttPath(
-            hosts=standing.hosts,
-            sender=standing.main("sender"),
-            responder=standing.main("responder"),
-            capture_points=standing.capture_points,
-            not_measurable=standing.not_measurable,
+            hosts=arrangement.hosts,
+            sender=arrangement.main("sender"),
+            responder=arrangement.main("responder"),
+            capture_points=arrangement.capture_points,
+            not_measurable=arrangement.not_measurable,
             separate=self._separate,
             patience_s=SERVERS_PATIENCE_S if self._two_hosts else FIRST_ANSWER_S,
         )
@@ -294,12 +294,12 @@ class GuestStation:
         self._steer(True)
         generator = self._testbeds.generator
         if self._separate:
-            apart = self._apart_path()
+            apart_path = self._apart_path()
             return beside(
-                self._background, lambda: measure_load_apart(apart, trial, place, generator)
+                self._background, lambda: measure_load_apart(apart_path, trial, place, generator)
             )
-        standing = self._arrangement
-        path = LoadPath(standing.trial_path(), standing.counter_points, self._ip_version)
+        arrangement = self._arrangement
+        path = LoadPath(arrangement.trial_path(), arrangement.counter_points, self._ip_version)
         return beside(self._background, lambda: measure_load(path, trial, place, generator))
 
     def ends(self) -> Mapping[HostRole, End]:
@@ -308,9 +308,9 @@ class GuestStation:
 
     def sent(self) -> Counters:
         """See `ends.PairStation`: the guest's own interface counts it."""
-        standing = self._arrangement
-        gauge = self._gauge("sender", standing.main("sender"))
-        return sent_through(standing.hosts["sender"], gauge)
+        arrangement = self._arrangement
+        gauge = self._gauge("sender", arrangement.main("sender"))
+        return sent_through(arrangement.hosts["sender"], gauge)
 
     def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
         """See `ends.PairStation`; each frame is received by the CPU where it arrives."""
@@ -320,24 +320,26 @@ class GuestStation:
     def alloc(self, trial: AllocTrial, place: Place) -> TrialResult:
         """Runs one trial of the allocator, on the background guests."""
         self._steer(False)
-        standing = self._arrangement
+        arrangement = self._arrangement
         if self._allocator is None:
             self._allocator = self._opened.enter_context(self._make_allocator(trial.part.vfs))
-        path = AllocPath(standing.hosts["sender"], standing.background("sender"), self._allocator)
+        path = AllocPath(
+            arrangement.hosts["sender"], arrangement.background("sender"), self._allocator
+        )
         return beside(self._background, lambda: measure_allocation(path, trial, place))
 
     def visible(self) -> Visible:
         """See `meter.VisibleStation`: every guest's own interface."""
-        standing = self._arrangement
+        arrangement = self._arrangement
         gauges = [
             self._gauge(self._role_of(guest), guest)
             for role in HOSTS
-            for guest in (standing.main(role), *standing.background(role))
+            for guest in (arrangement.main(role), *arrangement.background(role))
         ]
         if not self._two_hosts:
             return Visible(gauges)
-        roles: Sequence[HostRole] = ("sender",) if standing.shared else HOSTS
-        return Visible(gauges, {role: standing.hosts[role] for role in roles})
+        roles: Sequence[HostRole] = ("sender",) if arrangement.shared else HOSTS
+        return Visible(gauges, {role: arrangement.hosts[role] for role in roles})
 
     def _gauge(self, lives_on: HostRole, guest: Guest) -> Gauge:
         """What a guest sends is counted at its own interface."""
@@ -348,13 +350,13 @@ class GuestStation:
         return "sender" if self._two_hosts and self._arrangement.shared else guest.host
 
     def _apart_path(self) -> ApartPath:
-        standing = self._arrangement
-        path = standing.trial_path()
-        sender, responder = standing.main("sender"), standing.main("responder")
+        arrangement = self._arrangement
+        path = arrangement.trial_path()
+        sender, responder = arrangement.main("sender"), arrangement.main("responder")
         return ApartPath(
-            LoadEnd(standing.hosts["sender"], sender.name, f"{sender.interface}@{sender.netns}"),
+            LoadEnd(arrangement.hosts["sender"], sender.name, f"{sender.interface}@{sender.netns}"),
             LoadEnd(
-                standing.hosts["responder"],
+                arrangement.hosts["responder"],
                 responder.name,
                 f"{responder.interface}@{responder.netns}",
             ),
@@ -362,13 +364,13 @@ class GuestStation:
             destination=path.destination(self._ip_version),
             next_hop_mac=path.next_hop_mac,
             counters=counters_between(
-                standing.hosts, standing.counter_points, (sender.netns, responder.netns)
+                arrangement.hosts, arrangement.counter_points, (sender.netns, responder.netns)
             ),
         )
 
-    def _steer(self, wanted: bool) -> None:
+    def _steer(self, split: bool) -> None:
         cpus = self._testbeds.cpus
-        if cpus is None or wanted == self._steered:
+        if cpus is None or split == self._steered:
             return
         for role, interfaces in self._arrangement.entrances.items():
             netns = self._arrangement.sites[role].netns
@@ -377,9 +379,9 @@ class GuestStation:
                     self._arrangement.hosts[role],
                     netns,
                     interfaces,
-                    cpus.receivers if wanted else (),
+                    cpus.receivers if split else (),
                 )
-        self._steered = wanted
+        self._steered = split
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ MIN_LOAD_PPS = 100.0
 
 
 class StandingSut(Protocol):
-    """A SUT that stands."""
+    """A SUT that has been built."""
 
     @property
     def facts(self) -> StageFacts:
@@ -48,7 +48,7 @@ class StandingSut(Protocol):
 
 
 class Sut(Protocol):
-    """A system under test, before it stands."""
+    """A system under test, before it is built."""
 
     @property
     def cell(self) -> dict[str, Level]:
@@ -62,7 +62,7 @@ class Sut(Protocol):
         """
 
     def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
-        """Makes it stand until `built` is closed.
+        """Builds it; closing `built` removes it.
 
         Raises:
             UnsupportedError: it cannot stand here.
@@ -86,7 +86,7 @@ class PlaneUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut.cell`; what runs had before other guests could be swept stays as it was."""
+        """See `Sut.cell`. As in older runs, `guest` and `path` are named unless the default."""
         beyond: dict[str, Level] = {}
         if self.guest != "namespace":
             beyond["guest"] = self.guest
@@ -143,7 +143,7 @@ class RouterUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut.cell`; that of a router alone stays as runs from before campaigns have it."""
+        """See `Sut.cell`. As in older runs, only a campaign's cells name the default levels."""
         beyond: dict[str, Level] = {}
         if self.labels or self.forwarding != "kernel":
             beyond["forwarding"] = self.forwarding
@@ -178,11 +178,11 @@ class RouterUnderTest:
         )
         target.facts = StageFacts(emulated=router.emulated)
         if target.cpus is not None and self.pinning != "none":
-            for place, entrance in enumerate(router.entrances):
+            for port, entrance in enumerate(router.entrances):
                 receivers = target.cpus.receivers
                 if self.pinning != "spread":
                     receivers = (
-                        receivers[place : place + 1] if self.pinning == "two" else receivers[:1]
+                        receivers[port : port + 1] if self.pinning == "two" else receivers[:1]
                     )
                 steer(router.hosts["router"], router.router_netns, [entrance], receivers)
         target.path = LoadPath(router.trial_path(), router.counter_points, self.ip_version)
@@ -202,8 +202,8 @@ class InterfacesUnderTest:
     @property
     def cell(self) -> dict[str, Level]:
         """See `Sut.cell`."""
-        between = f"{self.path.tx_interface}-{self.path.rx_interface}"
-        return {"plane": between, "ip_version": self.ip_version}
+        plane = f"{self.path.tx_interface}-{self.path.rx_interface}"
+        return {"plane": plane, "ip_version": self.ip_version}
 
     def on(self, pair: Pair) -> Sut:
         """See `Sut.on`."""
@@ -226,10 +226,10 @@ class InterfacesUnderTest:
                 ("--rx", path.rx_netns, path.rx_interface),
             ):
                 try:
-                    there = host.has_interface(interface, netns=netns or None)
+                    exists = host.has_interface(interface, netns=netns or None)
                 except PlanewiseError as error:
                     raise BadInputError(error.what, where=flag, remedy=error.remedy) from error
-                if not there:
+                if not exists:
                     raise BadInputError(
                         f"there is no interface {interface}{f' in {netns}' if netns else ''}",
                         where=flag,
@@ -302,7 +302,7 @@ class SutMeasurer:
     @property
     def facts(self) -> StageFacts:
         """What a reader of its figures must know."""
-        return self._standing.facts
+        return self._built_target.facts
 
     @property
     def min_load_pps(self) -> float:
@@ -312,7 +312,7 @@ class SutMeasurer:
     @property
     def max_load_pps(self) -> float:
         """The generator's own maximum."""
-        return self._standing.max_pps(self.size_bytes)
+        return self._built_target.max_pps(self.size_bytes)
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Runs one trial. PlanewiseError when it could not be run."""
@@ -320,7 +320,7 @@ class SutMeasurer:
         trial = LoadTrial(f"{name}@{offered_pps:.0f}", offered_pps, self.size_bytes, duration_s)
         place = Place(trial.name, self.cell, 0, self._trials)
         try:
-            record = self._standing.load(trial, place).record
+            record = self._built_target.load(trial, place).record
         except PlanewiseError:
             self.sut.check()
             raise
@@ -344,7 +344,7 @@ class SutMeasurer:
         )
 
     @property
-    def _standing(self) -> StandingSut:
+    def _built_target(self) -> StandingSut:
         if self._target is None:
             raise RuntimeError("use it in a with block")
         return self._target

@@ -38,7 +38,7 @@ from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.testbed import VmTestbed
 
 SECOND_WIRE = "wire1"
-"""Here guests on the bridge and guests on the NIC stand side by side, each on a wire of theirs."""
+"""Second wire of hosts on this machine: guests on the bridge and on the NIC have one each."""
 
 GUEST_RING_MIB = 4
 """Room for frames in a guest that has little memory; 30 000 of the smallest."""
@@ -70,7 +70,7 @@ class VmStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
         try:
-            lacking = self._testbed_now().expect(cell.testbed for cell in cells)
+            lacking = self._open_testbed().expect(cell.testbed for cell in cells)
         except PlanewiseError as error:
             return dict.fromkeys(cells, error.what)
         reasons = {}
@@ -84,19 +84,19 @@ class VmStage:
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The maximum of the generator in the sender's main guest [packet/s]."""
         alone = replace(cell.testbed, background_guests=0)
-        with self._testbed_now().arrange(alone) as arrangement:
+        with self._open_testbed().arrange(alone) as arrangement:
             return self._generator(arrangement).max_pps(size_bytes, self._ip_version)
 
     def facts(self) -> StageFacts:
         """Whether the guests' CPUs are emulated, and what else than the plane differs."""
         if not self._planes:
             return StageFacts()
-        lent = [self._testbed_now().platform(role) for role in HOSTS]
+        platforms = [self._open_testbed().platform(role) for role in HOSTS]
         return StageFacts(
-            "; ".join(dict.fromkeys(ours.emulated for ours in lent if ours.emulated)),
+            "; ".join(dict.fromkeys(p.emulated for p in platforms if p.emulated)),
             {
                 plane: (
-                    *vms.differences(plane, lent[0], self._options),
+                    *vms.differences(plane, platforms[0], self._options),
                     *vm_plane(plane).remarks(self._sender.host, local=bool(self._sender.netns)),
                 )
                 for plane in sorted(self._planes)
@@ -106,7 +106,7 @@ class VmStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[VmStation]:
         """The cell's guests, awake, with their background load running."""
-        testbed, setting = self._testbed_now(), cell.testbed
+        testbed, setting = self._open_testbed(), cell.testbed
         check = partial(testbed.check, setting)
         with (
             testbed.arrange(setting) as arrangement,
@@ -131,7 +131,7 @@ class VmStage:
         assert self._pair is not None
         return self._pair.machines["sender"]
 
-    def _testbed_now(self) -> VmTestbed:
+    def _open_testbed(self) -> VmTestbed:
         if self._testbed is None:
             self._pair = self._built.enter_context(self._opening)
             testbed = VmTestbed(self._pair, self._mtu_bytes, self._options)
@@ -139,10 +139,10 @@ class VmStage:
         return self._testbed
 
     def _generator(self, arrangement: VmArrangement) -> HostGenerator:
-        """That of the sender's main guest, which is another once it was replaced."""
+        """The generator in the sender's main guest; a new one once that guest was replaced."""
         host, guest = arrangement.hosts["sender"], arrangement.main("sender")
-        made = HostGenerator(host, netns=guest.netns)
-        return self._generators.setdefault(guest.netns, made)
+        generator = HostGenerator(host, netns=guest.netns)
+        return self._generators.setdefault(guest.netns, generator)
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +168,7 @@ def options_of(design: Design) -> VmOptions:
 
 @contextmanager
 def lost_guest_first(check: Callable[[], None]) -> Iterator[None]:
-    """A trial that fails because a guest ended raises that, not that nobody answered.
+    """Raises that a guest ended, where that is why a trial failed, not that nobody answered.
 
     Raises:
         PlanewiseError: what `check` raises, else what the block raised.
@@ -219,7 +219,7 @@ class VmStation:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial. Its CPU figures are the hosts', not those of a guest."""
         host = self._path.hosts["sender"]
-        # What planewise itself takes counts where it runs.
+        # Planewise's own CPU time counts where it runs.
         argv = [host.probe, "cpu", *(() if self._pair.separate else ("--with-parent",))]
         with lost_guest_first(self._check), host.start(argv) as cpu:
             result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
@@ -246,8 +246,8 @@ class VmStation:
         read = plane.sent(host, self._arrangement.sites["sender"], sender)
         if read is not None:
             return lambda: {"": read()}
-        seen = gauges_of(self._pair.machines["sender"].netns, [sender])
-        return sent_through(host, seen[0]) if seen else None
+        gauges = gauges_of(self._pair.machines["sender"].netns, [sender])
+        return sent_through(host, gauges[0]) if gauges else None
 
     def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
         """See `ends.PairStation`."""
@@ -263,19 +263,20 @@ class VmStation:
 
     def visible(self) -> Visible:
         """See `meter.VisibleStation`: the hosts' sides of the guests, which are not disturbed."""
-        standing, machines = self._arrangement, self._pair.machines
+        arrangement, machines = self._arrangement, self._pair.machines
         gauges = []
         for role in HOSTS:
-            lives_on: HostRole = "sender" if standing.shared else role
-            guests = (standing.main(role), *standing.background(role))
+            lives_on: HostRole = "sender" if arrangement.shared else role
+            guests = (arrangement.main(role), *arrangement.background(role))
             gauges += gauges_of(machines[lives_on].netns, guests, lives_on)
-        here = not self._pair.separate
-        return Visible(gauges, None if here else {str(r): standing.hosts[r] for r in HOSTS})
+        if not self._pair.separate:
+            return Visible(gauges)
+        return Visible(gauges, {str(role): arrangement.hosts[role] for role in HOSTS})
 
 
-def load_path_of(standing: Arrangement, ip_version: IpVersion = 4) -> ApartPath:
+def load_path_of(arrangement: Arrangement, ip_version: IpVersion = 4) -> ApartPath:
     """The way of a load trial between two main guests that are virtual machines. Pure."""
-    hosts, mains = standing.hosts, standing.mains
+    hosts, mains = arrangement.hosts, arrangement.mains
     sender, responder = mains["sender"], mains["responder"]
     ends = {
         role: LoadEnd(hosts[role], guest.name, guest.interface, guest.netns, GUEST_RING_MIB)
@@ -286,9 +287,9 @@ def load_path_of(standing: Arrangement, ip_version: IpVersion = 4) -> ApartPath:
         ends["responder"],
         source=sender.address(ip_version),
         destination=responder.address(ip_version),
-        next_hop_mac=standing.next_hop_mac(),
+        next_hop_mac=arrangement.next_hop_mac(),
         counters=counters_between(
-            hosts, standing.counter_points, (guest.netns for guest in mains.values())
+            hosts, arrangement.counter_points, (guest.netns for guest in mains.values())
         ),
         # An emulated NIC has no room when what lies behind it, which is measured, is slow. A VF
         # is a real NIC, which has none at line rate.
