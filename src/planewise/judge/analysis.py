@@ -42,7 +42,7 @@ SERIES = "series"
 
 @dataclass(frozen=True)
 class Question:
-    """What runs are asked."""
+    """What is compared in runs."""
 
     factor: str = "plane"
     """Whose levels are compared; `run` compares runs, `series` planes with their backgrounds'."""
@@ -59,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that was found."""
+    """The results of a comparison."""
 
     samples: tuple[RunSample, ...]
     paths: tuple[Path, ...]
@@ -146,15 +146,15 @@ def _pooled(
     """The publications' tests on single readings, and why readings are missing."""
     packets, unread = [], Counter[str]()
     for path, sample in zip(paths, samples, strict=True):
-        trials = [t for t in sample.trials if t.kind == "rtt" and keeps_levels(t)]
+        trials = [trial for trial in sample.trials if trial.kind == "rtt" and keeps_levels(trial)]
         for read_rtt in read_rtts(path, trials, rtt_source(samples)):
             if read_rtt.why:
                 unread[read_rtt.why] += 1
                 continue
-            where = Observation(
+            observation = Observation(
                 sample.label, read_rtt.trial.block, sample.cell(read_rtt.trial), 0.0, 0.0
             )
-            packets.append(TrialReadings(where, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
+            packets.append(TrialReadings(observation, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
     if not packets:
         raise BadInputError(
             "no packets were kept: pooled tests need them",
@@ -169,12 +169,12 @@ def _pooled(
         readings = ReadingTable(of_trials(cpu), question.factor, question.by, cpu.run_factors)
         tests += readings.pooled(cpu.metric.name)
     return tests, tuple(
-        f"{times} trial{'s' if times != 1 else ''} without packets: {why}"
-        for why, times in unread.items()
+        f"{times} trial{'s' if times != 1 else ''} without packets: {reason}"
+        for reason, times in unread.items()
     )
 
 
-def _metric_names(asked: Sequence[str], samples: Sequence[RunSample]) -> tuple[str, ...]:
+def _metric_names(requested: Sequence[str], samples: Sequence[RunSample]) -> tuple[str, ...]:
     present = metrics_in(samples)
     if not present:
         raise BadInputError(
@@ -182,11 +182,11 @@ def _metric_names(asked: Sequence[str], samples: Sequence[RunSample]) -> tuple[s
             where=", ".join(sample.label for sample in samples),
             remedy="`planewise report` says why trials failed, and what they achieved",
         )
-    if not asked:
+    if not requested:
         usual = ("rtt", "throughput", "transmitted", "goodput")
         return (next((name for name in usual if name in present), present[0]),)
     names: list[str] = []
-    for name in asked:
+    for name in requested:
         if name == ALL:
             names += present
         elif name == "cpu":
@@ -215,16 +215,16 @@ def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
 
 
 def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) -> None:
-    known = _factors(samples)
+    factors = _factors(samples)
     for flag, name in (("--factor", factor), ("--by", by)):
-        if name and name not in known and not (flag == "--by" and name == "load"):
+        if name and name not in factors and not (flag == "--by" and name == "load"):
             one_run = name == "run" and len(samples) == 1
             raise BadInputError(
                 "one run alone has no factor run" if one_run else f"there is no factor '{name}'",
                 where=flag,
                 remedy="name two runs or more"
                 if one_run
-                else f"factors that there are: {', '.join(sorted(known))}",
+                else f"factors that there are: {', '.join(sorted(factors))}",
             )
 
 

@@ -45,7 +45,7 @@ def bound_of(low: float, high: float) -> Bound:
 
 
 def opposite(bound: Bound) -> Bound:
-    """What a bound is of the value with the other sign."""
+    """The bound of the value with the other sign."""
     return "at most" if bound == "at least" else "at least" if bound == "at most" else bound
 
 

@@ -91,7 +91,7 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """What a reader is told."""
+        """The agreement in a sentence."""
         if not self.pairs:
             return "No configuration was repeated, so nothing tells how far repetitions agree."
         ratio = ""
@@ -120,7 +120,7 @@ def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = (
     The duration of a trial is an aspect also where only the trials tell it. `repetition` names
     further aspects that tell one repetition from another, such as testbeds of one make.
     """
-    told_apart = REPETITION | set(repetition)
+    of_repetition = REPETITION | set(repetition)
     info: dict[str, Level] = {
         name: level for name, level in trials.info.items() if name not in _NOT_ASPECTS
     }
@@ -131,20 +131,20 @@ def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = (
             info["duration_s"] = whole_s if whole_s == seconds[0] else float(seconds[0])
     return CampaignCurve(
         f"{trials.name} {trials.curve}".strip(),
-        {name: level for name, level in info.items() if name not in told_apart},
-        tuple(sorted((name, level) for name, level in info.items() if name in told_apart)),
+        {name: level for name, level in info.items() if name not in of_repetition},
+        tuple(sorted((name, level) for name, level in info.items() if name in of_repetition)),
         verdict,
     )
 
 
 def campaign(members: Sequence[CampaignCurve], aspects: Sequence[str] = ()) -> Campaign:
     """Counts words and figures by aspect; `aspects`: these alone, default all that vary."""
-    names = sorted({name for one in members for name in one.aspects})
+    names = sorted({name for curve in members for name in curve.aspects})
     rows = []
     for name in aspects or names:
         by_level: dict[Level, list[CampaignCurve]] = defaultdict(list)
-        for one in members:
-            by_level[one.aspects.get(name, NOT_SAID)].append(one)
+        for curve in members:
+            by_level[curve.aspects.get(name, NOT_SAID)].append(curve)
         if len(by_level) > 1 or aspects:
             rows += [_row(name, level, by_level[level]) for level in sorted(by_level, key=_natural)]
     return Campaign(tuple(members), tuple(rows), _agreement(members))
@@ -159,11 +159,11 @@ def _natural(level: Level) -> list[tuple[bool, float, str]]:
 
 
 def _row(aspect: str, level: Level, members: Sequence[CampaignCurve]) -> LevelRow:
-    verdicts = [one.verdict for one in members]
+    verdicts = [member.verdict for member in members]
     return LevelRow(
         aspect,
         level,
-        dict(Counter(one.verdict for one in verdicts)),
+        dict(Counter(verdict.verdict for verdict in verdicts)),
         dict(Counter(verdict.open for verdict in verdicts if verdict.open)),
         sum(verdict.pastrami.word == "GOOD" for verdict in verdicts),
         _figures([verdict.pdr.pps for verdict in verdicts if verdict.pdr and verdict.pdr.bounded]),
@@ -187,8 +187,8 @@ def _figures(values: Sequence[float]) -> Figures | None:
 
 def _agreement(members: Sequence[CampaignCurve]) -> Agreement:
     repeated: dict[tuple[tuple[str, Level], ...], list[Verdict]] = defaultdict(list)
-    for one in members:
-        repeated[tuple(sorted(one.aspects.items()))].append(one.verdict)
+    for curve in members:
+        repeated[tuple(sorted(curve.aspects.items()))].append(curve.verdict)
     several = [verdicts for verdicts in repeated.values() if len(verdicts) > 1]
     pairs = [pair for verdicts in several for pair in combinations(verdicts, 2)]
     ratios = [

@@ -327,10 +327,10 @@ class Curve:
             self,
             "points",
             tuple(
-                same[0]
-                if len(same) == 1
-                else LoadPoint(load, RunTable.concatenate([RunTable.of(p.runs) for p in same]))
-                for load, same in sorted(by_load.items())
+                group[0]
+                if len(group) == 1
+                else LoadPoint(load, RunTable.concatenate([RunTable.of(p.runs) for p in group]))
+                for load, group in sorted(by_load.items())
             ),
         )
 

@@ -101,17 +101,17 @@ class Moments:
         saturated = self.ordinary_mean > _SATURATED_PLR
         if saturated.any():
             passed = np.maximum(1 - self.ordinary_mean[saturated], _PRIOR_FLOOR)
-            known = degrees[saturated]
+            free = degrees[saturated]
             # The median: where throughput falls it varies more than on the plateau.
-            shares = (self.deviation[saturated] / passed)[known > 0] ** 2
+            shares = (self.deviation[saturated] / passed)[free > 0] ** 2
             typical = 0.0
             if shares.size:
-                typical = float(np.median(shares)) / _median_share(float(known[known > 0].mean()))
-            common = (_PRIOR_RUNS * _PRIOR_CAP**2 + known.sum() * typical) / (
-                _PRIOR_RUNS + known.sum()
+                typical = float(np.median(shares)) / _median_share(float(free[free > 0].mean()))
+            common = (_PRIOR_RUNS * _PRIOR_CAP**2 + free.sum() * typical) / (
+                _PRIOR_RUNS + free.sum()
             )
             usual[saturated] = passed * math.sqrt(common)
-            prior[saturated] = np.minimum(_PRIOR_RUNS + known.sum() / 2, _POOLED_PRIOR_RUNS)
+            prior[saturated] = np.minimum(_PRIOR_RUNS + free.sum() / 2, _POOLED_PRIOR_RUNS)
         variance = (prior * usual**2 + degrees * self.deviation**2) / (prior + degrees)
         return np.sqrt(variance), prior + degrees
 
@@ -160,8 +160,8 @@ class Draws:
 
     def shares_at(self, offered_pps: Floats, plr: float, headroom: float) -> tuple[float, float]:
         """Shares of GOOD and of BAD with other limits of loss and headroom."""
-        other = headrooms(offered_pps, self.plr, self.forwarded_pps, plr)
-        return float((other.high < headroom).mean()), float((other.low >= headroom).mean())
+        readings = headrooms(offered_pps, self.plr, self.forwarded_pps, plr)
+        return float((readings.high < headroom).mean()), float((readings.low >= headroom).mean())
 
     @property
     def shown(self) -> float:
@@ -224,7 +224,7 @@ def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
 
 
 def usual_deviation(mean: Floats) -> Floats:
-    """What runs usually deviate at such a mean PLR: the prior of the model."""
+    """Usual deviation of runs at such a mean PLR: the prior of the model."""
     return np.minimum(_PRIOR_RATIO * (np.maximum(mean, 0) + _PRIOR_FLOOR), _PRIOR_CAP)
 
 
@@ -242,9 +242,9 @@ def moments(curve: Curve, min_step: float = MIN_STEP) -> Moments:
             )
         )
         places.append(np.concatenate([point.table.order for point in points]).astype(np.float64))
-    every = np.concatenate(places)
-    known = bool((every >= 0).all()) and np.unique(every).size == every.size
-    return moments_of(np.array(offered), runs, places if known else None)
+    orders = np.concatenate(places)
+    ordered = bool((orders >= 0).all()) and np.unique(orders).size == orders.size
+    return moments_of(np.array(offered), runs, places if ordered else None)
 
 
 def levelled(offered_pps: Floats, plr: Floats) -> Floats:
@@ -276,7 +276,7 @@ def moments_of(
         rho = 0.0 if residuals is None else residuals.correlation
     rows = np.empty((6, len(runs)))
     local = np.zeros(len(runs))
-    every: list[float] = []
+    losses: list[float] = []
     for index, counted in enumerate(runs):
         # Counts that cannot be (several times more received than sent) must not break numerics.
         plr = np.maximum(counted, _LEAST_PLR)
@@ -286,7 +286,7 @@ def moments_of(
             ordinary = plr[~disturbed]
             lost = 1 - (1 - plr[disturbed]) / max(1e-9, 1 - float(ordinary.mean()))
             local[index] = lost.sum()
-            every.extend(lost.tolist())
+            losses.extend(lost.tolist())
         rows[:, index] = (
             plr.size,
             plr.mean(),
@@ -299,8 +299,8 @@ def moments_of(
             # The variance of the mean of an AR(1) process seen at these places.
             apart = np.abs(places[index][:, None] - places[index])[:_MOST_VISITS, :_MOST_VISITS]
             rows[5, index] = max(rows[5, index], float((rho**apart).sum()) / apart.shape[0])
-    # A load that saw none, or few, is taken to lose what the disturbed runs of all loads lost.
-    pooled = float(np.mean(every)) if every else 0.0
+    # A load with no or few disturbed runs is taken to lose what those of all loads lost.
+    pooled = float(np.mean(losses)) if losses else 0.0
     depth = (local + pooled) / (rows[0] - rows[2] + 1)
     count, mean, ordinary, ordinary_mean, deviation, widened = rows
     return Moments(offered_pps, count, mean, ordinary, ordinary_mean, deviation, widened, depth)
@@ -350,11 +350,11 @@ def draw(ladder: Moments, *, plr: float, draws: int = 4000, seed: int = 0) -> Dr
     for start in np.unique(first[first < size - 2]):
         rows = np.flatnonzero(first == start)
         forwarded[rows, start:] = _smoothed(ladder, int(start), forwarded[rows, start:], rng)
-    read = headrooms(ladder.offered_pps, mean, forwarded, plr, seed)
+    readings = headrooms(ladder.offered_pps, mean, forwarded, plr, seed)
     outcome = np.full(draws, OPEN, dtype=np.int8)
-    outcome[read.high < HEADROOM_LIMIT] = GOOD
-    outcome[read.low >= HEADROOM_LIMIT] = BAD
-    return Draws(mean, forwarded, outcome, first, read)
+    outcome[readings.high < HEADROOM_LIMIT] = GOOD
+    outcome[readings.low >= HEADROOM_LIMIT] = BAD
+    return Draws(mean, forwarded, outcome, first, readings)
 
 
 def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Generator) -> Floats:
@@ -475,19 +475,19 @@ class _Residuals:
 
 def _residuals(places: Sequence[Floats], runs: Sequence[Floats]) -> _Residuals | None:
     """None where too little was saturated, or loads were measured one after another."""
-    used = [
+    saturated = [
         index
         for index, plr in enumerate(runs)
         if plr.size > 1 and _SATURATED_PLR < float(plr.mean()) < 1
     ]
-    if sum(runs[index].size for index in used) < _MIN_RUNS_DRIFT:
+    if sum(runs[index].size for index in saturated) < _MIN_RUNS_DRIFT:
         return None
-    place = np.concatenate([places[index] for index in used])
-    load = np.repeat(np.arange(len(used)), [runs[index].size for index in used])
+    place = np.concatenate([places[index] for index in saturated])
+    load = np.repeat(np.arange(len(saturated)), [runs[index].size for index in saturated])
     relative = np.concatenate(
-        [(1 - runs[index]) / (1 - float(runs[index].mean())) - 1 for index in used]
+        [(1 - runs[index]) / (1 - float(runs[index].mean())) - 1 for index in saturated]
     )
-    within = np.concatenate([places[index] - places[index].mean() for index in used])
+    within = np.concatenate([places[index] - places[index].mean() for index in saturated])
     if float(within @ within) < _INTERLEAVED * float(((place - place.mean()) ** 2).sum()):
         return None
     by_place = np.argsort(place)
@@ -508,12 +508,12 @@ def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> CapacityTre
     count = np.bincount(residuals.load)
     centred = time - (np.bincount(residuals.load, time) / count)[residuals.load]
     total = float(centred @ centred)
-    free = residuals.place.size - count.size - 1
-    if total <= 0 or free < 3:
+    degrees = residuals.place.size - count.size - 1
+    if total <= 0 or degrees < 3:
         return None
     change = float(centred @ residuals.relative) / total
     residual = residuals.relative - change * centred
-    error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
+    error = math.sqrt(max(float(residual @ residual) / degrees, 1e-18) / total)
     rho = min(0.95, max(0.0, lag1(residual)))
     return CapacityTrend(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
 
@@ -521,8 +521,8 @@ def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> CapacityTre
 def curve_drift(curve: Curve) -> CapacityTrend | None:
     """The same of a curve whose runs carry their place in the sweep's order."""
     places = [point.table.order.astype(np.float64) for point in curve.points]
-    every = np.concatenate(places)
-    if (every < 0).any() or np.unique(every).size < every.size:
+    orders = np.concatenate(places)
+    if (orders < 0).any() or np.unique(orders).size < orders.size:
         return None
     return sweep_drift(places, [point.plr_per_run for point in curve.points])
 

@@ -91,17 +91,17 @@ def _few_runs(curve: Curve) -> Iterator[Caution]:
 
 
 def _limited(curve: Curve) -> Iterator[Caution]:
-    found = [point for point in curve.points if point.limited]
-    if found:
-        none_left = [point for point in found if point.limited == len(point.runs)]
-        worst = max(found, key=lambda point: point.limited)
+    limited = [point for point in curve.points if point.limited]
+    if limited:
+        none_left = [point for point in limited if point.limited == len(point.runs)]
+        worst = max(limited, key=lambda point: point.limited)
         yield Caution(
             "not-limited-by-sut",
-            f"{_at(found, worst)} {worst.limited} of {len(worst.runs)} runs were limited by the "
+            f"{_at(limited, worst)} {worst.limited} of {len(worst.runs)} runs were limited by the "
             "generator, the sink or the clock, not by the SUT; they are left out"
             + (f", but {len(none_left)} loads have no others" if none_left else ""),
             {
-                "loads": len(found),
+                "loads": len(limited),
                 "loads_without_others": len(none_left),
                 "offered_pps": worst.offered_pps,
                 "limited_runs": worst.limited,
@@ -116,21 +116,21 @@ def host_busy(curve: Curve) -> tuple[Caution, ...]:
     Then other work shared them with the system, and how much it got was a matter of chance. Where
     the ladder has no low load, its lowest is looked at.
     """
-    most = float(curve.forwarded_pps.max())
-    low = [point for point in curve.points if point.offered_pps <= _LITTLE * most]
+    best_pps = float(curve.forwarded_pps.max())
+    low = [point for point in curve.points if point.offered_pps <= _LITTLE * best_pps]
     points = low or curve.points[:1]
-    known = np.concatenate([point.table.busy for point in points])
-    known = known[~np.isnan(known)]
-    if not known.size or float(np.median(known)) < _BUSY:
+    shares = np.concatenate([point.table.busy for point in points])
+    shares = shares[~np.isnan(shares)]
+    if not shares.size or float(np.median(shares)) < _BUSY:
         return ()
-    busy = float(np.median(known))
+    busy = float(np.median(shares))
     return (
         Caution(
             "host-busy",
             f"the host's CPUs were {percent_text(round(busy, 2))} busy even at "
             f"{rate_text(points[0].offered_pps)}, where the system has little to do: other work "
             "took its time",
-            {"busy": busy, "offered_pps": points[0].offered_pps, "runs": int(known.size)},
+            {"busy": busy, "offered_pps": points[0].offered_pps, "runs": int(shares.size)},
         ),
     )
 
@@ -166,14 +166,14 @@ def _more_received_than_sent(curve: Curve) -> Iterator[Caution]:
 
 
 def _mixed_durations(curve: Curve) -> Iterator[Caution]:
-    known = np.concatenate([point.table.duration_s for point in curve.points])
-    known = known[~np.isnan(known)]
-    if known.size and float(known.max()) > float(known.min()) * 1.1:
+    times_s = np.concatenate([point.table.duration_s for point in curve.points])
+    times_s = times_s[~np.isnan(times_s)]
+    if times_s.size and float(times_s.max()) > float(times_s.min()) * 1.1:
         yield Caution(
             "mixed-durations",
-            f"trials last between {known.min():g} s and {known.max():g} s and count alike; short "
+            f"trials last between {times_s.min():g} s and {times_s.max():g} s and count alike; short "
             "ones vary more and fill buffers for a larger share of their time",
-            {"shortest_s": float(known.min()), "longest_s": float(known.max())},
+            {"shortest_s": float(times_s.min()), "longest_s": float(times_s.max())},
         )
 
 
@@ -190,7 +190,7 @@ def _pooled_loads(curve: Curve) -> Iterator[Caution]:
 
 def _outlying_runs(curve: Curve, plr: float) -> Iterator[Caution]:
     """Few runs far above the others that alone move a load's mean materially."""
-    rest: dict[LoadPoint, tuple[int, float]] = {}
+    outliers: dict[LoadPoint, tuple[int, float]] = {}
     for point in curve.points:
         values = point.plr_per_run
         if values.size < 5:
@@ -200,18 +200,18 @@ def _outlying_runs(curve: Curve, plr: float) -> Iterator[Caution]:
         far = values > median + max(10 * spread, plr / 2)
         count = int(far.sum())
         if 0 < count <= max(1, values.size // 10):
-            rest[point] = count, float(values[~far].mean())
-    if rest:
-        worst = max(rest, key=lambda point: point.plr_counted - rest[point][1])
-        count, without = rest[worst]
+            outliers[point] = count, float(values[~far].mean())
+    if outliers:
+        worst = max(outliers, key=lambda point: point.plr_counted - outliers[point][1])
+        count, without = outliers[worst]
         yield Caution(
             "outlying-runs",
-            f"{_at(rest, worst)} {count} of {worst.count} runs lost up to "
+            f"{_at(outliers, worst)} {count} of {worst.count} runs lost up to "
             f"{percent_text(float(worst.plr_per_run.max()))}, the others "
             f"{percent_text(max(without, 0))} on average: they make the mean "
             f"{percent_text(worst.plr)}",
             {
-                "loads": len(rest),
+                "loads": len(outliers),
                 "offered_pps": worst.offered_pps,
                 "outlying_runs": count,
                 "runs": worst.count,
@@ -396,13 +396,12 @@ def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
 
 def _lost_and_explained(table: RunTable) -> tuple[int, int]:
     """Packets lost, and those that counters explain, over the runs that have a counter."""
-    known = table.drops >= 0
-    lost = np.maximum(table.sent - table.received, 0)[known]
-    return int(lost.sum()), int(np.minimum(table.drops[known], lost).sum())
+    counted = table.drops >= 0
+    lost = np.maximum(table.sent - table.received, 0)[counted]
+    return int(lost.sum()), int(np.minimum(table.drops[counted], lost).sum())
 
 
-def _at(found: Collection[LoadPoint], worst: LoadPoint) -> str:
-    others = len(found) - 1
-    if others == 0:
+def _at(points: Collection[LoadPoint], worst: LoadPoint) -> str:
+    if len(points) == 1:
         return f"at {rate_text(worst.offered_pps)}"
-    return f"at {len(found)} loads, most at {rate_text(worst.offered_pps)}:"
+    return f"at {len(points)} loads, most at {rate_text(worst.offered_pps)}:"

@@ -19,7 +19,7 @@ from planewise.store.levels import keeps_levels
 from planewise.store.models import HostState, Level, RunInfo, TrialRecord
 
 RESULT_CHANGE = 0.05
-"""Relative change over the run from which a trend in the results is told, when it is no chance."""
+"""Relative change over the run from which a significant trend in the results is reported."""
 P_VALUE = 0.01
 """Of Kendall's test of the residuals against time."""
 BLOCK_CHANGE = 0.10
@@ -27,7 +27,7 @@ BLOCK_CHANGE = 0.10
 STEAL, FOREIGN_CPU = 0.01, 0.10
 """Shares of all CPUs' time that a trial should not lose to others."""
 FEW_TRIALS = 0.05
-"""Share of the trials that may have lost more without a word."""
+"""Share of the trials that may have lost more before it is reported."""
 CLOCK_CHANGE, HEAT_CHANGE_C = 0.05, 10.0
 NORMAL_MAD = 0.6744897501960817
 """Median absolute deviation of the standard normal distribution."""
@@ -60,10 +60,10 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
     if info is not None:
         for session in info.sessions:
             drifts += [
-                Drift("session", f"The run was continued on a system that had changed: {what}.")
-                for what in session.changed
+                Drift("session", f"The run was continued on a system that had changed: {change}.")
+                for change in session.changed
             ]
-    for role in dict.fromkeys(role for one in done for role in one.host):
+    for role in dict.fromkeys(role for trial in done for role in trial.host):
         drifts += _in_host(role, [trial.host[role] for trial in done if role in trial.host])
     return tuple(drifts)
 
@@ -83,10 +83,10 @@ def residuals(trials: Sequence[TrialRecord]) -> tuple[NDArray[np.float64], ...]:
         key = tuple(sorted(trial.cell.items()))
         cells.setdefault(key, []).append((seconds, trial.block, math.log(median_ns)))
     rows = []
-    for own in cells.values():
-        if len(own) > 1:
-            mean = math.fsum(value for _, _, value in own) / len(own)
-            rows += [(seconds, block, value - mean) for seconds, block, value in own]
+    for points in cells.values():
+        if len(points) > 1:
+            mean = math.fsum(value for _, _, value in points) / len(points)
+            rows += [(seconds, block, value - mean) for seconds, block, value in points]
     table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
 
@@ -118,7 +118,7 @@ def _trend(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Iterabl
     slopes = (y[second] - y[first])[apart] / (x[second] - x[first])[apart]
     if abs(math.expm1(float(np.median(slopes)) * (x[-1] - x[0]))) < RESULT_CHANGE:
         return
-    # Loaded here: it takes a second, and few runs have a change whose chance is to be asked for.
+    # Loaded here: it takes a second, and few runs have a change to be tested.
     from scipy import stats
 
     p_value = stats.kendalltau(x, y).pvalue
@@ -220,19 +220,19 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 def _lost(
     code: DriftCode,
-    what: str,
+    cause: str,
     host: str,
     role: str,
     shares: Sequence[float | None],
     limit: float,
 ) -> Iterable[Drift]:
-    known = [share for share in shares if share is not None]
-    above = [share for share in known if share > limit]
-    if len(above) > FEW_TRIALS * len(known):
-        taken = f"{what} more than {limit:.0%} of all CPUs' time"
-        taken += " to others" if code == "steal" else ""
+    numbers = [share for share in shares if share is not None]
+    above = [share for share in numbers if share > limit]
+    if len(above) > FEW_TRIALS * len(numbers):
+        loss = f"{cause} more than {limit:.0%} of all CPUs' time"
+        loss += " to others" if code == "steal" else ""
         yield Drift(
             code,
-            f"{host}: {taken} in {len(above)} of {len(known)} trials (up to {max(above):.0%}).",
-            {"host": role, "trials": len(above), "of": len(known), "most": max(above)},
+            f"{host}: {loss} in {len(above)} of {len(numbers)} trials (up to {max(above):.0%}).",
+            {"host": role, "trials": len(above), "of": len(numbers), "most": max(above)},
         )

@@ -72,7 +72,7 @@ def curves_from_trials(records: Iterable[TrialRecord]) -> list[tuple[dict[str, L
 
 
 def trials_from_curve(curve: Curve, *, format_name: str, notes: tuple[str, ...] = ()) -> LoadTrials:
-    """The trials of a curve as columns: the way back, for exporters. A run not in order follows."""
+    """The trials of a curve as columns, for exporters. Runs without an order come last."""
     tables = [RunTable.of(point.runs) for point in curve.points]
     table = RunTable.concatenate(tables)
     sizes = [len(table) for table in tables]

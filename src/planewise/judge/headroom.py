@@ -146,11 +146,11 @@ def _readings(
     excess = np.where(steep, rising - limit, 1.0)
     onwards = np.where(steep, (rising * offered[below] - lost) / excess, np.inf)
     meets = np.clip(np.minimum(meets, onwards), lowest, offered[at])
-    none = first == size
+    never_over = first == size
     return (
-        np.where(none, offered[-1], least),
-        np.where(none, np.inf, knee),
-        np.where(none, np.inf, meets),
+        np.where(never_over, offered[-1], least),
+        np.where(never_over, np.inf, knee),
+        np.where(never_over, np.inf, meets),
     )
 
 

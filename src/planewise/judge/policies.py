@@ -1,4 +1,4 @@
-"""The allocator's policies compared by what each group of guests feels."""
+"""The allocator's policies compared, for each group of guests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planewise.units import time_text
 
 FACTOR = "policy"
 SWITCH_QUANTILES = ("p50_ns", "p99_ns")
-"""What is told of requests around a switch."""
+"""Quantiles that are reported of requests around a switch."""
 
 
 def policy_families(
@@ -22,35 +22,35 @@ def policy_families(
     was kept under one policy alone are left out."""
     observed = observe([RunSample("run", info, by_groups(trials))], metric)
     groups = by_sending(observed, FACTOR) if observed.observations else ()
-    families = (compare_levels(one, FACTOR) for one in reversed(groups) if one.observations)
+    families = (compare_levels(group, FACTOR) for group in reversed(groups) if group.observations)
     return [family for family in families if family.comparisons]
 
 
 def by_phase(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[SwitchPhase]]]:
     """The phases of all switches, by name, in the order of time."""
-    found: dict[str, list[SwitchPhase]] = {}
+    phases: dict[str, list[SwitchPhase]] = {}
     for trial in trials:
-        for one in trial.alloc.switch if trial.alloc is not None else ():
-            found.setdefault(one.name, []).append(one)
-    yield from found.items()
+        for phase in trial.alloc.switch if trial.alloc is not None else ():
+            phases.setdefault(phase.name, []).append(phase)
+    yield from phases.items()
 
 
 def switch_losses(trials: Sequence[TrialRecord]) -> tuple[int, int]:
     """Requests to the moved guests that were lost, and all of them."""
-    phases = [one for _, own in by_phase(trials) for one in own]
-    return sum(one.counts.lost for one in phases), sum(one.counts.sent for one in phases)
+    phases = [phase for _, group in by_phase(trials) for phase in group]
+    return sum(phase.counts.lost for phase in phases), sum(phase.counts.sent for phase in phases)
 
 
 def switch_sentence(trials: Sequence[TrialRecord]) -> str:
     """Median and tail of the moved guest in each phase, and what it lost."""
-    told = []
-    for name, own in by_phase(trials):
-        known = [one.rtt for one in own if one.rtt is not None]
-        if known:
+    texts = []
+    for name, phases in by_phase(trials):
+        rtts = [phase.rtt for phase in phases if phase.rtt is not None]
+        if rtts:
             p50, p99 = (
-                statistics.median(getattr(one, quantile) for one in known)
+                statistics.median(getattr(rtt, quantile) for rtt in rtts)
                 for quantile in SWITCH_QUANTILES
             )
-            told.append(f"{name} {time_text(p50)} ({time_text(p99)})")
+            texts.append(f"{name} {time_text(p50)} ({time_text(p99)})")
     lost, sent = switch_losses(trials)
-    return f"Median (99th percentile): {', '.join(told)}; {lost} of {sent} requests lost."
+    return f"Median (99th percentile): {', '.join(texts)}; {lost} of {sent} requests lost."
