@@ -168,12 +168,15 @@ def _more_received_than_sent(curve: Curve) -> Iterator[Caution]:
 def _mixed_durations(curve: Curve) -> Iterator[Caution]:
     times_s = np.concatenate([point.table.duration_s for point in curve.points])
     times_s = times_s[~np.isnan(times_s)]
-    if times_s.size and float(times_s.max()) > float(times_s.min()) * 1.1:
+    if not times_s.size:
+        return
+    shortest_s, longest_s = float(times_s.min()), float(times_s.max())
+    if longest_s > shortest_s * 1.1:
         yield Caution(
             "mixed-durations",
-            f"trials last between {times_s.min():g} s and {times_s.max():g} s and count alike; short "
+            f"trials last between {shortest_s:g} s and {longest_s:g} s and count alike; short "
             "ones vary more and fill buffers for a larger share of their time",
-            {"shortest_s": float(times_s.min()), "longest_s": float(times_s.max())},
+            {"shortest_s": shortest_s, "longest_s": longest_s},
         )
 
 

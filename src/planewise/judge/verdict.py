@@ -94,7 +94,7 @@ ones would have shown; a system that stays the same; more runs."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge says about one curve."""
+    """The verdict on one curve."""
 
     verdict: Word
     rule: Rule
@@ -182,7 +182,7 @@ def judge(
     unknown rule or a limit that is not a ratio.
     """
     _check(rule, plr)
-    whole, curve = curve, curve.tested
+    measured, curve = curve, curve.tested
     ladder = curve_draws.moments(curve)
     drawn = curve_draws.draw(ladder, plr=plr, draws=draws, seed=seed)
     drift = curve_draws.curve_drift(curve)
@@ -195,7 +195,7 @@ def judge(
         if decision.word == "BAD" and (busy := host_busy(curve)):
             decision = Decision("UNDECIDED", "other", f"{decision.reason}; but {busy[0].text}")
     word = decision.word
-    warnings = (*_loads_left_out(whole, curve), *diagnose(curve, ladder, drawn, plr, drift))
+    warnings = (*_loads_left_out(measured, curve), *diagnose(curve, ladder, drawn, plr, drift))
     tested = not curve.untested
     crossing = curve.first_over(plr)
     return Verdict(
@@ -245,12 +245,13 @@ def decide(
     if bad >= sure and drawn.shown >= sure:
         return Decision("BAD", "", f"beyond PDR throughput still rises, by {size}")
     if good >= sure:
-        seen, runs = deciding_runs(ladder, plr)
+        disturbed, runs = deciding_runs(ladder, plr)
         flat = f"beyond PDR throughput no longer rises, or by {size}"
-        hidden = f"at most {percent_text(round(disturbed_at_most(seen, runs), 3))} of runs may be"
+        bound = percent_text(round(disturbed_at_most(disturbed, runs), 3))
+        hidden = f"at most {bound} of runs may be"
         if (unseen := unseen_below(ladder, plr)) is not None:
             return Decision("UNDECIDED", "ladder too short", unseen.reason)
-        if runs < (needed := runs_for_good(seen)):
+        if runs < (needed := runs_for_good(disturbed)):
             few = f"{hidden} disturbed, as {runs} of the {needed} runs that GOOD needs were made"
             return Decision("UNDECIDED", "few runs", f"{flat}; but {few} at the loads that decide")
         return Decision("GOOD", "", f"{flat}: PDR stands for the curve; {hidden} disturbed")
@@ -280,17 +281,17 @@ def deciding_runs(ladder: Moments, plr: float) -> tuple[int, int]:
     return int(ladder.disturbed[start:].sum()), int(ladder.count[start:].sum())
 
 
-def disturbed_at_most(seen: int, runs: int) -> float:
+def disturbed_at_most(disturbed: int, runs: int) -> float:
     """The largest share of disturbed runs that `seen` among `runs` leave possible: one-sided 95 %
     bound of Clopper and Pearson (1934)."""
-    return float(betaincinv(seen + 1, runs - seen, 0.95)) if runs > seen else 1.0
+    return float(betaincinv(disturbed + 1, runs - disturbed, 0.95)) if runs > disturbed else 1.0
 
 
 @lru_cache
-def runs_for_good(seen: int) -> int:
+def runs_for_good(disturbed: int) -> int:
     """Runs that GOOD needs where `seen` of them were disturbed."""
-    runs = seen + 1
-    while disturbed_at_most(seen, runs) > MOST_DISTURBED:
+    runs = disturbed + 1
+    while disturbed_at_most(disturbed, runs) > MOST_DISTURBED:
         runs += 1
     return runs
 
@@ -307,16 +308,16 @@ _UNTESTED = (
 )
 
 
-def _loads_left_out(whole: Curve, tested: Curve) -> tuple[Caution, ...]:
+def _loads_left_out(measured: Curve, tested: Curve) -> tuple[Caution, ...]:
     """Says which loads count for nothing, because the SUT limited none of their trials."""
-    if whole is tested:
+    if measured is tested:
         return ()
-    kept = {point.offered_pps for point in tested.points}
-    left_out = [point.offered_pps for point in whole.points if point.offered_pps not in kept]
+    used = {point.offered_pps for point in tested.points}
+    left_out = [point.offered_pps for point in measured.points if point.offered_pps not in used]
     return (
         Caution(
             "loads-left-out",
-            f"{len(left_out)} of {len(whole.points)} loads count for nothing, the lowest "
+            f"{len(left_out)} of {len(measured.points)} loads count for nothing, the lowest "
             f"{rate_text(min(left_out))}: there every run was limited by the generator, the sink "
             "or the clock",
             {"loads": len(left_out), "lowest_pps": min(left_out), "highest_pps": max(left_out)},
@@ -405,22 +406,22 @@ def _traced(ladder: Moments, below: int, plr: float) -> Unseen | None:
 def _unmeasured(offered: Floats, pdr_pps: float) -> Unseen | None:
     """Loads within the limit that begin too near to PDR, or lie too far apart."""
     lowest, widest = _LOWEST * pdr_pps, _WIDEST * pdr_pps
-    known = offered if offered[0] <= lowest else np.append(0.9 * lowest, offered)
-    steps = np.diff(known)
+    loads = offered if offered[0] <= lowest else np.append(0.9 * lowest, offered)
+    steps = np.diff(loads)
     wide = np.flatnonzero(steps > widest * 1.01)
-    wanted = [float(known[0])] if known.size > offered.size else []
+    missing = [float(loads[0])] if loads.size > offered.size else []
     for index in wide[::-1]:
         parts = math.ceil(steps[index] / widest)
-        wanted.extend(known[index] + steps[index] * np.arange(1, parts) / parts)
-    if not wanted:
+        missing.extend(loads[index] + steps[index] * np.arange(1, parts) / parts)
+    if not missing:
         return None
-    if known.size > offered.size:
-        where = f"below {rate_text(offered[0])}"
+    if loads.size > offered.size:
+        gap = f"below {rate_text(offered[0])}"
     else:
-        where = f"between {rate_text(known[wide[-1]])} and {rate_text(known[wide[-1] + 1])}"
-    reason = f"nothing was measured {where}, and loss may pass the limit there: GOOD needs loads "
+        gap = f"between {rate_text(loads[wide[-1]])} and {rate_text(loads[wide[-1] + 1])}"
+    reason = f"nothing was measured {gap}, and loss may pass the limit there: GOOD needs loads "
     reason += "from a third of PDR on, a fifth of PDR apart at most"
-    return Unseen(wanted, reason, traced=False)
+    return Unseen(missing, reason, traced=False)
 
 
 def _check(rule: str, plr: float) -> None:
@@ -435,7 +436,7 @@ def _check(rule: str, plr: float) -> None:
 
 
 def _published(rule: Rule, curve: Curve, plr: float) -> Decision:
-    name: PublishedRule = next(known for known in PUBLISHED_RULES if known == rule)
+    name: PublishedRule = next(published for published in PUBLISHED_RULES if published == rule)
     result = apply_rule(name, curve, plr)
     return Decision(result.word, "", result.reason)
 

@@ -1,4 +1,4 @@
-"""Trials of the allocator: what guests feel of who holds the few VFs. Knows no plane.
+"""Trials of the allocator: latency of guests by who holds the few VFs. Knows no plane.
 
 planewised runs on the responder's host and gives VFs to the guests there. Each is sent requests at
 the rate of its group, open loop, by a guest of its own on the sender's host; the same packets are
@@ -54,10 +54,10 @@ from planewise.testbed.model import Guest
 from planewise.testbed.scratch import scratch
 
 POLL_S = 1.0
-"""Between two looks at the daemon; its own times are exact, these only gather them."""
+"""Between two polls of the daemon, which gather its moves; their times are its own."""
 _SLACK_S = 180.0
 """Starting the probes, and reading what they wrote, takes an emulated host so long at most."""
-_CLOCK_LOOKS = 5
+_CLOCK_READINGS = 5
 _LEAST_SHARE = 0.5
 """Of a trial's duration that all guests must have been sent requests at a time."""
 
@@ -73,7 +73,7 @@ class AllocPath:
 
 
 def settings_of(trial: AllocTrial, guests: Sequence[str]) -> AllocatorSettings:
-    """What the daemon is told for a policy: pins and exclusions where it is not to decide. Pure."""
+    """The daemon's settings for a policy: pins and exclusions where it is not to decide. Pure."""
     part = trial.part
     stances: dict[str, Stance] = {}
     if trial.policy in ("none", "static", "switch"):
@@ -121,7 +121,7 @@ def hold_times(
         if guest in since:
             seconds[guest] = seconds.get(guest, 0.0) + max(0, at_ms - since.pop(guest)) / 1000
 
-    for move in sorted(moves, key=lambda one: one.started_unix_ms):
+    for move in sorted(moves, key=lambda move: move.started_unix_ms):
         done_ms = _done_ms(move)
         if done_ms is None:
             if move.direction == "take" and begin_ms <= move.started_unix_ms < end_ms:
@@ -149,7 +149,7 @@ _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$")
 
 @dataclass(frozen=True)
 class DaemonMetrics:
-    """What the daemon says of itself at one moment."""
+    """The daemon's own metrics at one moment."""
 
     cpu_s: float
     memory_bytes: int
@@ -159,18 +159,18 @@ class DaemonMetrics:
 
 def parse_metrics(text: str) -> DaemonMetrics:
     """From OpenMetrics. Pure. PlanewiseError where one is missing."""
-    found: dict[tuple[str, str], float] = {}
+    samples: dict[tuple[str, str], float] = {}
     for line in text.splitlines():
         if match := _SAMPLE.match(line):
-            found[match[1], match[2] or ""] = float(match[3])
+            samples[match[1], match[2] or ""] = float(match[3])
     try:
         return DaemonMetrics(
-            found["process_cpu_seconds_total", ""],
-            int(found["process_resident_memory_bytes", ""]),
+            samples["process_cpu_seconds_total", ""],
+            int(samples["process_resident_memory_bytes", ""]),
             {
                 work: (
-                    found["planewise_daemon_duration_seconds_sum", f'work="{work}"'],
-                    found["planewise_daemon_duration_seconds_count", f'work="{work}"'],
+                    samples["planewise_daemon_duration_seconds_sum", f'work="{work}"'],
+                    samples["planewise_daemon_duration_seconds_count", f'work="{work}"'],
                 )
                 for work in ("decision", "sample")
             },
@@ -182,16 +182,16 @@ def parse_metrics(text: str) -> DaemonMetrics:
         ) from error
 
 
-def use_of(before: DaemonMetrics, after: DaemonMetrics, seconds: float) -> DaemonUse:
+def use_of(begin: DaemonMetrics, end: DaemonMetrics, seconds: float) -> DaemonUse:
     """What the daemon took between two moments. Pure."""
 
     def mean_s(work: str) -> float | None:
-        spent_s, times = (b - a for a, b in zip(before.spent[work], after.spent[work], strict=True))
+        spent_s, times = (b - a for a, b in zip(begin.spent[work], end.spent[work], strict=True))
         return spent_s / times if times else None
 
     return DaemonUse(
-        cpu=max(0.0, after.cpu_s - before.cpu_s) / seconds,
-        memory_bytes=after.memory_bytes,
+        cpu=max(0.0, end.cpu_s - begin.cpu_s) / seconds,
+        memory_bytes=end.memory_bytes,
         decision_s=mean_s("decision"),
         sample_s=mean_s("sample"),
     )
@@ -205,20 +205,20 @@ class ClockOffset:
     error_ns: int
 
 
-def offset_of(looks: Iterable[tuple[int, int, int]]) -> ClockOffset:
-    """From looks at a clock, each as (here before, there, here after); the quickest one counts
+def offset_of(readings: Iterable[tuple[int, int, int]]) -> ClockOffset:
+    """From readings of a clock, each as (local before, remote, local after); the quickest counts
     (Cristian, Distributed Computing 3, 1989). Pure."""
-    before, there, after = min(looks, key=lambda look: look[2] - look[0])
-    return ClockOffset(there - (before + after) // 2, (after - before + 1) // 2)
+    before, remote, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return ClockOffset(remote - (before + after) // 2, (after - before + 1) // 2)
 
 
-def _look_at_clock(host: Host) -> ClockOffset:
-    looks = []
-    for _ in range(_CLOCK_LOOKS):
+def _clock_offset(host: Host) -> ClockOffset:
+    readings = []
+    for _ in range(_CLOCK_READINGS):
         before = time.monotonic_ns()
-        there = int(host.run(["date", "+%s%N"]).check().stdout)
-        looks.append((before, there, time.monotonic_ns()))
-    return offset_of(looks)
+        remote = int(host.run(["date", "+%s%N"]).check().stdout)
+        readings.append((before, remote, time.monotonic_ns()))
+    return offset_of(readings)
 
 
 def reaction_of(
@@ -240,7 +240,7 @@ def reaction_of(
 
 @dataclass(frozen=True)
 class DaemonObservation:
-    """What was seen of the daemon while the load ran."""
+    """The daemon's state, metrics and moves while the load ran."""
 
     begin: Status
     """At the end of the warm-up."""
@@ -269,18 +269,18 @@ class _Watcher:
     def moves(self) -> list[MoveStatus]:
         return list(self._moves.values())
 
-    def look(self) -> Status:
+    def poll(self) -> Status:
         status = self._client.status()
         self._moves |= {move.operation: move for move in status.moves}
         return status
 
-    def until(self, end_s: float, load: HostProcess) -> tuple[Status, DaemonMetrics]:
-        """Looks on until a moment of this machine's clock, or the end of the load."""
+    def poll_until(self, end_s: float, load: HostProcess) -> tuple[Status, DaemonMetrics]:
+        """Polls until a moment of this machine's clock, or the end of the load."""
         while (left_s := end_s - time.monotonic()) > 0 and load.running:
             time.sleep(min(POLL_S, left_s))
-            self.look()
-        with self._client.raw("/metrics") as answer:
-            return self.look(), parse_metrics(answer.read().decode())
+            self.poll()
+        with self._client.raw("/metrics") as response:
+            return self.poll(), parse_metrics(response.read().decode())
 
 
 def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> TrialResult:
@@ -296,40 +296,40 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
     with (
         allocator.running(settings) as client,
         _answering(allocator, trial.protocol),
-        ExitStack() as beside,
+        ExitStack() as running,
     ):
         if part.download_mib is not None:
             file_server = allocator.guests[-1]
-            beside.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
+            running.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
         started = datetime.now(UTC)
         with path.sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
             load.wait_ready("READY", _SLACK_S)
             watcher, begun_s = _Watcher(client), time.monotonic()
             steady_s = begun_s + part.warmup_s
-            begin, before = watcher.until(steady_s, load)
+            begin, before = watcher.poll_until(steady_s, load)
             download = None
             if part.download_mib is not None:
                 download = RunningDownload(
-                    path.sender, path.clients[-1], file_server, part.download_mib, beside
+                    path.sender, path.clients[-1], file_server, part.download_mib, running
                 )
             if trial.policy == "switch":
                 for third, stance in enumerate(("pinned", "excluded"), start=1):
-                    watcher.until(steady_s + third * part.duration_s / 3, load)
+                    watcher.poll_until(steady_s + third * part.duration_s / 3, load)
                     where = guest_path(streams[0].guest, "stance")
                     client.order("PUT", where, {"stance": stance})
-            end, after = watcher.until(steady_s + part.duration_s, load)
-            watcher.until(begun_s + trial.expected_s, load)
-            clocks = [_look_at_clock(host) for host in (path.sender, allocator.host)]
+            end, after = watcher.poll_until(steady_s + part.duration_s, load)
+            watcher.poll_until(begun_s + trial.expected_s, load)
+            clocks = [_clock_offset(host) for host in (path.sender, allocator.host)]
             text = load.wait(_SLACK_S).check().stdout
             downloaded = None if download is None else download.result()
-        watcher.look()
-        seen = DaemonObservation(begin, end, before, after, watcher.moves)
+        watcher.poll()
+        observation = DaemonObservation(begin, end, before, after, watcher.moves)
         with scratch() as directory:
             recording = allocator.host.take(allocator.recording, directory).read_bytes()
     sent = parse_sent(text, streams)
-    record = record_of(trial, place, started, streams, sent, seen)
+    record = record_of(trial, place, started, streams, sent, observation)
     assert record.alloc is not None
-    alloc = in_one_time(record.alloc, trial.policy, streams, sent, seen, *clocks)
+    alloc = in_one_time(record.alloc, trial.policy, streams, sent, observation, *clocks)
     alloc = alloc.model_copy(update={"download": downloaded})
     record = record.model_copy(update={"alloc": alloc, "figures": figures_of(downloaded)})
     return TrialResult(record, sent.packets, recording)
@@ -337,7 +337,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
 
 @contextmanager
 def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
-    """What answers requests in every guest, where that is no kernel."""
+    """Runs what answers requests in every guest, where the kernel does not."""
     host = allocator.host
     with ExitStack() as running:
         if protocol == "stamp":
@@ -354,13 +354,13 @@ def in_one_time(
     policy: Policy,
     streams: Sequence[RequestStream],
     sent: SentRequests,
-    seen: DaemonObservation,
+    observation: DaemonObservation,
     sender: ClockOffset,
     daemon: ClockOffset,
 ) -> AllocResult:
-    """With what takes packets and moves in one time: what followed a change of load, and what the
-    guest that was moved felt. Pure."""
-    zero_ns = seen.begin.at_unix_ms * 1_000_000 - daemon.ahead_ns + sender.ahead_ns
+    """The result with what needs packets and moves on one clock: the reaction to a change of load,
+    and the phases of a guest that was moved. Pure."""
+    zero_ns = observation.begin.at_unix_ms * 1_000_000 - daemon.ahead_ns + sender.ahead_ns
     changed_ns = sent.changed_ns
     moved = streams[0].guest
     return alloc.model_copy(
@@ -369,7 +369,7 @@ def in_one_time(
             "clock_error_s": (sender.error_ns + daemon.error_ns) / 1e9,
             "change": None
             if changed_ns is None
-            else reaction_of(seen.moves, changed_ns, sender, daemon),
+            else reaction_of(observation.moves, changed_ns, sender, daemon),
             "switch": phases_of(alloc, moved, sent, zero_ns) if policy == "switch" else (),
         }
     )
@@ -381,7 +381,7 @@ _PARTS: tuple[SwitchPart, ...] = ("before", "being given", "on the VF", "being t
 def phases_of(
     alloc: AllocResult, moved: str, sent: SentRequests, zero_ns: int
 ) -> tuple[SwitchPhase, ...]:
-    """What was felt before, during and after a guest's two moves, by the time of the moves. Pure.
+    """Loss and latency before, during and after a guest's two moves, by the moves' times. Pure.
 
     Raises:
         PlanewiseError: it was not given a VF, or did not lose it again.
@@ -389,7 +389,7 @@ def phases_of(
     ends: list[float] = [0.0]
     for direction in ("give", "take"):
         moves = (m for m in alloc.moves if m.guest == moved and m.direction == direction)
-        move = next((one for one in moves if one.ending == "completed"), None)
+        move = next((m for m in moves if m.ending == "completed"), None)
         if move is None or move.duration_s is None:
             raise PlanewiseError(
                 f"the VF was not {'given to' if direction == 'give' else 'taken from'} {moved} "
@@ -401,17 +401,18 @@ def phases_of(
     at = (pl.col("scheduled_ns") - zero_ns) / 1e9
     phases = []
     for name, begin_s, end_s in zip(_PARTS, ends, ends[1:], strict=False):
-        here = sent.packets.filter((at >= begin_s) & (at < end_s))
-        own, others = (here.filter((pl.col("guest") == moved) == mine) for mine in (True, False))
+        in_phase = sent.packets.filter((at >= begin_s) & (at < end_s))
+        of_moved = in_phase.filter(pl.col("guest") == moved)
+        of_others = in_phase.filter(pl.col("guest") != moved)
         phases.append(
             SwitchPhase(
                 name=name,
                 begin_s=begin_s,
                 end_s=end_s,
-                counts=counts_of(own),
-                rtt=latency_of(own),
-                beside=latency_of(others),
-                beside_lost=counts_of(others).lost,
+                counts=counts_of(of_moved),
+                rtt=latency_of(of_moved),
+                beside=latency_of(of_others),
+                beside_lost=counts_of(of_others).lost,
             )
         )
     return tuple(phases)
@@ -423,9 +424,9 @@ def record_of(
     started: datetime,
     streams: Sequence[RequestStream],
     sent: SentRequests,
-    seen: DaemonObservation,
+    observation: DaemonObservation,
 ) -> TrialRecord:
-    """What a trial came to, without what followed a change of load. Pure."""
+    """The record of a trial, without its reaction to a change of load. Pure."""
     part = trial.part
     window = sent.window(part.warmup_s, part.duration_s)
     window_s = (window[1] - window[0]) / 1e9
@@ -436,20 +437,20 @@ def record_of(
             remedy="end other work on the hosts, or give `alloc.duration_s` more time",
         )
     packets = sent.steady(window)
-    begin_ms, end_ms = seen.begin.at_unix_ms, seen.end.at_unix_ms
-    holders = [vf.holder for vf in seen.begin.vfs if vf.holder]
-    held = hold_times(holders, seen.moves, begin_ms, end_ms)
+    begin_ms, end_ms = observation.begin.at_unix_ms, observation.end.at_unix_ms
+    holders = [vf.holder for vf in observation.begin.vfs if vf.holder]
+    holds = hold_times(holders, observation.moves, begin_ms, end_ms)
     guests: dict[str, ManagedGuest] = {}
     for stream in streams:
-        own = packets.filter(pl.col("guest") == stream.guest)
-        mine = held.get(stream.guest, HoldTime(0.0, 0))
+        of_guest = packets.filter(pl.col("guest") == stream.guest)
+        hold = holds.get(stream.guest, HoldTime(0.0, 0))
         guests[stream.guest] = ManagedGuest(
             request_pps=stream.steady_pps,
-            sent_pps=rate_pps(own),
-            counts=counts_of(own),
-            rtt=latency_of(own),
-            held_s=mine.seconds,
-            given=mine.given,
+            sent_pps=rate_pps(of_guest),
+            counts=counts_of(of_guest),
+            rtt=latency_of(of_guest),
+            held_s=hold.seconds,
+            given=hold.given,
         )
     groups = {}
     for pps in part.group_pps:
@@ -465,11 +466,11 @@ def record_of(
         counts=counts_of(packets),
         alloc=AllocResult(
             vfs=part.vfs,
-            window_s=seen.window_s,
+            window_s=observation.window_s,
             guests=guests,
             groups=groups,
-            moves=tuple(_move(one, begin_ms) for one in seen.moves),
-            daemon=use_of(seen.before, seen.after, seen.window_s),
+            moves=tuple(_move(move, begin_ms) for move in observation.moves),
+            daemon=use_of(observation.before, observation.after, observation.window_s),
         ),
     )
 

@@ -14,8 +14,8 @@ from planewise.testbed.load import BackgroundLoad, LoadSpec
 
 def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
     """The load that a cell asks for: its type and place by the cell, its strength by the design."""
-    each = background.per_guest
-    if each is None:
+    per_guest = background.per_guest
+    if per_guest is None:
         return LoadSpec(
             type=cell.load_type,
             location=cell.load_location,
@@ -28,12 +28,12 @@ def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
         type=cell.load_type,
         location=cell.load_location,
         by_guest=True,
-        cpu_share=each.cpu_share,
-        busy_threads=each.busy_threads or 1,
-        rate_pps=None if each.rate_pps == "max" else each.rate_pps,
-        burst=each.burst_packets,
-        payload_bytes=each.payload_bytes,
-        memory_mib=each.memory_mib,
+        cpu_share=per_guest.cpu_share,
+        busy_threads=per_guest.busy_threads or 1,
+        rate_pps=None if per_guest.rate_pps == "max" else per_guest.rate_pps,
+        burst=per_guest.burst_packets,
+        payload_bytes=per_guest.payload_bytes,
+        memory_mib=per_guest.memory_mib,
     )
 
 
@@ -45,12 +45,12 @@ def beside(load: BackgroundLoad, measure: Callable[[], TrialResult]) -> TrialRes
     """
     if load.spec.type == "none":
         return measure()
-    before = load.work()
+    work = load.work()
     try:
         result = measure()
     except PlanewiseError:
         load.check()  # a guest that died under load is why, where one did
         raise
     load.check()
-    record = result.record.model_copy(update={"background": load.achieved(before)})
+    record = result.record.model_copy(update={"background": load.achieved(work)})
     return replace(result, record=record)

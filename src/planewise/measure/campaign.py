@@ -181,10 +181,10 @@ def unavailable_reason(
     where there can.
     """
     factors = design.factors
-    beside = [platform for platform in factors.platform if platform != "vm"]
-    if factors.nic_ring is not None and beside:
+    on_veth = [platform for platform in factors.platform if platform != "vm"]
+    if factors.nic_ring is not None and on_veth:
         return (
-            f"factors.nic_ring: the interfaces of a router in a {beside[0]} are veth pairs, and "
+            f"factors.nic_ring: the interfaces of a router in a {on_veth[0]} are veth pairs, and "
             "these have no ring that could be set; `platform: vm` alone has one"
         )
     for ring in factors.nic_ring or ():
@@ -214,7 +214,7 @@ def unavailable_reason(
 
 
 def estimate_text(design: CampaignDesign, around_s: float) -> str:
-    """How many curves there are, and about how long they take; `around_s` lies around a trial."""
+    """The number of curves and their time; `around_s` is a trial's time beside its traffic."""
     curves = curves_of(design)
     steps = design.loads if design.offered_pps == "auto" else len(design.offered_pps)
     seconds = sum(steps * (curve.traffic_s + curve.runs * around_s) for curve in curves)

@@ -58,7 +58,7 @@ class Cell:
     vnfs: int = 0
     """Network functions of a chain; 0: no chain."""
     forwarder: Forwarder | Literal[""] = ""
-    """What sends frames on in each; empty: what does where nothing is said."""
+    """What sends frames on in each; empty: the plane's usual forwarder."""
 
     @property
     def background(self) -> str:
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def testbed(self) -> CellTestbed:
-        """What must stand for it; cells with the same one differ in their load alone."""
+        """The testbed that it needs; cells with the same one differ in their load alone."""
         behind = self.background if self.background_guests else self.plane
         return CellTestbed(
             self.guest,
@@ -106,14 +106,14 @@ def expand(design: Design) -> dict[Cell, dict[str, tuple[dict[str, Level], ...]]
     # By cell and kind of trial, the traffic in order and each but once.
     levels_by_kind: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
     for kind, levels in _combinations(design):
-        own = levels_by_kind.setdefault(_cell(levels, design), {}).setdefault(kind, {})
-        own[tuple(levels[name] for name in kinds[kind])] = None
+        traffic = levels_by_kind.setdefault(_cell(levels, design), {}).setdefault(kind, {})
+        traffic[tuple(levels[name] for name in kinds[kind])] = None
     return {
         cell: {
-            kind: tuple(dict(zip(kinds[kind], one, strict=True)) for one in rows)
-            for kind, rows in own.items()
+            kind: tuple(dict(zip(kinds[kind], row, strict=True)) for row in rows)
+            for kind, rows in traffic.items()
         }
-        for cell, own in levels_by_kind.items()
+        for cell, traffic in levels_by_kind.items()
     }
 
 
@@ -138,19 +138,19 @@ def factors_in_use(design: Design) -> frozenset[str]:
 
 def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
     factors = design.factors
-    kinds, told = design.kinds().items(), _tells_forwarders(design)
+    kinds, named = design.kinds().items(), _names_forwarders(design)
     for outer in product(*(getattr(factors, name) for name in CELL_FACTORS)):
         of_cell = dict(zip(CELL_FACTORS, outer, strict=True))
         for kind, traffic in kinds:
             for inner in product(*(getattr(factors, name) for name in traffic)):
                 levels = of_cell | dict(zip(traffic, inner, strict=True))
                 if all(constraint.allows(levels) for constraint in design.constraints):
-                    for forwarder in _forwarders(of_cell, design, told):
+                    for forwarder in _forwarders(of_cell, design, named):
                         yield kind, levels | forwarder
 
 
 def _forwarders(
-    levels: Mapping[str, Level], design: Design, told: bool
+    levels: Mapping[str, Level], design: Design, named: bool
 ) -> Iterator[dict[str, Level]]:
     """The factor `forwarder`, once for each of the design's functions that a combination is of.
 
@@ -160,13 +160,13 @@ def _forwarders(
     """
     if not design.functions:
         yield {}
-    own, guest = str(levels["plane"]), cast("GuestKind", levels["guest"])
+    plane, guest = str(levels["plane"]), cast("GuestKind", levels["guest"])
     for function in design.functions:
-        if function.guest == guest and (function.plane is None or own in function.plane):
-            yield {"forwarder": function.forwarder} if told else {}
+        if function.guest == guest and (function.plane is None or plane in function.plane):
+            yield {"forwarder": function.forwarder} if named else {}
 
 
-def _tells_forwarders(design: Design) -> bool:
+def _names_forwarders(design: Design) -> bool:
     """Whether some function forwards by something else than what its plane has anyway."""
     return any(
         function.forwarder != _usual_forwarder(plane, function.guest)
@@ -176,19 +176,19 @@ def _tells_forwarders(design: Design) -> bool:
 
 
 def _usual_forwarder(plane: str, guest: GuestKind) -> Forwarder | None:
-    """What sends frames on in such functions where nothing is said."""
+    """The forwarder of such functions where a design names none."""
     return next(iter(FUNCTIONS_OF.get(plane, {}).get(guest, ())), None)
 
 
 def _cell(levels: dict[str, Level], design: Design) -> Cell:
-    own = {name: levels[name] for name in (*CELL_FACTORS, "forwarder") if name in levels}
-    first = design.factors
-    if own["background_plane"] == own["plane"] and SAME in first.background_plane:
-        own["background_plane"] = SAME
-    if own["background_guests"] == 0:
-        own |= {"load_type": "none", "background_plane": first.background_plane[0]}
-    if own["load_type"] == "none":
-        own["load_location"] = first.load_location[0]
-    if own["vnfs"] == 1:
-        own["path"] = first.path[0]
-    return Cell(**own)  # type: ignore[arg-type]
+    of_cell = {name: levels[name] for name in (*CELL_FACTORS, "forwarder") if name in levels}
+    factors = design.factors
+    if of_cell["background_plane"] == of_cell["plane"] and SAME in factors.background_plane:
+        of_cell["background_plane"] = SAME
+    if of_cell["background_guests"] == 0:
+        of_cell |= {"load_type": "none", "background_plane": factors.background_plane[0]}
+    if of_cell["load_type"] == "none":
+        of_cell["load_location"] = factors.load_location[0]
+    if of_cell["vnfs"] == 1:
+        of_cell["path"] = factors.path[0]
+    return Cell(**of_cell)  # type: ignore[arg-type]

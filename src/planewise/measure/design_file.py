@@ -136,21 +136,23 @@ _MOST_VALUES = 100_000
 
 
 _MOST_MISTAKES = 8
-"""Told at once; who has made more reads these first."""
+"""Reported at once beside the first."""
 
 
 def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
     """Everything that is wrong, each with its line and the nearest known name."""
     places: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
-    for one in error.errors():
-        places.setdefault(one["loc"][:2], []).append(one)
+    for detail in error.errors():
+        places.setdefault(detail["loc"][:2], []).append(detail)
     # Of a value that may be one of several types, the error that got furthest tells most.
-    furthest = [max(place, key=lambda one: len(one["loc"])) for place in places.values()]
-    mistakes = sorted((_mistake(one, raw) for one in furthest), key=lambda one: one[0])
-    (line, sentence, remedy), *others = mistakes
-    also = [f"also, line {line}: {said}; {way}" for line, said, way in others[:_MOST_MISTAKES]]
-    if len(others) > _MOST_MISTAKES:
-        also.append(f"and {len(others) - _MOST_MISTAKES} more")
+    furthest = [max(place, key=lambda detail: len(detail["loc"])) for place in places.values()]
+    mistakes = sorted((_mistake(detail, raw) for detail in furthest), key=lambda detail: detail[0])
+    (line, sentence, remedy), *further = mistakes
+    also = [
+        f"also, line {line}: {text}; {remedy}" for line, text, remedy in further[:_MOST_MISTAKES]
+    ]
+    if len(further) > _MOST_MISTAKES:
+        also.append(f"and {len(further) - _MOST_MISTAKES} more")
     return BadInputError(sentence, where=f"{path}:{line}", remedy="\n".join((remedy, *also)))
 
 
@@ -164,19 +166,19 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
     remedy = "docs/reference/designs.md lists every key"
     if error["type"] == "extra_forbidden":
         campaign = isinstance(raw, dict) and "sut" in raw
-        known = _known_keys(CampaignDesign if campaign else FILE_MODEL, place[:-1])
-        close = difflib.get_close_matches(str(place[-1]), known, n=1)
+        keys = _known_keys(CampaignDesign if campaign else FILE_MODEL, place[:-1])
+        close = difflib.get_close_matches(str(place[-1]), keys, n=1)
         message = f"unknown key `{place[-1]}`"
-        remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"
+        remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(keys)}"
         if place[0] in MEASURES and place[-1] in Factors.model_fields:
             remedy = f"it is a factor: move it to `factors.{place[-1]}`"
         name = ".".join(str(part) for part in place[:-1])
     elif error["type"] == "literal_error":
-        known = [one.strip("'") for one in re.split(", | or ", error["ctx"]["expected"])]
-        close = difflib.get_close_matches(str(error["input"]), known, n=1)
-        named = ", ".join(f"`{one}`" for one in known)
+        levels = [level.strip("'") for level in re.split(", | or ", error["ctx"]["expected"])]
+        close = difflib.get_close_matches(str(error["input"]), levels, n=1)
+        named = ", ".join(f"`{level}`" for level in levels)
         # A single word stands where a number may stand, too.
-        either = f"neither {named} nor a number" if len(known) == 1 else f"none of {named}"
+        either = f"neither {named} nor a number" if len(levels) == 1 else f"none of {named}"
         message = f"`{error['input']}` is {either}"
         remedy = f"did you mean `{close[0]}`?" if close else remedy
     elif error["type"] == "missing":
@@ -187,23 +189,23 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
 
 def _message(error: ErrorDetails) -> str:
     """What is wrong with a value, in words for who wrote the design."""
-    given = error["input"]
-    wanted = _WANTED.get(error["type"])
-    if wanted is not None and isinstance(given, str | int | float | None):
-        text = str(given).lower() if isinstance(given, bool) else str(given)
-        kind = "the text " if isinstance(given, str) else ""
-        shown = "nothing" if given is None else f"{kind}`{text}`"
-        return f"{shown} is not {wanted}"
+    value = error["input"]
+    expected = _EXPECTED.get(error["type"])
+    if expected is not None and isinstance(value, str | int | float | None):
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        kind = "the text " if isinstance(value, str) else ""
+        shown = "nothing" if value is None else f"{kind}`{text}`"
+        return f"{shown} is not {expected}"
     bound = _BOUNDS.get(error["type"])
     if bound is not None:
         key, words = bound
-        return f"`{given}` must be {words} {error['ctx'][key]:g}"
-    if error["type"] == "too_short" and not given:
+        return f"`{value}` must be {words} {error['ctx'][key]:g}"
+    if error["type"] == "too_short" and not value:
         return "it has no level; it needs at least 1"
     return str(error["msg"]).removeprefix("Value error, ")
 
 
-_WANTED = {
+_EXPECTED = {
     "int_parsing": "a whole number (an integer)",
     "int_type": "a whole number (an integer)",
     "int_from_float": "a whole number (an integer)",

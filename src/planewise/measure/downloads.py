@@ -32,7 +32,7 @@ class RunningDownload:
         self._process = stack.enter_context(sender.start(argv, netns=client.netns))
 
     def result(self) -> Download:
-        """What it came to.
+        """The finished download.
 
         Raises:
             PlanewiseError: it failed, or still runs.
@@ -54,14 +54,14 @@ def download_of(guest: str, finished: FinishedProcess) -> Download:
         bytes=received.bytes,
         seconds=received.seconds,
         intervals=tuple(
-            DownloadInterval(end_s=one.sum.end, bps=one.sum.bits_per_second)
-            for one in report.intervals
+            DownloadInterval(end_s=interval.sum.end, bps=interval.sum.bits_per_second)
+            for interval in report.intervals
         ),
     )
 
 
 def figures_of(download: Download | None) -> dict[str, Figure]:
-    """What policies are compared by. Pure."""
+    """The figure that policies are compared by. Pure."""
     if download is None:
         return {}
     return {

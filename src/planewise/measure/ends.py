@@ -43,8 +43,8 @@ def sent_through(host: Host, gauge: Gauge) -> Counters:
     point = CounterPoint(gauge.host, gauge.netns, gauge.interface)
 
     def read() -> Mapping[str, tuple[int, int]]:
-        now = counters.read(host, point).counters
-        return {"": (now[f"{gauge.counts}_packets"], now[f"{gauge.counts}_bytes"])}
+        values = counters.read(host, point).counters
+        return {"": (values[f"{gauge.counts}_packets"], values[f"{gauge.counts}_bytes"])}
 
     return read
 

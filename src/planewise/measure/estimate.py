@@ -50,16 +50,16 @@ def visit_costs_s(
     """Of the unfinished trials of each visit, with building its testbed where that does not stand
     yet, in seconds; 0 where nothing is left to do."""
     costs = []
-    standing: set[CellTestbed] = set()
+    built: set[CellTestbed] = set()
     block = -1
     for visit in visits:
         if visit.block != block:
-            block, standing = visit.block, {one for one in standing if one.kind not in KEPT}
+            block, built = visit.block, {testbed for testbed in built if testbed.kind not in KEPT}
         cost = visit_s(visit, finished, pace)
         testbed = visit.cell.testbed
-        if cost and testbed not in standing:
+        if cost and testbed not in built:
             cost += pace * build_s(testbed)
-            standing = {one for one in standing if one.kind in KEPT} | {testbed}
+            built = {testbed for testbed in built if testbed.kind in KEPT} | {testbed}
         costs.append(cost)
     return tuple(costs)
 
@@ -72,10 +72,10 @@ def build_s(testbed: CellTestbed) -> float:
 
 def visit_s(visit: Visit, finished: frozenset[str] = frozenset(), pace: float = 1.0) -> float:
     """Of the unfinished trials of one visit, its testbed standing, in seconds."""
-    left = [trial for trial in visit.trials if trial.name not in finished]
-    if not left:
+    unfinished = [trial for trial in visit.trials if trial.name not in finished]
+    if not unfinished:
         return 0.0
-    trials = math.fsum(trial_s(trial, pace) for trial in (*visit.warmup, *left))
+    trials = math.fsum(trial_s(trial, pace) for trial in (*visit.warmup, *unfinished))
     return pace * VISIT_OVERHEAD_S + trials
 
 

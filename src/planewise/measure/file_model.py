@@ -10,7 +10,7 @@ from pydantic import create_model, model_validator
 from planewise.measure.design import Design, DesignModel
 from planewise.measure.trials import KINDS
 
-_OWN: Mapping[str, type[DesignModel]] = {
+_PARTS: Mapping[str, type[DesignModel]] = {
     kind.part: kind.own_part for kind in KINDS if kind.own_part is not None
 }
 """The parts that kinds of trials bring."""
@@ -25,23 +25,23 @@ class _FileDesign(Design):
             return raw
         if "others" in raw:
             raise ValueError("unknown key `others`")
-        named = [name for name in _OWN if name in raw]
-        asked: dict[str, object] = {name: {} for name in named if raw[name] is not None}
-        return {**raw, "others": asked} if named else raw
+        named = [name for name in _PARTS if name in raw]
+        parts: dict[str, object] = {name: {} for name in named if raw[name] is not None}
+        return {**raw, "others": parts} if named else raw
 
 
 FILE_MODEL: type[Design] = create_model(
     "Design",
     __base__=_FileDesign,
     __doc__=Design.__doc__,
-    **{name: (part | None, None) for name, part in _OWN.items()},  # type: ignore[call-overload]
+    **{name: (part | None, None) for name, part in _PARTS.items()},  # type: ignore[call-overload]
 )
 """What a file of a design may hold; `others` is for run directories."""
 
 
 def design_of(read: Design) -> Design:
     """The design that a file holds, which was read as `FILE_MODEL`."""
-    values: dict[str, Any] = read.model_dump(mode="json", exclude_unset=True, exclude={*_OWN})
+    values: dict[str, Any] = read.model_dump(mode="json", exclude_unset=True, exclude={*_PARTS})
     for name in read.others:
         values["others"][name] = getattr(read, name).model_dump(mode="json")
     return Design.model_validate(values)

@@ -155,7 +155,7 @@ def record(
     cpu: dict[str, dict[str, float]],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> TrialRecord:
-    """What a load trial found, as the run directory keeps it. Pure.
+    """The record of a load trial. Pure.
 
     `cpu` has shares of all CPUs' time by host and mode, `names` what the probe's places are called
     where that differs.
@@ -205,9 +205,9 @@ def limits_of(output: TrialOutput) -> tuple[Limit, ...]:
     misses that by one pause of a millisecond; up to SHORTFALL the trial still stands for its load.
     """
     limits = known_limits(output.limits)
-    most = output.generator.max_pps or math.inf
+    max_pps = output.generator.max_pps or math.inf
     kept = output.achieved_pps >= output.intended_pps * (1 - SHORTFALL)
-    if "generator" not in limits or not kept or output.intended_pps > most:
+    if "generator" not in limits or not kept or output.intended_pps > max_pps:
         return limits
     lossy: tuple[Limit, ...] = ("sut",) if output.lost and "sink" not in limits else ()
     return (*lossy, *(limit for limit in limits if limit not in ("generator", "sut")))

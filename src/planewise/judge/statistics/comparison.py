@@ -57,8 +57,8 @@ ALPHA = 0.05
 """False *better* or *worse*, and false *practically the same*, that are accepted in a family of
 comparisons, over all looks at a run that goes on."""
 OVERALL_SHARE = 0.75
-"""Of the error that is accepted, what the comparisons over all strata may spend: they are what is
-asked first. The rest is for single strata."""
+"""Share of the accepted error that the comparisons over all strata may spend, which are read
+first; the rest is for single strata."""
 CLUMP = 8.0
 """Packets that are taken to be lost together where too few were lost to tell: the overflow of a
 queue drops several in a row."""
@@ -159,15 +159,15 @@ class Family:
 def turned(comparison: Comparison) -> Comparison:
     """The same comparison, b against a."""
     outcomes: Mapping[Outcome, Outcome] = {"better": "worse", "worse": "better"}
-    other: Callable[[float], float] = _inverse if comparison.scale == "ratio" else operator.neg
+    flip: Callable[[float], float] = _inverse if comparison.scale == "ratio" else operator.neg
     return replace(
         comparison,
         a=comparison.b,
         b=comparison.a,
-        change=other(comparison.change),
+        change=flip(comparison.change),
         bound=opposite(comparison.bound),
-        low=other(comparison.high),
-        high=other(comparison.low),
+        low=flip(comparison.high),
+        high=flip(comparison.low),
         rank_biserial=-comparison.rank_biserial,
         outcome=outcomes.get(comparison.outcome, comparison.outcome),
     )
@@ -200,31 +200,31 @@ def compare_levels(
     """
     if len(by_sending(observed, factor)) > 1:
         raise ValueError("several ways of sending are no pair: compare them apart, with by_sending")
-    seen = [
+    observations = [
         observation
         for observation in observed.observations
         if factor in observation.cell
         and math.isfinite(observation.value)
         and not (factor == "load_location" and is_idle(observation.cell))
     ]
-    levels = level_order(one.cell[factor] for one in seen)
+    levels = level_order(observation.cell[factor] for observation in observations)
     missing: dict[Level, str] = {}
     for cell, reason in observed.missing:
         if factor in cell and cell[factor] not in levels:
             missing.setdefault(cell[factor], reason)
-    if not seen and not missing:
+    if not observations and not missing:
+        factors = {name for observation in observed.observations for name in observation.cell}
         raise BadInputError(
             f"no trial has {observed.metric.title} and the factor {factor}",
             where="--factor",
-            remedy="factors that there are: "
-            + ", ".join(sorted({name for one in observed.observations for name in one.cell})),
+            remedy=f"factors that there are: {', '.join(sorted(factors))}",
         )
-    wanted = _level_named(baseline, (*levels, *missing)) if baseline is not None else None
-    by = default_by(seen, factor) if by is None else by
-    table = _Table(observed, factor, by, seen, levels)
-    pairs = [(a, b) for a, b in combinations(levels, 2) if wanted is None or wanted in (a, b)]
-    if wanted is not None:  # a against the baseline, never the other way
-        pairs = [(b, a) if a == wanted else (a, b) for a, b in pairs]
+    base = _level_named(baseline, (*levels, *missing)) if baseline is not None else None
+    by = default_by(observations, factor) if by is None else by
+    table = _Table(observed, factor, by, observations, levels)
+    pairs = [(a, b) for a, b in combinations(levels, 2) if base is None or base in (a, b)]
+    if base is not None:  # a against the baseline, never the other way
+        pairs = [(b, a) if a == base else (a, b) for a, b in pairs]
     raw_comparisons = [
         raw
         for stratum in table.strata
@@ -292,9 +292,9 @@ class _Table:
         self._pairing = Pairing(observations, factor, by, observed.run_factors)
         self.strata = self._pairing.strata
         values: dict[Level, dict[Key, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-        for one in observations:
-            for key in self._pairing.keys[id(one)]:
-                values[one.cell[factor]][key].append(one)
+        for observation in observations:
+            for key in self._pairing.keys[id(observation)]:
+                values[observation.cell[factor]][key].append(observation)
         self._values = {
             level: {key: _merged(group) for key, group in by_key.items()}
             for level, by_key in values.items()
@@ -348,9 +348,9 @@ class _Table:
     def _telling(
         self, keys: Sequence[Key], of_a: Mapping[Key, _Value], of_b: Mapping[Key, _Value]
     ) -> list[Key]:
-        """Without contexts in which, in every block, both levels are bounds of one kind: there
-        something else was measured (a generator, a shared core). Exchanging the levels leaves
-        this choice alone, so that it favours neither."""
+        """The keys without contexts in which, in every block, both levels are bounds of one kind:
+        there something else was measured (a generator, a shared core). Exchanging the levels
+        leaves this choice alone, so that it favours neither."""
         context = self._pairing.context
         telling = {
             context[key]
@@ -415,7 +415,7 @@ class _Table:
             values = [value for _, _, value in cells]
             clusters = [self._pairing.block[key] for _, key, _ in cells]
             for level in self.levels:
-                correlation = tau_b([one == level for one, _, _ in cells], values, clusters)
+                correlation = tau_b([other == level for other, _, _ in cells], values, clusters)
                 yield KendallBar(level, stratum, correlation)
 
     def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterable[str]:
@@ -482,25 +482,26 @@ def _dispersion(observations: Sequence[Observation], factor: str) -> float:
     return max(1.0, pearson / degrees)
 
 
-def _decided(found: Sequence[_Raw], table: _Table, margin: float, alpha: float) -> list[Comparison]:
+def _decided(raws: Sequence[_Raw], table: _Table, margin: float, alpha: float) -> list[Comparison]:
     """The comparisons, errors counted over all of them, with their outcomes."""
-    if not found:
+    if not raws:
         return []
-    weights = family_weights([raw.stratum for raw in found])
-    margins = [_margin(raw, table.scale, margin) for raw in found]
-    alone = [raw.shifts.of_difference() for raw in found]
-    differ = family_evidence(_in_time(alone, found, table.blocks), weights)
+    weights = family_weights([raw.stratum for raw in raws])
+    margins = [_margin(raw, table.scale, margin) for raw in raws]
+    alone = [raw.shifts.of_difference() for raw in raws]
+    differ = family_evidence(_in_time(alone, raws, table.blocks), weights)
     alike = family_evidence(
         _in_time(
-            [raw.shifts.of_equivalence(m) for raw, m in zip(found, margins, strict=True)],
-            found,
+            [raw.shifts.of_equivalence(m) for raw, m in zip(raws, margins, strict=True)],
+            raws,
             table.blocks,
         ),
         weights,
     )
+    rows = zip(raws, margins, alone, differ, alike, strict=True)
     return [
-        _comparison(raw, table, same, float(one.max()), float(of_all), float(equal), alpha)
-        for raw, same, one, of_all, equal in zip(found, margins, alone, differ, alike, strict=True)
+        _comparison(raw, table, margin, float(evidence.max()), float(of_all), float(equal), alpha)
+        for raw, margin, evidence, of_all, equal in rows
     ]
 
 
@@ -513,12 +514,12 @@ def family_weights(strata: Sequence[str]) -> Floats:
     return np.asarray(share)
 
 
-def _in_time(evidence: Sequence[Floats], found: Sequence[_Raw], blocks: Sequence[Key]) -> Floats:
+def _in_time(evidence: Sequence[Floats], raws: Sequence[_Raw], blocks: Sequence[Key]) -> Floats:
     """Evidence of all comparisons after each block of the run, shape (m, T): a block that lacks
     a comparison leaves its evidence as it was."""
     place = {block: index for index, block in enumerate(blocks)}
-    result = np.ones((len(found), len(blocks)))
-    for row, values, raw in zip(result, evidence, found, strict=True):
+    result = np.ones((len(raws), len(blocks)))
+    for row, values, raw in zip(result, evidence, raws, strict=True):
         at = [place[block] for block in raw.blocks]
         for value, begin, end in zip(values, at, [*at[1:], len(blocks)], strict=True):
             row[begin:end] = value
@@ -526,7 +527,7 @@ def _in_time(evidence: Sequence[Floats], found: Sequence[_Raw], blocks: Sequence
 
 
 def _margin(raw: _Raw, scale: Scale, margin: float) -> float:
-    """Never finer than the instrument, on the scale of the shifts."""
+    """The margin on the scale of the shifts, never finer than the instrument."""
     if scale == "ratio":
         return math.log1p(max(margin, raw.resolution))
     return max(margin * abs(raw.reference), raw.resolution)
@@ -535,7 +536,7 @@ def _margin(raw: _Raw, scale: Scale, margin: float) -> float:
 def _comparison(
     raw: _Raw,
     table: _Table,
-    same: float,
+    margin: float,
     evidence: float,
     of_family: float,
     of_equivalence: float,
@@ -546,14 +547,12 @@ def _comparison(
     estimate = raw.shifts.estimate
     p_family = 1 / max(1.0, of_family)
     outcome, why = _outcome(
-        raw, low, high, same, table.metric, p_family <= alpha, of_equivalence >= 1 / alpha
+        raw, low, high, margin, table.metric, p_family <= alpha, of_equivalence >= 1 / alpha
     )
     if table.scale == "ratio":
-        change, low, high, shown = (
-            exp(v) - 1 if math.isfinite(v) else v for v in (estimate, low, high, same)
+        estimate, low, high, margin = (
+            exp(v) - 1 if math.isfinite(v) else v for v in (estimate, low, high, margin)
         )
-    else:
-        change, shown = estimate, same
     return Comparison(
         metric=table.metric.name,
         factor=table.factor,
@@ -562,31 +561,31 @@ def _comparison(
         stratum=raw.stratum,
         blocks=len(raw.blocks),
         scale=table.scale,
-        change=change,
+        change=estimate,
         bound=raw.shifts.bound,
         low=low,
         high=high,
         rank_biserial=rank_biserial(raw.shifts.centre),
         p=1 / max(1.0, evidence),
         p_family=p_family,
-        margin=shown,
+        margin=margin,
         outcome=outcome,
         why=why,
     )
 
 
 def _outcome(
-    raw: _Raw, low: float, high: float, same: float, metric: Metric, differ: bool, alike: bool
+    raw: _Raw, low: float, high: float, margin: float, metric: Metric, differ: bool, alike: bool
 ) -> tuple[Outcome, str]:
     """The word, and of *not known* the reason. All on the scale of the shifts."""
-    counts_allow = raw.extra[0] >= -same and raw.extra[1] <= same
-    known = bool(np.isfinite(raw.shifts.low).all() and np.isfinite(raw.shifts.high).all())
+    counts_allow = raw.extra[0] >= -margin and raw.extra[1] <= margin
+    finite = bool(np.isfinite(raw.shifts.low).all() and np.isfinite(raw.shifts.high).all())
     # What earlier blocks showed stays shown, but a bound leaves open what a later one was.
-    if alike and counts_allow and known:
+    if alike and counts_allow and finite:
         return "practically the same", ""
     if differ:
         return ("worse" if raw.shifts.rises == metric.lower_is_better else "better"), ""
-    if not known:
+    if not finite:
         return "not known", "at least one is only a bound"
     least = least_blocks(1)
     if len(raw.blocks) < least:

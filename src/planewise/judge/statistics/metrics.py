@@ -163,16 +163,16 @@ def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
 
 def cpu_metrics(samples: Sequence[RunSample], *, modes: bool = True) -> tuple[str, ...]:
     """`cpu:HOST` of each host, and (with `modes`) each mode that any trial spent time in."""
-    seen: dict[str, set[str]] = {}
+    hosts: dict[str, set[str]] = {}
     for sample in samples:
         for trial in _done(sample):
             for host, shares in cpu_of(trial).items():
-                seen.setdefault(host, set()).update(m for m, share in shares.items() if share > 0)
+                hosts.setdefault(host, set()).update(m for m, share in shares.items() if share > 0)
     names = []
-    for host in sorted(seen):
+    for host in sorted(hosts):
         names.append(f"cpu:{host}")
         if modes:
-            names += [f"cpu:{host}:{mode}" for mode in CPU_MODES if mode in seen[host]]
+            names += [f"cpu:{host}:{mode}" for mode in CPU_MODES if mode in hosts[host]]
     return tuple(names)
 
 
@@ -283,7 +283,7 @@ def _at(observed: Observed, sending: Sending, factor: str) -> Observed:
         observations=tuple(
             observation for observation in observed.observations if is_at(observation.cell)
         ),
-        missing=tuple(one for one in observed.missing if is_at(one[0])),
+        missing=tuple(entry for entry in observed.missing if is_at(entry[0])),
     )
 
 
@@ -325,7 +325,7 @@ def _quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> Measu
     if latency.hdr is not None:
         value = float(HdrHistogram.decode(latency.hdr).get_value_at_percentile(100 * share))
         return MeasuredValue(max(value, plain.value), plain.resolution)
-    above = next(other for other, known in _SHARES.items() if known >= share)
+    above = next(quantile for quantile, level in _SHARES.items() if level >= share)
     return replace(plain, headroom=max(0.0, float(getattr(latency, above)) - plain.value))
 
 
@@ -426,8 +426,7 @@ def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> Measu
 
 def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
     """Busy share, or the share of one mode, of one host's CPUs."""
-    _, _, rest = name.partition(":")
-    host, _, mode = rest.partition(":")
+    host, _, mode = name.partition(":")[2].partition(":")
     hosts = {h for sample in samples for trial in _done(sample) for h in cpu_of(trial)}
     if not host:
         if len(hosts) > 1:
@@ -444,11 +443,11 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
             remedy=f"cpu:HOST or cpu:HOST:MODE; hosts: {', '.join(sorted(hosts)) or 'none'}; "
             f"modes: {', '.join(CPU_MODES)}",
         )
-    where = "CPU" if host == "shared" else f"CPU of the {host}"
+    prefix = "CPU" if host == "shared" else f"CPU of the {host}"
     metric = (
-        Metric(f"cpu:{host}:{mode}", f"{where}, {mode}", "share", mode not in IDLE_MODES)
+        Metric(f"cpu:{host}:{mode}", f"{prefix}, {mode}", "share", mode not in IDLE_MODES)
         if mode
-        else Metric(f"cpu:{host}", f"{where}, busy", "share", True)
+        else Metric(f"cpu:{host}", f"{prefix}, busy", "share", True)
     )
     kinds = {trial.kind for sample in samples for trial in _done(sample) if cpu_of(trial)}
     kind = "rtt" if "rtt" in kinds else "load"
@@ -461,7 +460,7 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
             share = (
                 modes.get(mode, 0.0)
                 if mode
-                else sum(modes.get(one, 0.0) for one in CPU_MODES if one not in IDLE_MODES)
+                else sum(modes.get(busy, 0.0) for busy in CPU_MODES if busy not in IDLE_MODES)
             )
             ticks = max(1.0, cpu_window_s(trial) * USER_HZ * _cpus(sample.info, host))
             observations.append(

@@ -74,24 +74,24 @@ def node_effects(nodes: int, meetings: Sequence[Meeting], *, margin: float = MAR
     pairs = np.array([(meeting.a, meeting.b) for meeting in meetings], dtype=np.intp).reshape(-1, 2)
     values = np.array([meeting.value for meeting in meetings], dtype=np.float64)
     met = np.bincount(pairs.ravel(), minlength=nodes)
-    known = determined(nodes, pairs)
-    used = known[pairs[:, 0]]  # both nodes of a pair are determined, or neither
+    fixed = determined(nodes, pairs)
+    used = fixed[pairs[:, 0]]  # both nodes of a pair are determined, or neither
     effects = [_unknown(node, int(met[node])) for node in range(nodes)]
     if not used.any():
         return NodeEffects(tuple(effects), math.nan)
-    ends = (np.cumsum(known) - 1)[pairs[used]]
-    fit = _fit(int(known.sum()), ends, values[used])
+    ends = (np.cumsum(fixed) - 1)[pairs[used]]
+    fit = _fit(int(fixed.sum()), ends, values[used])
     if not math.isfinite(fit.deviation):
         why = "no node met enough others to tell how far pairs deviate by themselves"
-        effects = [replace(effect, why=why) if known[effect.node] else effect for effect in effects]
+        effects = [replace(effect, why=why) if fixed[effect.node] else effect for effect in effects]
         return NodeEffects(tuple(effects), math.nan)
     alone = stdtr(fit.freedom, (math.log1p(margin) - fit.effect) / fit.error)
     p = np.maximum(alone, fit.agreement(math.log1p(margin)))
     half = fit.error * stdtrit(fit.freedom, 0.975)
-    for place, node in enumerate(np.flatnonzero(known)):
-        value = float(fit.effect[place])
-        low, high = value - float(half[place]), value + float(half[place])
-        effects[node] = NodeEffect(int(node), int(met[node]), value, low, high, float(p[place]))
+    for index, node in enumerate(np.flatnonzero(fixed)):
+        value = float(fit.effect[index])
+        low, high = value - float(half[index]), value + float(half[index])
+        effects[node] = NodeEffect(int(node), int(met[node]), value, low, high, float(p[index]))
     return NodeEffects(tuple(effects), fit.deviation)
 
 
@@ -130,9 +130,9 @@ class _Fit:
         by themselves accuse neither of their nodes.
         """
         k = self.meetings
-        every, others = (self._share_above(added - margin) for added in self.least)
-        all_but_one = np.where(k > 1, k * others ** (k - 1), 1.0)  # binomial tail, from above
-        return np.asarray(np.minimum(2 * np.minimum(every**k, all_but_one), 1.0))
+        share, next_share = (self._share_above(added - margin) for added in self.least)
+        all_but_one = np.where(k > 1, k * next_share ** (k - 1), 1.0)  # binomial tail, from above
+        return np.asarray(np.minimum(2 * np.minimum(share**k, all_but_one), 1.0))
 
     def _share_above(self, value: Floats) -> Floats:
         """Share of pairs that stray beyond each value; never 0, as the fleet is a sample."""
@@ -152,13 +152,13 @@ def _fit(nodes: int, ends: NDArray[np.intp], values: Floats) -> _Fit:
     leverage = covariance[a, a] + covariance[b, b] + 2 * covariance[a, b]
     free = np.clip(1 - leverage, 0.0, 1.0)
     total = float(free.sum())
-    own = np.maximum(np.diag(covariance), 1 / nodes)
+    variances = np.maximum(np.diag(covariance), 1 / nodes)
     # The median of n estimates has about π/2 times the variance of their mean.
-    scale = own + math.pi / 2 * float(own.mean()) / nodes
+    scale = variances + math.pi / 2 * float(variances.mean()) / nodes
     centre = float(np.median(v))
     if total < _LEAST_DF:
-        none = np.full(nodes, math.nan)
-        return _Fit(v - centre, none, none, math.nan, (none, none), none, none)
+        unknown = np.full(nodes, math.nan)
+        return _Fit(v - centre, unknown, unknown, math.nan, (unknown, unknown), unknown, unknown)
     squares, freedom = (
         np.bincount(ends.ravel(), np.repeat(of_pairs, 2), minlength=nodes).astype(np.float64)
         for of_pairs in (residuals**2, free)
@@ -242,20 +242,20 @@ def determined(nodes: int, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
     for a, b in pairs.tolist():
         partners[a].append(b)
         partners[b].append(a)
-    known = np.zeros(nodes, dtype=np.bool_)
+    result = np.zeros(nodes, dtype=np.bool_)
     side: dict[int, bool] = {}
     for start in range(nodes):
         if start in side:
             continue
         side[start], queue, odd = True, [start], False
         for node in queue:
-            for other in partners[node]:
-                if other not in side:
-                    side[other] = not side[node]
-                    queue.append(other)
-                odd |= side[other] == side[node]
-        known[queue] = odd
-    return known
+            for partner in partners[node]:
+                if partner not in side:
+                    side[partner] = not side[node]
+                    queue.append(partner)
+                odd |= side[partner] == side[node]
+        result[queue] = odd
+    return result
 
 
 def false_discovery(p: Sequence[float]) -> Floats:

@@ -27,7 +27,7 @@ class TrialReadings:
     """The single readings of one trial: the RTTs of its packets, or its one reading of a CPU."""
 
     trial: Observation
-    """Where and when; its value is not looked at."""
+    """Where and when; its value is not used."""
     values: Floats
     """In the order in which they were made."""
 
@@ -51,16 +51,16 @@ class ReadingTable:
         run_factors: Collection[str] = (),
     ) -> None:
         """`by` as of `compare_levels`; `run_factors` as of `Observed`."""
-        kept = [
+        used = [
             reading for reading in readings if reading.values.size and factor in reading.trial.cell
         ]
-        observations = [one.trial for one in kept]
+        observations = [reading.trial for reading in used]
         by = default_by(observations, factor) if by is None else by
         self._pairing = Pairing(observations, factor, by, run_factors)
         parts: dict[Level, dict[Key, list[Floats]]] = defaultdict(lambda: defaultdict(list))
-        for seen, one in zip(observations, kept, strict=True):
-            for key in self._pairing.keys[id(seen)]:
-                parts[seen.cell[factor]][key].append(one.values)
+        for observation, reading in zip(observations, used, strict=True):
+            for key in self._pairing.keys[id(observation)]:
+                parts[observation.cell[factor]][key].append(reading.values)
         # Contexts that only some levels have would make their pooled packets another mixture.
         contexts = [{self._pairing.context[key] for key in keys} for keys in parts.values()]
         shared = set.intersection(*contexts) if contexts else set()
@@ -85,7 +85,7 @@ class ReadingTable:
     def _in(self, stratum: str) -> dict[Level, dict[Key, Floats]]:
         return {
             level: {
-                key: values for key, values in found.items() if self._pairing.is_in(key, stratum)
+                key: values for key, values in by_key.items() if self._pairing.is_in(key, stratum)
             }
-            for level, found in self._values.items()
+            for level, by_key in self._values.items()
         }

@@ -57,12 +57,12 @@ def capital(shifts: Floats) -> Floats:
     if the shifts are symmetric about 0, or below. A shift of minus infinity (nothing is known
     downwards) loses everything.
     """
-    known = np.isfinite(shifts)
-    size = np.where(known, np.abs(shifts), 0.0)
+    finite = np.isfinite(shifts)
+    size = np.where(finite, np.abs(shifts), 0.0)
     blocks = np.arange(1, len(shifts) + 1).reshape((-1,) + (1,) * (shifts.ndim - 1))
     typical = (np.cumsum(size**0.25, axis=0) / blocks) ** 4
     relative = np.minimum(np.divide(size, typical, out=np.zeros_like(size), where=typical > 0), 1)
-    stake = np.tanh(BETS.reshape((-1,) + (1,) * shifts.ndim) * np.where(known, relative, np.inf))
+    stake = np.tanh(BETS.reshape((-1,) + (1,) * shifts.ndim) * np.where(finite, relative, np.inf))
     with np.errstate(divide="ignore"):  # all is lost at a stake of 1
         grown = np.cumsum(np.log1p(np.sign(shifts) * stake), axis=1)
     return np.asarray(np.exp(np.minimum(grown, MOST_LOG)).mean(axis=0))
@@ -178,11 +178,11 @@ def family_evidence(evidence: Floats, weights: Floats) -> Floats:
     result = np.empty_like(at_times)
     for weight in np.unique(weights):
         knots = (total + weight) * ordered - mass
-        mine = weights == weight
+        same_weight = weights == weight
         for at in np.ndindex(at_times.shape[:-1]):
-            own_weight = weight * at_times[at][mine]
-            last = np.maximum(np.searchsorted(knots[at], own_weight, side="right") - 1, 0)
-            result[at][mine] = (own_weight + mass[at][last]) / (total[at][last] + weight)
+            weighted = weight * at_times[at][same_weight]
+            last = np.maximum(np.searchsorted(knots[at], weighted, side="right") - 1, 0)
+            result[at][same_weight] = (weighted + mass[at][last]) / (total[at][last] + weight)
     return np.asarray(result.max(axis=-2))
 
 

@@ -110,9 +110,13 @@ class Pairing:
         self._places: dict[tuple[Key, str, int], Key] = {}
         self.keys = {id(observation): self._keys(observation) for observation in observations}
         """By identity of the observation: its keys (several where it stands for several cells)."""
-        first = {id(one): (run, one.block) for run, one in _in_order(observations)}
-        when = {self.block[k]: first[id(one)] for one in observations for k in self.keys[id(one)]}
-        self.blocks = tuple(sorted(when, key=lambda block: when[block]))
+        runs: dict[str, int] = {}
+        places: dict[Key, tuple[int, int]] = {}
+        for observation in observations:
+            run = runs.setdefault(observation.run, len(runs))
+            for key in self.keys[id(observation)]:
+                places[self.block[key]] = (run, observation.block)
+        self.blocks = tuple(sorted(places, key=lambda block: places[block]))
         """In the order in which they were run: run by run as given, then by number."""
         present = level_order(_number(name) for name in set(self.stratum.values()) if by)
         names = tuple(str(part) for part in present)
@@ -123,29 +127,29 @@ class Pairing:
         """Whether the replicates of this key count in the stratum."""
         return stratum == OVERALL or self.stratum[key] == stratum
 
-    def _keys(self, one: Observation) -> tuple[Key, ...]:
-        cells = _standing_for(one.cell, self.factor, self._loads)
+    def _keys(self, observation: Observation) -> tuple[Key, ...]:
+        cells = _standing_for(observation.cell, self.factor, self._loads)
         return tuple(
-            self._key(one, alike)
+            self._key(observation, alike)
             for cell in cells
             for alike in self._backgrounds.standing_for(cell, self.factor)
         )
 
-    def _key(self, one: Observation, cell: Mapping[str, Level]) -> Key:
+    def _key(self, observation: Observation, cell: Mapping[str, Level]) -> Key:
         """Everything but the factor; also notes the key's unit and stratum."""
         items = tuple(cell.items())
         context = self._contexts.get(items)
         if context is None:
             context = self._contexts[items] = self._context(cell)
         number = self._number(context)
-        run = "" if self._across_runs else one.run
-        key = self._places.get((number, run, one.block))
+        run = "" if self._across_runs else observation.run
+        key = self._places.get((number, run, observation.block))
         if key is None:
-            block: _Parts = (("#block", one.block),)
+            block: _Parts = (("#block", observation.block),)
             if not self._across_runs:
                 block = (("#run", run), *block)
             parts = (*context, *block)
-            key = self._places[number, run, one.block] = self._number(parts)
+            key = self._places[number, run, observation.block] = self._number(parts)
             self.stratum[key] = self._stratum_of(cell)
             self.context[key] = number
             self.block[key] = self._number(block)
@@ -165,14 +169,6 @@ class Pairing:
         if self.factor == "load_type":  # the cell without load stands at every location
             return str(cell.get(self.by, "none"))
         return stratum_of(cell, self.by)
-
-
-def _in_order(observations: Iterable[Observation]) -> list[tuple[int, Observation]]:
-    """Each observation with the place of its run among the runs."""
-    runs: dict[str, int] = {}
-    return [
-        (runs.setdefault(observation.run, len(runs)), observation) for observation in observations
-    ]
 
 
 def _number(name: str) -> Level:

@@ -86,8 +86,8 @@ def _pooled(
     ]
     if not pairs:
         return None
-    x = np.concatenate([one for one, _ in pairs]).astype(np.float64)
-    y = np.concatenate([one for _, one in pairs]).astype(np.float64)
+    x = np.concatenate([pair[0] for pair in pairs]).astype(np.float64)
+    y = np.concatenate([pair[1] for pair in pairs]).astype(np.float64)
     shifts = x - y
     return PooledTest(
         metric, a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), _tau(x, y)
@@ -109,11 +109,11 @@ def log10_p(shifts: Floats) -> float:
 
 def _tau(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
     """Tau-b of the indicator of x, by ranks: n log n also for millions of packets."""
-    both = np.concatenate([x, y])
+    pooled = np.concatenate([x, y])
     m, n = len(x), len(y)
-    ranks = mid_ranks(both)
+    ranks = mid_ranks(pooled)
     area = (float(ranks[:m].sum()) - m * (m + 1) / 2) / (m * n)
-    _, counts = np.unique(both, return_counts=True)
+    _, counts = np.unique(pooled, return_counts=True)
     size = float(m + n)
     untied = (size * (size - 1) - float((counts * (counts.astype(np.float64) - 1)).sum())) / 2
     return (2 * area - 1) * math.sqrt(m * n / untied) if untied else 0.0

@@ -68,8 +68,8 @@ def check_ranking(
     changes = []
     for a, b in dict.fromkeys((comparison.a, comparison.b) for comparison in single):
         pair = [comparison for comparison in single if (comparison.a, comparison.b) == (a, b)]
-        better = tuple(one.stratum for one in pair if one.outcome == "better")
-        worse = tuple(one.stratum for one in pair if one.outcome == "worse")
+        better = tuple(comparison.stratum for comparison in pair if comparison.outcome == "better")
+        worse = tuple(comparison.stratum for comparison in pair if comparison.outcome == "worse")
         if better and worse:
             changes.append(RankingChange(a, b, better, worse))
     decided = sum(comparison.outcome != "not known" for comparison in single)
@@ -93,20 +93,20 @@ def best_first(family: Family, stratum: str) -> list[LevelValue]:
     their changes against the others. So the ranking cannot contradict a comparison."""
 
     def place(value: LevelValue) -> tuple[int, float]:
-        against = [
-            found
+        comparisons = [
+            comparison
             for other in family.levels
-            if (found := family.find(value.level, other, stratum)) is not None
+            if (comparison := family.find(value.level, other, stratum)) is not None
         ]
         changes = [
             math.log1p(max(comparison.change, -1 + 1e-12))
             if comparison.scale == "ratio"
             else comparison.change
-            for comparison in against
+            for comparison in comparisons
         ]
         mean = math.fsum(changes) / (len(changes) + 1)
         return (
-            sum(comparison.outcome == "worse" for comparison in against),
+            sum(comparison.outcome == "worse" for comparison in comparisons),
             mean if family.metric.lower_is_better else -mean,
         )
 
@@ -123,10 +123,10 @@ def _sentence(
             for change in changes
         )
         return f"By {family.metric.title} the ranking changes with load: {words}."
-    rest = "" if decided == of else f" ({of - decided} of {of} comparisons are not known)"
+    undecided = "" if decided == of else f" ({of - decided} of {of} comparisons are not known)"
     return (
         f"By {family.metric.title} no change of the ranking with load was found among {loads} "
-        f"loads{rest}."
+        f"loads{undecided}."
     )
 
 

@@ -123,4 +123,4 @@ def _labels(paths: Sequence[Path], infos: Sequence[RunInfo]) -> list[str]:
         names = ["/".join(path.absolute().parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{info.run} ({place})" for place, info in enumerate(infos, start=1)]
+    return [f"{info.run} ({number})" for number, info in enumerate(infos, start=1)]

@@ -75,32 +75,36 @@ def where_text(stratum: str) -> str:
     return f" at {stratum}"
 
 
-def sentence(one: Comparison, family: Family) -> str:
-    """One comparison as a sentence."""
-    metric, where = family.metric, where_text(one.stratum)
+def sentence(comparison: Comparison, family: Family) -> str:
+    """The comparison as a sentence."""
+    a, b, metric, where = comparison.a, comparison.b, family.metric, where_text(comparison.stratum)
+
+    def shown(change: float) -> str:
+        return change_text(change, comparison, metric)
+
     interval = ""
-    if math.isfinite(one.low) and math.isfinite(one.high):
-        interval = f"{change_text(one.low, one, metric)} to {change_text(one.high, one, metric)}"
-    evidence = f"{one.blocks} block{'s' if one.blocks != 1 else ''}"
-    known = f" (95 %: {interval}; {evidence})" if interval else f" ({evidence})"
-    if one.outcome in ("better", "worse"):
-        lower = one.change < 0
+    if math.isfinite(comparison.low) and math.isfinite(comparison.high):
+        interval = f"{shown(comparison.low)} to {shown(comparison.high)}"
+    evidence = f"{comparison.blocks} block{'s' if comparison.blocks != 1 else ''}"
+    basis = f" (95 %: {interval}; {evidence})" if interval else f" ({evidence})"
+    if comparison.outcome in ("better", "worse"):
+        lower = comparison.change < 0
         # A change of -30 % at most is 30 % lower at least.
-        bound = (turned(one) if lower else one).bound
-        how_much = change_text(abs(one.change), one, metric).removeprefix("+")
+        bound = (turned(comparison) if lower else comparison).bound
+        how_much = shown(abs(comparison.change)).removeprefix("+")
         return (
-            f"{one.a} is {one.outcome} than {one.b}{where}: its {metric.title} is "
-            f"{bound_text(bound, how_much)} {'lower' if lower else 'higher'}{known}."
+            f"{a} is {comparison.outcome} than {b}{where}: its {metric.title} is "
+            f"{bound_text(bound, how_much)} {'lower' if lower else 'higher'}{basis}."
         )
-    margin = change_text(one.margin, one, metric).removeprefix("+")
-    if one.outcome == "practically the same":
+    margin = shown(comparison.margin).removeprefix("+")
+    if comparison.outcome == "practically the same":
         return (
-            f"{one.a} and {one.b} are practically the same{where} in {metric.title}: the "
+            f"{a} and {b} are practically the same{where} in {metric.title}: the "
             f"difference is surely below {margin} (95 %: {interval}; {evidence})."
         )
     return (
-        f"Whether {one.a} or {one.b} is better{where} in {metric.title} is not known: {one.why}"
-        f"{known}."
+        f"Whether {a} or {b} is better{where} in {metric.title} is not known: {comparison.why}"
+        f"{basis}."
     )
 
 
@@ -111,10 +115,10 @@ def summary(family: Family) -> list[str]:
         for comparison in family.comparisons
         if comparison.stratum == OVERALL
     ]
-    for one in family.comparisons:
-        overall = family.find(one.a, one.b)
-        if one.stratum != OVERALL and overall and one.outcome in ("better", "worse"):
-            opposite = {"better": "worse", "worse": "better"}[one.outcome]
+    for comparison in family.comparisons:
+        overall = family.find(comparison.a, comparison.b)
+        if comparison.stratum != OVERALL and overall and comparison.outcome in ("better", "worse"):
+            opposite = {"better": "worse", "worse": "better"}[comparison.outcome]
             if overall.outcome == opposite:
-                words.append(f"But {sentence(one, family)}")
+                words.append(f"But {sentence(comparison, family)}")
     return words

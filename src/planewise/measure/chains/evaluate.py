@@ -78,12 +78,12 @@ class ReadingDelta:
         """Share of the packets that generator and functions sent and neither got; None: unknown."""
         # As rates: the hosts were not read at the same moments.
         arrived, sent = self.delivered / self.ends_seconds, self.offered / self.ends_seconds
-        for name, after in self.last.vnfs.items():
-            before = self.first.vnfs[name]
-            if after.received is None or before.received is None:
+        for name, end in self.last.vnfs.items():
+            start = self.first.vnfs[name]
+            if end.received is None or start.received is None:
                 return None
-            arrived += (after.received - before.received) / self.seconds_of(name)
-            sent += (after.packets - before.packets) / self.seconds_of(name)
+            arrived += (end.received - start.received) / self.seconds_of(name)
+            sent += (end.packets - start.packets) / self.seconds_of(name)
         return _share(1 - arrived / sent) if sent > 0 else 0.0
 
     @property
@@ -97,9 +97,9 @@ class ReadingDelta:
 
     def used(self, cpu: int) -> float:
         """Share of a CPU's time that was not idle."""
-        before, after = self.first.cpus[cpu], self.last.cpus[cpu]
-        total = after.total_s - before.total_s
-        return _share(1 - (after.idle_s - before.idle_s) / total) if total > 0 else 0.0
+        start, end = self.first.cpus[cpu], self.last.cpus[cpu]
+        total = end.total_s - start.total_s
+        return _share(1 - (end.idle_s - start.idle_s) / total) if total > 0 else 0.0
 
     def cpu_share(self, task: str, cpus: int = 1) -> float | None:
         """Share of its CPUs' time that a task had; None where it is not a thread of its own."""
@@ -118,58 +118,58 @@ class ReadingDelta:
 
     def busy_share(self, task: str, cpus: int = 1) -> float | None:
         """Share of its CPUs' time that a task spent on packets; None: unknown."""
-        got = self.cpu_share(task, cpus)
+        cpu_share = self.cpu_share(task, cpus)
         if task == SWITCH:
-            if self.first.polling is None or self.last.polling is None or got is None:
+            if self.first.polling is None or self.last.polling is None or cpu_share is None:
                 return None
             busy = self.last.polling.busy - self.first.polling.busy
             idle = self.last.polling.idle - self.first.polling.idle
-            return _share(got * busy / (busy + idle)) if busy + idle > 0 else None
+            return _share(cpu_share * busy / (busy + idle)) if busy + idle > 0 else None
         if task not in self.last.busy_s:
             return None
         # The cycle counter goes on while another task has the core.
         busy_s = self.last.busy_s[task] - self.first.busy_s.get(task, 0.0)
         share = _share(busy_s / self.seconds)
-        return share if got is None else min(share, got)
+        return share if cpu_share is None else min(share, cpu_share)
 
     def totals(self) -> tuple[VnfTotal, ...]:
         """Totals of every function."""
-        found = []
-        for name, after in self.last.vnfs.items():
-            before = self.first.vnfs[name]
-            packets = max(0, after.packets - before.packets)
-            size = max(0, after.bytes - before.bytes)
-            found.append(
+        totals = []
+        for name, end in self.last.vnfs.items():
+            start = self.first.vnfs[name]
+            packets = max(0, end.packets - start.packets)
+            size = max(0, end.bytes - start.bytes)
+            totals.append(
                 VnfTotal(
                     name=name,
                     tx_packets=packets,
                     tx_pps=packets / self.seconds_of(name),
                     tx_bps=8 * size / self.seconds_of(name),
-                    dropped=max(0, after.dropped - before.dropped),
+                    dropped=max(0, end.dropped - start.dropped),
                     busy=self.busy_share(name),
                 )
             )
-        return tuple(found)
+        return tuple(totals)
 
     def cores(self, placement: Placement) -> tuple[CoreUse, ...]:
         """Use of every CPU that has a task."""
-        found = []
+        cores = []
         for cpu, tasks in placement.tasks.items():
             sizes = {task: len(placement.cpus(task)) for task in tasks}
-            got = [s for task in tasks if (s := self.cpu_share(task, sizes[task])) is not None]
+            shares = [s for task in tasks if (s := self.cpu_share(task, sizes[task])) is not None]
             working = [s for task in tasks if (s := self.busy_share(task, sizes[task])) is not None]
             if (forwarding := self.forwarding(cpu)) is not None and GENERATOR not in tasks:
-                got = working = [forwarding]
-            found.append(
+                shares = working = [forwarding]
+            cores.append(
                 CoreUse(
                     cpu=cpu,
                     tasks=tasks,
                     used=self.used(cpu),
-                    ours=_share(sum(got)) if got else None,
+                    ours=_share(sum(shares)) if shares else None,
                     working=_share(sum(working)) if working else None,
                 )
             )
-        return tuple(found)
+        return tuple(cores)
 
 
 def _share(value: float) -> float:
@@ -318,7 +318,7 @@ def limit_of_kernel(delta: ReadingDelta, placement: Placement) -> tuple[ChainLim
     functions = {
         cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
     } or placement.tasks
-    cpu = max(functions, key=lambda function: delta.forwarding(function) or 0.0)
+    cpu = max(functions, key=lambda cpu: delta.forwarding(cpu) or 0.0)
     forwarding, used = delta.forwarding(cpu) or 0.0, delta.used(cpu)
     names = _names([task for task in functions[cpu] if task != GENERATOR])
     if GENERATOR in functions[cpu]:

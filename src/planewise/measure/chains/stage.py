@@ -100,29 +100,29 @@ class ChainStage:
     def __init__(self, design: Design, pair: Pair | None = None) -> None:
         """`pair`: two hosts; None: both are namespaces of this machine, made for each chain."""
         chain = design.chain
-        self._wanted = {} if chain is None else chain.cpus.named()
+        self._pinning = {} if chain is None else chain.cpus.named()
         self._offered_pps = None if chain is None else chain.offered_pps
         self._uplink = None if chain is None else chain.uplink
         self._tcp = design.tcp is not None
         self._options = options_of(design)
         self._platforms: dict[tuple[str, ...], VmPlatform] = {}
-        self._here = LocalHost("this machine")
+        self._local = LocalHost("this machine")
         self._pair = pair
         self._resources: dict[HostRole, Resources] = {}
         self._hosts: ChainHosts | None = None
         self._machines: FunctionMachines | None = None
         self._generator_pps: dict[str, float] = {}
-        self._standing = ExitStack()
+        self._opened = ExitStack()
 
     @property
     def _functions_host(self) -> Host:
-        return self._here if self._pair is None else self._pair.machines[FUNCTIONS].host
+        return self._local if self._pair is None else self._pair.machines[FUNCTIONS].host
 
     def _platform(self, options: VmOptions) -> VmPlatform:
         """The functions' host as a platform for virtual machines with these options' programs."""
         if options.programs not in self._platforms:
-            made = platform_of(self._functions_host, options.programs)
-            self._platforms[options.programs] = made
+            platform = platform_of(self._functions_host, options.programs)
+            self._platforms[options.programs] = platform
         return self._platforms[options.programs]
 
     def _options_of(self, chain: Chain) -> VmOptions:
@@ -149,8 +149,8 @@ class ChainStage:
 
     def facts(self) -> StageFacts:
         """Whether the functions' CPUs are emulated."""
-        lent = dict.fromkeys(ours.emulated for ours in self._platforms.values())
-        return StageFacts("; ".join(filter(None, lent)))
+        emulated = dict.fromkeys(platform.emulated for platform in self._platforms.values())
+        return StageFacts("; ".join(filter(None, emulated)))
 
     def builds(self, cells: Sequence[Cell], nic: str = "") -> dict[str, Build]:
         """By plane, the steps of its longest chain among `cells`, which can all be built: on two
@@ -208,7 +208,7 @@ class ChainStage:
         if self._tcp and (reason := lacking([host], (IPERF,))):
             return reason
         if self._pair is None:
-            if reason := unavailable_here(chain, self._here):
+            if reason := unavailable_here(chain, self._local):
                 return reason
         else:
             if reason := _missing(chain, host):
@@ -236,16 +236,16 @@ class ChainStage:
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is not a task: its work is done where a frame comes from.
-        first = [SWITCH] if plane(chain.plane).switch_is_program else []
+        tasks = [SWITCH] if plane(chain.plane).switch_is_program else []
         if self._pair is None and (chain.plane != "vhost-user" or self._uplink):
-            first.append(GENERATOR)
-        if not first:
-            return assign_in_turn(chain.names, self._cpus, self._wanted.get("vnf", ()))
-        return assign_cpus((*first, *chain.names), self._cpus, self._wanted)
+            tasks.append(GENERATOR)
+        if not tasks:
+            return assign_in_turn(chain.names, self._cpus, self._pinning.get("vnf", ()))
+        return assign_cpus((*tasks, *chain.names), self._cpus, self._pinning)
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[ChainStation]:
-        """The cell's chain, standing."""
+        """The cell's chain, built."""
         chain = chain_of(cell)
         with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as hosts:
             machines = self._machines_on(hosts, chain) if chain.kind == "vm" else None
@@ -265,15 +265,15 @@ class ChainStage:
                 yield ChainStation(testbed, LAB_BOOT_LIMIT_S if emulated_twice else SLACK_S)
 
     @contextmanager
-    def _on_hosts(self, what: str) -> Iterator[ChainHosts]:
+    def _on_hosts(self, label: str) -> Iterator[ChainHosts]:
         """The hosts; on this machine a pair of namespaces, made for one chain."""
         if self._pair is not None:
             if self._hosts is None:
-                self._hosts = self._standing.enter_context(ChainHosts.of(self._pair))
+                self._hosts = self._opened.enter_context(ChainHosts.of(self._pair))
                 self._hosts.set_up({role for role in HOSTS if self._resources[role].vfs})
             yield self._hosts
             return
-        with local_pair(MTU_BYTES, what=what) as pair, ChainHosts.of(pair) as hosts:
+        with local_pair(MTU_BYTES, what=label) as pair, ChainHosts.of(pair) as hosts:
             try:
                 yield hosts
             finally:
@@ -284,8 +284,8 @@ class ChainStage:
         options, machines = self._options_of(chain), self._machines
         if machines is None or (machines.plane, machines.guests.options) != (chain.plane, options):
             self._end_machines()
-            here, platform = hosts.states[FUNCTIONS], self._platform(options)
-            machines = FunctionMachines(here, chain.plane, platform, options).__enter__()
+            state, platform = hosts.states[FUNCTIONS], self._platform(options)
+            machines = FunctionMachines(state, chain.plane, platform, options).__enter__()
             self._machines = machines
         return machines
 
@@ -315,8 +315,8 @@ class ChainStage:
             self._end_machines()
         finally:
             self._hosts = None
-            self._standing.close()
-            self._here.close()
+            self._opened.close()
+            self._local.close()
 
 
 _TWO_HOSTS = (
@@ -328,17 +328,17 @@ _TWO_HOSTS = (
 def _missing(chain: Chain, host: Host) -> str:
     """A clause that names the programs a host lacks for a chain; empty: none."""
     needs = plane(chain.plane).needs
-    wanted = {"Open vSwitch with DPDK": OVS} if "dpdk" in needs else {}
+    programs = {"Open vSwitch with DPDK": OVS} if "dpdk" in needs else {}
     if "ovs" in needs:
-        wanted["Open vSwitch"] = "ovs-vswitchd"
+        programs["Open vSwitch"] = "ovs-vswitchd"
     if chain.polls and chain.kind != "vm":
-        wanted["dpdk-testpmd"] = TESTPMD
+        programs["dpdk-testpmd"] = TESTPMD
     if chain.forwards == "xdp" and chain.kind != "vm" and not chain.on_vfs:
-        wanted["ethtool"] = "ethtool"
+        programs["ethtool"] = "ethtool"
     look = 'PATH=$PATH:/usr/sbin:/sbin command -v "$1"'
     missing = [
         name
-        for name, program in wanted.items()
+        for name, program in programs.items()
         if host.run(["sh", "-c", look, "sh", program]).exit_code
     ]
     verb = "is" if len(missing) == 1 else "are"
@@ -367,21 +367,21 @@ def unavailable_here(chain: Chain, host: Host) -> str:
         return "only root may move the functions' receive work to CPUs of their own"
     if chain.kind == "container" and not shutil.which("dockerd", path=_SBIN):
         return "there is no Docker on this machine"
-    wanted = memory_bytes(chain)
-    return hugepages.unavailable_reason(wanted) if wanted else ""
+    needed_bytes = memory_bytes(chain)
+    return hugepages.unavailable_reason(needed_bytes) if needed_bytes else ""
 
 
-def nic_shortage(chain: Chain, found: Mapping[HostRole, Resources]) -> str:
+def nic_shortage(chain: Chain, resources: Mapping[HostRole, Resources]) -> str:
     """What two hosts lack for a chain, as a sentence; empty when they suffice. Pure."""
     needs = {GENERATING: len(PLACES), FUNCTIONS: chain.vnfs if chain.on_vfs else 0}
     for role, needed in needs.items():
-        nic, where = found[role].nic, found[role].place
-        if needed and not found[role].vfs:
-            return f"{nic} of {where} has no SR-IOV"
-        if needed > found[role].vfs:
-            return f"needs {needed} VFs on {where}, and {nic} has {found[role].vfs}"
-    if chain.kind == "container" and not found[FUNCTIONS].dockerd:
-        return f"there is no Docker on {found[FUNCTIONS].place}"
+        nic, place = resources[role].nic, resources[role].place
+        if needed and not resources[role].vfs:
+            return f"{nic} of {place} has no SR-IOV"
+        if needed > resources[role].vfs:
+            return f"needs {needed} VFs on {place}, and {nic} has {resources[role].vfs}"
+    if chain.kind == "container" and not resources[FUNCTIONS].dockerd:
+        return f"there is no Docker on {resources[FUNCTIONS].place}"
     return ""
 
 
@@ -423,7 +423,7 @@ class ChainStation:
             _wait(trial.warmup_s)
             started = datetime.now(UTC)
             began_s = time.monotonic()
-            first = before = testbed.read()
+            first = previous = testbed.read()
             # The trial lasts from one reading to another, whose clock may be another host's.
             now_s = time.monotonic()
             pause_s = max(SAMPLE_S, (now_s - began_s) / _SHARE)
@@ -432,31 +432,31 @@ class ChainStation:
                 left_s = end_s - time.monotonic()
                 _wait(min(pause_s, left_s))
                 last = left_s <= pause_s
-                now = testbed.read(busy=last)
+                reading = testbed.read(busy=last)
                 on_sample(
                     evaluate.kpi(
-                        ReadingDelta.of(before, now),
+                        ReadingDelta.of(previous, reading),
                         datetime.now(UTC),
                         place.trial,
                         place.cell,
                     )
                 )
-                before = now
+                previous = reading
                 if last:
                     break
         finally:
             frames = testbed.stop()
         return TrialResult(
-            _record(ReadingDelta.of(first, now), trial, place, testbed, started, frames)
+            _record(ReadingDelta.of(first, reading), trial, place, testbed, started, frames)
         )
 
     def _await_traffic(self) -> None:
         """Waits until every function has transmitted: starting may take long on a busy machine."""
-        before = self.testbed.read(busy=False).vnfs
+        initial = self.testbed.read(busy=False).vnfs
         deadline = time.monotonic() + self.slack_s
         while True:
-            now = self.testbed.read(busy=False).vnfs
-            silent = [name for name in now if now[name].packets == before[name].packets]
+            current = self.testbed.read(busy=False).vnfs
+            silent = [name for name in current if current[name].packets == initial[name].packets]
             if not silent:
                 return
             if time.monotonic() > deadline:
@@ -475,7 +475,8 @@ class ChainStation:
         """See `ends.PairStation`: what every function transmits."""
 
         return lambda: {
-            name: (one.packets, one.bytes) for name, one in self.testbed.read().vnfs.items()
+            name: (counters.packets, counters.bytes)
+            for name, counters in self.testbed.read().vnfs.items()
         }
 
     def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
