@@ -86,7 +86,7 @@ def measure_load_apart(
     first = time.time_ns()  # no two trials of one machine have it
     sender, responder = path.sender, path.responder
     max_pps = generator.max_pps(trial.size_bytes)
-    before = _read(path.counters)
+    first_readings = _read(path.counters)
     with responder.host.start(
         receive_command(path, trial, first),
         netns=responder.inside,
@@ -100,21 +100,21 @@ def measure_load_apart(
         )
         time.sleep(DRAIN_S)  # a time that the result depends on, not one that something takes
         listening.interrupt()
-        got = listening.wait(READY_S)
-    after = _read(path.counters)
-    sending, receiving = parse(sent, SendOutput), parse(got, ReceiveOutput)
+        received = listening.wait(READY_S)
+    last_readings = _read(path.counters)
+    sending, receiving = parse(sent, SendOutput), parse(received, ReceiveOutput)
     if sending.interrupted:
         raise KeyboardInterrupt
     for error in (sending.error, receiving.error):
         if error is not None:
             raise PlanewiseError(error.what, remedy=error.remedy)
-    between = dropped_between(before, after)
-    output = combine(sending, receiving, between, (sender.name, responder.name))
+    drops = dropped_between(first_readings, last_readings)
+    output = combine(sending, receiving, drops, (sender.name, responder.name))
     cpu = {
-        role: seen.cpu.all
-        for role, end, seen in (("sender", sender, sending), ("responder", responder, receiving))
+        role: probe.cpu.all
+        for role, end, probe in (("sender", sender, sending), ("responder", responder, receiving))
         # A virtual machine sees what it was given of its host's CPUs, and not what it cost.
-        if end.inside is None and seen.cpu is not None
+        if end.inside is None and probe.cpu is not None
     }
     return TrialResult(record(place, output, cpu))
 
@@ -149,7 +149,7 @@ def receive_command(path: ApartPath, trial: LoadTrial, first: int) -> list[str]:
     ]
 
 
-def dropped_between(before: Iterable[Reading], after: Iterable[Reading]) -> tuple[LossOutput, ...]:
+def dropped_between(first: Iterable[Reading], last: Iterable[Reading]) -> tuple[LossOutput, ...]:
     """The drop counters that rose. Pure.
 
     Raises:
@@ -157,43 +157,43 @@ def dropped_between(before: Iterable[Reading], after: Iterable[Reading]) -> tupl
     """
     return tuple(
         LossOutput(where=f"{now.point.host}:{now.point.interface}", counter=name, count=count)
-        for was, now in zip(before, after, strict=True)
+        for was, now in zip(first, last, strict=True)
         for name, count in now.since(was).items()
         if name in DROPS and count > 0
     )
 
 
 def combine(
-    sent: SendOutput, got: ReceiveOutput, between: Iterable[LossOutput], names: tuple[str, str]
+    sent: SendOutput, received: ReceiveOutput, drops: Iterable[LossOutput], names: tuple[str, str]
 ) -> TrialOutput:
-    """What both ends say, as if one process had seen it. Pure.
+    """Joins the outputs of both ends into that of one process. Pure.
 
     Counters count drops of other traffic, too: what they explain is never more than what was lost.
     What the ends know comes first, as it is exact. `names` are those of sender and receiver.
     """
     # A sink cannot receive what was never sent: a frame that an error cut off may have been.
-    all_sent = max(sent.sent, got.received)
-    lost = all_sent - got.received
-    left, loss = lost, []
-    for part in (*_named(got.drops, names[1]), *_named(sent.drops, names[0]), *between):
-        count = min(part.count, left)
-        left -= count
+    all_sent = max(sent.sent, received.received)
+    lost = all_sent - received.received
+    unexplained, loss = lost, []
+    for part in (*_named(received.drops, names[1]), *_named(sent.drops, names[0]), *drops):
+        count = min(part.count, unexplained)
+        unexplained -= count
         if count:
             loss.append(part.model_copy(update={"count": count}))
     limits = list(sent.limits)
-    if any(part.counter == "ring_dropped" for part in got.drops):
+    if any(part.counter == "ring_dropped" for part in received.drops):
         limits.append("sink")
     if lost and not {"generator", "sink"} & set(limits):
         limits.append("sut")
-    both = dict(got) | dict(sent)
+    fields = dict(received) | dict(sent)
     return TrialOutput.model_validate(
         {
-            **both,
+            **fields,
             "command": "trial",
             "sent": all_sent,
             "lost": lost,
             "loss": tuple(loss),
-            "unexplained": left,
+            "unexplained": unexplained,
             "limits": tuple(limits),
             "cpu": None,
         }
@@ -201,11 +201,11 @@ def combine(
 
 
 def _named(drops: Iterable[LossOutput], end: str) -> list[LossOutput]:
-    """Each end knows its own interfaces by names that the other has, too."""
+    """Puts the end before each interface, as both ends may have interfaces of one name."""
     return [
         part.model_copy(update={"where": f"{end}:{part.where.partition('@')[0]}"}) for part in drops
     ]
 
 
 def _read(points: Mapping[Host, Sequence[CounterPoint]]) -> list[Reading]:
-    return [counters.read(host, point) for host, own in points.items() for point in own]
+    return [counters.read(host, point) for host, of_host in points.items() for point in of_host]

@@ -37,7 +37,7 @@ class ManagedVmStage(GuestStage):
         self._platform: VmPlatform | None = None
 
     def facts(self) -> StageFacts:
-        """And whether the machines' CPUs are emulated."""
+        """See `GuestStage.facts`; and whether the machines' CPUs are emulated."""
         facts = super().facts()
         return replace(facts, emulated="" if self._platform is None else self._platform.emulated)
 
@@ -49,12 +49,16 @@ class ManagedVmStage(GuestStage):
         """The machines, and the namespaces that stand idle."""
         return 2 * setting.background_guests
 
-    def _cannot_join(self, host: Host, found: Resources, pf: Pf | None, setting: Setting) -> str:
+    def _cannot_join(
+        self, host: Host, resources: Resources, pf: Pf | None, setting: Setting
+    ) -> str:
         """A machine joins a VF and its NIC by itself; the host must be able to pass VFs through."""
         if pf is not None and pf.iommu_group is None:
-            return no_iommu(found.place)
+            return no_iommu(resources.place)
         guest_mib = vm_mib(self._options)
-        lacking = memory_shortage(setting.background_guests, guest_mib, found.place, found.free_mib)
+        lacking = memory_shortage(
+            setting.background_guests, guest_mib, resources.place, resources.free_mib
+        )
         if lacking:
             return lacking
         try:
@@ -63,10 +67,10 @@ class ManagedVmStage(GuestStage):
             return error.what
         return ""
 
-    def _allocator(self, standing: Arrangement, pair: Pair, vfs: int) -> Allocator:
-        """What gives VFs to as many virtual machines as the setting has background guests."""
+    def _allocator(self, arrangement: Arrangement, pair: Pair, vfs: int) -> Allocator:
+        """The allocator of VFs to as many virtual machines as there are background guests."""
         assert self._platform is not None
-        host, site = standing.hosts["responder"], standing.sites["responder"]
-        count = len(standing.background("responder"))
+        host, site = arrangement.hosts["responder"], arrangement.sites["responder"]
+        count = len(arrangement.background("responder"))
         machines = managed_machines(host, site, pair.token, count, self._platform, self._options)
         return Allocator(host, pair.machines["responder"].nic, pair.token, vfs, machines)

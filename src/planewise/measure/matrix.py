@@ -67,12 +67,12 @@ def places(cells: Iterable[MatrixCell]) -> str:
     can: dict[str, set[str]] = {place: set() for place in PLACES}
     for cell in cells:
         can[cell.place] |= set() if cell.reason else {cell.measurement}
-    where = {place: found for place, found in can.items() if found}
-    if not where:
+    measured = {place: measurements for place, measurements in can.items() if measurements}
+    if not measured:
         return "no"
-    whole = all(found == set(MEASUREMENTS) for found in where.values())
-    named = "yes" if len(where) == len(PLACES) else " and ".join(where)
-    return named if whole else f"{named}: {', '.join(sorted(set.union(*where.values())))}"
+    complete = all(measurements == set(MEASUREMENTS) for measurements in measured.values())
+    named = "yes" if len(measured) == len(PLACES) else " and ".join(measured)
+    return named if complete else f"{named}: {', '.join(sorted(set.union(*measured.values())))}"
 
 
 def reasons(cells: Iterable[MatrixCell]) -> dict[str, None]:

@@ -1,7 +1,7 @@
 """What guests send and what CPUs do, by the second, while a run goes on.
 
-A thread reads the gauges of the station that is measured, and tells what it saw. It costs the
-machine a little: it runs only where somebody looks on.
+A thread reads the gauges of the station that is measured, and reports them. It costs the machine a
+little: it runs only where somebody looks on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHARE = 0.1
 
 @dataclass(frozen=True)
 class Visible:
-    """Where to look while a station is measured."""
+    """The gauges that are read while a station is measured."""
 
     gauges: Sequence[Gauge]
     hosts: Mapping[str, Host] | None = None
@@ -38,56 +38,56 @@ class Visible:
 
 @runtime_checkable
 class VisibleStation(Protocol):
-    """A station whose guests can be looked at from outside."""
+    """A station whose guests can be read from outside."""
 
     def visible(self) -> Visible:
-        """Where to look."""
+        """Its gauges."""
 
 
 def sample(
-    before: GaugeReading, after: GaugeReading, place: Place | None, order: Sequence[str] = ()
+    previous: GaugeReading, current: GaugeReading, place: Place | None, order: Sequence[str] = ()
 ) -> KpiSample:
     """What happened between two readings, as a line of kpis.jsonl. Pure but for the time of day.
 
     `order` is that of the guests; `place` the trial that ran, None between two.
     """
-    rates = throughput(before, after)
+    rates = throughput(previous, current)
     names = [name for name in order if name in rates]
     names += [name for name in rates if name not in names]
     return KpiSample(
         at=datetime.now(UTC),
         trial="" if place is None else place.trial,
         cell={} if place is None else place.cell,
-        interval_s=max(0.0, after.at_s - before.at_s),
+        interval_s=max(0.0, current.at_s - previous.at_s),
         vnfs={name: Throughput(tx_pps=rates[name][0], tx_bps=rates[name][1]) for name in names},
         total=Throughput(
             tx_pps=sum(pps for pps, _ in rates.values()),
             tx_bps=sum(bps for _, bps in rates.values()),
         ),
-        cpu=busy(before, after),
+        cpu=busy(previous, current),
     )
 
 
 class Meter:
-    """Tells `tell` about a sample a second while a visible station is watched.
+    """Reads a visible station while it is watched.
 
-    `complain` is told once, in a sentence, when a host cannot be read.
+    `on_sample` receives a sample a second; `complain` one sentence, when a host cannot be read.
     """
 
     def __init__(
         self,
-        tell: Callable[[KpiSample], None],
+        on_sample: Callable[[KpiSample], None],
         complain: Callable[[str], None],
         interval_s: float = INTERVAL_S,
     ) -> None:
-        self._tell = tell
+        self._on_sample = on_sample
         self._complain = complain
         self._interval_s = interval_s
         self._lock = threading.Lock()
         """Held while hosts are read: a station is not torn down meanwhile."""
         self._gauges: Gauges | None = None
         self._order: tuple[str, ...] = ()
-        self._before: GaugeReading | None = None
+        self._previous: GaugeReading | None = None
         self._remote = False
         self._place: Place | None = None
         """The trial that runs."""
@@ -106,14 +106,14 @@ class Meter:
         visible = station.visible()
         gauges = Gauges(visible.gauges, visible.hosts)
         with self._lock:
-            self._gauges, self._before = gauges, None
+            self._gauges, self._previous = gauges, None
             self._remote = visible.hosts is not None
             self._order = tuple(gauge.guest for gauge in visible.gauges)
         try:
             yield
         finally:
             with self._lock:
-                self._gauges = self._before = None
+                self._gauges = self._previous = None
                 gauges.close()
 
     @contextmanager
@@ -127,14 +127,14 @@ class Meter:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """While inside, nothing is read: the trial tells by itself what is sent."""
+        """While inside, nothing is read: the trial itself reports what is sent."""
         with self._lock:
             gauges, self._gauges = self._gauges, None
         try:
             yield
         finally:
             with self._lock:
-                self._gauges, self._before = gauges, None
+                self._gauges, self._previous = gauges, None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -164,16 +164,16 @@ class Meter:
                 spent_s = 0.0
 
     def _read(self) -> bool:
-        """Reads once; whether this was the first reading of a station."""
+        """Reads the gauges; returns whether this was the first reading of a station."""
         with self._lock:
             if self._gauges is None:
                 return False
-            now = self._gauges.read()
-            before, self._before = self._before, now
+            current = self._gauges.read()
+            previous, self._previous = self._previous, current
             order = self._order
         # Many trials are shorter than an interval.
         place = self._place or self._recent
         self._recent = None
-        if before is not None:
-            self._tell(sample(before, now, place, order))
-        return before is None
+        if previous is not None:
+            self._on_sample(sample(previous, current, place, order))
+        return previous is None

@@ -29,7 +29,7 @@ class Pauses:
         self.paused_s = 0.0
         """Time spent in pauses, awake."""
         self._resumed = 0
-        self._before: dict[int, object] = {}
+        self._handlers: dict[int, object] = {}
 
     def mark(self) -> tuple[int, float]:
         """Now, for `disturbed_since`."""
@@ -65,13 +65,13 @@ class Pauses:
                 (signal.SIGTSTP, self._on_stop),
                 (signal.SIGCONT, self._on_continue),
             ):
-                self._before[number] = signal.signal(number, handler)
+                self._handlers[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before.clear()
+        self._handlers.clear()
 
 
 def _slept_s() -> float:

@@ -23,7 +23,7 @@ _CLOSE = 1.1
 
 @dataclass(frozen=True)
 class PilotTrial:
-    """What one pilot saw."""
+    """The result of one pilot."""
 
     plr: float
     forwarded_pps: float

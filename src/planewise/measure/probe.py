@@ -1,6 +1,6 @@
 """What `pw-probe` prints, as types (docs/reference/formats.md). Runs nothing.
 
-Fields that Planewise does not use are let pass: the probe may say more than we ask.
+Fields that Planewise does not use are ignored: the probe may print more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CpuOutput(ProbeOutput):
 
 
 class BurstOutput(ProbePart):
-    """Bursts of `pw-probe ping`: what was wanted, and what came of it."""
+    """Bursts of `pw-probe ping`, as intended and as achieved."""
 
     packets: NonNegativeInt
     every_ns: NonNegativeInt

@@ -1,4 +1,4 @@
-"""Requests to many guests at a time, each at a rate of its own, and what came of them. Pure.
+"""Requests to many guests at a time, each at a rate of its own, and their answers. Pure.
 
 One shell on the sender's host starts all probes and prints what they wrote: on a host that is
 reached by ssh each process costs a channel.
@@ -45,23 +45,23 @@ def streams_of(
     guests: Sequence[Guest], clients: Sequence[Guest], group_pps: Sequence[float]
 ) -> tuple[RequestStream, ...]:
     """Guests dealt out to groups in turn; after the change the groups are the other way round."""
-    turned = tuple(reversed(group_pps))
+    opposite = tuple(reversed(group_pps))
     return tuple(
         RequestStream(
             guest.name,
             guest.ipv4,
             client.netns,
-            group_pps[place % len(group_pps)],
-            turned[place % len(turned)],
+            group_pps[number % len(group_pps)],
+            opposite[number % len(opposite)],
         )
-        for place, (guest, client) in enumerate(zip(guests, clients, strict=True))
+        for number, (guest, client) in enumerate(zip(guests, clients, strict=True))
     )
 
 
 def script_of(
     streams: Sequence[RequestStream], trial: AllocTrial, sender: Host, directory: str
 ) -> str:
-    """The shell script that sends all requests and prints what came of them. Pure.
+    """The shell script that sends all requests and prints their packets. Pure.
 
     Its stdout holds, for each file, a mark, the file's name and a newline, and its content.
     """
@@ -79,10 +79,10 @@ def script_of(
         command = shlex.join(sender.entering(argv, stream.netns))
         return f"{command} >{name}.json 2>{name}.err"
 
-    for place, stream in enumerate(streams):
-        lines.append(f"{ping(stream, stream.steady_pps, steady_s, f'{place}.steady')} &")
+    for number, stream in enumerate(streams):
+        lines.append(f"{ping(stream, stream.steady_pps, steady_s, f'{number}.steady')} &")
         if part.change_s:
-            later = ping(stream, stream.changed_pps, part.change_s, f"{place}.changed")
+            later = ping(stream, stream.changed_pps, part.change_s, f"{number}.changed")
             lines.append(f"{{ sleep {steady_s:g}; {later}; }} &")
     lines += [
         "echo READY >&2",
@@ -143,9 +143,9 @@ def parse_sent(text: str, streams: Sequence[RequestStream]) -> SentRequests:
     files = dict(part.split("\n", 1) for part in text.split(_MARK)[1:])
     stamps = dict.fromkeys(("scheduled_ns", "user_tx_ns", "user_rx_ns"), pl.Int64)
     tables = []
-    for place, stream in enumerate(streams):
+    for number, stream in enumerate(streams):
         for phase in ("steady", "changed"):
-            name = f"{place}.{phase}"
+            name = f"{number}.{phase}"
             if phase == "changed" and f"{name}.csv" not in files:
                 continue
             table = pl.DataFrame()
@@ -153,8 +153,8 @@ def parse_sent(text: str, streams: Sequence[RequestStream]) -> SentRequests:
                 table = pl.read_csv(io.StringIO(rows), schema_overrides=stamps)
             if table.is_empty():
                 lines = files.get(f"{name}.err", "").strip().splitlines()
-                why = lines[-1] if lines else "it printed nothing"
-                raise PlanewiseError(f"nothing was sent to {stream.guest}: {why}")
+                reason = lines[-1] if lines else "it printed nothing"
+                raise PlanewiseError(f"nothing was sent to {stream.guest}: {reason}")
             tables.append(
                 table.select(
                     pl.lit(stream.guest).alias("guest"), pl.lit(phase).alias("phase"), *stamps
@@ -177,11 +177,11 @@ def latency_of(packets: pl.DataFrame) -> Latency | None:
 
 
 def rate_pps(packets: pl.DataFrame) -> float:
-    """At which they really left; 0 of a single one."""
-    left_ns = packets["user_tx_ns"].drop_nulls().sort()
-    if left_ns.len() < 2:
+    """The rate at which the packets were really sent; 0 of a single one."""
+    sent_ns = packets["user_tx_ns"].drop_nulls().sort()
+    if sent_ns.len() < 2:
         return 0.0
-    return float((left_ns.len() - 1) / (int(left_ns[-1]) - int(left_ns[0])) * 1e9)
+    return float((sent_ns.len() - 1) / (int(sent_ns[-1]) - int(sent_ns[0])) * 1e9)
 
 
 def counts_of(packets: pl.DataFrame) -> Counts:

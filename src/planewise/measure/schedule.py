@@ -16,7 +16,7 @@ from planewise.measure.cells import Cell, CellTestbed, expand
 from planewise.measure.design import Design, Randomise
 from planewise.measure.stage import Trial
 from planewise.measure.trials import kinds_of
-from planewise.measure.trials.kind import Asked
+from planewise.measure.trials.kind import TrialRequest
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ def make_schedule(
             trials, warmup = list[Trial](), list[Trial | None]()
             for kind in kinds_of(design):
                 traffic = cells[cell].get(kind.part, ())
-                own = kind.trials(Asked(design, cell, block, traffic, ladders.get(cell, ())))
-                shuffler.shuffle(own)
-                trials += own
-                warmup.append(kind.warmup(design, own))
+                request = TrialRequest(design, cell, block, traffic, ladders.get(cell, ()))
+                of_kind = kind.trials(request)
+                shuffler.shuffle(of_kind)
+                trials += of_kind
+                warmup.append(kind.warmup(design, of_kind))
             warmup_trials = tuple(trial for trial in warmup if trial is not None)
             visits.append(Visit(block, cell, tuple(trials), warmup_trials))
     return Schedule(tuple(visits), skipped, design.blocks)
@@ -96,8 +97,8 @@ def _order(cells: Sequence[Cell], randomise: Randomise, shuffler: random.Random)
     groups: dict[CellTestbed, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.testbed, []).append(cell)
-    together = list(groups.values())
-    shuffler.shuffle(together)
-    for own in together:
-        shuffler.shuffle(own)
-    return [cell for own in together for cell in own]
+    testbeds = list(groups.values())
+    shuffler.shuffle(testbeds)
+    for group in testbeds:
+        shuffler.shuffle(group)
+    return [cell for group in testbeds for cell in group]

@@ -106,15 +106,15 @@ def _unknown_level(design: Design) -> Problem | None:
     for number, constraint in enumerate(design.constraints):
         for part, where in constraint:
             for factor, levels in where.named().items() if where is not None else ():
-                known = getattr(design.factors, factor)
-                if factor == "background_plane" and SAME in known:
-                    known = (*known, *design.factors.plane)
+                design_levels = getattr(design.factors, factor)
+                if factor == "background_plane" and SAME in design_levels:
+                    design_levels = (*design_levels, *design.factors.plane)
                 for level in levels:
-                    if level not in known:
+                    if level not in design_levels:
                         return Problem(
                             ("constraints", number, part, factor),
                             f"{level} is not a level of `factors.{factor}`",
-                            f"its levels: {', '.join(str(one) for one in known)}",
+                            f"its levels: {', '.join(map(str, design_levels))}",
                         )
     return None
 
@@ -123,18 +123,18 @@ def _contradiction(design: Design) -> Problem | None:
     """A level that the constraints leave in no combination."""
     if not design.constraints:
         return None
-    left = {name: set(levels) for name, levels in design.factors}
+    missing = {name: set(levels) for name, levels in design.factors}
     for combination in combinations(design):
         for name, level in combination.items():
-            left.get(name, set()).discard(level)
-        if not any(left.values()):
+            missing.get(name, set()).discard(level)
+        if not any(missing.values()):
             return None
     in_use = factors_in_use(design)
     for name, levels in design.factors:
         if name not in in_use:
             continue  # no trial has it
         for index, level in enumerate(levels):
-            if level in left[name]:
+            if level in missing[name]:
                 return _explain(design, name, level, index)
     return None
 
@@ -149,7 +149,7 @@ def _explain(design: Design, name: str, level: Level, index: int) -> Problem:
         )
     last = chain[-1]
     steps = ", ".join(
-        f"constraint {step.number + 1} wants {step.factor} {' or '.join(step.wanted)}"
+        f"constraint {step.number + 1} wants {step.factor} {' or '.join(step.required)}"
         for step in chain
     )
     back = last.factor == name
@@ -167,7 +167,7 @@ class _Step:
 
     number: int
     factor: str
-    wanted: tuple[str, ...]
+    required: tuple[str, ...]
 
 
 def _follow(design: Design, name: str, level: Level) -> list[_Step] | None:
@@ -185,39 +185,39 @@ def _follow(design: Design, name: str, level: Level) -> list[_Step] | None:
             if constraint.require is None or not _holds(constraint, domains):
                 continue
             causes = [] if constraint.when is None else list(constraint.when.named())
-            for factor, wanted in constraint.require.named().items():
-                kept = tuple(
-                    level for level in domains[factor] if _fits(level, factor, wanted, domains)
+            for factor, required in constraint.require.named().items():
+                remaining = tuple(
+                    level for level in domains[factor] if _fits(level, factor, required, domains)
                 )
-                if kept == domains[factor]:
+                if remaining == domains[factor]:
                     continue
-                step = _Step(number, factor, tuple(str(one) for one in wanted))
-                earlier = [one for cause in causes for one in because.get(cause, [])]
-                if not kept:
+                step = _Step(number, factor, tuple(str(level) for level in required))
+                earlier = [link for cause in causes for link in because.get(cause, [])]
+                if not remaining:
                     return [*dict.fromkeys((*because.get(factor, ()), *earlier, step))]
-                domains[factor] = kept
+                domains[factor] = remaining
                 because[factor] = [*because.get(factor, []), *earlier, step]
                 changed = True
     return None
 
 
 def _holds(constraint: Constraint, domains: dict[str, tuple[Level, ...]]) -> bool:
-    """Whether `when` is true of everything that is left."""
+    """Whether `when` is true of all levels that remain."""
     if constraint.when is None:
         return True
     return all(
-        all(_fits(level, factor, wanted, domains) for level in domains[factor])
-        for factor, wanted in constraint.when.named().items()
+        all(_fits(level, factor, choices, domains) for level in domains[factor])
+        for factor, choices in constraint.when.named().items()
     )
 
 
 def _fits(
-    level: Level, factor: str, wanted: tuple[Level, ...], domains: dict[str, tuple[Level, ...]]
+    level: Level, factor: str, choices: tuple[Level, ...], domains: dict[str, tuple[Level, ...]]
 ) -> bool:
-    """Whether a level is one of `wanted`, whatever the plane is that `same` stands for."""
+    """Whether a level is one of `choices`, whatever the plane is that `same` stands for."""
     planes = domains["plane"]
-    return all(has_level({"plane": one, factor: level}, factor, wanted) for one in planes) or (
-        factor == "plane" and level in wanted
+    return all(has_level({"plane": name, factor: level}, factor, choices) for name in planes) or (
+        factor == "plane" and level in choices
     )
 
 
@@ -281,7 +281,7 @@ def _conflict(design: Design) -> Problem | None:
 
 
 def _impossible_trial(design: Design) -> Problem | None:
-    """What a kind of trial has to say of the design."""
+    """A problem that a kind of trial has with the design."""
     problems = (kind.problem(design) for kind in kinds_of(design))
     return next((problem for problem in problems if problem is not None), None)
 
@@ -312,8 +312,8 @@ def _impossible_function(design: Design) -> Problem | None:
                 f"planes of chains: {', '.join(FUNCTIONS_OF)}",
             )
         refused = [
-            why for name in planes
-            if (why := plane(name).function_refusal(function.guest, function.forwarder))
+            reason for name in planes
+            if (reason := plane(name).function_refusal(function.guest, function.forwarder))
         ]  # fmt: skip
         if refused and (function.plane is not None or len(refused) == len(planes)):
             return Problem(
@@ -327,11 +327,12 @@ def _impossible_cell(design: Design) -> Problem | None:
     for levels in combinations(design):
         kind: GuestKind = levels["guest"]  # type: ignore[assignment]
         plane = str(levels["plane"])
-        others = plane if levels["background_plane"] == SAME else str(levels["background_plane"])
+        background = str(levels["background_plane"])
+        background = plane if background == SAME else background
         if kind not in GUESTS_OF[plane] and not design.functions:
             return _cannot_have(design, kind, "plane", plane)
-        if levels["background_guests"] and kind not in GUESTS_OF[others]:
-            return _cannot_have(design, kind, "background_plane", others)
+        if levels["background_guests"] and kind not in GUESTS_OF[background]:
+            return _cannot_have(design, kind, "background_plane", background)
         if kind == "process" and not levels["vnfs"]:
             return Problem(
                 ("factors", "guest", design.factors.guest.index("process")),
@@ -358,11 +359,11 @@ def _too_small_for_its_protocol(design: Design, levels: Mapping[str, Level]) -> 
     protocol = str(levels.get("protocol"))
     if protocol not in LEAST_BYTES:
         return None
-    (least_bytes, what), size = LEAST_BYTES[protocol], int(levels["size_bytes"])
+    (least_bytes, content), size = LEAST_BYTES[protocol], int(levels["size_bytes"])
     if size < least_bytes:
         return Problem(
             ("factors", "protocol", tuple[str, ...](design.factors.protocol).index(protocol)),
-            f"a frame of {size} bytes cannot carry {what}",
+            f"a frame of {size} bytes cannot carry {content}",
             f"give at least {least_bytes}, or leave such cells out: "
             f"`constraints: [{{when: {{protocol: {protocol}}}, exclude: {{size_bytes: {size}}}}}]`",
         )
@@ -376,10 +377,10 @@ def _too_small_for_its_protocol(design: Design, levels: Mapping[str, Level]) -> 
 
 
 def _impossible_load(design: Design) -> Problem | None:
-    """Stress that is not said by guest, or more than a virtual machine has."""
-    each = design.background.per_guest
+    """Stress without `per_guest`, or a load of more than a virtual machine has."""
+    per_guest = design.background.per_guest
     for number, load in enumerate(design.factors.load_type):
-        if load in STRESSORS and each is None:
+        if load in STRESSORS and per_guest is None:
             return Problem(
                 ("factors", "load_type", number),
                 f"{load} load is what each guest does, and the design does not say how much",
@@ -387,30 +388,30 @@ def _impossible_load(design: Design) -> Problem | None:
             )
     if problem := _more_than_its_memory(design):
         return problem
-    if "vm" not in design.factors.guest or each is None or each.cpu_share is None:
+    if "vm" not in design.factors.guest or per_guest is None or per_guest.cpu_share is None:
         return None
-    if each.cpu_share <= design.vm.vcpus:
+    if per_guest.cpu_share <= design.vm.vcpus:
         return None
     return Problem(
         ("background", "per_guest", "cpu_share"),
         f"a virtual machine of {design.vm.vcpus} virtual CPU{'s' * (design.vm.vcpus != 1)} cannot "
-        f"burn {each.cpu_share:g}",
-        f"set `vm.vcpus` to {math.ceil(each.cpu_share)}, or give less",
+        f"burn {per_guest.cpu_share:g}",
+        f"set `vm.vcpus` to {math.ceil(per_guest.cpu_share)}, or give less",
     )
 
 
 def _more_than_its_memory(design: Design) -> Problem | None:
-    each, factors = design.background.per_guest, design.factors
-    if each is None or "vm" not in factors.guest or "memory" not in factors.load_type:
+    per_guest, factors = design.background.per_guest, design.factors
+    if per_guest is None or "vm" not in factors.guest or "memory" not in factors.load_type:
         return None
-    wanted = each.memory_mib * (each.busy_threads or 1)
+    needed_mib = per_guest.memory_mib * (per_guest.busy_threads or 1)
     room = 32 if design.vm.memory_mib is None else design.vm.memory_mib // 2
-    if wanted <= room:
+    if needed_mib <= room:
         return None
     return Problem(
         ("background", "per_guest", "memory_mib"),
-        f"a virtual machine has no {wanted} MiB for memory load beside its kernel",
-        f"set `vm.memory_mib` to {max(256, 2 * wanted)}, or give less",
+        f"a virtual machine has no {needed_mib} MiB for memory load beside its kernel",
+        f"set `vm.memory_mib` to {max(256, 2 * needed_mib)}, or give less",
     )
 
 
@@ -424,7 +425,7 @@ def _no_function(design: Design, kind: GuestKind, plane: str) -> Problem:
             f"planes of chains: {', '.join(FUNCTIONS_OF)}",
         )
     able = FUNCTIONS_OF[plane]
-    many = " or ".join(GUEST_WORDS[one][1] for one in able)
+    many = " or ".join(GUEST_WORDS[guest][1] for guest in able)
     if any(guest in able for guest in factors.guest):
         remedy = (
             "leave these cells out: "
@@ -443,8 +444,8 @@ def _no_function(design: Design, kind: GuestKind, plane: str) -> Problem:
 def _cannot_have(design: Design, kind: GuestKind, factor: str, plane: str) -> Problem:
     able: Sequence[GuestKind] = GUESTS_OF[plane]
     levels = getattr(design.factors, factor)
-    one, _ = GUEST_WORDS[kind]
-    many = " or ".join(GUEST_WORDS[other][1] for other in able)
+    singular, _ = GUEST_WORDS[kind]
+    many = " or ".join(GUEST_WORDS[guest][1] for guest in able)
     if any(guest in able for guest in design.factors.guest):
         remedy = (
             "leave these cells out: "
@@ -456,4 +457,4 @@ def _cannot_have(design: Design, kind: GuestKind, factor: str, plane: str) -> Pr
             f"or take a plane of {GUEST_WORDS[kind][1]}: {', '.join(planes_of(kind))}"
         )
     place = ("factors", factor, levels.index(plane)) if plane in levels else ("factors", factor)
-    return Problem(place, f"{one} cannot have the plane {plane}: it is one of {many}", remedy)
+    return Problem(place, f"{singular} cannot have the plane {plane}: it is one of {many}", remedy)

@@ -58,7 +58,7 @@ def stage_makers(
 
 
 def _kind(cell: Cell) -> GuestKind:
-    """Whose stage a cell is sent to: chains have one, whatever their functions are."""
+    """The kind whose stage a cell is sent to: chains have one, whatever their functions are."""
     return "process" if cell.vnfs else _FAMILY.get(cell.guest, cell.guest)
 
 
@@ -70,14 +70,14 @@ ONE_PLACE = (
 
 def _second_places(cells: Sequence[Cell]) -> frozenset[Cell]:
     """Of cells that differ in nothing but the location of their CPU load, all but the first."""
-    seen: set[Cell] = set()
+    firsts: set[Cell] = set()
     second = []
     for cell in cells:
         if cell.load_type == "cpu":
             alike = replace(cell, load_location="responder")
-            if alike in seen:
+            if alike in firsts:
                 second.append(cell)
-            seen.add(alike)
+            firsts.add(alike)
     return frozenset(second)
 
 
@@ -93,19 +93,18 @@ class Stages:
         ip_version: IpVersion = 4,
     ) -> None:
         self._design = design
-        self._here = pair is None
         self._pair = pair
         self._makers = makers if makers is not None else stage_makers(pair, ip_version)
         self._stages: dict[GuestKind, Stage] = {}
-        self._standing: GuestKind | None = None
-        """Of two servers: whose guests have the NICs."""
+        self._holder: GuestKind | None = None
+        """Of two servers: the kind whose guests have the NICs."""
         self._built = ExitStack()
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
         kinds: dict[GuestKind, list[Cell]] = {}
         reasons: dict[Cell, str] = {}
-        void = _second_places(cells) if self._here else frozenset[Cell]()
+        void = _second_places(cells) if self._pair is None else frozenset[Cell]()
         for cell in cells:
             place = ONE_PLACE if cell in void else ""
             refused = self._refusal(cell) or place or self._more_than_its_cpus(cell)
@@ -114,26 +113,26 @@ class Stages:
                 reasons[cell] = reason
             else:
                 kinds.setdefault(_kind(cell), []).append(cell)
-        for kind, own in kinds.items():
+        for kind, group in kinds.items():
             if kind in self._makers:
-                reasons |= self._stage(kind).unavailable(own)
+                reasons |= self._stage(kind).unavailable(group)
             else:
-                why = f"guests that are {GUEST_WORDS[kind][1]} cannot be started on this testbed"
-                reasons |= dict.fromkeys(own, why)
+                reason = f"guests that are {GUEST_WORDS[kind][1]} cannot be started on this testbed"
+                reasons |= dict.fromkeys(group, reason)
         return reasons
 
     def _more_than_its_cpus(self, cell: Cell) -> str:
         """Why a set CPU load of every guest cannot be had on a host; empty where it can."""
-        each = self._design.background.per_guest
-        if cell.load_type != "cpu" or each is None or each.cpu_share is None:
+        per_guest = self._design.background.per_guest
+        if cell.load_type != "cpu" or per_guest is None or per_guest.cpu_share is None:
             return ""
         cpus = procfs.count_cpus(self._text_of_loaded(cell, "/proc/cpuinfo"))
-        wanted = cell.background_guests * each.cpu_share
-        if wanted <= cpus:
+        needed = cell.background_guests * per_guest.cpu_share
+        if needed <= cpus:
             return ""
         return (
-            f"{cell.background_guests} guests that burn {each.cpu_share:g} CPUs each need "
-            f"{wanted:g}, and a host has {cpus}: as many as they can get are had with busy_threads"
+            f"{cell.background_guests} guests that burn {per_guest.cpu_share:g} CPUs each need "
+            f"{needed:g}, and a host has {cpus}: as many as they can get are had with busy_threads"
         )
 
     def _more_than_its_memory(self, cell: Cell) -> str:
@@ -141,16 +140,16 @@ class Stages:
 
         A virtual machine loads its own.
         """
-        each = self._design.background.per_guest
-        if cell.load_type != "memory" or each is None or cell.guest == "vm":
+        per_guest = self._design.background.per_guest
+        if cell.load_type != "memory" or per_guest is None or cell.guest == "vm":
             return ""
-        told = self._text_of_loaded(cell, "/proc/meminfo").partition("MemAvailable:")[2]
-        free_mib = int(told.split()[0]) // 1024
-        wanted_mib = cell.background_guests * (each.busy_threads or 1) * each.memory_mib
-        if wanted_mib + SPARE_MIB <= free_mib:
+        text = self._text_of_loaded(cell, "/proc/meminfo").partition("MemAvailable:")[2]
+        free_mib = int(text.split()[0]) // 1024
+        needed_mib = cell.background_guests * (per_guest.busy_threads or 1) * per_guest.memory_mib
+        if needed_mib + SPARE_MIB <= free_mib:
             return ""
         return (
-            f"{cell.background_guests} guests that load {wanted_mib} MiB of memory together need a "
+            f"{cell.background_guests} guests that load {needed_mib} MiB of memory together need a "
             f"host with more: {free_mib} MiB are free"
         )
 
@@ -190,7 +189,7 @@ class Stages:
         if cell.vnfs:
             return ""
         names = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
-        reasons = (refusal(name, cell.guest, local=self._here) for name in names)
+        reasons = (refusal(name, cell.guest, local=self._pair is None) for name in names)
         return next(filter(None, reasons), "")
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
@@ -208,22 +207,24 @@ class Stages:
                 stage.new_block()
 
     def facts(self) -> StageFacts:
-        """What there is to know of the stages in use."""
+        """The facts of the stages in use."""
         facts = [
             stage.facts() for stage in self._stages.values() if isinstance(stage, FactualStage)
         ]
         return StageFacts(
             emulated="; ".join(dict.fromkeys(fact.emulated for fact in facts if fact.emulated)),
-            differences={plane: words for one in facts for plane, words in one.differences.items()},
+            differences={
+                plane: words for fact in facts for plane, words in fact.differences.items()
+            },
         )
 
     def _cleared(self, kind: GuestKind) -> Stage:
         """The stage of a kind of guest, which has the NICs of two servers from now on."""
-        if not self._here and self._standing not in (None, kind):
+        if self._pair is not None and self._holder not in (None, kind):
             for other, stage in self._stages.items():
                 if other != kind and isinstance(stage, ClearableStage):
                     stage.clear()
-        self._standing = kind
+        self._holder = kind
         return self._stage(kind)
 
     def _stage(self, kind: GuestKind) -> Stage:

@@ -115,12 +115,12 @@ def sides_of(fits: Fits, goal: Goal) -> Sides | None:
 def _order(fits: Fits, estimate: EdgePosterior) -> OrderEffect | None:
     """The effect of the order of a goal's trials; outliers and violations become findings."""
     session, tuning = fits.session, fits.options.tuning
-    seen, offered = fits.all_trials()
-    readings = model.readings(fits.posteriors[estimate.goal], seen)
+    observations, offered = fits.all_trials()
+    readings = model.readings(fits.posteriors[estimate.goal], observations)
     away, deviation = (np.median(part, axis=0) for part in (readings.away, readings.deviation))
     standard = away / deviation
     near = readings.informative & (offered <= fits.ceiling_pps)
-    near &= seen.x < estimate.middle + tuning.far + 6 * estimate.noise
+    near &= observations.x < estimate.middle + tuning.far + 6 * estimate.noise
     # Bad trials found far less capacity than the others.
     bad = near & (standard < -tuning.outlying) & (away < -tuning.outlying_least)
     good = near & ~bad & (np.abs(away) < tuning.outlying_least + 6 * estimate.noise)

@@ -137,18 +137,18 @@ class Fits:
         saturation. Where the edge is hard half of them do, as states may not have shown; but none
         whose curve is flatter, as states do not look like that.
         """
-        seen, offered = self.all_trials()
+        observations, offered = self.all_trials()
         usable = offered <= self.ceiling_pps
         posterior = self.posteriors[goal]
-        single = model.readings(posterior, seen)
-        edge, constant = sets_of(single.edge), self._forwarded(seen, goal)
-        states = have_states(constant[usable], seen.x[usable], single.bound[usable])
+        single = model.readings(posterior, observations)
+        edge, constant = sets_of(single.edge), self._forwarded(observations, goal)
+        states = have_states(constant[usable], observations.x[usable], single.bound[usable])
         if states:
             edge[:] = constant
         elif not self.soft:
-            taken = ~sets_of(posterior.flatter())
-            taken[::2] = False
-            edge[taken] = constant
+            replaced = ~sets_of(posterior.flatter())
+            replaced[::2] = False
+            edge[replaced] = constant
         time_s, _ = self.times_s()
         return SearchReadings(
             edge[:, usable],
@@ -173,18 +173,19 @@ class Fits:
         tuning = self.options.tuning
         return tuning.climb * 2.0 ** min(bounds_above(readings) or 0, tuning.doublings)
 
-    def _forwarded(self, seen: Observations, goal: Goal) -> Array:
+    def _forwarded(self, observations: Observations, goal: Goal) -> Array:
         """Readings of a goal's edge for throughput that is constant beyond saturation."""
-        return seen.x - model.loss_exponent(seen.lost, seen.sent) + goal.loss_exponent
+        z = model.loss_exponent(observations.lost, observations.sent)
+        return observations.x - z + goal.loss_exponent
 
     def estimate(self, goal: Goal) -> EdgePosterior:
         """A goal's load by all trials so far."""
         window = self.options.tuning.window
-        law, noise, blur, seen = self.law(goal)
+        law, noise, blur, observations = self.law(goal)
         low, middle, high = (law.quantile(share) for share in (0.025, 0.5, 0.975))
         reach = window / 2 + 3 * blur
-        near = (seen.x > middle - reach) & (seen.x < middle + max(reach, window))
-        bad = seen.lost[near] > goal.loss_ratio * seen.sent[near]
+        near = (observations.x > middle - reach) & (observations.x < middle + max(reach, window))
+        bad = observations.lost[near] > goal.loss_ratio * observations.sent[near]
         one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         if goal.loss_ratio > 0:
             self.soft = self.posteriors[goal].soft() > 0.5
@@ -200,8 +201,8 @@ class Fits:
             flatter=self.flatter,
             counted=self._counts_losses(goal),
             trials=int(near.sum()),
-            lowest_bad=float(seen.x[near].min()) if one_sided and bad.all() else None,
-            highest_good=float(seen.x[near].max()) if one_sided and not bad.any() else None,
+            lowest_bad=float(observations.x[near].min()) if one_sided and bad.all() else None,
+            highest_good=float(observations.x[near].max()) if one_sided and not bad.any() else None,
         )
         return estimate
 
@@ -212,19 +213,19 @@ class Fits:
         if self._counts_losses(goal):
             counts = self._lossless(goal)
             self.clump = counts.clump()
-            return counts.law(moves), counts.sigma, counts.blur(), counts.seen
+            return counts.law(moves), counts.sigma, counts.blur(), counts.observations
         posterior = self._posterior(goal)
         noise = max(posterior.noise(), least_blur)
         blur = noise
         if goal.loss_ratio == 0:
             self.clump = posterior.clump()
             blur = max(posterior.blur(), noise)
-        return posterior.law(moves), noise, blur, posterior.seen
+        return posterior.law(moves), noise, blur, posterior.observations
 
     def _between(self, low: float, high: float) -> Observations:
-        seen, offered = self.all_trials()
-        near = (seen.x >= low) & (seen.x <= high) & (offered <= self.ceiling_pps)
-        return Observations(seen.x[near], seen.sent[near], seen.lost[near])
+        observations, offered = self.all_trials()
+        near = (observations.x >= low) & (observations.x <= high) & (offered <= self.ceiling_pps)
+        return Observations(observations.x[near], observations.sent[near], observations.lost[near])
 
     def _scope(self, goal: Goal) -> model.Scope:
         tuning = self.options.tuning
@@ -242,11 +243,11 @@ class Fits:
         It never falls again, as a new scope costs a new fit.
         """
         tuning = self.options.tuning
-        wanted = anchor
+        target = anchor
         if goal in self.posteriors:
-            wanted += tuning.noises * self.posteriors[goal].loss_noise()
+            target += tuning.noises * self.posteriors[goal].loss_noise()
         reach = max(least, self._reached.get(goal, 0.0))
-        while reach < min(wanted, tuning.widest_reach):
+        while reach < min(target, tuning.widest_reach):
             reach *= 2
         self._reached[goal] = reach
         return reach
@@ -304,11 +305,11 @@ class Fits:
                 packets=self.reference_pps * options.goal_duration_s,
                 lossless=goal.loss_ratio == 0,
             )
-        around = self.estimates.get(goal)
+        previous = self.estimates.get(goal)
         low, high = -math.inf, tuning.far
-        if around is not None:
-            reach = tuning.window + 6 * around.noise + 3 * around.half_width
-            high = min(around.middle + reach + tuning.far, 0.5)
-            low = around.middle - reach - tuning.far
+        if previous is not None:
+            reach = tuning.window + 6 * previous.noise + 3 * previous.half_width
+            high = min(previous.middle + reach + tuning.far, 0.5)
+            low = previous.middle - reach - tuning.far
         posterior.update(self._between(low, high))
         return posterior

@@ -126,11 +126,11 @@ def clumped(lost: Array, log_clumps: Array, clump: Array) -> Array:
     (1, n), `log_clumps` (P, n, nodes), `clump` (P, 1, 1).
     """
     mean, more = np.exp(log_clumps), 1.0 - 1.0 / clump
-    before, last = np.zeros_like(mean), np.exp(-mean)
+    earlier, last = np.zeros_like(mean), np.exp(-mean)
     chance = np.zeros_like(mean)
     for k in range(1, int(lost.max()) + 1):
         grown = (mean * (1.0 - more) + 2.0 * more * (k - 1)) * last
-        before, last = last, (grown - more**2 * (k - 2) * before) / k
+        earlier, last = last, (grown - more**2 * (k - 2) * earlier) / k
         chance = np.where(lost[:, :, None] == k, last, chance)
     return np.maximum(chance, 0.0)
 
@@ -183,13 +183,12 @@ class LosslessPosterior(Particles[_Counts]):
         self.log_clump = (1.0, 1.0)
         super().__init__(seed, particles=particles, moves=moves)
 
-    def _prepared(self, seen: Observations) -> _Counts:
-        duration = seen.sent / (self.packets * np.exp(seen.x))
-        some = np.sort(seen.lost[(seen.lost > 0) & (seen.lost < _NEAR * seen.sent)])[:_EIGHTH]
+    def _prepared(self, observed: Observations) -> _Counts:
+        x, sent, lost = observed.x, observed.sent, observed.lost
+        duration = sent / (self.packets * np.exp(x))
+        some = np.sort(lost[(lost > 0) & (lost < _NEAR * sent)])[:_EIGHTH]
         many = max([_MANY, *some.tolist()])
-        return _Counts(
-            seen.x[None, :], np.log(duration)[None, :], seen.lost[None, :], many, self.log_clump
-        )
+        return _Counts(x[None, :], np.log(duration)[None, :], lost[None, :], many, self.log_clump)
 
     def _draw_prior(self, count: int) -> Array:
         return draw_prior(count, self._random)

@@ -75,8 +75,8 @@ def open_above(readings: SearchReadings, alpha: float = 0.05) -> bool:
     above = bounds_above(readings)
     if above is None:
         return False
-    known = int((~readings.bound).sum())
-    return bool(special.bdtrc(known - 1, known + above, 0.5) > alpha / 2)
+    exact = int((~readings.bound).sum())
+    return bool(special.bdtrc(exact - 1, exact + above, 0.5) > alpha / 2)
 
 
 def have_states(value: Array, x: Array, bound: NDArray[np.bool_]) -> bool:
@@ -159,7 +159,7 @@ def draw_median(
             drawn = chosen == row
             number[drawn] = _numbers_of_states(of_lower, random, int(drawn.sum()))
         value = value + _within_states(middle, lower, bound, random, sets)
-    return _beside(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
+    return _between_readings(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
 
 
 def _within_states(
@@ -174,8 +174,8 @@ def _within_states(
     deviation = _deviation_within(value, lower)
     unknown = np.where(bound, random.normal(0.0, deviation, (sets, value.size)), 0.0)
     for state in (lower, ~lower):
-        seen = max(int((state & ~bound).sum()), 1)
-        unknown[:, state] += random.normal(0.0, deviation / math.sqrt(seen), (sets, 1))
+        count = max(int((state & ~bound).sum()), 1)
+        unknown[:, state] += random.normal(0.0, deviation / math.sqrt(count), (sets, 1))
     return unknown
 
 
@@ -183,18 +183,18 @@ def _informative(readings: SearchReadings) -> tuple[Array, NDArray[np.bool_], Ar
     """Readings, with bounds replaced by draws from the readings above them (Efron's redistribution
     to the right, 1967), the highest by anything up to `highest`; bounds below all readings are left
     out, as they tell nothing."""
-    exact = np.median(readings.value, axis=0)
-    known = ~readings.bound
-    if not known.any():
-        return readings.value[:, :0], known[:0], readings.time_s[:0]
-    kept = known | (exact >= exact[known].min())
-    value, time_s = readings.value[:, kept].copy(), readings.time_s[kept]
-    bounds = np.flatnonzero(~known[kept])
-    exact = np.median(value, axis=0)
+    middle = np.median(readings.value, axis=0)
+    exact = ~readings.bound
+    if not exact.any():
+        return readings.value[:, :0], exact[:0], readings.time_s[:0]
+    used = exact | (middle >= middle[exact].min())
+    value, time_s = readings.value[:, used].copy(), readings.time_s[used]
+    bounds = np.flatnonzero(~exact[used])
+    middle = np.median(value, axis=0)
     random = np.random.default_rng(0)
     # From the highest bound on: a lower one may be replaced by it.
-    for index in bounds[np.argsort(-exact[bounds])]:
-        above = np.flatnonzero(exact > exact[index])
+    for index in bounds[np.argsort(-middle[bounds])]:
+        above = np.flatnonzero(middle > middle[index])
         rows = np.arange(value.shape[0])
         if above.size:
             value[:, index] = value[rows, random.choice(above, rows.size)]
@@ -202,7 +202,7 @@ def _informative(readings: SearchReadings) -> tuple[Array, NDArray[np.bool_], Ar
             value[:, index] += random.random(rows.size) * np.maximum(
                 readings.highest - value[:, index], 0.0
             )
-    return value, readings.bound[kept], time_s
+    return value, readings.bound[used], time_s
 
 
 def _slope(value: Array, time_s: Array) -> tuple[float, float]:
@@ -274,13 +274,13 @@ def _numbers_of_states(lower: NDArray[np.bool_], random: np.random.Generator, co
     share = np.repeat(_LEVELS, _LEVELS.size)
     change = np.tile(1.0 - _LEVELS, _LEVELS.size)
     falls, rises = change * share, change * (1.0 - share)
-    now, then = lower[:-1], lower[1:]
+    current, following = lower[:-1], lower[1:]
     log_likelihood = np.log(share if lower[0] else 1.0 - share)
     for number, probability in (
-        ((~now & then).sum(), falls),
-        ((~now & ~then).sum(), 1.0 - falls),
-        ((now & ~then).sum(), rises),
-        ((now & then).sum(), 1.0 - rises),
+        ((~current & following).sum(), falls),
+        ((~current & ~following).sum(), 1.0 - falls),
+        ((current & ~following).sum(), rises),
+        ((current & following).sum(), 1.0 - rises),
     ):
         log_likelihood = log_likelihood + number * np.log(probability)
     weight = np.exp(log_likelihood - log_likelihood.max())
@@ -291,12 +291,12 @@ def _numbers_of_states(lower: NDArray[np.bool_], random: np.random.Generator, co
     return np.asarray(np.where(share > 0.5, number, low + number), dtype=np.float64)
 
 
-def _beside(ordered: Array, number: Array, random: np.random.Generator) -> Array:
-    """Reading `number` of each sorted row or the next, as the value lies between them and nothing
-    says where; beyond the first and the last by about the distance of their neighbours."""
+def _between_readings(ordered: Array, number: Array, random: np.random.Generator) -> Array:
+    """Reading `number` of each sorted row or the next, at random, as the value lies between them;
+    beyond the first and the last by about the distance of their neighbours."""
     size = ordered.shape[1]
     ends = ordered[:, [2, size - 1]] - ordered[:, [0, size - 3]]
     beyond = ends / 2 * random.exponential(1.0, ends.shape)
     padded = np.column_stack([ordered[:, 0] - beyond[:, 0], ordered, ordered[:, -1] + beyond[:, 1]])
-    beside = number.astype(int) + (random.random(number.size) < 0.5)
-    return np.asarray(padded[np.arange(number.size), beside])
+    index = number.astype(int) + (random.random(number.size) < 0.5)
+    return np.asarray(padded[np.arange(number.size), index])

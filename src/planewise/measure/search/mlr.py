@@ -78,7 +78,7 @@ class MlrSearch:
         config.warmup_duration = WARMUP_S
         search = MultipleLossRatioSearch(config=config)
         try:
-            found = search.search(_Adapter(session), debug=lambda *_words: None)
+            outcome = search.search(_Adapter(session), debug=lambda *_words: None)
         except BudgetSpentError:
             return tuple(_unfinished(goal, "the budget was spent") for goal in goals), "budget"
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
@@ -86,7 +86,7 @@ class MlrSearch:
             # its assumptions.
             reason = f"MLRsearch gave up: {error}"
             return tuple(_unfinished(goal, reason) for goal in goals), "range"
-        return tuple(_result(goal, found[library_goals[goal]], session) for goal in goals), (
+        return tuple(_result(goal, outcome[library_goals[goal]], session) for goal in goals), (
             "precise"
         )
 
@@ -95,8 +95,8 @@ def _unfinished(goal: Goal, reason: str) -> GoalResult:
     return GoalResult(goal, "undecided", None, interval="bracket", note=reason)
 
 
-def _result(goal: Goal, found: Any, session: SearchSession) -> GoalResult:
-    lower, upper = found.relevant_lower_bound, found.relevant_upper_bound
+def _result(goal: Goal, outcome: Any, session: SearchSession) -> GoalResult:
+    lower, upper = outcome.relevant_lower_bound, outcome.relevant_upper_bound
     low = float(lower) if lower is not None else None
     high = float(upper) if upper is not None else None
     if low is None:

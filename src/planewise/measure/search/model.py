@@ -126,23 +126,23 @@ class _Trials:
     above_x: Array
 
     @classmethod
-    def of(cls, seen: Observations, scope: Scope) -> _Trials:
-        z = loss_exponent(seen.lost, seen.sent)
-        below = (z < scope.low) | (seen.lost <= 0)
+    def of(cls, observed: Observations, scope: Scope) -> _Trials:
+        z = loss_exponent(observed.lost, observed.sent)
+        below = (z < scope.low) | (observed.lost <= 0)
         above = z > scope.high
         near = ~below & ~above
-        sent = seen.sent[below][None, :]
+        sent = observed.sent[below][None, :]
         return cls(
-            x=seen.x[near][None, :],
+            x=observed.x[near][None, :],
             z=z[near][None, :],
             log_z=np.log(np.maximum(z[near], 1e-300))[None, :],
-            half_packet=scope.few * 0.5 / np.maximum(seen.lost[near], 0.5)[None, :],
-            counting=(np.expm1(z[near]) / seen.sent[near])[None, :],
-            below_x=seen.x[below][None, :],
+            half_packet=scope.few * 0.5 / np.maximum(observed.lost[near], 0.5)[None, :],
+            counting=(np.expm1(z[near]) / observed.sent[near])[None, :],
+            below_x=observed.x[below][None, :],
             below_log_z=np.full(sent.shape, math.log(max(scope.low, 1e-300))),
             below_log_packet=np.log(math.log(2) / sent),
             below_sent=sent,
-            above_x=seen.x[above][None, :],
+            above_x=observed.x[above][None, :],
         )
 
 
@@ -351,8 +351,8 @@ class Posterior(Particles[_Trials]):
         self.spread = spread
         super().__init__(seed, particles=particles, moves=moves)
 
-    def _prepared(self, seen: Observations) -> _Trials:
-        return _Trials.of(seen, self.scope)
+    def _prepared(self, observed: Observations) -> _Trials:
+        return _Trials.of(observed, self.scope)
 
     def _draw_prior(self, count: int) -> Array:
         return draw_prior(count, self._random, self.scope)
@@ -460,7 +460,7 @@ class ParticleReadings:
     """Whether the trial is near enough to tell of the middle; shape (n,)."""
 
 
-def readings(posterior: Posterior, seen: Observations) -> ParticleReadings:
+def readings(posterior: Posterior, observed: Observations) -> ParticleReadings:
     """Each trial's reading of the edge."""
     theta, scope = posterior.theta, posterior.scope
     curves = _Curves.of(theta)
@@ -468,16 +468,16 @@ def readings(posterior: Posterior, seen: Observations) -> ParticleReadings:
     at_anchor, _ = curves.inverse(anchor, np.log(anchor))
     sigma2 = np.exp(2 * theta[:, SIGMA, None])
     clump = np.exp(theta[:, CLUMP, None])
-    z = loss_exponent(seen.lost, seen.sent)
-    bound, above = (z < scope.low) | (seen.lost <= 0), z > 1.0
-    least = np.maximum(scope.low, math.log(2) * clump / seen.sent[None, :])
-    shown = np.where(bound, least, np.minimum(z, 1.0))
-    skew = np.where(bound, 0.0, scope.few * 0.5 * clump / np.maximum(seen.lost, 0.5))
-    u, steepness = curves.inverse(shown, np.log(shown), skew)
-    edge = seen.x[None, :] - u + at_anchor
+    z = loss_exponent(observed.lost, observed.sent)
+    bound, above = (z < scope.low) | (observed.lost <= 0), z > 1.0
+    least = np.maximum(scope.low, math.log(2) * clump / observed.sent[None, :])
+    loss = np.where(bound, least, np.minimum(z, 1.0))
+    skew = np.where(bound, 0.0, scope.few * 0.5 * clump / np.maximum(observed.lost, 0.5))
+    u, steepness = curves.inverse(loss, np.log(loss), skew)
+    edge = observed.x[None, :] - u + at_anchor
     y = edge - posterior.edge_middles()[:, None]
     deviation = np.sqrt(
-        sigma2 + (2 * clump - 1) * np.expm1(shown) / seen.sent[None, :] / steepness**2
+        sigma2 + (2 * clump - 1) * np.expm1(loss) / observed.sent[None, :] / steepness**2
     )
     margin = -y / deviation
     # A bound: the trial's own reading lies above it; the mean of a normal deviate cut off there.

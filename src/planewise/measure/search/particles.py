@@ -52,14 +52,14 @@ class Particles(ABC, Generic[TrialsT]):
     def __init__(self, seed: int, *, particles: int, moves: int) -> None:
         self._random = np.random.default_rng(seed)
         self._moves = moves
-        self.seen = Observations(np.zeros(0), np.zeros(0), np.zeros(0))
-        self._trials = self._prepared(self.seen)
+        self.observations = Observations(np.zeros(0), np.zeros(0), np.zeros(0))
+        self._trials = self._prepared(self.observations)
         self.theta = self._draw_prior(particles)
         """Parameters, shape (P, dimensions)."""
         self._log_like = self._likelihood(self.theta, self._trials)
 
     @abstractmethod
-    def _prepared(self, seen: Observations) -> TrialsT:
+    def _prepared(self, observed: Observations) -> TrialsT:
         """Convert observations for the likelihood."""
 
     @abstractmethod
@@ -78,11 +78,11 @@ class Particles(ABC, Generic[TrialsT]):
     def _edges(self) -> tuple[Array, Array]:
         """A weighted sample of the goal's ln(load / reference load): values and weights."""
 
-    def update(self, seen: Observations) -> None:
-        """Replace the trials that count by `seen`."""
-        if seen.same_as(self.seen):
+    def update(self, observed: Observations) -> None:
+        """Replace the trials that count by `observed`."""
+        if observed.same_as(self.observations):
             return
-        previous, trials = self._trials, self._prepared(seen)
+        previous, trials = self._trials, self._prepared(observed)
         old = self._log_like
         new = self._likelihood(self.theta, trials)
         done = 0.0
@@ -94,7 +94,7 @@ class Particles(ABC, Generic[TrialsT]):
             self.theta, old, new = self.theta[chosen], old[chosen], new[chosen]
             for _ in range(self._moves):
                 old, new = self._move(previous, trials, done, old, new)
-        self.seen, self._trials, self._log_like = seen, trials, new
+        self.observations, self._trials, self._log_like = observed, trials, new
 
     def refine(self, moves: int) -> None:
         """Move all particles `moves` times more."""
@@ -114,19 +114,19 @@ class Particles(ABC, Generic[TrialsT]):
         order = np.argsort(x)
         return Law(x[order], weight[order] / weight.sum())
 
-    def _temper_step(self, added: Array, left: float) -> float:
+    def _temper_step(self, added: Array, remaining: float) -> float:
         def effective(step: float) -> float:
             weights = np.exp(step * (added - added.max()))
             return float(weights.sum() ** 2 / (weights**2).sum())
 
-        wanted = 0.5 * added.size
-        if effective(left) >= wanted:
-            return left
-        low, high = 0.0, left
+        target = 0.5 * added.size
+        if effective(remaining) >= target:
+            return remaining
+        low, high = 0.0, remaining
         for _ in range(12):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if effective(middle) >= wanted else (low, middle)
-        return max(low, 1e-3 * left, 1e-6)
+            low, high = (middle, high) if effective(middle) >= target else (low, middle)
+        return max(low, 1e-3 * remaining, 1e-6)
 
     def _resample(self, weights: Array) -> NDArray[np.intp]:
         positions = (np.arange(weights.size) + self._random.random()) / weights.size

@@ -15,26 +15,26 @@ def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> S
     """
     while True:
         estimates = [fits.estimate(goal) for goal in goals]
-        wanting = [e for e in estimates if _wants_trials(fits, e, measured[e.goal])]
-        if not wanting:
+        unfinished = [e for e in estimates if _needs_trials(fits, e, measured[e.goal])]
+        if not unfinished:
             if _climb(fits, estimates, measured):
                 continue
             wide = any(_relative_width(fits, estimate) > 1 for estimate in estimates)
             return "trials" if wide else "precise"
-        for estimate in _ready(fits, wanting):
+        for estimate in _ready(fits, unfinished):
             for offered_pps, duration_s in _next_trials(fits, estimate, measured[estimate.goal]):
                 fits.session.measure(offered_pps, duration_s)
                 measured[estimate.goal] += 1
 
 
-def _ready(fits: Fits, wanting: list[EdgePosterior]) -> list[EdgePosterior]:
+def _ready(fits: Fits, unfinished: list[EdgePosterior]) -> list[EdgePosterior]:
     """Those of the goals whose trials can be placed: a stricter goal's, once the loosest that still
     wants trials has a few near its load. Until then the stricter one is known by guess alone, and
     its trials would lie where nothing is lost and tell of neither."""
-    loosest = max(wanting, key=lambda estimate: estimate.goal.loss_ratio)
+    loosest = max(unfinished, key=lambda estimate: estimate.goal.loss_ratio)
     if loosest.trials >= fits.options.min_trials:
-        return wanting
-    return [estimate for estimate in wanting if estimate.goal == loosest.goal]
+        return unfinished
+    return [estimate for estimate in unfinished if estimate.goal == loosest.goal]
 
 
 def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]) -> bool:
@@ -86,7 +86,7 @@ def _max_trials(fits: Fits, estimate: EdgePosterior) -> int:
     return round(float(most * share))
 
 
-def _wants_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> bool:
+def _needs_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> bool:
     options, most = fits.options, _max_trials(fits, estimate)
     if spent >= most:
         return False
@@ -104,16 +104,16 @@ def _next_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> list[tuple[
     tuning, goal = fits.options.tuning, estimate.goal
     duration_s = fits.options.goal_duration_s
     if goal.loss_ratio == 0 and estimate.soft:
-        between = _unbracketed(fits)
-        if between is not None:
-            return [(fits.load_pps(between), duration_s)]
+        middle = _unbracketed(fits)
+        if middle is not None:
+            return [(fits.load_pps(middle), duration_s)]
     offsets = _offsets(fits, estimate)
     above_pps = fits.above_states_pps(goal) if goal.loss_ratio > 0 else None
-    left = _max_trials(fits, estimate) - spent
+    remaining = _max_trials(fits, estimate) - spent
     if goal.loss_ratio > 0:
-        left = min(left, _max_trials(fits, estimate) - estimate.trials)
+        remaining = min(remaining, _max_trials(fits, estimate) - estimate.trials)
     chosen: list[tuple[float, float]] = []
-    for step in range(min(max(2, spent // 3), 8, max(left, 1))):
+    for step in range(min(max(2, spent // 3), 8, max(remaining, 1))):
         if above_pps is not None:
             chosen.append((above_pps, duration_s))
             continue
@@ -158,14 +158,14 @@ def _overload(fits: Fits, estimate: EdgePosterior) -> float:
 def _unbracketed(fits: Fits) -> float | None:
     """For NDR: the middle, as x, between the highest load without loss and the lowest with loss;
     None once these are near to each other."""
-    seen, offered = fits.all_trials()
+    observed, offered = fits.all_trials()
     usable = offered <= fits.ceiling_pps
-    lossy = seen.x[usable & (seen.lost > 0)]
+    lossy = observed.x[usable & (observed.lost > 0)]
     if not lossy.size:
         return None
     # The highest clean load below which most trials are clean, too: losses may be rare. Before
     # there is one, the lowest that a short trial found clean.
-    clean = seen.x[usable & (seen.lost <= 0)]
+    clean = observed.x[usable & (observed.lost <= 0)]
     low = float(clean.max()) if clean.size else fits.lowest_clean()
     above = lossy[lossy > low]
     if not above.size or float(above.min()) - low < fits.options.tuning.bracketed:

@@ -150,29 +150,29 @@ def find_violations(standardised: Array, losses: Array) -> list[ViolatedAssumpti
                 f"{percent_text(losses[worst])}",
             )
         )
-    kept = standardised[np.abs(standardised) <= _OUTLYING]
-    if kept.size < _MIN_TRIALS:
+    inliers = standardised[np.abs(standardised) <= _OUTLYING]
+    if inliers.size < _MIN_TRIALS:
         return violations
-    trend = stats.spearmanr(np.arange(kept.size), kept)
+    trend = stats.spearmanr(np.arange(inliers.size), inliers)
     if trend.pvalue < _SIGNIFICANCE:
         direction = "fell" if trend.statistic < 0 else "rose"
         violations.append(
             ViolatedAssumption(
                 "drift",
                 f"capacity {direction} during the search: rank correlation of capacity with "
-                f"time {trend.statistic:+.2f} over {kept.size} trials, p = {trend.pvalue:.1g}",
+                f"time {trend.statistic:+.2f} over {inliers.size} trials, p = {trend.pvalue:.1g}",
             )
         )
-    centred = kept - kept.mean()
+    centred = inliers - inliers.mean()
     power = float((centred**2).sum())
     if power > 0:
         lag1 = float((centred[1:] * centred[:-1]).sum()) / power
-        if lag1 * math.sqrt(kept.size) > stats.norm.ppf(1 - _SIGNIFICANCE):
+        if lag1 * math.sqrt(inliers.size) > stats.norm.ppf(1 - _SIGNIFICANCE):
             violations.append(
                 ViolatedAssumption(
                     "autocorrelation",
                     f"successive trials resemble each other: lag-1 correlation {lag1:.2f} "
-                    f"over {kept.size} trials; intervals are widened for it",
+                    f"over {inliers.size} trials; intervals are widened for it",
                 )
             )
     return violations

@@ -137,10 +137,10 @@ class Planner:
                 for load in self._ladder
             ]
         )
-        left = int(self.plan.max_mean_runs * len(self._ladder)) - self._trials
+        remaining = int(self.plan.max_mean_runs * len(self._ladder)) - self._trials
         first = _repeated(np.where(free, np.maximum(0, self.plan.first_runs - count), 0))
-        if first.size and left > 0:
-            return self._in_rounds(first[:left])
+        if first.size and remaining > 0:
+            return self._in_rounds(first[:remaining])
         if not count.any():
             return self._stop("no more runs")
         ladder, draws, decision = self._look(self.plan.stop_at, self.plan.draws)
@@ -148,7 +148,7 @@ class Planner:
             return self._stop("drifting")
         if decision.word != "UNDECIDED" or decision.open in ("few runs", "borderline"):
             good = decision.open == "few runs" or decision.word == "GOOD"
-            missing = self._missing(ladder, count, free, good=good)[: max(0, left)]
+            missing = self._missing(ladder, count, free, good=good)[: max(0, remaining)]
             if missing.size:
                 return self._in_rounds(missing)
             # As the verdict will be made: where it would stay open, measuring goes on.
@@ -160,19 +160,19 @@ class Planner:
             shares = draws.share(curve_draws.OPEN), draws.share(curve_draws.GOOD)
             if max(shares) >= self.plan.stop_at:
                 return self._stop("ladder too short")
-        if left <= 0:
+        if remaining <= 0:
             return self._stop("budget spent")
         if not free.any():
             return self._stop("no more runs")
         # The more runs there are, the less one more changes.
-        batch = min(left, max(self.plan.batch, int(count.sum()) // 16))
+        batch = min(remaining, max(self.plan.batch, int(count.sum()) // 16))
         return self._in_rounds(self._where_it_decides(ladder, draws, count, free, batch))
 
     def _at(self, offered_pps: float) -> _Load:
         return next(load for load in self._ladder if load.offered_pps == offered_pps)
 
-    def _stop(self, why: Stopped) -> list[float]:
-        self.stopped = why
+    def _stop(self, reason: Stopped) -> list[float]:
+        self.stopped = reason
         return []
 
     def _look(
@@ -192,10 +192,10 @@ class Planner:
         if self._extensions == self.plan.max_extensions:
             return None
         load = float(f"{missing_loads(ladder, draws, self.plan.plr)[0]:.4g}")
-        known = [at.offered_pps for at in self._ladder]
-        if not self._extend[0] <= load <= self._extend[1] or load in known:
+        loads = [at.offered_pps for at in self._ladder]
+        if not self._extend[0] <= load <= self._extend[1] or load in loads:
             return None
-        self._ladder.insert(int(np.searchsorted(known, load)), _Load(load))
+        self._ladder.insert(int(np.searchsorted(loads, load)), _Load(load))
         self._extensions += 1
         return load
 

@@ -78,7 +78,7 @@ class SearchSession:
 
     def add_finding(self, finding: ViolatedAssumption) -> None:
         """Keeps a finding, one of each code."""
-        if all(known.code != finding.code for known in self.findings):
+        if all(earlier.code != finding.code for earlier in self.findings):
             self.findings.append(finding)
 
     def _check_generator(self, trial: SearchTrial) -> None:
@@ -95,5 +95,5 @@ class SearchSession:
         )
         if short:
             # The best rate so far: one slow trial does not lower the range.
-            best = max(known.achieved_pps for known in self.trials)
+            best = max(earlier.achieved_pps for earlier in self.trials)
             self.max_load_pps = min(self.max_load_pps, max(best, self.min_load_pps * 1.001))

@@ -25,7 +25,7 @@ class Sides:
     """The law of a goal's ln(load): constant between neighbouring trials."""
 
     edges: Array
-    """EdgeLaw of the trials in order, and the ends; shape (n + 2,)."""
+    """Loads of the trials in order, and the ends; shape (n + 2,)."""
     log_likelihood: Array
     """Between them, shape (n + 1,)."""
 

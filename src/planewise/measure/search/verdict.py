@@ -56,10 +56,10 @@ def find_verdict(
 
     `duration_s` is that of the trials which the goals are about. Never raises BudgetSpentError.
     """
-    found = [r for r in results if r.status == "found" and r.pps and r.goal.loss_ratio > 0]
-    if not found:
+    candidates = [r for r in results if r.status == "found" and r.pps and r.goal.loss_ratio > 0]
+    if not candidates:
         return SearchVerdict("UNDECIDED", "no PDR was found that could be judged")
-    result = min(found, key=lambda r: abs(r.goal.loss_ratio - 0.005))
+    result = min(candidates, key=lambda r: abs(r.goal.loss_ratio - 0.005))
     assert result.pps is not None
     loads = ladder_loads(result.pps, session.min_load_pps, session.max_load_pps)
     if len([load for load in loads if load > result.pps * 1.05]) < 2:

@@ -13,7 +13,8 @@ from planewise.testbed.load import STRESS_NG, STRESSORS
 
 def _find() -> tuple[Kind, ...]:
     modules = (
-        importlib.import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__)
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
     )
     kinds = (module.KIND for module in modules if hasattr(module, "KIND"))
     return tuple(sorted(kinds, key=lambda kind: kind.rank))
@@ -29,13 +30,13 @@ def kinds_of(design: Design) -> tuple[Kind, ...]:
     Raises:
         BadInputError: a run of another planewise has a kind that this one does not.
     """
-    asked = design.kinds()
-    if unknown := asked.keys() - {kind.part for kind in KINDS}:
+    parts = design.kinds()
+    if unknown := parts.keys() - {kind.part for kind in KINDS}:
         raise BadInputError(
             f"this planewise has no trials called {', '.join(sorted(unknown))}",
             remedy="go on with the version that began the run",
         )
-    return tuple(kind for kind in KINDS if kind.part in asked)
+    return tuple(kind for kind in KINDS if kind.part in parts)
 
 
 def programs_of(design: Design) -> tuple[str, ...]:

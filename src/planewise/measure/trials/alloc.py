@@ -13,7 +13,7 @@ from planewise.measure.design import SAME, AllocPart, Design, Policy
 from planewise.measure.design import Protocol as RttProtocol
 from planewise.measure.problem import Problem
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Asked, Kind, Levels, unsupported
+from planewise.measure.trials.kind import Kind, Levels, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
@@ -72,9 +72,9 @@ class Alloc(Kind):
     rank = 5
     part = "alloc"
 
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """One for each policy, size and protocol."""
-        return [_trial(asked, levels) for levels in asked.traffic]
+        return [_trial(request, levels) for levels in request.traffic]
 
     def programs(self, design: Design) -> Sequence[str]:
         """A Redis server, where that is what answers, and a file server, where one downloads."""
@@ -137,40 +137,40 @@ def _guests_problem(design: Design) -> Problem | None:
                 f"the allocator gives no VFs to guests that are {GUEST_WORDS[kind][1]}",
                 f"set `factors.guest` to {', '.join(ALLOC_PLANES)}",
             )
-    if "vm" in factors.guest and (others := design.kinds().keys() - {"alloc"}):
+    if "vm" in factors.guest and (parts := design.kinds().keys() - {"alloc"}):
         return Problem(
             ("factors", "guest"),
             f"virtual machines that are given VFs are measured by `alloc` alone, not by "
-            f"`{'`, `'.join(sorted(others))}`",
+            f"`{'`, `'.join(sorted(parts))}`",
             "make a design of its own for each",
         )
     guests = " and ".join(GUEST_WORDS[kind][1] for kind in factors.guest)
     planes = tuple(dict.fromkeys(ALLOC_PLANES[kind] for kind in factors.guest))
-    for place, own in (("plane", factors.plane), ("background_plane", factors.background_plane)):
-        for index, name in enumerate(own):
+    for place, names in (("plane", factors.plane), ("background_plane", factors.background_plane)):
+        for index, name in enumerate(names):
             if name not in (*planes, SAME):
-                known = " and ".join(planes)
+                allowed = " and ".join(planes)
                 return Problem(
                     ("factors", place, index),
-                    f"the allocator gives VFs to {guests} on {known}, not on {name}",
-                    f"set `factors.{place}` to {known}, and make a design of its own for other "
+                    f"the allocator gives VFs to {guests} on {allowed}, not on {name}",
+                    f"set `factors.{place}` to {allowed}, and make a design of its own for other "
                     "planes",
                 )
     return None
 
 
-def _trial(asked: Asked, levels: Levels) -> AllocTrial:
-    design = asked.design
+def _trial(request: TrialRequest, levels: Levels) -> AllocTrial:
+    design = request.design
     assert design.alloc is not None
     policy, size_bytes = cast("Policy", levels["policy"]), int(levels["size_bytes"])
     protocol = cast("RttProtocol", levels["protocol"])
     return AllocTrial(
-        name=f"alloc:{asked.cell.name},{policy},{size_bytes}B,{protocol}#r{asked.block}",
+        name=f"alloc:{request.cell.name},{policy},{size_bytes}B,{protocol}#r{request.block}",
         policy=policy,
         size_bytes=size_bytes,
         protocol=protocol,
         part=design.alloc,
-        draw=design.seed + asked.block,
+        draw=design.seed + request.block,
     )
 
 

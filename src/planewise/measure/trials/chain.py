@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from planewise.measure.design import Design, Imix
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Asked, Kind, unsupported
+from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 
 
@@ -53,12 +53,12 @@ class Chain(Kind):
     rank = 3
     part = "chain"
 
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """One for each frame size."""
-        chain = asked.design.chain
+        chain = request.design.chain
         assert chain is not None
-        sizes = [levels["size_bytes"] for levels in asked.traffic]
-        name, block = asked.cell.name, asked.block
+        sizes = [levels["size_bytes"] for levels in request.traffic]
+        name, block = request.cell.name, request.block
         return [
             ChainTrial(
                 name=f"chain:{name},{size}{'' if size == 'imix' else 'B'}#r{block}",
@@ -70,7 +70,7 @@ class Chain(Kind):
         ]
 
     def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """What the generator is told, if anything."""
+        """The rate that the generator is given, if any."""
         assert design.chain is not None
         rate = design.chain.offered_pps
         if rate is None:

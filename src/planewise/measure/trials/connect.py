@@ -19,7 +19,7 @@ from planewise.measure.design import Design, DesignModel
 from planewise.measure.ends import End, PairStation
 from planewise.measure.probe import ProbeOutput, parse
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Asked, Kind, unsupported
+from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import Figure, Latency, Level, TrialKind, TrialRecord
 
 _PORT = 7000
@@ -85,10 +85,10 @@ class Connect(Kind):
     part = "connect"
     own_part = ConnectPart
 
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """One."""
-        part = _part(asked.design)
-        name = f"connect:{asked.cell.name}#r{asked.block}"
+        part = _part(request.design)
+        name = f"connect:{request.cell.name}#r{request.block}"
         return [ConnectTrial(name, part.count, part.per_s)]
 
     def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
@@ -136,28 +136,28 @@ def _measure(client: End, server: End, trial: ConnectTrial, place: Place) -> Tri
 
 def figures(time: Latency, made: int, failed: int) -> dict[str, Figure]:
     """Quantiles of all connections, failed ones as infinitely late; and these ones' share. Pure."""
-    asked = made + failed
+    attempts = made + failed
     times = HdrHistogram.decode(time.hdr)
-    found = {}
+    by_name = {}
     for name, title, quantile in _QUANTILES:
-        of_made = quantile * asked / made
+        of_made = quantile * attempts / made
         if of_made <= 1:
             value = float(times.get_value_at_percentile(100 * of_made))
-            found[name] = Figure(
+            by_name[name] = Figure(
                 title=title,
                 unit="ns",
                 lower_is_better=True,
                 value=value,
                 resolution=HISTOGRAM_SHARE * value,
             )
-    found["connect_failed"] = Figure(
+    by_name["connect_failed"] = Figure(
         title="connections that were not made",
         unit="share",
         lower_is_better=True,
-        value=failed / asked,
-        resolution=1 / asked,
+        value=failed / attempts,
+        resolution=1 / attempts,
     )
-    return found
+    return by_name
 
 
 KIND = Connect()

@@ -19,7 +19,7 @@ Levels = Mapping[str, Level]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrialRequest:
     """What a design asks of a kind of trial in one cell and block."""
 
     design: Design
@@ -41,7 +41,7 @@ class Kind(ABC):
     """What that part may hold, where `Design` has no field for it: it is in `Design.others`."""
 
     @abstractmethod
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """The trials of a cell in a block, of a design that asks for this kind."""
 
     def warmup(self, design: Design, trials: Sequence[Trial]) -> Trial | None:
@@ -53,7 +53,7 @@ class Kind(ABC):
         return ()
 
     def problem(self, design: Design) -> Problem | None:
-        """What cannot be of a design that asks for it, beyond what holds for all kinds."""
+        """What is impossible in a design that asks for it, beyond what holds for all kinds."""
         return None
 
     @abstractmethod

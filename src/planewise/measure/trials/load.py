@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from planewise.measure.design import Design
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Asked, Kind, unsupported
+from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 
 
@@ -54,21 +54,21 @@ class Load(Kind):
     rank = 2
     part = "sweep"
 
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """One for each frame size and load of the ladder that is the block's."""
-        sweep = asked.design.sweep
+        sweep, name, block = request.design.sweep, request.cell.name, request.block
         assert sweep is not None
-        if sweep.load_types and asked.cell.load_type not in sweep.load_types:
+        if sweep.load_types and request.cell.load_type not in sweep.load_types:
             return []
         return [
             LoadTrial(
-                name=f"load:{asked.cell.name},{levels['size_bytes']}B#r{asked.block}@{offered:.0f}",
+                name=f"load:{name},{levels['size_bytes']}B#r{block}@{offered:.0f}",
                 offered_pps=offered,
                 size_bytes=int(levels["size_bytes"]),
                 duration_s=sweep.duration_s,
             )
-            for levels in asked.traffic
-            for offered in loads_of_block(asked.ladder, asked.block, sweep.loads_per_block)
+            for levels in request.traffic
+            for offered in loads_of_block(request.ladder, block, sweep.loads_per_block)
         ]
 
     def warmup(self, design: Design, trials: Sequence[Trial]) -> Trial | None:

@@ -13,7 +13,7 @@ from planewise.measure.design import Protocol as RttProtocol
 from planewise.measure.pattern import STEADY, bursts_of
 from planewise.measure.problem import Problem
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Asked, Kind, Levels, unsupported
+from planewise.measure.trials.kind import Kind, Levels, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 from planewise.units import rate_text, time_text
 
@@ -86,9 +86,9 @@ class Rtt(Kind):
     rank = 1
     part = "rtt"
 
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """One for each frequency, size, protocol, pattern and setting of the NICs."""
-        return [_trial(asked, levels) for levels in asked.traffic]
+        return [_trial(request, levels) for levels in request.traffic]
 
     def warmup(self, design: Design, trials: Sequence[Trial]) -> Trial | None:
         """A few packets, with the traffic of the first trial."""
@@ -133,8 +133,8 @@ class Rtt(Kind):
             yield "factors.frequency_pps", rate
 
 
-def _trial(asked: Asked, levels: Levels) -> RttTrial:
-    design = asked.design
+def _trial(request: TrialRequest, levels: Levels) -> RttTrial:
+    design = request.design
     assert design.rtt is not None
     # Cells of designs that are all steady stay comparable with those of runs from before bursts.
     varied = design.factors.pattern != (STEADY,)
@@ -143,9 +143,9 @@ def _trial(asked: Asked, levels: Levels) -> RttTrial:
     pattern = str(levels["pattern"]) if varied else ""
     rx_usecs = None if levels["rx_usecs"] == AS_IS else int(levels["rx_usecs"])
     return RttTrial(
-        name=f"rtt:{asked.cell.name},{frequency_pps:g}pps,{size_bytes}B,{protocol}"
+        name=f"rtt:{request.cell.name},{frequency_pps:g}pps,{size_bytes}B,{protocol}"
         f"{f',{pattern}' if pattern else ''}"
-        f"{'' if rx_usecs is None else f',{rx_usecs}us'}#r{asked.block}",
+        f"{'' if rx_usecs is None else f',{rx_usecs}us'}#r{request.block}",
         frequency_pps=frequency_pps,
         size_bytes=size_bytes,
         packets=design.rtt.packets,

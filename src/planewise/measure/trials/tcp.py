@@ -18,7 +18,7 @@ from planewise.measure.applications import IPERF, IPERF_PORT, iperf_server
 from planewise.measure.design import Design
 from planewise.measure.ends import Counters, End, PairStation
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Asked, Kind, unsupported
+from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
 from planewise.testbed.gauges import GaugeReading, busy, cpu_ticks
 from planewise.testbed.host import FinishedProcess, HostProcess
@@ -66,23 +66,23 @@ class Tcp(Kind):
     rank = 4
     part = "tcp"
 
-    def trials(self, asked: Asked) -> list[Trial]:
+    def trials(self, request: TrialRequest) -> list[Trial]:
         """One for each size of message."""
-        tcp = asked.design.tcp
+        tcp = request.design.tcp
         assert tcp is not None
         return [
             TcpTrial(
-                name=f"tcp:{asked.cell.name},{levels['message_bytes']}B#r{asked.block}",
+                name=f"tcp:{request.cell.name},{levels['message_bytes']}B#r{request.block}",
                 message_bytes=int(levels["message_bytes"]),
                 duration_s=tcp.duration_s,
                 warmup_s=tcp.warmup_s,
                 streams=tcp.streams,
             )
-            for levels in asked.traffic
+            for levels in request.traffic
         ]
 
     def programs(self, design: Design) -> Sequence[str]:
-        """What sends and receives."""
+        """iperf3, at both ends."""
         return (IPERF,)
 
     def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
@@ -143,24 +143,24 @@ def measure_tcp(
     ):
         _sample(sending, trial.warmup_s, _nothing)
         started = datetime.now(UTC)
-        before = _read(client)
-        look = _nothing if sent is None else _Watch(place, on_sample, sent, client).look
-        _sample(sending, trial.duration_s, look)
-        after = _read(client)
+        first = _read(client)
+        sample = _nothing if sent is None else _Sampler(place, on_sample, sent, client).sample
+        _sample(sending, trial.duration_s, sample)
+        last = _read(client)
         finished = sending.wait(trial.duration_s + _SLACK_S)
     report = parse_iperf(finished)
-    used = busy(before, after)
+    used = busy(first, last)
     return TrialResult(
         TrialRecord(
             **place.fields,
             kind="tcp",
             started=started,
-            duration_s=report.end.sum_received.seconds or after.at_s - before.at_s,
+            duration_s=report.end.sum_received.seconds or last.at_s - first.at_s,
             tcp=TcpResult(
                 goodput_bps=report.end.sum_received.bits_per_second,
                 message_bytes=trial.message_bytes,
                 retransmits=max(0, report.end.sum_sent.retransmits),
-                cores=tuple(CoreUse(cpu=int(cpu), used=used.get(cpu, 0.0)) for cpu in before.cpus),
+                cores=tuple(CoreUse(cpu=int(cpu), used=used.get(cpu, 0.0)) for cpu in first.cpus),
             ),
             limits=("sut",),
         )
@@ -175,16 +175,16 @@ def _command(server: End, trial: TcpTrial) -> list[str]:
     ]
 
 
-def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> None:
-    """Calls `look` about every second for `seconds`, or as long as the process runs."""
+def _sample(process: HostProcess, seconds: float, sample: Callable[[], None]) -> None:
+    """Calls `sample` about every second for `seconds`, or as long as the process runs."""
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0 and process.running:
         time.sleep(min(SAMPLE_S, left_s))
-        look()
+        sample()
 
 
 def _nothing() -> None:
-    """Looks at nothing."""
+    """Samples nothing."""
 
 
 def _read(client: End, sent: Counters | None = None) -> GaugeReading:
@@ -194,18 +194,18 @@ def _read(client: End, sent: Counters | None = None) -> GaugeReading:
     return GaugeReading(time.monotonic(), counted, cpu_ticks(stat))
 
 
-class _Watch:
+class _Sampler:
     """Samples what was sent since the last sample."""
 
     def __init__(self, place: Place, on_sample: OnSample, sent: Counters, client: End) -> None:
         self._place, self._on_sample, self._sent, self._client = place, on_sample, sent, client
         self._last = _read(client, sent)
 
-    def look(self) -> None:
-        before, self._last = self._last, _read(self._client, self._sent)
-        sample = meter.sample(before, self._last, self._place)
-        named = {name: rate for name, rate in sample.vnfs.items() if name}
-        self._on_sample(sample.model_copy(update={"vnfs": named}))
+    def sample(self) -> None:
+        previous, self._last = self._last, _read(self._client, self._sent)
+        kpis = meter.sample(previous, self._last, self._place)
+        named = {name: rate for name, rate in kpis.vnfs.items() if name}
+        self._on_sample(kpis.model_copy(update={"vnfs": named}))
 
 
 def parse_iperf(finished: FinishedProcess) -> IperfReport:
