@@ -195,13 +195,10 @@ def _measured(rows: Sequence[ThroughputRow]) -> list[Measured]:
 
 def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
     """How far the model lies from `rows`, at least one."""
-    predicted = [_predicted(profile, row) for row in rows]
-    deviations = [
-        abs(prediction.pps / row.pps - 1) for prediction, row in zip(predicted, rows, strict=True)
-    ]
+    predicted = [(row, _predicted(profile, row)) for row in rows]
+    deviations = [abs(prediction.pps / row.pps - 1) for row, prediction in predicted]
     inside = sum(
-        prediction.low_pps <= row.pps <= prediction.high_pps
-        for prediction, row in zip(predicted, rows, strict=True)
+        prediction.low_pps <= row.pps <= prediction.high_pps for row, prediction in predicted
     )
     pairs = wrong = 0
     by_chain = {(row.plane, row.chain): row for row in rows}
@@ -213,15 +210,8 @@ def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
             pairs += 1
             ahead = _predicted(profile, row).pps > _predicted(profile, vhost).pps
             wrong += ahead != (row.pps > vhost.pps)
-    return Errors(
-        len(rows),
-        statistics.median(deviations),
-        statistics.fmean(deviations),
-        max(deviations),
-        pairs,
-        wrong,
-        inside,
-    )
+    median, mean = statistics.median(deviations), statistics.fmean(deviations)
+    return Errors(len(rows), median, mean, max(deviations), pairs, wrong, inside)
 
 
 def _predicted(profile: Profile, row: Measured) -> Prediction:

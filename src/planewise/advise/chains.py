@@ -135,9 +135,7 @@ def _limits(chains: Sequence[TrialRecord]) -> list[str]:
 
 def _shared(chains: Sequence[TrialRecord]) -> list[str]:
     """The reservation about shared cores: such trials measure the machine, not the plane."""
-    shared = [
-        trial for trial in chains if trial.chain is not None and trial.chain.limit == "shared core"
-    ]
+    shared = [trial for trial in chains if trial.chain and trial.chain.limit == "shared core"]
     if not shared:
         return []
     shares = [

@@ -76,14 +76,10 @@ class Evidence:
     def chain(self, workload: ChainWorkload) -> MeasuredChain | None:
         """What was measured of this very chain."""
         key = (workload.pattern, workload.vnfs, workload.frame_bytes)
-        return next(
-            (
-                chain
-                for chain in self.chains
-                if (chain.pattern, chain.vnfs, chain.frame_bytes) == key
-            ),
-            None,
-        )
+        for chain in self.chains:
+            if (chain.pattern, chain.vnfs, chain.frame_bytes) == key:
+                return chain
+        return None
 
     @property
     def tails(self) -> list[RankedPlane]:

@@ -317,10 +317,8 @@ def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, 
             for rate in rates
             if block in saved[rate, small] and block in saved[rate, large]
         ]
-        if pairs and fmean(a.value for a, _ in pairs) > 0:
-            ratios.append(
-                exact(fmean(b.value for _, b in pairs) / fmean(a.value for a, _ in pairs))
-            )
+        if pairs and (saved_small := fmean(a.value for a, _ in pairs)) > 0:
+            ratios.append(exact(fmean(b.value for _, b in pairs) / saved_small))
     if len(ratios) < FEWEST_BLOCKS:
         return "not known", "too few blocks tell whether the frame size matters"
     interval = _interval(ratios)

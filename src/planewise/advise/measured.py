@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from planewise.advise.demand import (
-    DOCKER_STUDY,
-    KVM_STUDY,
-    Statement,
-    Workload,
-    on_vf,
-)
+from planewise.advise.demand import DOCKER_STUDY, KVM_STUDY, Statement, Workload, on_vf
 from planewise.advise.evidence import Evidence, MeasuredChain
 from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.ranked import MODELLED, EvidenceBase, PlaneForecast, hold_to_rate
@@ -149,14 +143,14 @@ def hold_to_latency(
     forecast: PlaneForecast, evidence: EvidenceBase, workload: Workload
 ) -> tuple[PlaneForecast, list[Statement]]:
     """The forecast held to the latency goal, and why the plane cannot keep it."""
-    goal = workload.latency_ns
+    goal, floor_ns = workload.latency_ns, forecast.floor_ns
     if goal is None:
         return forecast, []
     goal_text = f"{time_text(goal)} for 99 of 100 packets"
-    if forecast.floor_ns is not None and forecast.floor_ns > goal:
+    if floor_ns is not None and floor_ns > goal:
         return replace(forecast, meets_latency=False), [
             Statement(
-                f"Work and wires alone take {time_text(forecast.floor_ns)}, and the goal is "
+                f"Work and wires alone take {time_text(floor_ns)}, and the goal is "
                 f"{time_text(goal)}.",
                 "model",
                 "lower bound: no queue, no wake-up",
@@ -178,11 +172,7 @@ def hold_to_latency(
     ]
     if tails:
         return _check_tails(forecast, goal, tails)
-    bound = (
-        f"at least {time_text(forecast.floor_ns)} by the model; "
-        if forecast.floor_ns is not None
-        else ""
-    )
+    bound = f"at least {time_text(floor_ns)} by the model; " if floor_ns is not None else ""
     statement = Statement(
         f"Whether it keeps {goal_text} is not known: {bound}`--run` takes a measurement.", "model"
     )

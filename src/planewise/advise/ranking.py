@@ -6,14 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planewise.advise.demand import (
-    BRIEF,
-    Statement,
-    Workload,
-    hindrances,
-    host_cores,
-    on_vf,
-)
+from planewise.advise.demand import BRIEF, Statement, Workload, hindrances, host_cores, on_vf
 from planewise.advise.measured import hold_to_latency, of_neighbours, too_much_cpu, with_evidence
 from planewise.advise.model.capacity import Plane, Prediction, predict
 from planewise.advise.model.latency import floor_ns, line_ns
@@ -35,12 +28,13 @@ def rank(evidence: EvidenceBase, workload: Workload) -> tuple[PlaneForecast, ...
     rates = [forecast.pps for forecast in ranked if forecast.possible and forecast.pps is not None]
     best_pps = max(rates, default=None)
     # A rate that may be higher has no share, and no other rate has a share of it.
-    exact_best = best_pps and not any(
-        forecast.at_least and forecast.pps == best_pps for forecast in ranked
-    )
+    bounds = {forecast.pps for forecast in ranked if forecast.at_least}
     rated = [
         replace(forecast, share=forecast.pps / best_pps)
-        if best_pps and exact_best and forecast.pps is not None and not forecast.at_least
+        if best_pps
+        and best_pps not in bounds
+        and forecast.pps is not None
+        and not forecast.at_least
         else forecast
         for forecast in ranked
     ]

@@ -495,10 +495,8 @@ class Design(DesignModel):
 
     def kinds(self) -> Mapping[str, tuple[str, ...]]:
         """The kinds of trials that it asks for, each with the factors of its trials alone."""
-        kinds = {
-            part: of for part, of in TRAFFIC_FACTORS.items() if getattr(self, part) is not None
-        }
-        return {**kinds, **dict.fromkeys(self.others, ())}
+        used = {part: of for part, of in TRAFFIC_FACTORS.items() if getattr(self, part) is not None}
+        return {**used, **dict.fromkeys(self.others, ())}
 
     def frame_sizes(self) -> tuple[int, ...]:
         """Every frame size [bytes, with FCS] that RTT and load trials send."""

@@ -147,12 +147,10 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
     # Of a value that may be one of several types, the error that got furthest tells most.
     furthest = [max(place, key=lambda detail: len(detail["loc"])) for place in places.values()]
     mistakes = sorted((_mistake(detail, raw) for detail in furthest), key=lambda detail: detail[0])
-    (line, sentence, remedy), *further = mistakes
-    also = [
-        f"also, line {line}: {text}; {remedy}" for line, text, remedy in further[:_MOST_MISTAKES]
-    ]
-    if len(further) > _MOST_MISTAKES:
-        also.append(f"and {len(further) - _MOST_MISTAKES} more")
+    (line, sentence, remedy), *more = mistakes
+    also = [f"also, line {line}: {text}; {remedy}" for line, text, remedy in more[:_MOST_MISTAKES]]
+    if len(more) > _MOST_MISTAKES:
+        also.append(f"and {len(more) - _MOST_MISTAKES} more")
     return BadInputError(sentence, where=f"{path}:{line}", remedy="\n".join((remedy, *also)))
 
 

@@ -14,13 +14,7 @@ from typing import Literal, cast
 
 from planewise.errors import PlanewiseError
 from planewise.measure.load import HostGenerator, record
-from planewise.measure.probe import (
-    LossOutput,
-    ReceiveOutput,
-    SendOutput,
-    TrialOutput,
-    parse,
-)
+from planewise.measure.probe import LossOutput, ReceiveOutput, SendOutput, TrialOutput, parse
 from planewise.measure.stage import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
 from planewise.testbed import counters

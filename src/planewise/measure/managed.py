@@ -55,12 +55,9 @@ class ManagedVmStage(GuestStage):
         """A machine joins a VF and its NIC by itself; the host must be able to pass VFs through."""
         if pf is not None and pf.iommu_group is None:
             return no_iommu(resources.place)
-        guest_mib = vm_mib(self._options)
-        lacking = memory_shortage(
-            setting.background_guests, guest_mib, resources.place, resources.free_mib
-        )
-        if lacking:
-            return lacking
+        needs = setting.background_guests, vm_mib(self._options)
+        if shortage := memory_shortage(*needs, resources.place, resources.free_mib):
+            return shortage
         try:
             self._platform = platform_of(host, self._options.programs)
         except UnsupportedError as error:

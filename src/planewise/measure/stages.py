@@ -208,9 +208,8 @@ class Stages:
 
     def facts(self) -> StageFacts:
         """The facts of the stages in use."""
-        facts = [
-            stage.facts() for stage in self._stages.values() if isinstance(stage, FactualStage)
-        ]
+        stages = self._stages.values()
+        facts = [stage.facts() for stage in stages if isinstance(stage, FactualStage)]
         return StageFacts(
             emulated="; ".join(dict.fromkeys(fact.emulated for fact in facts if fact.emulated)),
             differences={

@@ -107,7 +107,7 @@ class Testbeds:
             testbed.close()
 
     @property
-    def here(self) -> bool:
+    def local(self) -> bool:
         """Whether both hosts are namespaces of this machine."""
         return self._pair is None
 
@@ -191,7 +191,9 @@ class GuestStage:
         """Guests of the responder, its main one apart, whose addresses its NIC receives for."""
         return setting.background_guests
 
-    def _cannot_join(self, host: Host, found: Resources, pf: Pf | None, setting: Setting) -> str:
+    def _cannot_join(
+        self, host: Host, resources: Resources, pf: Pf | None, setting: Setting
+    ) -> str:
         """Why the responder's guests cannot have a VF beside what they have; empty where they
         can."""
         return bonding_shortage(host)
@@ -215,8 +217,8 @@ class GuestStage:
 
     def facts(self) -> StageFacts:
         """How planes are built on these hosts, where that decides what is measured."""
-        host, here = self._testbeds.machines[0], self._testbeds.here
-        remarks = {name: plane(name).remarks(host, local=here) for name in sorted(self._planes)}
+        host, local = self._testbeds.machines[0], self._testbeds.local
+        remarks = {name: plane(name).remarks(host, local=local) for name in sorted(self._planes)}
         return StageFacts(differences={name: words for name, words in remarks.items() if words})
 
     @contextmanager
@@ -323,9 +325,8 @@ class GuestStation:
         arrangement = self._arrangement
         if self._allocator is None:
             self._allocator = self._opened.enter_context(self._make_allocator(trial.part.vfs))
-        path = AllocPath(
-            arrangement.hosts["sender"], arrangement.background("sender"), self._allocator
-        )
+        clients = arrangement.background("sender")
+        path = AllocPath(arrangement.hosts["sender"], clients, self._allocator)
         return beside(self._background, lambda: measure_allocation(path, trial, place))
 
     def visible(self) -> Visible:

@@ -13,12 +13,7 @@ from planewise.advise.model.capacity import (
 )
 from planewise.advise.model.latency import floor_ns
 from planewise.advise.model.pcie import KERNEL_82599, POLLING_82599, Link, Rings, packet_rate_pps
-from planewise.advise.model.profile import (
-    Profile,
-    load_profile,
-    shipped,
-    shipped_names,
-)
+from planewise.advise.model.profile import Profile, load_profile, shipped, shipped_names
 
 __all__ = [
     "KERNEL_82599",

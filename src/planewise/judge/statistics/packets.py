@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planewise.judge.statistics.metrics import Observation, Observed
-from planewise.judge.statistics.pairing import (
-    Key,
-    Pairing,
-    default_by,
-    level_order,
-)
+from planewise.judge.statistics.pairing import Key, Pairing, default_by, level_order
 from planewise.judge.statistics.pooled import PooledTest, pooled_tests
 from planewise.store.models import Level
 

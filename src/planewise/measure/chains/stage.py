@@ -24,13 +24,7 @@ from planewise.measure.ends import Counters, End
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.trials.chain import ChainTrial
 from planewise.measure.vms import options_of
-from planewise.store.models import (
-    ChainLimit,
-    FrameAccount,
-    Limit,
-    OfferedLoad,
-    TrialRecord,
-)
+from planewise.store.models import ChainLimit, FrameAccount, Limit, OfferedLoad, TrialRecord
 from planewise.testbed import hugepages
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
@@ -58,13 +52,7 @@ from planewise.testbed.steering import may_steer
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
-from planewise.testbed.vms.resources import (
-    VmResources,
-    free_mib,
-    memory_shortage,
-    no_iommu,
-    survey_vms,
-)
+from planewise.testbed.vms.resources import VmResources, free_mib, look, memory_shortage, no_iommu
 from planewise.testbed.xdp import XDP_ROUTER, attach
 
 SAMPLE_S = 1.0

@@ -16,9 +16,7 @@ import numpy as np
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import curve_draws
 from planewise.judge.curve import Bools, Curve, Floats, Ints, LoadPoint, Run, RunTable
-from planewise.judge.verdict import (
-    DRAWS as JUDGE_DRAWS,
-)
+from planewise.judge.verdict import DRAWS as JUDGE_DRAWS
 from planewise.judge.verdict import (
     SURE,
     Decision,
