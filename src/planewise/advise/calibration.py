@@ -33,7 +33,7 @@ class Errors:
     """Rows that lie in their prediction's 95 % interval."""
 
     def as_json(self) -> dict[str, float | int]:
-        """By name."""
+        """The fields for JSON, by name."""
         return asdict(self)
 
 
@@ -45,7 +45,7 @@ class Calibration:
     rows: tuple[Measured, ...]
     fitted: Errors
     left_out: tuple[HeldOut, ...]
-    """Rows that a fit had not seen, by plane and by what was left out."""
+    """Rows that were left out of a fit, by plane and by what was left out."""
 
     def left_out_lines(self) -> list[str]:
         """A sentence for each."""
@@ -80,7 +80,7 @@ class PredictedChain:
         return self.prediction.known and low <= self.row.pps <= high
 
     def as_json(self) -> dict[str, object]:
-        """By name."""
+        """The fields for JSON, by name."""
         chain, prediction = self.row.chain, self.prediction
         return {
             "plane": self.row.plane,

@@ -71,7 +71,7 @@ class MeasuredRow(_Part):
 
 
 class SwitchPrice(_Part):
-    """What a switch takes here: it stands for the daemon's own measurements until it has some."""
+    """Price of a switch on this host, until the daemon has measurements of its own."""
 
     gives: PositiveInt
     """Moves that were measured."""

@@ -1,4 +1,4 @@
-"""What a run says of the allocator's policies: who answers soonest under which.
+"""What a run says of the allocator's policies: under which one guests answer soonest.
 
 Rests on replicates, compared in pairs within blocks, as the other recommendations do.
 """

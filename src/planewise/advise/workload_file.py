@@ -33,7 +33,7 @@ class WorkloadText(BaseModel):
     spare_cores: int | None = None
 
     def workload(self) -> Workload:
-        """As the advice takes it.
+        """The workload as the advice takes it.
 
         Raises:
             BadInputError: there is no such workload.

@@ -48,7 +48,7 @@ class Figures:
     """Curves that have it."""
     median_pps: float
     low_pps: float
-    """The least and the greatest: no interval, but what was seen."""
+    """The least and the greatest of the curves; no interval."""
     high_pps: float
 
 
@@ -69,7 +69,7 @@ class LevelRow:
 
     @property
     def curves(self) -> int:
-        """How many."""
+        """Number of curves."""
         return sum(self.words.values())
 
 
@@ -151,7 +151,7 @@ def campaign(members: Sequence[CampaignCurve], aspects: Sequence[str] = ()) -> C
 
 
 def _natural(level: Level) -> list[tuple[bool, float, str]]:
-    """Sorts 5.6 before 5.18 as kernels are, and what was not said last."""
+    """Sorts 5.6 before 5.18 as kernels are, and what was not recorded last."""
     if level == NOT_SAID:
         return [(True, math.inf, "")]
     parts = re.findall(r"\d+|\D+", str(level))

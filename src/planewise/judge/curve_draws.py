@@ -134,7 +134,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of the true means and what the rule says to each."""
+    """Draws of the true means, and the rule's outcome for each."""
 
     plr: Floats
     """True mean PLR, shape (draws, G)."""

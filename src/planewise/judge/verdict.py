@@ -109,7 +109,7 @@ class Verdict:
     delta_ucl95: float | None
     """PASTRAMI's accuracy at the first load over the limit: (UCL95 − PLR) / PLR."""
     disturbed_at_most: float
-    """Share of runs that may be disturbed for all that was seen at the loads that decide (95 %)."""
+    """Upper bound (95 %) of the share of disturbed runs, at the loads that decide."""
     share_good: float
     """Share of drawn curves whose headroom is below its limit, whatever `rule` decided. A ladder
     that ends or begins too early counts half."""
@@ -282,14 +282,14 @@ def deciding_runs(ladder: Moments, plr: float) -> tuple[int, int]:
 
 
 def disturbed_at_most(disturbed: int, runs: int) -> float:
-    """The largest share of disturbed runs that `seen` among `runs` leave possible: one-sided 95 %
+    """The largest share of disturbed runs that `disturbed` of `runs` allow: one-sided 95 %
     bound of Clopper and Pearson (1934)."""
     return float(betaincinv(disturbed + 1, runs - disturbed, 0.95)) if runs > disturbed else 1.0
 
 
 @lru_cache
 def runs_for_good(disturbed: int) -> int:
-    """Runs that GOOD needs where `seen` of them were disturbed."""
+    """Runs that GOOD needs where so many of them were disturbed."""
     runs = disturbed + 1
     while disturbed_at_most(disturbed, runs) > MOST_DISTURBED:
         runs += 1

@@ -122,7 +122,7 @@ class PlannedCurve:
 
     @property
     def traffic_s(self) -> float:
-        """Of each of its loads."""
+        """Traffic time of each of its loads."""
         return self.runs * self.duration_s
 
 

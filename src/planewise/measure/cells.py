@@ -80,7 +80,7 @@ class Cell:
         )
 
     def levels(self) -> dict[str, Level]:
-        """As a trial record has them."""
+        """The levels, as a trial record has them."""
         names = CHAIN_FACTORS if self.vnfs else CELL_FACTORS[:-1]
         levels = {name: getattr(self, name) for name in names}
         return {name: level for name, level in levels.items() if level != ""}

@@ -66,7 +66,7 @@ def _design(raw: Mapping[str, object], path: Path) -> Design:
 
 
 def _read(path: Path) -> Mapping[str, object]:
-    """The YAML's mapping, which knows its lines."""
+    """The YAML's mapping, with its line numbers."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
     from ruamel.yaml.error import MarkedYAMLError
@@ -186,7 +186,7 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
 
 
 def _message(error: ErrorDetails) -> str:
-    """What is wrong with a value, in words for who wrote the design."""
+    """What is wrong with a value, in the words of designs, not of pydantic."""
     value = error["input"]
     expected = _EXPECTED.get(error["type"])
     if expected is not None and isinstance(value, str | int | float | None):

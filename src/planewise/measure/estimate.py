@@ -1,7 +1,7 @@
 """About how long a run takes: for the time left and for a time budget, never for a result. Pure.
 
-Trials last as long as they are told to. What lies around them depends on the machine: the constants
-are those of two idle cores, and a `pace` measured on the machine at hand multiplies them.
+A trial's duration is set; its overhead depends on the machine: the constants are those of two idle
+cores, and a `pace` measured on the machine at hand multiplies them.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ block."""
 def estimate_s(
     schedule: Schedule, finished: frozenset[str] = frozenset(), pace: float = 1.0
 ) -> float:
-    """Of the schedule's unfinished trials, in seconds."""
+    """Time of the schedule's unfinished trials [s]."""
     return math.fsum(visit_costs_s(schedule.visits, finished, pace))
 
 
 def visit_costs_s(
     visits: Sequence[Visit], finished: frozenset[str] = frozenset(), pace: float = 1.0
 ) -> tuple[float, ...]:
-    """Of the unfinished trials of each visit, with building its testbed where that does not stand
-    yet, in seconds; 0 where nothing is left to do."""
+    """Time of the unfinished trials of each visit, and of building its testbed where that is not
+    built yet [s]; 0 where nothing is left to do."""
     costs = []
     built: set[CellTestbed] = set()
     block = -1
@@ -65,13 +65,13 @@ def visit_costs_s(
 
 
 def build_s(testbed: CellTestbed) -> float:
-    """Of building a testbed, in seconds."""
+    """Time to build a testbed [s]."""
     first_s, each_s = BUILD_S[testbed.kind]
     return first_s + each_s * (testbed.background_guests + testbed.vnfs)
 
 
 def visit_s(visit: Visit, finished: frozenset[str] = frozenset(), pace: float = 1.0) -> float:
-    """Of the unfinished trials of one visit, its testbed standing, in seconds."""
+    """Time of the unfinished trials of one visit, without building its testbed [s]."""
     unfinished = [trial for trial in visit.trials if trial.name not in finished]
     if not unfinished:
         return 0.0
@@ -80,7 +80,7 @@ def visit_s(visit: Visit, finished: frozenset[str] = frozenset(), pace: float = 
 
 
 def trial_s(trial: Trial, pace: float = 1.0) -> float:
-    """Of one trial, in seconds."""
+    """Time of one trial [s]."""
     return pace * TRIAL_OVERHEAD_S + trial.expected_s
 
 

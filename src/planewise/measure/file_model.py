@@ -20,7 +20,7 @@ class _FileDesign(Design):
     @model_validator(mode="before")
     @classmethod
     def _asks_for(cls, raw: object) -> object:
-        """`Design` knows of its other parts by `others` alone."""
+        """Lists the parts of other kinds of trials in `others`, as `Design` has them."""
         if not isinstance(raw, dict):
             return raw
         if "others" in raw:

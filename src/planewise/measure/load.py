@@ -141,7 +141,7 @@ def command(load: LoadPath, trial: LoadTrial, generator: HostGenerator) -> list[
 
 
 def _at(interface: str, netns: str) -> str:
-    """As the probe reads it; an empty namespace is the one that planewise runs in."""
+    """An interface as the probe reads it; an empty namespace is the one that planewise runs in."""
     return f"{interface}@{netns}" if netns else interface
 
 

@@ -32,7 +32,7 @@ class Bursts:
         return self.packets / self.every_s
 
     def duration_s(self, packets: int) -> float:
-        """How long it takes to send so many."""
+        """Time to send so many packets."""
         return math.ceil(packets / self.packets) * self.every_s
 
 

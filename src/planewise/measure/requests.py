@@ -185,7 +185,7 @@ def rate_pps(packets: pl.DataFrame) -> float:
 
 
 def counts_of(packets: pl.DataFrame) -> Counts:
-    """How many were sent, and how many answers came."""
+    """Counts of requests sent and of answers."""
     lost = packets["user_rx_ns"].null_count()
     sent = packets.height
     return Counts(sent=sent, received=sent - lost, lost=lost)

@@ -49,7 +49,7 @@ class Schedule:
 
     @property
     def trials(self) -> int:
-        """How many trials there are."""
+        """Number of trials."""
         return sum(len(visit.trials) for visit in self.visits)
 
     def by_block(self) -> Iterator[tuple[int, tuple[Visit, ...]]]:

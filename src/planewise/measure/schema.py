@@ -14,7 +14,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def design_schema() -> dict[str, Any]:
-    """As `docs/reference/design.schema.json` has it."""
+    """The schema in `docs/reference/design.schema.json`."""
     planes, campaign = FILE_MODEL.model_json_schema(), CampaignDesign.model_json_schema()
     parts = {**campaign.pop("$defs"), **planes.pop("$defs")}
     # Functions of chains may name the planes in its place.

@@ -58,7 +58,7 @@ class Trial(Protocol):
 
     @property
     def kind(self) -> TrialKind:
-        """As a trial record has it."""
+        """The kind in its trial record."""
 
     @property
     def samples(self) -> bool:

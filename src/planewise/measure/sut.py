@@ -52,7 +52,7 @@ class Sut(Protocol):
 
     @property
     def cell(self) -> dict[str, Level]:
-        """As trial records name it."""
+        """The factor levels in its trial records."""
 
     def on(self, pair: Pair) -> Sut:
         """The same on two servers.

@@ -1,4 +1,4 @@
-"""Fits a host's profile to measured throughput, and holds it against rows that it has not seen.
+"""Fits a host's profile to measured throughput, and tests it on rows left out of the fit.
 
 Parameters are the profile's, none a row's own. How far a prediction may lie off is known from whole
 groups of rows that were left out: each number of functions, each frame size, each pattern.
@@ -62,7 +62,7 @@ class HeldOut:
 
     @property
     def errors(self) -> list[float]:
-        """Of all rows, without sign."""
+        """Errors of all rows, without sign."""
         return [abs(error) for group in self.groups for error in group]
 
     @property
@@ -95,7 +95,7 @@ def _width(groups: Sequence[tuple[float, ...]]) -> float | None:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted profile, and how well it predicts what it has not seen."""
+    """A fitted profile, and how well it predicts rows left out of the fit."""
 
     profile: Profile
     left_out: tuple[HeldOut, ...]

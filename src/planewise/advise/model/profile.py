@@ -39,7 +39,7 @@ class LinkPart(_Part):
     mrrs_bytes: int = 512
 
     def link(self) -> Link:
-        """As the model takes it. BadInputError when there is no such link."""
+        """The link as the model takes it. BadInputError when there is no such link."""
         return Link(**self.model_dump(exclude={"basis", "source"}))
 
 
@@ -53,7 +53,7 @@ class RingsPart(_Part):
     rx_write_back: Annotated[int, Field(gt=0, le=512)] = 1
 
     def rings(self) -> Rings:
-        """As the model takes it, under a polling driver."""
+        """The rings as the model takes them, under a polling driver."""
         return Rings(**self.model_dump(exclude={"basis", "source"}))
 
 

@@ -79,7 +79,7 @@ def _untied_pairs(values: Floats) -> float:
 def _standard_error(
     inside: Floats, outside: Floats, codes: NDArray[np.int64], chosen: NDArray[np.bool_], size: int
 ) -> float:
-    """Of the area, for clustered values; infinite with a single cluster."""
+    """Standard error of the area, for clustered values; infinite with a single cluster."""
     if size < 2:
         return math.inf
     m, n = inside.size, outside.size

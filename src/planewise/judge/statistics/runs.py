@@ -93,11 +93,11 @@ def _described(info: RunInfo) -> Iterator[tuple[str, str]]:
 
 
 _NO_FACTS = ("name", "generator")
-"""Of a NIC: what no two hosts are told apart by."""
+"""Of a NIC: fields that do not distinguish hosts."""
 
 
 def described_host(host: Fingerprint) -> Iterator[tuple[str, str]]:
-    """What hosts are told apart by: a name and its value each."""
+    """Yields what distinguishes hosts, as names and values."""
     for name in (*_AS_FACTORS, *_COUNTS):
         yield name, str(getattr(host, name))
     for name, state in host.mitigations.items():

@@ -119,7 +119,7 @@ def pdr(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
 
 
 def transmitted(trial: TrialRecord) -> MeasuredValue | None:
-    """Of all functions of a chain; a counter's step is one packet."""
+    """Rate of all functions of a chain; a counter's step is one packet."""
     if trial.chain is None:
         return None
     step_pps = 1 / trial.duration_s if trial.duration_s else 1.0

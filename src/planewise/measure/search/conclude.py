@@ -91,7 +91,7 @@ def _final(
 
 
 def sides_of(fits: Fits, goal: Goal) -> Sides | None:
-    """The law of which trials met a goal; None where no trial tells.
+    """The law of a goal's load by which trials met it; None where no trial tells.
 
     A trial of the goals' duration that begins like a short one which lost something does so, too:
     that tells that NDR was missed. A short trial that met a goal tells nothing.

@@ -81,7 +81,7 @@ class SearchTrial:
 
     @property
     def achieved_pps(self) -> float:
-        """As sent [packet/s]."""
+        """The load as sent [packet/s]."""
         return self.run.sent / (self.run.duration_s or self.duration_s)
 
     @property

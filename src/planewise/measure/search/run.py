@@ -23,7 +23,7 @@ class Algorithm(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is chosen on the command line."""
+        """Its name on the command line."""
 
     @property
     def final_duration_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What a kind of trial says of itself: everything about it that a design decides. Pure."""
+"""Kinds of trials: everything about one that a design decides. Pure."""
 
 from __future__ import annotations
 
