@@ -246,15 +246,14 @@ class DaemonObservation:
     """At the end of the warm-up."""
     end: Status
     """At the end of the steady load."""
-    before: DaemonMetrics
-    after: DaemonMetrics
-    """At these moments."""
+    begin_metrics: DaemonMetrics
+    end_metrics: DaemonMetrics
     moves: Sequence[MoveStatus]
     """All, from the start of the daemon to the end of the load."""
 
     @property
     def window_s(self) -> float:
-        """Between them, by the daemon's clock."""
+        """Length of the steady load by the daemon's clock."""
         return (self.end.at_unix_ms - self.begin.at_unix_ms) / 1000
 
 
@@ -306,7 +305,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
             load.wait_ready("READY", _SLACK_S)
             watcher, begun_s = _Watcher(client), time.monotonic()
             steady_s = begun_s + part.warmup_s
-            begin, before = watcher.poll_until(steady_s, load)
+            begin, begin_metrics = watcher.poll_until(steady_s, load)
             download = None
             if part.download_mib is not None:
                 download = RunningDownload(
@@ -317,19 +316,19 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
                     watcher.poll_until(steady_s + third * part.duration_s / 3, load)
                     where = guest_path(streams[0].guest, "stance")
                     client.order("PUT", where, {"stance": stance})
-            end, after = watcher.poll_until(steady_s + part.duration_s, load)
+            end, end_metrics = watcher.poll_until(steady_s + part.duration_s, load)
             watcher.poll_until(begun_s + trial.expected_s, load)
             clocks = [_clock_offset(host) for host in (path.sender, allocator.host)]
             text = load.wait(_SLACK_S).check().stdout
             downloaded = None if download is None else download.result()
         watcher.poll()
-        observation = DaemonObservation(begin, end, before, after, watcher.moves)
+        observation = DaemonObservation(begin, end, begin_metrics, end_metrics, watcher.moves)
         with scratch() as directory:
             recording = allocator.host.take(allocator.recording, directory).read_bytes()
     sent = parse_sent(text, streams)
     record = record_of(trial, place, started, streams, sent, observation)
     assert record.alloc is not None
-    alloc = in_one_time(record.alloc, trial.policy, streams, sent, observation, *clocks)
+    alloc = on_one_clock(record.alloc, trial.policy, streams, sent, observation, *clocks)
     alloc = alloc.model_copy(update={"download": downloaded})
     record = record.model_copy(update={"alloc": alloc, "figures": figures_of(downloaded)})
     return TrialResult(record, sent.packets, recording)
@@ -349,7 +348,7 @@ def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
         yield
 
 
-def in_one_time(
+def on_one_clock(
     alloc: AllocResult,
     policy: Policy,
     streams: Sequence[RequestStream],
@@ -470,7 +469,7 @@ def record_of(
             guests=guests,
             groups=groups,
             moves=tuple(_move(move, begin_ms) for move in observation.moves),
-            daemon=use_of(observation.before, observation.after, observation.window_s),
+            daemon=use_of(observation.begin_metrics, observation.end_metrics, observation.window_s),
         ),
     )
 

@@ -33,7 +33,7 @@ MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets to tell a loss ratio."""
 
 
-class StandingSut(Protocol):
+class BuiltSut(Protocol):
     """A SUT that has been built."""
 
     @property
@@ -61,7 +61,7 @@ class Sut(Protocol):
             UnsupportedError: it cannot be there.
         """
 
-    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
+    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
         """Builds it; closing `built` removes it.
 
         Raises:
@@ -98,7 +98,7 @@ class PlaneUnderTest:
         """See `Sut.on`."""
         return replace(self, pair=pair)
 
-    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
+    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
         """See `Sut.build`."""
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
         design = Design.model_validate(
@@ -162,7 +162,7 @@ class RouterUnderTest:
             remedy="measure a chain of one function there: `planewise run` with `factors.vnfs: 1`",
         )
 
-    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
+    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
         """See `Sut.build`."""
         target = _PathTarget(built, self.ip_version)
         mtu_bytes = mtu_for([size_bytes])
@@ -209,7 +209,7 @@ class InterfacesUnderTest:
         """See `Sut.on`."""
         raise UnsupportedError("--tx and --rx name interfaces of this machine")
 
-    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
+    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
         """See `Sut.build`."""
         self.check()
         target = _PathTarget(built, self.ip_version)
@@ -240,7 +240,7 @@ class InterfacesUnderTest:
 
 
 class _StationTarget:
-    """See `StandingSut`: the station of a cell."""
+    """See `BuiltSut`: the station of a cell."""
 
     def __init__(self, station: LoadStation, max_pps: float, facts: StageFacts) -> None:
         self.facts = facts
@@ -248,16 +248,16 @@ class _StationTarget:
         self._max_pps = max_pps
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """See `StandingSut.load`."""
+        """See `BuiltSut.load`."""
         return self._station.load(trial, place)
 
     def max_pps(self, size_bytes: int) -> float:
-        """See `StandingSut.max_pps`."""
+        """See `BuiltSut.max_pps`."""
         return self._max_pps
 
 
 class _PathTarget:
-    """See `StandingSut`: two interfaces of this machine."""
+    """See `BuiltSut`: two interfaces of this machine."""
 
     path: LoadPath
     facts = StageFacts()
@@ -270,11 +270,11 @@ class _PathTarget:
         self._ip_version: IpVersion = ip_version
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """See `StandingSut.load`."""
+        """See `BuiltSut.load`."""
         return measure_load(self.path, trial, place, self._generator)
 
     def max_pps(self, size_bytes: int) -> float:
-        """See `StandingSut.max_pps`."""
+        """See `BuiltSut.max_pps`."""
         return self._generator.max_pps(size_bytes, self._ip_version)
 
 
@@ -292,7 +292,7 @@ class SutMeasurer:
         self._on_record = on_record
         self._built = ExitStack()
         self._trials = 0
-        self._target: StandingSut | None = None
+        self._target: BuiltSut | None = None
 
     @property
     def cell(self) -> dict[str, Level]:
@@ -344,7 +344,7 @@ class SutMeasurer:
         )
 
     @property
-    def _built_target(self) -> StandingSut:
+    def _built_target(self) -> BuiltSut:
         if self._target is None:
             raise RuntimeError("use it in a with block")
         return self._target
