@@ -223,7 +223,7 @@ def test_a_pattern_that_was_never_measured_has_no_interval() -> None:
     ]
     profile = fit(shipped("xl710-documents"), rows, "made up").profile
     other = predict(profile, "vhost-user", ChainWorkload("east-west", 4, 64))
-    assert (other.known, other.extrapolated) == (False, ("pattern",))
+    assert (other.has_interval, other.extrapolated) == (False, ("pattern",))
 
 
 @pytest.mark.parametrize("plane", PLANES)

@@ -77,7 +77,7 @@ class PredictedChain:
     def inside(self) -> bool:
         """Whether it lies in its interval; never where the prediction has none."""
         low, high = self.prediction.low_pps, self.prediction.high_pps
-        return self.prediction.known and low <= self.row.pps <= high
+        return self.prediction.has_interval and low <= self.row.pps <= high
 
     def as_json(self) -> dict[str, object]:
         """The fields for JSON, by name."""
@@ -90,9 +90,9 @@ class PredictedChain:
             "fitted": self.fitted,
             "measured_pps": self.row.pps,
             "predicted_pps": prediction.pps,
-            "low_pps": prediction.low_pps if prediction.known else None,
-            "high_pps": prediction.high_pps if prediction.known else None,
-            "inside": self.inside if prediction.known else None,
+            "low_pps": prediction.low_pps if prediction.has_interval else None,
+            "high_pps": prediction.high_pps if prediction.has_interval else None,
+            "inside": self.inside if prediction.has_interval else None,
             "bottleneck": prediction.bottleneck.name,
         }
 
@@ -126,7 +126,7 @@ def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
         if not group:
             continue
         off = [abs(chain.off) for chain in group]
-        bounded = [chain for chain in group if chain.prediction.known]
+        bounded = [chain for chain in group if chain.prediction.has_interval]
         inside = sum(chain.inside for chain in bounded)
         lines.append(
             f"{words}: {count_text(len(group), 'chain')}, off by "
@@ -146,11 +146,11 @@ def predicted_table(chains: Sequence[PredictedChain]) -> str:
     for predicted in chains:
         chain, prediction = predicted.row.chain, predicted.prediction
         interval = f"{prediction.low_pps / 1e6:.3f} to {prediction.high_pps / 1e6:.3f}"
-        outside = "" if predicted.inside or not prediction.known else ", outside"
+        outside = "" if predicted.inside or not prediction.has_interval else ", outside"
         lines.append(
             f"| {predicted.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
             f"{'yes' if predicted.fitted else 'no'} | {predicted.row.pps / 1e6:.3f} | "
-            f"{prediction.pps / 1e6:.3f} | {interval if prediction.known else 'none'} | "
+            f"{prediction.pps / 1e6:.3f} | {interval if prediction.has_interval else 'none'} | "
             f"{100 * predicted.off:+.1f} %{outside} |"
         )
     return "\n".join(lines)

@@ -126,8 +126,8 @@ def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> Plan
     forecast = replace(
         empty,
         pps=prediction.pps,
-        low_pps=prediction.low_pps if prediction.known else None,
-        high_pps=prediction.high_pps if prediction.known else None,
+        low_pps=prediction.low_pps if prediction.has_interval else None,
+        high_pps=prediction.high_pps if prediction.has_interval else None,
         gbps=prediction.bps / 1e9,
         bottleneck=prediction.bottleneck.name,
         floor_ns=floor_ns(profile, plane, workload.chain),
@@ -142,7 +142,7 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
         ""
         if profile.emulated
         else f" at {rate_text(prediction.pps)}"
-        if not prediction.known
+        if not prediction.has_interval
         else f" at {rate_text(prediction.pps)} ({rate_text(prediction.low_pps)} to "
         f"{rate_text(prediction.high_pps)})"
     )

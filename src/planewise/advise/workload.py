@@ -175,7 +175,7 @@ def _notes(base: EvidenceBase) -> Iterator[Statement]:
     for plane in MODELLED:
         if profile is None or profile.emulated:
             continue
-        if predict(profile, plane, ChainWorkload("north-south", 1, 64)).known:
+        if predict(profile, plane, ChainWorkload("north-south", 1, 64)).has_interval:
             continue
         yield Statement(
             f"For {plane} this profile was never held against measurements: its figures have no "

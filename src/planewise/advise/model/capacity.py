@@ -81,7 +81,7 @@ class Prediction:
     low_pps: float
     high_pps: float
     """95 % interval; from 0 to the line's limit where the model was never compared with data."""
-    known: bool = True
+    has_interval: bool = True
     """Whether the model was compared with data."""
     extrapolated: tuple[Extrapolation, ...] = ()
     """What of the chain was not measured: the interval is as wide as such chains lay off."""
@@ -118,7 +118,7 @@ def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction:
     width = _width(profile, plane, beyond)
     if width is None:
         line = _line(profile, chain).pps
-        return Prediction(plane, chain, limits, 0.0, line, known=False, extrapolated=beyond)
+        return Prediction(plane, chain, limits, 0.0, line, has_interval=False, extrapolated=beyond)
     low, high = (limits[0].pps * math.exp(sign * width) for sign in (-1, 1))
     return Prediction(plane, chain, limits, low, high, extrapolated=beyond)
 
