@@ -260,7 +260,7 @@ def test_what_is_fitted_to_an_emulated_run_is_emulated(
     assert profile.cores.vf_ns == shipped("xl710-documents").cores.vf_ns
     real = profile.model_copy(update={"emulated": False})
     unknown = predict(real, "vf-passthrough", ONE)
-    assert not unknown.known
+    assert not unknown.has_interval
     assert unknown.bottleneck.basis != "measurement"
 
 
