@@ -52,7 +52,13 @@ from planewise.testbed.steering import may_steer
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
-from planewise.testbed.vms.resources import VmResources, free_mib, look, memory_shortage, no_iommu
+from planewise.testbed.vms.resources import (
+    VmResources,
+    free_mib,
+    memory_shortage,
+    no_iommu,
+    survey_vms,
+)
 from planewise.testbed.xdp import XDP_ROUTER, attach
 
 SAMPLE_S = 1.0

@@ -76,15 +76,18 @@ def skewed_median(value: Array, bound: NDArray[np.bool_]) -> float | None:
     scale = deviation * _SCALES[:, None]
     location = middle + deviation * _LOCATIONS
     away = (value - location[:, None, None]) / scale
-    log_likelihood, medians = [], []
-    for skew in _SKEWS:
-        density, above, median = _law(skew)
-        inside = np.interp(away[..., ~bound], _GRID, density) - np.log(scale)
-        beyond = np.interp(away[..., bound], _GRID, above)
-        log_likelihood.append(inside.sum(axis=-1) + beyond.sum(axis=-1))
-        medians.append(location[:, None] + scale[:, 0] * median)
-    weight = np.exp(np.array(log_likelihood) - np.max(log_likelihood)).ravel()
-    at = np.array(medians).ravel()
+    place = np.rint((away.clip(-_FURTHEST, _FURTHEST) + _FURTHEST) / _STEP).astype(np.intp)
+    inside, above = place[..., ~bound], place[..., bound]
+    densities, aboves, law_medians, priors = _laws()
+    # Shape (laws, locations, scales).
+    log_likelihood = np.array(
+        [
+            density[inside].sum(axis=-1) + beyond[above].sum(axis=-1) + prior
+            for density, beyond, prior in zip(densities, aboves, priors, strict=True)
+        ]
+    ) - exact.size * np.log(scale[:, 0])
+    weight = np.exp(log_likelihood - log_likelihood.max()).ravel()
+    at = (location[:, None] + scale[:, 0] * law_medians[:, None, None]).ravel()
     order = np.argsort(at)
     cumulated = np.cumsum(weight[order])
     return float(at[order][np.searchsorted(cumulated, 0.5 * cumulated[-1])])
