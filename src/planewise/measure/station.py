@@ -150,6 +150,12 @@ class GuestStage:
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
+        if self._alloc is not None and self._testbeds.local:
+            # Before all else: what this machine lacks says nothing of the hosts that are needed.
+            return dict.fromkeys(
+                cells,
+                "the allocator gives VFs: run it with --lab, or with --sender and --responder",
+            )
         settings = {cell: self._setting(cell) for cell in cells}
         for_all = [program for program in self._programs if program != STRESS_NG]
         if reason := lacking(self._testbeds.machines, for_all):
@@ -178,8 +184,6 @@ class GuestStage:
     def _no_allocator(self, setting: Setting, part: AllocPart) -> str:
         """Why VFs cannot be given to a setting's guests; empty where they can."""
         pair = self._testbeds.of(setting).pair
-        if not pair.separate:
-            return "the allocator gives VFs: run it with --lab, or with --sender and --responder"
         machine = pair.machines["responder"]
         resources = self._testbeds.of(setting).resources("responder")
         pf = read_pf(machine.host, machine.nic) if resources.vfs else None
