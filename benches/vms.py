@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from planewise.boot.process import Seen, processes
+from planewise.boot.process import ProcessInfo, processes
 from planewise.errors import PlanewiseError
 from planewise.measure.vms import SECOND_WIRE
 from planewise.testbed.host import LocalHost
@@ -83,13 +83,13 @@ def measure(ours: VmPlatform, guests: int, plane: str, parallel: int | None) -> 
     print(f"all removed               {ended:8.2f} s")
 
 
-def of(process: Seen, prefixes: set[str]) -> bool:
+def of(process: ProcessInfo, prefixes: set[str]) -> bool:
     """Whether it is the QEMU of a guest whose name starts so."""
     name = (process.option("-name") or "").partition("guest=")[2].partition(",")[0]
     return name.rpartition("-")[0] in prefixes
 
 
-def memory(process: Seen) -> dict[str, int]:
+def memory(process: ProcessInfo) -> dict[str, int]:
     """Sizes [bytes] from /proc/PID/smaps_rollup."""
     lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
     return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}

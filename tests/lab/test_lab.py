@@ -28,7 +28,7 @@ def shell(host: LabHost, script: str, timeout_s: float = 60) -> str:
     return host.run(["sh", "-ec", script], timeout_s=timeout_s).check().stdout
 
 
-def qemus(state_directory: Path) -> list[process.Seen]:
+def qemus(state_directory: Path) -> list[process.ProcessInfo]:
     return [
         seen
         for seen in process.processes()

@@ -1,4 +1,4 @@
-"""What machines boot from: kernels, Debian packages, initramfs archives, QEMU's accelerator.
+"""Files that virtual machines boot from: kernels, Debian packages, initramfs; QEMU's accelerator.
 
-The hosts of a lab and guests that are virtual machines start from the same files. Knows neither.
+For the hosts of a lab and for guests in virtual machines. Knows neither.
 """

@@ -1,6 +1,6 @@
-"""KVM only where a tiny guest proves that it works, else TCG. The finding is kept per boot.
+"""Chooses KVM where a trial guest runs under it, else TCG. The result is cached until a reboot.
 
-That /dev/kvm opens says little: inside some virtual machines a guest dies under it at once.
+/dev/kvm may open and still not work: inside some virtual machines every guest dies at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planewise.boot.process import spawn_tied
 from planewise.boot.qemu import trial_command_line
 
 TRIAL_TIMEOUT_S = 15.0
-"""A working KVM needs two; a broken one may hang."""
+"""A trial takes two seconds where KVM works; it may hang where KVM does not."""
 
 _FILE = "accelerator.json"
 _DEVICE = Path("/dev/kvm")
@@ -29,20 +29,20 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def find(
     qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, busybox: Path, cache: Path
 ) -> Accelerator:
-    """The accelerator for this machine; tried out at most once per boot, QEMU and kernel."""
+    """The accelerator for this machine; one trial for each boot, QEMU and kernel."""
     refused = _refused()
     if refused is not None:
         return refused
     subject = _subject(qemu, qemu_version, kernel)
-    known = _recall(cache, subject)
-    if known is not None:
-        return known
-    found = _try(qemu, kernel, busybox, cache)
+    cached = _recall(cache, subject)
+    if cached is not None:
+        return cached
+    accelerator = _try(qemu, kernel, busybox, cache)
     with suppress(OSError):
         scratch = cache / f".trial-{os.getpid()}.json"
-        scratch.write_text(json.dumps(subject | asdict(found)))
+        scratch.write_text(json.dumps(subject | asdict(accelerator)))
         scratch.rename(cache / _FILE)
-    return found
+    return accelerator
 
 
 def is_known(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> bool:
@@ -52,7 +52,7 @@ def is_known(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: P
 
 
 def recall(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> Accelerator:
-    """What `find` would give, without a trial: where none was made, TCG."""
+    """The cached result of `find`; TCG where there was no trial yet."""
     return (
         _refused()
         or _recall(cache, _subject(qemu, qemu_version, kernel))
@@ -92,18 +92,18 @@ def _try(qemu: Path, kernel: Kernel, busybox: Path, cache: Path) -> Accelerator:
         initrd.write_bytes(initramfs.trial(busybox))
         process = spawn_tied(trial_command_line(qemu, kernel, initrd, "kvm"))
         try:
-            said, complaint = process.communicate(timeout=TRIAL_TIMEOUT_S)
+            console, errors = process.communicate(timeout=TRIAL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             return Accelerator("tcg", f"a trial guest under KVM hung for {TRIAL_TIMEOUT_S:g} s")
-    return conclude(said.decode(errors="replace"), complaint.decode(errors="replace"))
+    return conclude(console.decode(errors="replace"), errors.decode(errors="replace"))
 
 
-def conclude(said: str, complaint: str) -> Accelerator:
-    """What the trial guest's console and QEMU's stderr tell. Pure."""
-    if initramfs.ACCELERATED in said:
+def conclude(console: str, errors: str) -> Accelerator:
+    """The accelerator by the trial guest's console and QEMU's stderr. Pure."""
+    if initramfs.ACCELERATED in console:
         return Accelerator("kvm", "a trial guest ran under KVM")
-    lines = [line for line in complaint.splitlines() if line.strip()]
+    lines = [line for line in errors.splitlines() if line.strip()]
     why = lines[0].strip()[:120] if lines else "it printed nothing"
     return Accelerator("tcg", f"a trial guest under KVM died: {why}")

@@ -1,4 +1,4 @@
-"""Writes archives in the form that the kernel unpacks as its initramfs ("newc"). Pure."""
+"""Writes cpio archives ("newc"), the format of an initramfs. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Entry:
     path: str
     """Without a leading slash."""
     mode: int
-    """Type and permissions, as stat(2) has them."""
+    """Type and permissions, as in stat(2)."""
     content: bytes = b""
-    """Of a file, or a link's target."""
+    """Content of a file, target of a link."""
 
 
 def directory(path: str, permissions: int = 0o755) -> Entry:

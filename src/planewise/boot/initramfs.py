@@ -1,6 +1,6 @@
-"""Parts of an initramfs that every machine needs: busybox, and kernel modules in load order.
+"""Parts of an initramfs: busybox, programs, and kernel modules in load order.
 
-Also the whole initramfs of the guest that tries an accelerator. Reads files; starts nothing.
+Also the initramfs of the guest that tries an accelerator. Starts no machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planewise.boot.model import Kernel
 from planewise.errors import PlanewiseError, UnsupportedError
 
 ACCELERATED = "pw-boot: it runs"
-"""What the guest that tries an accelerator prints on its console."""
+"""Console output of the guest that tries an accelerator."""
 
 _TRIAL = f"""\
 #!/bin/busybox sh
@@ -30,7 +30,7 @@ _TRIAL = f"""\
 
 
 def busybox_entries(busybox: Path) -> list[cpio.Entry]:
-    """busybox, and the directory that devtmpfs is mounted on."""
+    """busybox, and the mount point of devtmpfs."""
     return [
         cpio.directory("bin"),
         cpio.directory("dev"),
@@ -38,15 +38,15 @@ def busybox_entries(busybox: Path) -> list[cpio.Entry]:
     ]
 
 
-def module_entries(kernel: Kernel, wanted: Iterable[str]) -> list[cpio.Entry]:
-    """The modules `wanted` with what they depend on, and `modules/order`, the order to load them.
+def module_entries(kernel: Kernel, modules: Iterable[str]) -> list[cpio.Entry]:
+    """The `modules` with their dependencies, and `modules/order`, the order to load them.
 
     Modules that are built into the kernel are left out.
 
     Raises:
         PlanewiseError: a module cannot be read.
     """
-    order = load_order(wanted, (kernel.modules / "modules.dep").read_text())
+    order = load_order(modules, (kernel.modules / "modules.dep").read_text())
     names = [f"{module_name(path)}.ko" for path in order]
     return [
         cpio.directory("modules"),
@@ -65,14 +65,14 @@ _PLUG_INS = {
     ),
     "stdbuf": ("usr/libexec/coreutils/libstdbuf.so",),
 }
-"""Libraries that a program loads by their path, of which ldd(1) does not know."""
+"""Libraries that a program loads by their path, which ldd(1) does not list."""
 
 
 def program_entries(programs: Iterable[str]) -> list[cpio.Entry]:
     """Programs of this machine in /bin, with their loader and libraries where the loader looks.
 
     Raises:
-        UnsupportedError: there is no such program here, or its libraries cannot be listed.
+        UnsupportedError: a program is missing, or its libraries cannot be listed.
     """
     files: dict[str, Path] = {}
     for name in programs:
@@ -83,10 +83,10 @@ def program_entries(programs: Iterable[str]) -> list[cpio.Entry]:
                 remedy=f"install {name}",
             )
         files[f"bin/{name}"] = Path(path)
-        plug_ins = [str(one) for one in _plug_ins(name)]
+        plug_ins = [str(library) for library in _plug_ins(name)]
         for library in (
             *plug_ins,
-            *(one for file in (path, *plug_ins) for one in _libraries(file)),
+            *(library for file in (path, *plug_ins) for library in _libraries(file)),
         ):
             files[library.lstrip("/")] = Path(library)
     parents = {str(parent) for file in files for parent in Path(file).parents} - {".", "bin"}
@@ -100,36 +100,36 @@ def _plug_ins(program: str, root: Path = Path("/")) -> list[Path]:
     """Libraries that a program loads by their path.
 
     Raises:
-        UnsupportedError: one is not there.
+        UnsupportedError: a library is missing.
     """
-    found = []
+    libraries = []
     for pattern in _PLUG_INS.get(program, ()):
-        there = sorted(root.glob(pattern))
-        if not there:
+        matches = sorted(root.glob(pattern))
+        if not matches:
             raise UnsupportedError(
                 f"{program} has no /{pattern} on this machine, and virtual machines are given it "
                 "from here",
                 remedy=f"reinstall {program}",
             )
-        found.append(there[-1])
-    return found
+        libraries.append(matches[-1])
+    return libraries
 
 
 def _libraries(program: str) -> list[str]:
-    """Paths of a program's loader and libraries, as ldd(1) lists them; none of a static one.
+    """Paths of a program's loader and libraries from ldd(1); empty for a static program.
 
     Raises:
         UnsupportedError: there is no ldd, or a library is missing.
     """
     try:
-        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+        listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
     except OSError as error:
         raise UnsupportedError(
             f"the libraries of {program} cannot be listed: {error.strerror}", remedy="install ldd"
         ) from error
-    if "not found" in said.stdout:
+    if "not found" in listing.stdout:
         raise UnsupportedError(f"{program} lacks a library on this machine", remedy="reinstall it")
-    return re.findall(r"(?:^\s*|=> )(/\S+)", said.stdout, re.MULTILINE)
+    return re.findall(r"(?:^\s*|=> )(/\S+)", listing.stdout, re.MULTILINE)
 
 
 def trial(busybox: Path) -> bytes:
@@ -155,8 +155,8 @@ def _decompressed(module: Path) -> bytes:
                 raise UnsupportedError(
                     "there is no program `zstd` on this machine", remedy="install zstd"
                 )
-            done = subprocess.run(["zstd", "-dcq"], input=content, capture_output=True, check=True)
-            return done.stdout
+            zstd = subprocess.run(["zstd", "-dcq"], input=content, capture_output=True, check=True)
+            return zstd.stdout
     except (OSError, lzma.LZMAError, EOFError, subprocess.CalledProcessError) as error:
         raise PlanewiseError(
             f"the kernel module {module} cannot be read: {error}",

@@ -1,4 +1,4 @@
-"""Finds a kernel for the hosts: the machine's own, else a package's. Knows modules, not QEMU."""
+"""Finds a kernel for a lab's hosts: the machine's, else a package's. Knows modules, not QEMU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOOT_MODULES = ("virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "ig
 """Loaded before the hosts have a root."""
 
 HOST_MODULES = (*BOOT_MODULES, "igbvf", "vfio-pci", "vfio_iommu_type1")
-"""Without these a kernel is of no use to a lab."""
+"""Modules that a lab needs."""
 
 _NEEDS_MIB = 700
 
@@ -28,35 +28,35 @@ _META_PACKAGES = {
     "linux-image-amd64": r"linux-image-\d.*",
     "linux-image-generic": r"linux-(image|modules|modules-extra)-\d.*",
 }
-"""Debian's and Ubuntu's name for "the current kernel" -> which dependencies hold its files."""
+"""Debian's and Ubuntu's package of the current kernel -> pattern of dependencies with its files."""
 
 
 def find(cache: Path) -> Kernel:
     """The machine's own kernel where it has the modules, else the unpacked package.
 
     Raises:
-        UnsupportedError: neither can be had; the sentence says why the machine's own will not do.
+        UnsupportedError: there is neither; the error says why the machine's kernel is refused.
         StorageError: no room to unpack the package.
     """
-    own, refusals = _machine_kernel()
-    return own if own is not None else _from_package(cache, refusals)
+    kernel, refusals = _machine_kernel()
+    return kernel if kernel is not None else _from_package(cache, refusals)
 
 
 def needs_download(cache: Path) -> bool:
-    """Whether `find` will have to fetch a package."""
+    """Whether `find` has to fetch a package."""
     return _machine_kernel()[0] is None and not _unpacked(cache)
 
 
 def foreseen(cache: Path) -> Kernel:
-    """The kernel that `find` will give; nothing is fetched.
+    """The kernel that `find` would return; nothing is fetched.
 
     Raises:
-        UnsupportedError: there will be none.
+        UnsupportedError: `find` would find none.
     """
-    own, refusals = _machine_kernel()
-    if own is not None or _unpacked(cache):
-        return own or _in_tree(_unpacked(cache)[0])
-    for name in _wanted_packages():
+    kernel, refusals = _machine_kernel()
+    if kernel is not None or _unpacked(cache):
+        return kernel or _in_tree(_unpacked(cache)[0])
+    for name in _kernel_packages():
         if name.startswith("linux-image-"):
             version, tree = name.removeprefix("linux-image-"), cache / name
             modules = tree / "usr/lib/modules" / version
@@ -83,7 +83,7 @@ def _unpacked(cache: Path) -> list[Path]:
 
 
 def _release_order(name: str) -> Version:
-    """A sort key for what `uname -r` prints and package names that end so; `-rc1` before release.
+    """A sort key for kernel releases and names of kernel packages; `-rc1` before the release.
 
     Source: Debian policy 5.6.12, by which `~` sorts before the end of a version.
     """
@@ -91,7 +91,7 @@ def _release_order(name: str) -> Version:
 
 
 def refuse(kernel: Kernel) -> str | None:
-    """Why this kernel cannot serve, or None when it can."""
+    """Why a lab cannot use this kernel, or None when it can."""
     if not os.access(kernel.image, os.R_OK):
         return f"{kernel.image} is not there or not readable"
     try:
@@ -106,27 +106,27 @@ def refuse(kernel: Kernel) -> str | None:
 
 
 def module_name(path: str) -> str:
-    """`kernel/net/9p/9pnet.ko.xz` -> `9pnet`; hyphens and underscores are one. Pure."""
+    """`kernel/net/9p/9pnet.ko.xz` -> `9pnet`; hyphens become underscores. Pure."""
     return path.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_")
 
 
-def missing(wanted: Iterable[str], dep: str, builtin: str) -> tuple[str, ...]:
-    """Which modules are neither in modules.dep nor in modules.builtin. Pure."""
-    known = {module_name(line.split(":")[0]) for line in dep.splitlines()}
-    known |= {module_name(line) for line in builtin.splitlines()}
-    return tuple(name for name in wanted if name.replace("-", "_") not in known)
+def missing(names: Iterable[str], dep: str, builtin: str) -> tuple[str, ...]:
+    """The modules that are neither in modules.dep nor in modules.builtin. Pure."""
+    available = {module_name(line.split(":")[0]) for line in dep.splitlines()}
+    available |= {module_name(line) for line in builtin.splitlines()}
+    return tuple(name for name in names if name.replace("-", "_") not in available)
 
 
-def load_order(wanted: Iterable[str], dep: str) -> tuple[str, ...]:
-    """Module files to load for `wanted`, each after what it needs. Pure.
+def load_order(names: Iterable[str], dep: str) -> tuple[str, ...]:
+    """Module files to load for `names`, each after its dependencies. Pure.
 
-    Built-in modules are not among them.
+    Built-in modules are left out.
     """
     needs: dict[str, list[str]] = {}
     by_name: dict[str, str] = {}
     for line in dep.splitlines():
-        path, _, rest = line.partition(":")
-        needs[path] = rest.split()
+        path, _, dependencies = line.partition(":")
+        needs[path] = dependencies.split()
         by_name[module_name(path)] = path
     order: dict[str, None] = {}
 
@@ -136,47 +136,46 @@ def load_order(wanted: Iterable[str], dep: str) -> tuple[str, ...]:
             order.setdefault(needed)
         order.setdefault(path)
 
-    for name in wanted:
-        found = by_name.get(name.replace("-", "_"))
-        if found is not None:
-            add(found)
+    for name in names:
+        if file := by_name.get(name.replace("-", "_")):
+            add(file)
     return tuple(order)
 
 
 def _installed(running: str) -> list[str]:
     modules = Path("/lib/modules")
-    found = [entry.name for entry in modules.iterdir()] if modules.is_dir() else []
-    newest_first = sorted(found, key=_release_order, reverse=True)
-    # Cloud flavours leave igb out; they are refused by their modules, so no name is looked at.
+    versions = [entry.name for entry in modules.iterdir()] if modules.is_dir() else []
+    newest_first = sorted(versions, key=_release_order, reverse=True)
+    # Cloud flavours lack igb; `refuse` finds that by their modules.
     return sorted(newest_first, key=lambda name: name != running)
 
 
 def _from_package(cache: Path, refusals: list[str]) -> Kernel:
-    own = (
-        f"this machine's own kernel will not do ({'; '.join(refusals)})"
+    reason = (
+        f"this machine's own kernel cannot be used ({'; '.join(refusals)})"
         if refusals
         else "this machine has no kernel of its own in /boot and /lib/modules"
     )
-    # What was unpacked once serves on, whatever newer version apt learns of.
+    # An unpacked kernel is used on, also when apt knows a newer one.
     for unpacked in _unpacked(cache):
         return _in_tree(unpacked)
-    wanted = _wanted_packages()
-    if not wanted:
+    names = _kernel_packages()
+    if not names:
         raise UnsupportedError(
-            f"no kernel for the lab: {own}, and apt offers no kernel package",
+            f"no kernel for the lab: {reason}, and apt offers no kernel package",
             remedy=packages.SETUP_REMEDY,
         )
-    image = next(name for name in wanted if name.startswith("linux-image-"))
+    image = next(name for name in names if name.startswith("linux-image-"))
     try:
-        tree = packages.fetch(image, wanted, cache, needs_mib=_NEEDS_MIB, finish=_index_modules)
+        tree = packages.fetch(image, names, cache, needs_mib=_NEEDS_MIB, finish=_index_modules)
     except UnsupportedError as error:
         raise UnsupportedError(
-            f"no kernel for the lab: {own}; {error.what}", remedy=error.remedy
+            f"no kernel for the lab: {reason}; {error.what}", remedy=error.remedy
         ) from error
     return _in_tree(tree)
 
 
-def _wanted_packages() -> tuple[str, ...]:
+def _kernel_packages() -> tuple[str, ...]:
     for meta, pattern in _META_PACKAGES.items():
         record = packages.show(meta)
         if record is None:
@@ -185,8 +184,8 @@ def _wanted_packages() -> tuple[str, ...]:
         more: tuple[str, ...] = ()
         if meta == "linux-image-generic":
             for name in names:
-                found = packages.show(name) or ""
-                more += packages.dependencies(found, r"linux-modules-\d.*")
+                record = packages.show(name) or ""
+                more += packages.dependencies(record, r"linux-modules-\d.*")
         if names:
             return tuple(dict.fromkeys((*names, *more)))
     return ()
@@ -201,14 +200,14 @@ def _in_tree(tree: Path) -> Kernel:
     refusal = refuse(kernel)
     if refusal is not None:
         raise UnsupportedError(
-            f"the kernel package in {tree} will not do: {refusal}",
+            f"the kernel package in {tree} cannot be used: {refusal}",
             remedy=f"remove {tree}, so that it is fetched again",
         )
     return kernel
 
 
 def _index_modules(tree: Path) -> None:
-    """Packages leave modules.dep to their installation: depmod writes it."""
+    """Writes modules.dep by depmod, which an installation of the package would run."""
     depmod = shutil.which("depmod", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if depmod is None:
         raise UnsupportedError(
@@ -218,13 +217,13 @@ def _index_modules(tree: Path) -> None:
     (tree / "lib").symlink_to("usr/lib")
     try:
         for version in (tree / "usr/lib/modules").iterdir():
-            done = subprocess.run(
+            process = subprocess.run(
                 [depmod, "-b", str(tree), version.name],
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if done.returncode != 0:
-                raise PlanewiseError(f"depmod failed on {version}: {done.stderr.strip()}")
+            if process.returncode != 0:
+                raise PlanewiseError(f"depmod failed on {version}: {process.stderr.strip()}")
     finally:
         (tree / "lib").unlink()

@@ -1,4 +1,4 @@
-"""What a machine boots with, as values. Touches nothing."""
+"""Kernel and accelerator of a machine, as values. Touches nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """How QEMU runs a machine's instructions, and how we know."""
+    """QEMU's accelerator, and the reason for the choice."""
 
     name: Literal["kvm", "tcg"]
     reason: str

@@ -1,6 +1,6 @@
-"""Debian packages unpacked into the cache, so that nothing is installed on the machine.
+"""Debian packages, unpacked into the cache: nothing is installed on the machine.
 
-Knows apt and dpkg-deb, and nothing of labs. Needs no root: the package lists must be there.
+Knows apt and dpkg-deb, no labs. Needs no root, but apt's package lists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DOWNLOAD_TIMEOUT_S = 600
 
 
 def cache_directory() -> Path:
-    """Where unpacked packages and findings are kept: root's in /var/cache, a user's at home."""
+    """The cache of packages and results: in /var/cache for root, at home for users."""
     if os.geteuid() == 0:
         return Path("/var/cache/planewise/lab")
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -36,7 +36,7 @@ def cache_directory() -> Path:
 
 
 def newest(listing: str) -> str | None:
-    """The newest version in what `apt-cache madison PACKAGE` prints, or None. Pure.
+    """The newest version in the output of `apt-cache madison PACKAGE`, or None. Pure.
 
     Ordered as Debian orders versions: epoch first, `6.12~rc1-1` before `6.12-1`.
     """
@@ -47,7 +47,7 @@ def newest(listing: str) -> str | None:
 def version_order(version: str) -> Version:
     """A sort key for Debian versions. Pure.
 
-    Characters that no version may have (a kernel built by hand has any name) count as `+`.
+    Characters that Debian versions cannot have (as in names of hand-built kernels) count as `+`.
     """
     return Version(re.sub(r"[^A-Za-z0-9.+:~-]", "+", version))
 
@@ -57,8 +57,8 @@ def dependencies(record: str, pattern: str) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for line in record.splitlines():
         if line.startswith("Depends:"):
-            for wanted in re.split("[,|]", line.removeprefix("Depends:")):
-                name = wanted.split()[0] if wanted.split() else ""
+            for alternative in re.split("[,|]", line.removeprefix("Depends:")):
+                name = alternative.split()[0] if alternative.split() else ""
                 if re.fullmatch(pattern, name):
                     names[name] = None
     return tuple(names)
@@ -82,10 +82,9 @@ def fetch(
     needs_mib: int,
     finish: Callable[[Path], None] | None = None,
 ) -> Path:
-    """The directory `name` of the cache, holding these packages' files; made when it is not there.
+    """The directory `name` of the cache with these packages' files, made where it is missing.
 
-    `finish` completes the tree before it gets its name: a tree that has its name is whole. Trees
-    are laid out as on a merged-/usr system.
+    `finish` completes the tree before it gets its name. Trees have the layout of merged /usr.
 
     Raises:
         UnsupportedError: no apt here, or it cannot get a package.
@@ -118,14 +117,14 @@ def fetch(
 def _download(packages: Sequence[str], directory: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise UnsupportedError(
-            f"{', '.join(packages)}: this is no Debian or Ubuntu, nothing to fetch packages with",
+            f"{', '.join(packages)}: this is no Debian or Ubuntu, and packages cannot be fetched",
             remedy="install their counterparts; the machine's own kernel needs the modules "
             "igb, igbvf, vfio-pci, 9p, overlay and virtio_net, and /usr/sbin/sshd must be there",
         )
-    # As root, apt downloads as its own user, who may not write into our directory.
+    # As root, apt downloads as its own user, who may not write into this directory.
     sandbox = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["apt-get", "download", "-qq", *sandbox, *packages],
             cwd=directory,
             capture_output=True,
@@ -139,35 +138,35 @@ def _download(packages: Sequence[str], directory: Path) -> None:
             f"apt did not download {', '.join(packages)} within {_DOWNLOAD_TIMEOUT_S} s",
             remedy="try again with a better connection",
         ) from error
-    if done.returncode != 0:
-        if "space" in done.stderr:
+    if process.returncode != 0:
+        if "space" in process.stderr:
             raise StorageError(
                 f"no space left to download {', '.join(packages)} into {directory.parent}",
                 remedy="make room, or point XDG_CACHE_HOME elsewhere",
             )
         raise UnsupportedError(
-            f"apt cannot download {', '.join(packages)}: {_last_line(done.stderr)}",
+            f"apt cannot download {', '.join(packages)}: {_last_line(process.stderr)}",
             remedy=SETUP_REMEDY,
         )
 
 
 def _unpack(package: Path, tree: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         ["dpkg-deb", "-x", str(package), str(tree)], capture_output=True, text=True, check=False
     )
-    if done.returncode != 0:
-        said = _last_line(done.stderr)
-        if "No space left" in done.stderr:
+    if process.returncode != 0:
+        reason = _last_line(process.stderr)
+        if "No space left" in process.stderr:
             raise StorageError(
                 f"no space left to unpack {package.name} into {tree.parent.parent}",
                 remedy="make room, or point XDG_CACHE_HOME elsewhere",
             )
-        raise PlanewiseError(f"{package.name} cannot be unpacked: {said}")
+        raise PlanewiseError(f"{package.name} cannot be unpacked: {reason}")
 
 
 def _merge_usr(tree: Path) -> None:
-    """Moves /lib and its like below /usr: laid over a root where they are links, they must not
-    become directories again."""
+    """Moves /lib and the like below /usr: over a root where they are links, the tree must not have
+    directories in their place."""
     for top in ("bin", "sbin", "lib", "lib64"):
         source = tree / top
         if source.is_dir() and not source.is_symlink():
@@ -191,7 +190,7 @@ def _check_room(cache: Path, needs_mib: int) -> None:
 
 @contextmanager
 def _locked(cache: Path) -> Iterator[None]:
-    """One program at a time fills the cache; the lock goes with the program, however it ends."""
+    """Locks the cache against other programs; the kernel drops the lock at the program's end."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -208,10 +207,10 @@ def _locked(cache: Path) -> Iterator[None]:
 
 
 def _output(argv: list[str]) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         argv, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"}
     )
-    return done.stdout if done.returncode == 0 else ""
+    return process.stdout if process.returncode == 0 else ""
 
 
 def _last_line(text: str) -> str:
@@ -220,7 +219,7 @@ def _last_line(text: str) -> str:
 
 
 def remove_scratch(cache: Path) -> None:
-    """Removes what killed programs left half made in the cache, unless somebody works in it."""
+    """Removes unfinished trees of killed programs, unless another program has the cache locked."""
     if not cache.is_dir():
         return
     descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and a way to start one that dies with us."""
+"""Reads processes from /proc, ends them, and starts ones that die with this program."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A process, told apart from a later one with the same id by its start time."""
+class ProcessInfo:
+    """A process; its start time distinguishes it from a later one with the same id."""
 
     pid: int
     argv: tuple[str, ...]
@@ -38,19 +38,19 @@ class Seen:
         return None
 
 
-def processes(proc: Path = _PROC) -> tuple[Seen, ...]:
-    """Every process that lives (zombies do not)."""
-    found = []
+def processes(proc: Path = _PROC) -> tuple[ProcessInfo, ...]:
+    """Every living process (no zombies)."""
+    living = []
     for entry in proc.iterdir():
         if entry.name.isdigit():
-            seen = look(int(entry.name), proc)
-            if seen is not None:
-                found.append(seen)
-    return tuple(found)
+            info = look(int(entry.name), proc)
+            if info is not None:
+                living.append(info)
+    return tuple(living)
 
 
-def look(pid: int, proc: Path = _PROC) -> Seen | None:
-    """One process, or None where there is none that lives."""
+def look(pid: int, proc: Path = _PROC) -> ProcessInfo | None:
+    """A living process by its id, or None."""
     try:
         stat = (proc / str(pid) / "stat").read_text()
         argv = (proc / str(pid) / "cmdline").read_bytes()
@@ -61,37 +61,37 @@ def look(pid: int, proc: Path = _PROC) -> Seen | None:
     if fields[0] in "ZX" or not argv:
         return None
     words = argv.rstrip(b"\0").split(b"\0")
-    return Seen(pid, tuple(word.decode(errors="replace") for word in words), int(fields[19]))
+    return ProcessInfo(pid, tuple(word.decode(errors="replace") for word in words), int(fields[19]))
 
 
-def alive(seen: Seen) -> bool:
-    """Whether this very process still lives."""
-    now = look(seen.pid)
-    return now is not None and now.start_ticks == seen.start_ticks
+def alive(info: ProcessInfo) -> bool:
+    """Whether this process still lives."""
+    current = look(info.pid)
+    return current is not None and current.start_ticks == info.start_ticks
 
 
-def shares_mounts(seen: Seen, proc: Path = _PROC) -> bool:
-    """Whether it sees this program's files. To others a directory that they have may seem gone."""
+def shares_mounts(info: ProcessInfo, proc: Path = _PROC) -> bool:
+    """Whether the process is in this program's mount namespace, and so has the same files."""
     try:
-        return (proc / str(seen.pid) / "ns/mnt").readlink() == (proc / "self/ns/mnt").readlink()
+        return (proc / str(info.pid) / "ns/mnt").readlink() == (proc / "self/ns/mnt").readlink()
     except OSError:
         return False
 
 
-def end(wanted: Iterable[Seen], grace_s: float = 3.0) -> None:
-    """Asks the processes to end, kills them after a grace, and waits until they are gone.
+def end(processes: Iterable[ProcessInfo], grace_s: float = 3.0) -> None:
+    """Ends processes by SIGTERM, after `grace_s` by SIGKILL, and waits for their end.
 
     Raises:
-        PermissionError: one of them is another user's.
+        PermissionError: a process is another user's.
     """
-    left = list(wanted)
+    remaining = list(processes)
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-        for seen in left:
-            if alive(seen):
+        for info in remaining:
+            if alive(info):
                 with suppress(ProcessLookupError):
-                    os.kill(seen.pid, number)
+                    os.kill(info.pid, number)
         deadline = time.monotonic() + patience_s
-        while left := [seen for seen in left if alive(seen)]:
+        while remaining := [info for info in remaining if alive(info)]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)

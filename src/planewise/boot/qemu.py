@@ -1,4 +1,4 @@
-"""QEMU on this machine: whether it will do, and the command line of a trial guest."""
+"""QEMU on this machine: its version, and the command line of a trial guest."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def find() -> tuple[Path, tuple[int, int]]:
             remedy="run `scripts/setup lab` (as root), or install QEMU 8.1 or newer "
             "(Debian 12: from the backports suite)",
         )
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    version = parse_version(done.stdout)
+    process = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version = parse_version(process.stdout)
     if version is None:
-        raise UnsupportedError(f"{program} does not say its version", remedy="reinstall QEMU")
+        raise UnsupportedError(f"{program} prints no version", remedy="reinstall QEMU")
     if version < OLDEST:
         raise UnsupportedError(
             f"{program} is version {version[0]}.{version[1]}, and SR-IOV NICs (igb) came with 8.1",
@@ -58,7 +58,7 @@ def find() -> tuple[Path, tuple[int, int]]:
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """Major and minor version in what `--version` prints. Pure."""
+    """Major and minor version in the output of `--version`. Pure."""
     match = re.search(r"version (\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -1,7 +1,7 @@
-"""The programs that the hosts need beyond the outer machine's: busybox, sshd, modprobe.
+"""Finds busybox, sshd and modprobe for the hosts of a lab.
 
-What the machine has is used; the rest is unpacked into the cache and laid over the hosts' root.
-Nothing is installed, and no daemon starts on the machine.
+Programs that the machine lacks are unpacked into the cache and laid over the hosts' root. Nothing
+is installed, and no daemon starts on the machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class Tools:
-    """Where the programs are."""
+    """Paths of the programs."""
 
     busybox: Path
     layers: tuple[str, ...]
-    """Directories of the cache that must lie over the hosts' root."""
+    """Directories of the cache to lay over the hosts' root."""
 
 
 def find(cache: Path) -> Tools:
-    """The machine's own programs, and what is unpacked in their place.
+    """The machine's programs, or unpacked ones where it lacks some.
 
     Raises:
         UnsupportedError: a program is missing, and apt cannot download it.
@@ -50,7 +50,7 @@ def find(cache: Path) -> Tools:
         return Tools(Path(usable), ())
     tree = packages.fetch(_TREE, _PACKAGES, cache, needs_mib=_NEEDS_MIB)
     if not _starts(tree):
-        # The machine was upgraded since: the libraries below it are others.
+        # Unpacked before an upgrade of the machine, for other libraries.
         shutil.rmtree(tree, ignore_errors=True)
         tree = packages.fetch(_TREE, _PACKAGES, cache, needs_mib=_NEEDS_MIB)
         if not _starts(tree):
@@ -67,11 +67,11 @@ def is_static(program: bytes) -> bool:
 
 
 def _starts(tree: Path) -> bool:
-    libraries = ":".join(str(found) for found in sorted((tree / "usr/lib").glob("*-linux-gnu*")))
-    done = subprocess.run(
+    libraries = ":".join(str(path) for path in sorted((tree / "usr/lib").glob("*-linux-gnu*")))
+    process = subprocess.run(
         [str(tree / "usr/sbin/sshd"), "-?"],
         capture_output=True,
         check=False,
         env=os.environ | {"LD_LIBRARY_PATH": libraries},
     )
-    return done.returncode != 127  # the loader's code for a library that is missing
+    return process.returncode != 127  # the loader's code for a library that is missing

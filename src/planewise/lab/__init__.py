@@ -1,6 +1,6 @@
 """Virtual hosts with SR-IOV NICs: two QEMU machines, cabled back to back, on any Linux machine.
 
-Knows no testbed and no measurement: `testbed` asks it for the addresses of its hosts.
+Knows no testbed and no measurement.
 """
 
 from planewise.lab.lifecycle import (

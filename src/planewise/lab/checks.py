@@ -1,4 +1,4 @@
-"""Whether this machine and a root can have a lab as it is asked for. Changes nothing."""
+"""Checks that this machine and a root can boot a lab. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from planewise.errors import BadInputError, UnsupportedError
 from planewise.lab.model import HOSTS, LabPlatform, LabSpec
 
 _NEEDED = {"systemd": "lib/systemd/systemd", "openssh-server": "sbin/sshd"}
-"""Package of a root of its own -> its file below /usr."""
+"""Packages that a root other than `/` needs, each with a file below /usr."""
 
 
 def memory(spec: LabSpec) -> None:
-    """Whether two hosts fit into what is available now.
+    """Checks that the memory of two hosts is available.
 
     Raises:
-        UnsupportedError: they do not.
+        UnsupportedError: it is not.
     """
     with suppress(OSError, KeyError):
         free_mib = procfs.memory(Path("/proc/meminfo").read_text())["MemAvailable"] >> 20
@@ -31,10 +31,10 @@ def memory(spec: LabSpec) -> None:
 
 
 def root(spec: LabSpec) -> None:
-    """Whether hosts can boot from the root that is asked for.
+    """Checks that hosts can boot from the root.
 
     Raises:
-        BadInputError: it has no systemd, or no sshd.
+        BadInputError: the root has no systemd or no sshd.
     """
     for package, file in _NEEDED.items():
         if spec.root != "/" and not (Path(spec.root) / "usr" / file).is_file():
@@ -46,10 +46,10 @@ def root(spec: LabSpec) -> None:
 
 
 def modules(spec: LabSpec, platform: LabPlatform) -> None:
-    """Whether a root of its own has the modules of the kernel that boots it.
+    """Checks that a root other than `/` has the modules of its kernel.
 
     Raises:
-        BadInputError: it has not, and no unpacked package has them, either.
+        BadInputError: neither the root nor an unpacked package has them.
     """
     version = platform.kernel.version
     if spec.root == "/" or platform.kernel_layers:

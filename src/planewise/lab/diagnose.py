@@ -1,4 +1,4 @@
-"""What a host's serial log and its silence tell: booting, running, hung or dead. Pure."""
+"""Tells from a host's serial log and sshd whether it is booting, running, hung or dead. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from planewise.lab.model import LabSpec
 State = Literal["booting", "running", "hung", "dead"]
 
 PORT_ATTEMPTS = 5
-"""How often a start is tried whose port somebody took meanwhile."""
+"""Attempts to start a host whose port another program took meanwhile."""
 
 LAST_LINES = 8
-"""How much of a log an error shows."""
+"""Lines of a log in an error."""
 
 _PANIC = re.compile(r"Kernel panic - not syncing: (?P<why>.*)")
 _STALLS = (
@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1bc|[^\x20-\x7e\n]")
 
 @dataclass(frozen=True)
 class HostDiagnosis:
-    """A host's state and, unless it runs or boots as it should, why."""
+    """A host's state; of a hung or dead host, the reason."""
 
     state: State
     reason: str = ""
@@ -41,7 +41,7 @@ def clean_log(log: str) -> str:
 
 
 def last_lines(log: str, count: int = LAST_LINES) -> tuple[str, ...]:
-    """The last lines that say something."""
+    """The last lines that are not empty."""
     return tuple([line for line in clean_log(log).splitlines() if line.strip()][-count:])
 
 
@@ -58,7 +58,7 @@ def cause_of_death(log: str) -> str | None:
 
 
 def stall(log: str) -> str | None:
-    """The last complaint of the kernel about a CPU or a task that got stuck, or None."""
+    """The kernel's last message on a stuck CPU or task, or None."""
     lines = clean_log(log).splitlines()
     for line in reversed(lines):
         for pattern in _STALLS:
@@ -75,11 +75,11 @@ def diagnose(
 
     Args:
         alive: its QEMU process lives.
-        answers: its sshd greets.
+        answers: its sshd answers.
         log: its serial log.
-        age_s: since its QEMU process started.
-        boot_limit_s: how long a boot may take.
-        was_ready: it answered before.
+        age_s: time since its QEMU process started.
+        boot_limit_s: longest time of a boot.
+        was_ready: its sshd answered before.
     """
     death = cause_of_death(log)
     if not alive:
@@ -97,15 +97,15 @@ def diagnose(
     return HostDiagnosis("hung", stuck or f"{how_far} within {boot_limit_s:.0f} s")
 
 
-def refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:
-    """What QEMU complained of, as a sentence. Pure."""
-    line = said.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
-    if "host forwarding rule" in said:
+def refusal(output: str, spec: LabSpec, port: int) -> PlanewiseError:
+    """QEMU's error output as an error. Pure."""
+    line = output.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
+    if "host forwarding rule" in output:
         return PlanewiseError(
-            f"port {port} of 127.0.0.1 was taken before QEMU could have it, {PORT_ATTEMPTS} times",
+            f"port {port} of 127.0.0.1 was taken before QEMU could use it, {PORT_ATTEMPTS} times",
             remedy="run it again",
         )
-    if "memory" in said:
+    if "memory" in output:
         return UnsupportedError(
             f"QEMU does not get {spec.memory_mib} MiB of memory: {line}",
             remedy="ask for less with --memory",

@@ -1,4 +1,4 @@
-"""Where a lab's hosts can be reached by ssh. Opens no connection."""
+"""The ssh addresses of a lab's hosts. Opens no connection."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from planewise.lab.model import HostId
 
 @dataclass(frozen=True)
 class Address:
-    """A host of a lab, as ssh needs to know it."""
+    """Port and keys of a lab's host, for ssh."""
 
     port: int
     """On 127.0.0.1."""
     key: Path
-    """The private key that opens it; its user is root."""
+    """The private key of its user root."""
     host_key: str
-    """Its own public key."""
+    """The host's public key."""
 
 
 def address(lab: str, host: HostId) -> Address:
-    """Where a host can be reached.
+    """The address of a host.
 
     Raises:
         PlanewiseError: there is no such lab.
     """
-    where = state.paths(lab)
-    record = state.read(where)
+    paths = state.paths(lab)
+    record = state.read(paths)
     if record is None:
         raise PlanewiseError(f"there is no lab `{lab}`", remedy="start it with `planewise lab up`")
-    known = record.hosts[host]
-    return Address(known.port, where.key, known.host_key)
+    host_record = record.hosts[host]
+    return Address(host_record.port, paths.key, host_record.host_key)

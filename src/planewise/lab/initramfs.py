@@ -1,10 +1,10 @@
-"""What a host runs before and as its first process. Builds archives; starts nothing.
+"""The initramfs of a lab's hosts. Builds archives; starts nothing.
 
 Two archives make a host's initramfs: `base` (busybox, modules, the first script; one a kernel) and
 `personal` (name, keys, ssh configuration; one a host). The first script lays a writable layer over
-the outer machine's root, which it sees read-only through 9p, and changes into it: every tool of
-the outer machine is there. A root of its own is taken the same way; there its systemd is the first
-process, and what a lab needs are two units below /run.
+the outer machine's root, mounted read-only through 9p, and changes into it: the host has every tool
+of the outer machine. Another root is mounted the same way; its systemd is the first process, and
+the lab adds two units below /run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READY = "pw-lab: ready"
 """The line on the serial console that ends the boot; sshd starts right after it."""
 
 FAILED = "pw-lab: failed: "
-"""A line that starts so says why a host cannot boot."""
+"""Prefix of a line that says why a host cannot boot."""
 
 OUTER_TAG = "outer"
 CACHE_TAG = "cache"
@@ -48,7 +48,7 @@ for layer in $($b cat /lab/layers); do lower=/cache/$layer:$lower; done
 layers="lowerdir=$lower,upperdir=/layer/upper,workdir=/layer/work,xino=off"
 $b mount -t overlay -o "$layers" root /root ||
     fail "the writable layer could not be laid over the outer machine's root"
-for there in proc sys dev run tmp; do $b mkdir -p /root/$there; done
+for directory in proc sys dev run tmp; do $b mkdir -p /root/$directory; done
 $b mount -t tmpfs -o mode=755 run /root/run
 $b cp -a /lab /root/run/lab
 $b cp -a $b /root/run/lab/busybox
@@ -61,13 +61,13 @@ else
     $b ln -s busybox /root/run/lab/init
     $b rm -f /root/etc/inittab && $b cp /lab/etc/inittab /root/etc/inittab
 fi
-for there in proc sys dev; do $b mount -o move /$there /root/$there; done
+for directory in proc sys dev; do $b mount -o move /$directory /root/$directory; done
 exec $b switch_root /root $init
 """
 
 _RC = """\
 #!/run/lab/busybox sh
-# Once, before anybody logs in.
+# Runs once, before any login.
 b=/run/lab/busybox
 fail() { echo "FAILED_MARK$*"; $b sync; $b poweroff -f; }
 $b hostname HOST
@@ -75,7 +75,7 @@ $b hostname HOST
 
 _RC_WITHOUT_SYSTEMD = """\
 $b mkdir -p /dev/pts /dev/shm /run/sshd /run/netns /run/lock /run/home
-# No udev: what loads its module when it is opened must be there to be opened.
+# No udev: device nodes that load their module when they are opened must exist.
 while read -r module name number; do
     case $module in tun | vhost_net | vfio | fuse) ;; *) continue ;; esac
     [ ! -e /dev/$name ] || continue
@@ -86,9 +86,9 @@ done </lib/modules/$($b uname -r)/modules.devname
 $b mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
 $b mount -t tmpfs -o mode=1777 shm /dev/shm
 $b mount -t cgroup2 cgroup /sys/fs/cgroup
-# What daemons of the outer machine keep is theirs: the hosts start with none of it.
-for there in /var/lib/docker /var/lib/containerd /var/lib/libvirt /var/log /mnt; do
-    $b mkdir -p $there && $b mount -t tmpfs -o mode=755 none $there
+# The state of the outer machine's daemons is hidden from the hosts.
+for directory in /var/lib/docker /var/lib/containerd /var/lib/libvirt /var/log /mnt; do
+    $b mkdir -p $directory && $b mount -t tmpfs -o mode=755 none $directory
 done
 for file in passwd shadow group hosts resolv.conf; do
     $b rm -f /etc/$file && $b cp /run/lab/etc/$file /etc/$file
@@ -98,9 +98,9 @@ $b ip link set lo up
 """
 
 _RC_WITH_SYSTEMD = """\
-# No overlay stands on another.
-for there in /var/lib/docker /var/lib/containerd; do
-    [ ! -d $there ] || $b mount -t tmpfs -o mode=711 none $there
+# An overlay cannot be the upper directory of another.
+for directory in /var/lib/docker /var/lib/containerd; do
+    [ ! -d $directory ] || $b mount -t tmpfs -o mode=711 none $directory
 done
 """
 
@@ -147,8 +147,8 @@ Restart=always
 """,
 }
 _MASKED = ("ssh.service", "ssh.socket", "serial-getty@ttyS0.service")
-"""The distribution's own sshd would take the port; a getty would start for ever, as nothing can be
-read from the console's file."""
+"""The distribution's sshd would take the port; a getty would restart for ever, as the console is a
+file that nothing can be read from."""
 
 _SSHD = """\
 ListenAddress {address}
@@ -175,7 +175,7 @@ Subsystem sftp internal-sftp
 
 
 def base_name(kernel: Kernel, busybox: Path) -> str:
-    """A file name that changes whenever the base archive would."""
+    """File name of the base archive, which changes with its content."""
     parts = f"{_INIT}{HOST_MODULES}{kernel.modules}{busybox}{busybox.stat().st_mtime_ns}"
     return f"base-{kernel.version}-{hashlib.sha256(parts.encode()).hexdigest()[:12]}.initrd"
 
@@ -208,8 +208,8 @@ def personal(
 ) -> bytes:
     """The archive of one host.
 
-    `path` is what its commands get as PATH; `accounts` and `groups` are the outer machine's
-    /etc/passwd and /etc/group. With `systemd` the root has an init and accounts of its own.
+    `path` is PATH of its commands; `accounts` and `groups` are the outer machine's /etc/passwd and
+    /etc/group. With `systemd` the root has its own init and accounts.
     """
     address = MANAGEMENT_HOST
     rc = (
@@ -251,15 +251,15 @@ def _unit_entries() -> list[cpio.Entry]:
 
 
 def accounts_inside(accounts: str) -> str:
-    """The outer machine's /etc/passwd as a host needs it: root with a home of its own, and sshd."""
-    kept = [
+    """The outer machine's /etc/passwd for a host: root gets its own home, and sshd is added."""
+    users = [
         line
         for line in accounts.splitlines()
         if line.split(":")[0] not in ("root", "sshd") and line
     ]
     shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
-    ours = [f"root:x:0:0:root:/run/home:{shell}", "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin"]
-    return "".join(f"{line}\n" for line in (*ours, *kept))
+    new = [f"root:x:0:0:root:/run/home:{shell}", "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin"]
+    return "".join(f"{line}\n" for line in (*new, *users))
 
 
 def _filled(script: str) -> str:

@@ -21,26 +21,13 @@ from typing import Protocol
 from planewise.boot import accelerator, kernel, packages, process, tools
 from planewise.boot import qemu as boot_qemu
 from planewise.boot.model import Accelerator, Kernel
-from planewise.boot.process import Seen
+from planewise.boot.process import ProcessInfo
 from planewise.errors import BadInputError, PlanewiseError, StorageError
 from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import PORT_ATTEMPTS, refusal
-from planewise.lab.model import (
-    HOSTS,
-    PREFIX,
-    LabPaths,
-    LabPlatform,
-    LabSpec,
-    process_name,
-)
+from planewise.lab.model import HOSTS, PREFIX, LabPaths, LabPlatform, LabSpec, process_name
 from planewise.lab.state import HostRecord, LabRecord
-from planewise.lab.watch import (
-    HostStatus,
-    LabStatus,
-    look,
-    look_at,
-    processes_of,
-)
+from planewise.lab.watch import HostStatus, LabStatus, look, look_at, processes_of
 
 BOOT_LIMIT_S = 120.0
 """A boot that takes longer hangs. Under TCG on two cores it takes a tenth of it."""
@@ -101,12 +88,12 @@ def _gather(
 ) -> LabPlatform:
     if kernel.needs_download(cache):
         progress.begin("fetching a kernel, once", _FETCH_S)
-    newest = kernel.find(cache)
+    lab_kernel = kernel.find(cache)
     programs = tools.find(cache)
-    if not accelerator.is_known(program, version, newest, cache):
+    if not accelerator.is_known(program, version, lab_kernel, cache):
         progress.begin("trying KVM", _TRIAL_S)
-    accelerated = accelerator.find(program, version, newest, programs.busybox, cache)
-    return _platform(program, version, newest, programs, accelerated, cache)
+    accelerated = accelerator.find(program, version, lab_kernel, programs.busybox, cache)
+    return _platform(program, version, lab_kernel, programs, accelerated, cache)
 
 
 def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
@@ -117,12 +104,12 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
     """
     program, version = boot_qemu.find()
     cache = packages.cache_directory()
-    found = kernel.foreseen(cache)
-    known = accelerator.recall(program, version, found, cache)
-    platform = LabPlatform(program, version, found, known, cache, cache / "base.initrd")
-    where = state.paths(spec.name)
+    lab_kernel = kernel.foreseen(cache)
+    accelerated = accelerator.recall(program, version, lab_kernel, cache)
+    platform = LabPlatform(program, version, lab_kernel, accelerated, cache, cache / "base.initrd")
+    paths = state.paths(spec.name)
     return tuple(
-        tuple(qemu.command_line(platform, spec, where, host, port))
+        tuple(qemu.command_line(platform, spec, paths, host, port))
         for host, port in zip(HOSTS, _free_ports(len(HOSTS)), strict=True)
     )
 
@@ -138,45 +125,45 @@ def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S
         UnsupportedError: this machine cannot have a lab.
         PlanewiseError: a host did not come up; the sentence has the end of its log.
     """
-    where = state.paths(spec.name)
-    running = _running_lab(spec, where, boot_limit_s)
+    paths = state.paths(spec.name)
+    running = _running_lab(spec, paths, boot_limit_s)
     if running is not None:
         return running
     checks.memory(spec)
     checks.root(spec)
     platform = prepare(progress)
     checks.modules(spec, platform)
-    state.make_directory(where)
-    with _signals_as_exceptions(), state.lock(where, exclusive=True, wait_s=2.0) as mine:
-        if not mine:
+    state.make_directory(paths)
+    with _signals_as_exceptions(), state.lock(paths, exclusive=True, wait_s=2.0) as locked:
+        if not locked:
             raise PlanewiseError(
                 f"the lab `{spec.name}` is being used or started by another planewise",
                 remedy="wait for that, or choose another --name",
             )
         try:
             try:
-                record = _boot(spec, where, platform, boot_limit_s, progress)
+                record = _boot(spec, paths, platform, boot_limit_s, progress)
             except _HangError:
                 # On a busy machine an emulated CPU may miss its timer for good; the next does not.
-                record = _boot(spec, where, platform, boot_limit_s, progress)
+                record = _boot(spec, paths, platform, boot_limit_s, progress)
         except BaseException:
-            _end_hosts(spec.name, where)
-            _remove(where)
+            _end_hosts(spec.name, paths)
+            _remove(paths)
             raise
-        return look(state.read(where) or record, where)
+        return look(state.read(paths) or record, paths)
 
 
 def status(name: str) -> LabStatus | None:
     """How the lab of this name fares, or None where there is none."""
-    where = state.paths(name)
-    record = state.read(where)
-    return look(record, where) if record is not None else None
+    paths = state.paths(name)
+    record = state.read(paths)
+    return look(record, paths) if record is not None else None
 
 
 def statuses() -> tuple[LabStatus, ...]:
     """How all labs of this user fare."""
     labs = [status(name) for name in state.names()]
-    return tuple(one for one in labs if one is not None)
+    return tuple(lab_status for lab_status in labs if lab_status is not None)
 
 
 def down(name: str) -> bool:
@@ -185,16 +172,16 @@ def down(name: str) -> bool:
     Raises:
         PlanewiseError: another planewise is starting it, or something cannot be removed.
     """
-    where = state.paths(name)
-    with state.lock(where, exclusive=False, wait_s=1.0) as mine:
-        if not mine and where.directory.is_dir():
+    paths = state.paths(name)
+    with state.lock(paths, exclusive=False, wait_s=1.0) as locked:
+        if not locked and paths.directory.is_dir():
             raise PlanewiseError(
                 f"the lab `{name}` is being started or taken down by another planewise",
                 remedy="wait for that, or stop it",
             )
-        ended = _end_hosts(name, where)
-        exists = where.directory.is_dir()
-        _remove(where)
+        ended = _end_hosts(name, paths)
+        exists = paths.directory.is_dir()
+        _remove(paths)
     return bool(ended) or exists
 
 
@@ -205,9 +192,9 @@ def using(name: str) -> Iterator[LabStatus]:
     Raises:
         PlanewiseError: it is not up, or a host of it does not run.
     """
-    where = state.paths(name)
-    with state.lock(where, exclusive=False, wait_s=BOOT_LIMIT_S) as mine:
-        lab = status(name) if mine else None
+    paths = state.paths(name)
+    with state.lock(paths, exclusive=False, wait_s=BOOT_LIMIT_S) as locked:
+        lab = status(name) if locked else None
         if lab is None:
             flag = "" if name == "default" else f" --name {name}"
             raise PlanewiseError(
@@ -224,10 +211,10 @@ def leftovers() -> tuple[AbandonedLab, ...]:
     """Labs that no living planewise uses, up or half started; and QEMU processes without a lab."""
     abandoned = []
     for name in state.names():
-        where = state.paths(name)
-        with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
-            if mine:
-                abandoned.append(_leftover(name, where))
+        paths = state.paths(name)
+        with state.lock(paths, exclusive=True, wait_s=_FORK_S) as locked:
+            if locked:
+                abandoned.append(_leftover(name, paths))
     return (*abandoned, *_orphans())
 
 
@@ -237,57 +224,59 @@ def sweep() -> tuple[AbandonedLab, ...]:
     Raises:
         PlanewiseError: something cannot be removed.
     """
-    done = []
+    removed = []
     for name in state.names():
-        where = state.paths(name)
+        paths = state.paths(name)
         # A program that was killed while it started a host has a child for a moment, which holds
         # its lock.
-        with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
-            if mine:
-                found = _leftover(name, where)
-                _end_hosts(name, where)
-                _remove(where)
-                done.append(found)
+        with state.lock(paths, exclusive=True, wait_s=_FORK_S) as locked:
+            if locked:
+                leftover = _leftover(name, paths)
+                _end_hosts(name, paths)
+                _remove(paths)
+                removed.append(leftover)
     for orphan in _orphans():
         _end_hosts(orphan.name, state.paths(orphan.name))
-        done.append(orphan)
+        removed.append(orphan)
     packages.remove_scratch(packages.cache_directory())
-    return tuple(done)
+    return tuple(removed)
 
 
 def _platform(
     program: Path,
     version: tuple[int, int],
-    found: Kernel,
+    lab_kernel: Kernel,
     programs: tools.Tools,
     accelerated: Accelerator,
     cache: Path,
 ) -> LabPlatform:
-    base = cache / initramfs.base_name(found, programs.busybox)
+    base = cache / initramfs.base_name(lab_kernel, programs.busybox)
     if not base.is_file():
         for old in cache.glob("base-*.initrd"):
             old.unlink(missing_ok=True)
         scratch = cache / f".unpack-{os.getpid()}.initrd"
-        scratch.write_bytes(initramfs.base(found, programs.busybox))
+        scratch.write_bytes(initramfs.base(lab_kernel, programs.busybox))
         scratch.rename(base)
-    kernel_layers = (found.image.parent.parent.name,) if found.origin == "package" else ()
+    kernel_layers = (lab_kernel.image.parent.parent.name,) if lab_kernel.origin == "package" else ()
     layers = (*programs.layers, *kernel_layers)
-    return LabPlatform(program, version, found, accelerated, cache, base, layers, kernel_layers)
+    return LabPlatform(
+        program, version, lab_kernel, accelerated, cache, base, layers, kernel_layers
+    )
 
 
-def _running_lab(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStatus | None:
-    if not where.directory.is_dir():
+def _running_lab(spec: LabSpec, paths: LabPaths, boot_limit_s: float) -> LabStatus | None:
+    if not paths.directory.is_dir():
         return None
     # Somebody else may be starting it: then it is up when they let go.
-    with state.lock(where, exclusive=False, wait_s=boot_limit_s) as mine:
-        lab_status = status(spec.name) if mine else None
+    with state.lock(paths, exclusive=False, wait_s=boot_limit_s) as locked:
+        lab_status = status(spec.name) if locked else None
     if lab_status is None or lab_status.state != "running":
         return None
     if lab_status.record.spec != spec:
-        other = lab_status.record
+        record = lab_status.record
         raise BadInputError(
-            f"the lab `{spec.name}` is up with --pfs {other.pfs} --memory {other.memory_mib} "
-            f"--cpus {other.cpus} --root {other.root}",
+            f"the lab `{spec.name}` is up with --pfs {record.pfs} --memory {record.memory_mib} "
+            f"--cpus {record.cpus} --root {record.root}",
             where="planewise lab up",
             remedy="take it down first (`planewise lab down`), or choose another --name",
         )
@@ -295,7 +284,7 @@ def _running_lab(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStat
 
 
 def _write_files(
-    spec: LabSpec, where: LabPaths, platform: LabPlatform, boot_limit_s: float
+    spec: LabSpec, paths: LabPaths, platform: LabPlatform, boot_limit_s: float
 ) -> LabRecord:
     import asyncssh
 
@@ -319,10 +308,10 @@ def _write_files(
             for host in HOSTS
         },
     )
-    with _storage_errors(where.directory):
+    with _storage_errors(paths.directory):
         base = platform.base_initrd.read_bytes()
-        where.key.touch(mode=0o600)
-        where.key.write_bytes(user_key.export_private_key())
+        paths.key.touch(mode=0o600)
+        paths.key.write_bytes(user_key.export_private_key())
         for host in HOSTS:
             personal = initramfs.personal(
                 host,
@@ -334,27 +323,27 @@ def _write_files(
                 Path("/etc/group").read_text(),
                 systemd=spec.root != "/",
             )
-            file = where.host(host).initrd
+            file = paths.host(host).initrd
             file.touch(mode=0o600)
             file.write_bytes(base + personal)
-        _write_ssh_files(record, where)
-    state.write(where, record)
+        _write_ssh_files(record, paths)
+    state.write(paths, record)
     return record
 
 
-def _write_ssh_files(record: LabRecord, where: LabPaths) -> None:
-    known, config = [], []
-    for host, one in record.hosts.items():
+def _write_ssh_files(record: LabRecord, paths: LabPaths) -> None:
+    known_hosts, config = [], []
+    for host, host_record in record.hosts.items():
         alias = process_name(record.name, host)
-        known.append(f"{alias} {one.host_key}\n")
+        known_hosts.append(f"{alias} {host_record.host_key}\n")
         config.append(
             f"Host {host} {alias}\n"
-            f"    HostName 127.0.0.1\n    Port {one.port}\n    User root\n"
-            f"    HostKeyAlias {alias}\n    IdentityFile {where.key}\n    IdentitiesOnly yes\n"
-            f"    UserKnownHostsFile {where.known_hosts}\n    StrictHostKeyChecking yes\n"
+            f"    HostName 127.0.0.1\n    Port {host_record.port}\n    User root\n"
+            f"    HostKeyAlias {alias}\n    IdentityFile {paths.key}\n    IdentitiesOnly yes\n"
+            f"    UserKnownHostsFile {paths.known_hosts}\n    StrictHostKeyChecking yes\n"
         )
-    where.known_hosts.write_text("".join(known))
-    where.ssh_config.write_text("".join(config))
+    paths.known_hosts.write_text("".join(known_hosts))
+    paths.ssh_config.write_text("".join(config))
 
 
 def path_inside() -> str:
@@ -368,39 +357,39 @@ class _HangError(PlanewiseError):
 
 def _boot(
     spec: LabSpec,
-    where: LabPaths,
+    paths: LabPaths,
     platform: LabPlatform,
     boot_limit_s: float,
     progress: BootProgress,
 ) -> LabRecord:
     """Ends what is left of the lab, starts its hosts and waits until they are up."""
-    _end_hosts(spec.name, where)
-    _empty(where)
-    record = _write_files(spec, where, platform, boot_limit_s)
-    record = _start(record, where, platform)
-    _wait_until_running(record, where, progress)
+    _end_hosts(spec.name, paths)
+    _empty(paths)
+    record = _write_files(spec, paths, platform, boot_limit_s)
+    record = _start(record, paths, platform)
+    _wait_until_running(record, paths, progress)
     return record
 
 
-def _start(record: LabRecord, where: LabPaths, platform: LabPlatform) -> LabRecord:
+def _start(record: LabRecord, paths: LabPaths, platform: LabPlatform) -> LabRecord:
     for attempt in range(1, PORT_ATTEMPTS + 1):
         for host in HOSTS:
             port = record.hosts[host].port
-            message = _launch(qemu.command_line(platform, record.spec, where, host, port))
+            message = _launch(qemu.command_line(platform, record.spec, paths, host, port))
             if not message:
                 continue
             if "host forwarding rule" not in message or attempt == PORT_ATTEMPTS:
                 raise refusal(message, record.spec, port)
             # Somebody took the port between our look and QEMU's: other ports, once more.
-            _end_hosts(record.name, where)
+            _end_hosts(record.name, paths)
             ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
             hosts = {
-                one: known.model_copy(update={"port": ports[one]})
-                for one, known in record.hosts.items()
+                name: entry.model_copy(update={"port": ports[name]})
+                for name, entry in record.hosts.items()
             }
             record = record.model_copy(update={"hosts": hosts})
-            _write_ssh_files(record, where)
-            state.write(where, record)
+            _write_ssh_files(record, paths)
+            state.write(paths, record)
             break
         else:
             return record
@@ -409,15 +398,15 @@ def _start(record: LabRecord, where: LabPaths, platform: LabPlatform) -> LabReco
 
 def _launch(argv: Sequence[str]) -> str:
     """Starts a host; gives what QEMU complained of, or nothing when it runs."""
-    done = subprocess.run(
+    result = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    if done.returncode == 0:
+    if result.returncode == 0:
         return ""
-    return done.stderr.strip() or f"exit code {done.returncode}"
+    return result.stderr.strip() or f"exit code {result.returncode}"
 
 
-def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgress) -> None:
+def _wait_until_running(record: LabRecord, paths: LabPaths, progress: BootProgress) -> None:
     guess_s = _usual_boot_s()
     begun = time.monotonic()
     progress.begin("booting hosts a and b", guess_s)
@@ -425,19 +414,19 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
     patience_s = 1.0
     while waiting:
         for host in sorted(waiting):
-            health = look_at(record, where, host, timeout_s=patience_s)
+            health = look_at(record, paths, host, timeout_s=patience_s)
             if health.finding.state == "running":
                 waiting.discard(host)
                 hosts = record.hosts | {
                     host: record.hosts[host].model_copy(update={"ready_s": time.time()})
                 }
                 record = record.model_copy(update={"hosts": hosts})
-                state.write(where, record)
+                state.write(paths, record)
             elif health.finding.state != "booting":
                 raise _host_error(record.name, _with_saved_log(record.name, health))
         elapsed_s = time.monotonic() - begun
-        left = " and ".join(sorted(waiting)) or "none"
-        progress.step(f"booting: waiting for {left}", min(elapsed_s, 0.95 * guess_s))
+        pending = " and ".join(sorted(waiting)) or "none"
+        progress.step(f"booting: waiting for {pending}", min(elapsed_s, 0.95 * guess_s))
         time.sleep(_POLL_S if waiting else 0)
         if elapsed_s > _SLOW_S:
             patience_s = min(2 * patience_s, _PATIENCE_S)
@@ -457,50 +446,54 @@ def _host_error(name: str, host: HostStatus) -> PlanewiseError:
 
 def _with_saved_log(name: str, host: HostStatus) -> HostStatus:
     """The log outlives the lab that failed to come up: in the cache, the last one of each host."""
-    kept = packages.cache_directory() / f"failed-{name}-{host.host}.log"
+    saved = packages.cache_directory() / f"failed-{name}-{host.host}.log"
     try:
-        shutil.copyfile(host.serial_log, kept)
+        shutil.copyfile(host.serial_log, saved)
     except OSError:
         return host
-    return replace(host, serial_log=kept)
+    return replace(host, serial_log=saved)
 
 
 def _orphans() -> tuple[AbandonedLab, ...]:
     """Labs whose directory is gone while a process of them lives."""
     root = state.state_root()
-    labs: dict[str, list[Seen]] = {}
-    for seen in process.processes():
+    labs: dict[str, list[ProcessInfo]] = {}
+    for process_info in process.processes():
         pidfile = (
-            seen.option("-pidfile") if (seen.option("-name") or "").startswith(PREFIX) else None
+            process_info.option("-pidfile")
+            if (process_info.option("-name") or "").startswith(PREFIX)
+            else None
         )
         directory = Path(pidfile).parent if pidfile else None
         if directory is None or directory.parent != root or directory.is_dir():
             continue
-        if not process.shares_mounts(seen):
+        if not process.shares_mounts(process_info):
             continue
-        labs.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
+        labs.setdefault(directory.name.removeprefix("lab-"), []).append(process_info)
     return tuple(
-        AbandonedLab(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
-        for name, seen in sorted(labs.items())
+        AbandonedLab(
+            name, tuple(info.pid for info in process_info), "", "lab without a directory", ""
+        )
+        for name, process_info in sorted(labs.items())
     )
 
 
-def _leftover(name: str, where: LabPaths) -> AbandonedLab:
-    record = state.read(where)
-    pids = tuple(seen.pid for seen in processes_of(name, where))
+def _leftover(name: str, paths: LabPaths) -> AbandonedLab:
+    record = state.read(paths)
+    pids = tuple(info.pid for info in processes_of(name, paths))
     if record is None:
-        return AbandonedLab(name, pids, str(where.directory), "lab that was not written down", "")
+        return AbandonedLab(name, pids, str(paths.directory), "lab that was not written down", "")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(record.created_s))
     return AbandonedLab(
-        name, pids, str(where.directory), f"lab with {record.pfs} PFs a host", started
+        name, pids, str(paths.directory), f"lab with {record.pfs} PFs a host", started
     )
 
 
-def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
-    ended: tuple[Seen, ...] = ()
+def _end_hosts(name: str, paths: LabPaths) -> tuple[ProcessInfo, ...]:
+    ended: tuple[ProcessInfo, ...] = ()
     # More than once: one that is just being started forks into the background.
     for _ in range(_ROUNDS):
-        processes = processes_of(name, where)
+        processes = processes_of(name, paths)
         if not processes:
             return ended
         _end(processes)
@@ -511,32 +504,33 @@ def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
     )
 
 
-def _end(found: tuple[Seen, ...]) -> None:
+def _end(processes: tuple[ProcessInfo, ...]) -> None:
     try:
-        process.end(found)
+        process.end(processes)
     except PermissionError as error:
         raise PlanewiseError(
-            f"process {found[0].pid} belongs to another user", remedy="run it as that user, or root"
+            f"process {processes[0].pid} belongs to another user",
+            remedy="run it as that user, or root",
         ) from error
 
 
-def _empty(where: LabPaths) -> None:
-    for entry in where.directory.iterdir():
+def _empty(paths: LabPaths) -> None:
+    for entry in paths.directory.iterdir():
         entry.unlink()
 
 
-def _remove(where: LabPaths) -> None:
+def _remove(paths: LabPaths) -> None:
     try:
-        shutil.rmtree(where.directory)
+        shutil.rmtree(paths.directory)
     except FileNotFoundError:
         pass
     except OSError as error:
         raise PlanewiseError(
-            f"{where.directory} cannot be removed: {error.strerror}", remedy="remove it by hand"
+            f"{paths.directory} cannot be removed: {error.strerror}", remedy="remove it by hand"
         ) from error
-    if where.directory.parent != Path("/run/planewise"):  # which testbeds use, too
+    if paths.directory.parent != Path("/run/planewise"):  # which testbeds use, too
         with suppress(OSError):
-            where.directory.parent.rmdir()
+            paths.directory.parent.rmdir()
 
 
 @contextmanager
@@ -554,12 +548,12 @@ def _free_ports(count: int) -> tuple[int, ...]:
     """Ports of 127.0.0.1 that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return tuple(int(one.getsockname()[1]) for one in sockets)
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return tuple(int(listener.getsockname()[1]) for listener in sockets)
     finally:
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def _usual_boot_s() -> float:
@@ -585,14 +579,14 @@ def _signals_as_exceptions() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {}
+    handlers = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, _exit_on_signal)
+            handlers[number] = signal.signal(number, _exit_on_signal)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

@@ -1,4 +1,4 @@
-"""What a lab consists of, as values: hosts, names, addresses, files. Touches nothing."""
+"""Values of a lab: hosts, names, addresses, files. Touches nothing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MAX_PFS = 8
 """Each PF takes a PCIe root port of the machine."""
 
 PREFIX = "pw-lab-"
-"""Every QEMU process of a lab is named with it."""
+"""Prefix of the names of a lab's QEMU processes."""
 
 MANAGEMENT_NETWORK = "198.19.255.240/28"
 MANAGEMENT_GATEWAY = "198.19.255.241"
 MANAGEMENT_HOST = "198.19.255.242"
-"""Addresses inside QEMU's user-mode network, which joins a host to the desk's loopback alone."""
+"""Addresses inside QEMU's user-mode network, which joins a host to this machine's loopback only."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
 
 
 @dataclass(frozen=True)
 class LabSpec:
-    """What somebody asks for."""
+    """Parameters of a lab."""
 
     name: str = "default"
     pfs: int = 1
@@ -39,14 +39,14 @@ class LabSpec:
     cpus: int = 2
     """Virtual CPUs of each host."""
     root: str = "/"
-    """The directory that they see as their root, read-only. Another than `/` is a root of Debian or
-    Ubuntu, whose systemd is the hosts' init."""
+    """The hosts' root directory, read-only. A root other than `/` is of Debian or Ubuntu, and its
+    systemd is the hosts' init."""
 
     def __post_init__(self) -> None:
-        """Checks it.
+        """Checks the values.
 
         Raises:
-            BadInputError: a value that no lab can have.
+            BadInputError: a value is out of range.
         """
         if not _NAME.fullmatch(self.name):
             raise BadInputError(
@@ -74,7 +74,7 @@ def pf_mac(host: HostId, index: int) -> str:
 
 
 def management_mac(host: HostId) -> str:
-    """MAC address of the interface by which the desk reaches a host."""
+    """MAC address of the interface for ssh to a host."""
     return f"02:70:77:6d:{HOSTS.index(host):02x}:00"
 
 
@@ -97,22 +97,22 @@ class LabPaths:
 
     @property
     def record(self) -> Path:
-        """What the lab is (`state.LabRecord`)."""
+        """The lab's record (`state.LabRecord`)."""
         return self.directory / "lab.json"
 
     @property
     def key(self) -> Path:
-        """The private key that opens both hosts."""
+        """The private key for both hosts."""
         return self.directory / "key"
 
     @property
     def known_hosts(self) -> Path:
-        """The hosts' own public keys, as ssh reads them."""
+        """The hosts' public keys, in ssh's format."""
         return self.directory / "known_hosts"
 
     @property
     def ssh_config(self) -> Path:
-        """For people: `ssh -F` of this file reaches the hosts `a` and `b`."""
+        """For users: `ssh -F` with this file reaches the hosts `a` and `b`."""
         return self.directory / "ssh_config"
 
     def host(self, host: HostId) -> HostPaths:
@@ -131,17 +131,17 @@ class LabPaths:
 
 @dataclass(frozen=True)
 class LabPlatform:
-    """What this machine lends to a lab."""
+    """QEMU, kernel and programs of this machine for a lab."""
 
     qemu: Path
     qemu_version: tuple[int, int]
     kernel: Kernel
     accelerator: Accelerator
     cache: Path
-    """Shown to the hosts beside the machine's root."""
+    """Mounted by the hosts beside the machine's root."""
     base_initrd: Path
-    """What all hosts' initramfs begin with."""
+    """The first part of all hosts' initramfs."""
     layers: tuple[str, ...] = field(default=())
-    """Directories below `cache` that lie over the machine's root: unpacked packages."""
+    """Directories below `cache` laid over the machine's root: unpacked packages."""
     kernel_layers: tuple[str, ...] = field(default=())
-    """Those of them that hold the kernel's modules; another root gets no more."""
+    """The layers with the kernel's modules; another root gets only these."""

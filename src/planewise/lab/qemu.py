@@ -21,7 +21,7 @@ from planewise.lab.model import (
 )
 
 _PATIENCE = "systemd.default_timeout_start_sec=600"
-"""On a busy machine an emulated systemd's services take longer to start than its usual 90 s."""
+"""On a busy machine, services of an emulated systemd take longer to start than the default 90 s."""
 
 
 def command_line(
@@ -31,7 +31,7 @@ def command_line(
 
     `port` is the port on 127.0.0.1 that leads to its sshd.
     """
-    own = paths.host(host)
+    files = paths.host(host)
     peer = HOSTS[1 - HOSTS.index(host)]
     network = ",".join(
         (
@@ -47,24 +47,24 @@ def command_line(
     )
     argv = [
         str(platform.qemu),
-        # First what finds it again, should nobody be left who knows of it.
+        # Name and pidfile first: `lab.sweep` finds an abandoned process by them.
         *("-name", process_name(spec.name, host)),
-        *("-pidfile", str(own.pidfile)),
+        *("-pidfile", str(files.pidfile)),
         "-daemonize",
         *("-machine", "q35,kernel-irqchip=split,hpet=off"),
         *accelerator_options(platform.accelerator),
         # With memory above 4 GiB (from 2816 MiB on) SeaBIOS lays VFs' registers at the top of 40
-        # address bits, where the emulated igb's answer to nobody; with 36 they stay below 4 GiB.
+        # address bits, where the emulated igb's do not answer; with 36 they stay below 4 GiB.
         *("-global", "max-x86_64-cpu.phys-bits=36"),
         *("-smp", str(spec.cpus)),
         *("-m", str(spec.memory_mib)),
         *("-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none"),
-        *("-chardev", f"file,id=console,path={_quoted(own.serial_log)}"),
+        *("-chardev", f"file,id=console,path={_quoted(files.serial_log)}"),
         *("-serial", "chardev:console"),
-        *("-qmp", f"unix:{_quoted(own.monitor)},server=on,wait=off"),
+        *("-qmp", f"unix:{_quoted(files.monitor)},server=on,wait=off"),
         *("-kernel", str(platform.kernel.image)),
-        *("-initrd", str(own.initrd)),
+        *("-initrd", str(files.initrd)),
         *("-append", f"{KERNEL_PARAMETERS} {_PATIENCE}"),
         *("-device", "intel-iommu,intremap=on,caching-mode=on"),
         *_share(OUTER_TAG, _quoted(Path(spec.root))),

@@ -1,8 +1,8 @@
-"""What is written down of a lab, where, and who uses it. Starts and ends nothing.
+"""The records, directories and locks of labs. Starts and ends nothing.
 
 A lab's directory holds its record, key, sockets and logs. A program that uses the lab holds a
-shared lock on the directory, one that starts or ends it an exclusive one; the kernel drops the
-lock with the program, so that a lab without a lock has no user, however its users ended.
+shared lock on the directory, one that starts or ends it an exclusive one. The kernel drops a
+program's lock at its end, however it ends: a lab without a lock has no user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostRecord(BaseModel):
 
 
 class LabRecord(BaseModel):
-    """lab.json: what a later command must know of a lab that is up."""
+    """lab.json: the record of a lab that is up, for later commands."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -57,14 +57,14 @@ class LabRecord(BaseModel):
 
     @property
     def spec(self) -> LabSpec:
-        """What was asked for."""
+        """The parameters of the lab."""
         return LabSpec(self.name, self.pfs, self.memory_mib, self.cpus, self.root)
 
 
 def state_root() -> Path:
-    """Where labs keep their directories: root's in /run/planewise, a user's in XDG_RUNTIME_DIR.
+    """The parent of labs' directories: /run/planewise for root, XDG_RUNTIME_DIR for users.
 
-    PLANEWISE_LAB_STATE names another place, whose labs are then the only ones to be seen.
+    PLANEWISE_LAB_STATE names another one; only labs in it are found then.
     """
     elsewhere = os.environ.get("PLANEWISE_LAB_STATE")
     if elsewhere:
@@ -78,22 +78,22 @@ def state_root() -> Path:
 
 
 def paths(name: str, root: Path | None = None) -> LabPaths:
-    """Where the lab of this name keeps its files."""
+    """The files of the lab of this name."""
     return LabPaths((root or state_root()) / f"lab-{name}")
 
 
 def names(root: Path | None = None) -> tuple[str, ...]:
     """Names of the labs that have a directory."""
-    where = root or state_root()
-    if not where.is_dir():
+    root = root or state_root()
+    if not root.is_dir():
         return ()
     return tuple(
-        sorted(entry.name.removeprefix("lab-") for entry in where.glob("lab-*") if entry.is_dir())
+        sorted(entry.name.removeprefix("lab-") for entry in root.glob("lab-*") if entry.is_dir())
     )
 
 
 def make_directory(lab: LabPaths) -> None:
-    """Makes the directory, for its owner's eyes only.
+    """Makes the directory, readable by its owner only.
 
     Raises:
         UnsupportedError: it cannot be made, or is another user's.
@@ -109,7 +109,7 @@ def make_directory(lab: LabPaths) -> None:
         ) from error
     if owners != {os.geteuid()}:
         raise UnsupportedError(
-            f"{lab.directory} lies in a directory of another user",
+            f"{lab.directory} is in a directory of another user",
             remedy="set XDG_RUNTIME_DIR to a directory of yours",
         )
     longest = len(os.fsencode(lab.cable("a", 10)))
@@ -121,7 +121,7 @@ def make_directory(lab: LabPaths) -> None:
 
 
 def read(lab: LabPaths) -> LabRecord | None:
-    """The record of a lab, or None where there is none that can be read."""
+    """The record of a lab, or None where it cannot be read."""
     try:
         return LabRecord.model_validate_json(lab.record.read_bytes())
     except (OSError, ValidationError):
@@ -129,7 +129,7 @@ def read(lab: LabPaths) -> LabRecord | None:
 
 
 def write(lab: LabPaths, record: LabRecord) -> None:
-    """Writes the record, at once or not at all.
+    """Writes the record atomically.
 
     Raises:
         PlanewiseError: it cannot be written.
@@ -144,9 +144,9 @@ def write(lab: LabPaths, record: LabRecord) -> None:
 
 @contextmanager
 def lock(lab: LabPaths, *, exclusive: bool, wait_s: float = 0.0) -> Iterator[bool]:
-    """Holds the lab's lock; gives whether it was got.
+    """Holds the lab's lock for the block; yields False where it was not free in time.
 
-    A lab without a directory cannot be locked: False.
+    A lab without a directory cannot be locked.
     """
     deadline = time.monotonic() + wait_s
     descriptor = -1
@@ -171,7 +171,7 @@ def _try_lock(directory: Path, exclusive: bool) -> int:
     try:
         how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        # It may have been removed, and made anew, between the two calls.
+        # The directory may have been replaced between the two calls.
         if directory.stat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except OSError:
