@@ -1,4 +1,4 @@
-"""Trials of the allocator as what they measure of each group: times at its rate. Pure."""
+"""Trials of the allocator, split into a trial for each group of guests. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from planewise.store.models import Counts, ManagedGuest, OfferedLoad, TrialRecord
 
 DOWNLOAD_METRIC = "download"
-"""How long a download beside the requests took, as `planewise compare --metric` takes it."""
+"""Duration of a download beside the requests, in `planewise compare --metric`."""
 
 
 def by_groups(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials, each of the allocator's in the form of an RTT trial for each of its groups, and
-    of one that has its figures alone, where it has any.
+    """The trials, each of the allocator's replaced by an RTT trial for each group, and by one with
+    its figures, where it has any.
 
-    Such a one has the policy as a factor, and the group's rate as that of its probes: a time at
-    one rate is another quantity than one at another rate, and is compared apart.
+    Such an RTT trial has the group's rate as its probe rate: times at different rates are
+    different quantities, and are compared apart.
     """
     result: list[TrialRecord] = []
     for trial in trials:
@@ -32,17 +32,17 @@ def members(trial: TrialRecord, group: str) -> dict[str, ManagedGuest]:
 
 def _groups(trial: TrialRecord) -> list[TrialRecord]:
     assert trial.alloc is not None
-    found = []
+    group_trials = []
     for group, rtt in trial.alloc.groups.items():
-        own = members(trial, group).values()
-        sent = sum(guest.counts.sent for guest in own)
-        lost = sum(guest.counts.lost for guest in own)
+        guests = members(trial, group).values()
+        sent = sum(guest.counts.sent for guest in guests)
+        lost = sum(guest.counts.lost for guest in guests)
         load = OfferedLoad(
             intended_pps=float(group),
-            achieved_pps=statistics.fmean(guest.sent_pps for guest in own),
+            achieved_pps=statistics.fmean(guest.sent_pps for guest in guests),
             size_bytes=int(trial.cell.get("size_bytes", 64)),
         )
-        found.append(
+        group_trials.append(
             trial.model_copy(
                 update={
                     "trial": f"{trial.trial}@{group}",
@@ -58,6 +58,7 @@ def _groups(trial: TrialRecord) -> list[TrialRecord]:
             )
         )
     if trial.figures:
-        # What is not of a group is there once.
-        found.append(trial.model_copy(update={"kind": "other", "alloc": None, "packets": None}))
-    return found
+        group_trials.append(
+            trial.model_copy(update={"kind": "other", "alloc": None, "packets": None})
+        )
+    return group_trials

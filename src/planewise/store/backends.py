@@ -1,4 +1,4 @@
-"""Which generators and sinks measured load trials: each is another instrument. Pure."""
+"""Generators and sinks of load trials: each pair is an instrument of its own. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from planewise.store.models import TrialRecord
 
 
 def backends_by(trials: Iterable[tuple[str, TrialRecord]]) -> Mapping[str, tuple[str, ...]]:
-    """The backends of finished load trials, `live-skb to xdp-native`, each with the names of its
-    trials; runs that did not record theirs are left out."""
+    """Names of finished load trials by backends, as `live-skb to xdp-native`; trials that recorded
+    none are left out."""
     by_plane: dict[str, dict[str, None]] = {}
     for name, trial in trials:
         if trial.kind == "load" and trial.status == "done" and trial.generator and trial.sink:
@@ -18,7 +18,7 @@ def backends_by(trials: Iterable[tuple[str, TrialRecord]]) -> Mapping[str, tuple
 
 
 def mixed_backends(trials: Iterable[tuple[str, TrialRecord]]) -> str:
-    """A sentence where named load trials were measured by different backends; else empty."""
+    """A sentence where the load trials have different backends; else empty."""
     mixed = backends_by(trials)
     if len(mixed) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""What a cell is called: its plane and its other factor levels, in words. Knows no measurement."""
+"""Names of cells: the plane and the other factor levels, in words. Knows no measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FACTORS = (
     "message_bytes",
 )
 LOAD_FACTORS = ("load_type", "load_location", "background_plane")
-"""What has no meaning without background guests."""
+"""Factors that have no meaning without background guests."""
 
 NO_PLANE = "system under test"
 ALL_TRIALS = "all trials"
@@ -43,22 +43,23 @@ _PLAIN = {
     ("guest", "namespace"),
     ("platform", "namespace"),
 }
-"""Levels that nobody needs to be told of."""
+"""Default levels, which are left out of names."""
 
 
 APPLICATIONS: Mapping[str, str] = {"redis": "Redis"}
-"""Levels of `protocol` that ask an application, by what it is called."""
+"""Names of applications, by the level of `protocol` that sends them requests."""
 
 
 class Sending(NamedTuple):
-    """How probes were sent. Times at two of these are two quantities, and nothing averages them."""
+    """How probes were sent. Times of different sendings are never averaged together."""
 
     frequency_pps: float | None
-    """None where rates are what is compared."""
+    """None where rates are compared."""
     pattern: str = ""
-    """Empty in runs that have no such factor, and where patterns are what is compared."""
+    """Empty in runs without this factor, and where patterns are compared."""
     application: str = ""
-    """What answered, where that was no kernel or reflector; empty where protocols are compared."""
+    """The application that answered; empty for kernel and reflector, and where protocols are
+    compared."""
 
     @property
     def words(self) -> str:
@@ -70,7 +71,7 @@ class Sending(NamedTuple):
 
 
 def sending_of(cell: Mapping[str, Level]) -> Sending | None:
-    """How the probes of a cell were sent; None where it does not say."""
+    """The sending of a cell's probes; None where the cell has no rate."""
     frequency = cell.get("frequency_pps")
     if frequency is None:
         return None
@@ -81,8 +82,8 @@ def sending_of(cell: Mapping[str, Level]) -> Sending | None:
 class Naming:
     """Names the cells of one run.
 
-    Where background guests are on another plane than the main ones in some cells only, the two
-    together are what is compared: `bridge, others on vf` and `all on vf`.
+    Where background guests are on another plane than the main ones in some cells only, a series is
+    a pair of planes: `bridge, others on vf` and `all on vf`.
     """
 
     def __init__(self, cells: Iterable[Mapping[str, Level]]) -> None:
@@ -91,37 +92,36 @@ class Naming:
             (plane_of(cell), _background(cell)) for cell in cells if _background(cell) is not None
         }
         backgrounds = {background for _, background in pairs}
-        self._both = len(backgrounds) > 1 and any(plane != other for plane, other in pairs)
-        self._told = not self._both and len(backgrounds) == 1
+        self._paired = len(backgrounds) > 1 and any(plane != other for plane, other in pairs)
+        self._in_factors = not self._paired and len(backgrounds) == 1
         self._labels = {
             self._label(plane, background): plane for plane, background in sorted(pairs, key=str)
         }
 
     def series(self, cell: Mapping[str, Level]) -> str:
-        """What the cell is a cell of: its plane, with that of the background guests if it varies.
+        """The cell's series: its plane, with that of the background guests if that varies.
 
-        Without background guests there is no plane of theirs: the cell belongs to all series of
-        its plane (`like`).
+        A cell without background guests belongs to all series of its plane (`like`).
         """
         return self._label(plane_of(cell), _background(cell))
 
     def factors(self, cell: Mapping[str, Level]) -> Factors:
         """The cell's other factors."""
         return tuple(
-            pair for pair in factors_of(cell) if pair[0] != "background_plane" or self._told
+            pair for pair in factors_of(cell) if pair[0] != "background_plane" or self._in_factors
         )
 
     def like(self, series: str) -> tuple[str, ...]:
         """All series of the plane that `series` names."""
         labels = tuple(label for label, plane in self._labels.items() if plane == series)
-        return labels if self._both and labels else (series,)
+        return labels if self._paired and labels else (series,)
 
     def plane(self, series: str) -> str:
         """The plane of the main guests."""
         return self._labels.get(series, series)
 
     def _label(self, plane: str, background: str | None) -> str:
-        if not self._both or background is None:
+        if not self._paired or background is None:
             return plane
         return f"all on {plane}" if background == plane else f"{plane}, others on {background}"
 
@@ -131,7 +131,7 @@ def by_series(
 ) -> list[TrialRecord]:
     """The trials with their series as level of `factor`, where the background's planes vary.
 
-    A trial without background guests stands in every series of its plane.
+    A trial without background guests is repeated in every series of its plane.
     """
     result = []
     for trial in trials:
@@ -139,20 +139,20 @@ def by_series(
         if factor == "plane" and naming.like(label) == (label,) == (naming.plane(label),):
             result.append(trial)
             continue
-        others = {
+        other_levels = {
             name: level
             for name, level in trial.cell.items()
             if name not in ("plane", "background_plane")
         }
         result += [
-            trial.model_copy(update={"cell": others | {factor: series}})
+            trial.model_copy(update={"cell": other_levels | {factor: series}})
             for series in naming.like(label)
         ]
     return result
 
 
 def plane_of(cell: Mapping[str, Level]) -> str:
-    """The cell's plane; a run without that factor measured one system."""
+    """The cell's plane; `NO_PLANE` in a run without that factor."""
     return str(cell.get("plane", NO_PLANE))
 
 
@@ -164,32 +164,32 @@ def _background(cell: Mapping[str, Level]) -> str | None:
 
 
 def factors_of(cell: Mapping[str, Level]) -> Factors:
-    """The cell's other factors, known ones first, without those that have no meaning in it.
+    """The cell's other factors, those of `FACTORS` first, without meaningless ones.
 
-    Without load there is no location of it, without background guests no plane of theirs.
+    These are the location of no load, and the plane of no background guests.
     """
-    known = [name for name in FACTORS if name in cell]
-    others = sorted(set(cell) - set(known) - {"plane"})
+    ordered = [name for name in FACTORS if name in cell]
+    extra = sorted(set(cell) - set(ordered) - {"plane"})
     meaningless = set()
     if cell.get("load_type", "none") == "none":
         meaningless.add("load_location")
     if cell.get("background_guests", 1) == 0:
         meaningless.add("background_plane")
-    return tuple((name, cell[name]) for name in (*known, *others) if name not in meaningless)
+    return tuple((name, cell[name]) for name in (*ordered, *extra) if name not in meaningless)
 
 
 def common_factors(cells: Iterable[Factors]) -> Factors:
-    """The levels that all of `cells` share: said once, not in every label."""
+    """The levels that all of `cells` share, to be left out of their labels."""
     cells = list(cells)
     if not cells:
         return ()
     shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
-    # Cells without load have no location of it: the others must agree.
+    # Cells without load have no location: the cells that have one must agree.
     for name in ("load_location", "background_plane"):
         levels = {pair for cell in cells for pair in cell if pair[0] == name}
         if len(levels) == 1:
             shared |= levels
-    # Whether there is load is said everywhere: it is the first thing that a reader looks for.
+    # The load is in every label: readers look for it first.
     return tuple(sorted((pair for pair in shared if pair[0] != "load_type"), key=_place))
 
 
@@ -249,11 +249,11 @@ _WORDS_OF_LEVEL: Mapping[tuple[str, str], str] = {
     ("size_bytes", "imix"): "IMIX",
     ("pattern", "steady"): "steady rate",
 }
-"""Where a level is not called by its name."""
+"""Words for levels that are not made from the level's name."""
 
 
 def level_words(name: str, level: Level) -> str:
-    """One factor level in words that stand for themselves: `8 background guests`."""
+    """One factor level in words: `8 background guests`."""
     if name == "background_guests":
         return f"{level} background guest{'' if level == 1 else 's'}"
     if name == "vnfs":
@@ -278,28 +278,28 @@ NAMES: Mapping[str, str] = {
     "vnfs": "functions",
     "message_bytes": "bytes of a message",
 }
-"""What an axis along a factor is called."""
+"""Title of an axis along a factor."""
 
 
 def short(name: str, level: Level) -> str:
-    """A factor level as an axis that names the factor says it."""
+    """A factor level on an axis whose title names the factor."""
     if name == "frequency_pps" and isinstance(level, int | float):
         return rate_text(level)
-    if name in ("load_type",):
+    if name == "load_type":
         return level_words(name, level)
     return str(level)
 
 
 def level_rank(level: Level) -> tuple[int, float, str]:
-    """Sorts levels as a person would list them: idle first, then by number, then by name."""
-    known = {"none": 0, "cpu": 1, "network": 2, "cache": 3, "memory": 4}.get(str(level))
-    if known is not None:
-        return (0, float(known), "")
+    """Sort key of levels: loads from idle on, then numbers, then names."""
+    position = {"none": 0, "cpu": 1, "network": 2, "cache": 3, "memory": 4}.get(str(level))
+    if position is not None:
+        return (0, float(position), "")
     if isinstance(level, int | float):
         return (1, float(level), "")
     return (2, 0.0, str(level))
 
 
 def rank(factors: Factors) -> tuple[tuple[int, float, str], ...]:
-    """Sorts contexts as a person would list them."""
+    """Sort key of contexts, by `level_rank`."""
     return tuple(level_rank(level) for _, level in factors)

@@ -1,4 +1,4 @@
-"""Writes load trials as CSV, Parquet or JSON; what is written reads back the same.
+"""Writes load trials as CSV, Parquet or JSON, to be read back without loss.
 
 Knows files and columns; knows no verdict. The formats are in docs/reference/formats.md.
 """
@@ -51,7 +51,7 @@ Labelled = list[tuple[str, LoadTrials]]
 
 
 def _labelled(curves: Sequence[LoadTrials]) -> Labelled:
-    """Each curve with a label that no other has; a single unnamed curve keeps the empty one."""
+    """Each curve with a unique label; a single unnamed curve keeps an empty one."""
     if len(curves) == 1:
         return [(curves[0].curve, curves[0])]
     labels: dict[str, LoadTrials] = {}
@@ -120,7 +120,7 @@ def to_json(curves: Labelled) -> bytes:
 
 
 def to_csv(curves: Labelled) -> bytes:
-    """A trial a row, after one comment line with what is not a column."""
+    """A trial a row, after a comment line with the descriptions of the curves."""
     about = {"curves": [_about(label, trials) for label, trials in curves]}
     rows = [csv_format.MARK + json.dumps(about, allow_nan=False), ",".join(CSV_COLUMNS)]
     for label, trials in curves:
@@ -133,7 +133,7 @@ def to_csv(curves: Labelled) -> bytes:
 
 
 def to_parquet(curves: Labelled) -> bytes:
-    """A trial a row; what is not a column stands in the file's metadata."""
+    """A trial a row; the descriptions of the curves are in the file's metadata."""
     import io
 
     import polars as pl

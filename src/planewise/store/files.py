@@ -16,13 +16,10 @@ def write_file(file: Path, content: bytes) -> None:
         part.write_bytes(content)
         part.replace(file)
     except OSError as error:
-        part.unlink(missing_ok=True) if part.parent.is_dir() else None
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise PlanewiseError(
-            f"no space left to write {file}"
-            if full
-            else f"cannot write {file}: {error.strerror or error}",
-            remedy="free some space, or name a file elsewhere with -o"
-            if full
-            else "check the path and its permissions, or name a file elsewhere with -o",
-        ) from error
+        if part.parent.is_dir():
+            part.unlink(missing_ok=True)
+        what = f"cannot write {file}: {error.strerror or error}"
+        remedy = "check the path and its permissions"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what, remedy = f"no space left to write {file}", "free some space"
+        raise PlanewiseError(what, remedy=f"{remedy}, or name a file elsewhere with -o") from error

@@ -1,11 +1,10 @@
 """Whether a trial kept the levels of its cell. Pure; knows records, no statistics.
 
-A level is what a cell's label promises: the rate of the probes (of bursts that within them, and how
-often they come), and the strength of the background load where the design sets one; guests that do
-as much as they can are a load by their number. A trial that did not keep a level within `TOLERANCE`
-measured another cell: it is shown with what it achieved, and counts in no comparison, average or
-recommendation at that level. The offered load of a load trial is not a level of its cell, but its
-own: see `TrialRecord.limits`.
+Levels are the rate of the probes (of bursts the rate within them, and their mean rate), and the
+strength of the background load where the design sets one. A trial that did not keep a level within
+`TOLERANCE` measured another cell: it is shown with the level that it achieved, and counts in no
+comparison, average or recommendation. The offered load of a load trial is no level of its cell: see
+`TrialRecord.limits`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from planewise.store.models import TrialRecord
 
 TOLERANCE = 0.01
-"""Share of a level by which a trial may miss it."""
+"""Largest deviation from a level that counts as kept, as a share of the level."""
 
 
 NAMES = {
@@ -43,12 +42,12 @@ class MissedLevel:
 
     @property
     def share(self) -> float:
-        """What was achieved, as a share of what was wanted."""
+        """The achieved level as a share of the wanted one."""
         return self.achieved / self.wanted
 
     @property
     def sentence(self) -> str:
-        """What was wanted and what came of it."""
+        """The achieved and the wanted level, in words."""
         name = NAMES.get(self.factor, self.factor)
         achieved, wanted = (
             rate_text(value) if self.unit == "pps" else f"{value:.3g} CPUs"
@@ -57,15 +56,15 @@ class MissedLevel:
         return f"{name}: {achieved} in place of {wanted}"
 
 
-def is_kept(wanted: float, achieved: float) -> bool:
+def is_kept(intended: float, achieved: float) -> bool:
     """Whether a level was kept within the tolerance."""
-    return abs(achieved - wanted) <= TOLERANCE * wanted
+    return abs(achieved - intended) <= TOLERANCE * intended
 
 
 def missed_levels(trial: TrialRecord) -> tuple[MissedLevel, ...]:
-    """The levels that a trial did not keep, by what it recorded.
+    """The levels that a trial did not keep.
 
-    What a run did not record is not known, and taken for kept: old runs stay comparable.
+    A level of which nothing was recorded counts as kept, so that old runs stay comparable.
     """
     if trial.status != "done":
         return ()
@@ -73,7 +72,7 @@ def missed_levels(trial: TrialRecord) -> tuple[MissedLevel, ...]:
 
 
 def _missed_load(trial: TrialRecord) -> Iterable[MissedLevel]:
-    """A load of set strength that was not had, as far as the window tells."""
+    """A background load that missed its set strength by more than the window's resolution."""
     load = trial.background
     if load is None or not load.wanted:
         return
@@ -87,24 +86,24 @@ def _missed_rate(trial: TrialRecord) -> Iterable[MissedLevel]:
     label = trial.cell.get("frequency_pps")
     load = trial.load
     intended_pps = load.intended_pps if load.burst is None else load.burst.intended_pps
-    wanted = intended_pps if label is None or isinstance(label, str) else float(label)
-    if not is_kept(wanted, load.paced_pps):
-        yield MissedLevel("frequency_pps", wanted, load.paced_pps)
+    intended = intended_pps if label is None or isinstance(label, str) else float(label)
+    if not is_kept(intended, load.paced_pps):
+        yield MissedLevel("frequency_pps", intended, load.paced_pps)
     if load.burst is not None and not is_kept(load.intended_pps, load.achieved_pps):
         yield MissedLevel("pattern", load.intended_pps, load.achieved_pps)
 
 
 CPU_WINDOW_S = 0.99
-"""Least time over which CPU shares are told: 99 of the clock ticks in which CPU time is booked."""
+"""Least window of CPU shares: 99 of the clock ticks in which the kernel counts CPU time."""
 
 
 def cpu_window_s(trial: TrialRecord) -> float:
-    """How long a trial's CPU shares were counted."""
+    """Window of a trial's CPU shares."""
     return trial.duration_s if trial.cpu_window_s is None else trial.cpu_window_s
 
 
 def cpu_of(trial: TrialRecord) -> dict[str, dict[str, float]]:
-    """A trial's CPU shares by host and mode; empty where the window was too short to tell any.
+    """A trial's CPU shares by host and mode; empty where the window was too short.
 
     Zero ticks in 3 ms are no share of zero. Of several load trials, see `kernel time per packet`.
     """
@@ -112,12 +111,12 @@ def cpu_of(trial: TrialRecord) -> dict[str, dict[str, float]]:
 
 
 def keeps_levels(trial: TrialRecord) -> bool:
-    """Whether a trial came to a result and kept the levels of its cell."""
+    """Whether a trial has a result and kept the levels of its cell."""
     return trial.status == "done" and not missed_levels(trial)
 
 
 def marked(trial: TrialRecord) -> TrialRecord:
-    """The trial with `missed` set, as it is written."""
+    """The trial with `missed` set, for trials.jsonl."""
     return trial.model_copy(
         update={"missed": tuple(level.factor for level in missed_levels(trial))}
     )

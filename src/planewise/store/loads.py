@@ -1,4 +1,4 @@
-"""Load trials as columns: what every importer gives and every exporter takes.
+"""Load trials as columns: the result of importers and the input of exporters.
 
 Knows counts and loads; knows nothing of curves, loss statistics or verdicts (that is `judge`).
 """
@@ -54,19 +54,19 @@ class LoadTrials:
     """Place in the real order of trials, from 0."""
     duration_s: Floats | None = None
     drops: Floats | None = None
-    """Packets that the system under test's own drop counters explain."""
+    """Packets counted by drop counters of the system under test."""
     cpu: Floats | None = None
     """Busy share of the system under test's CPUs, 0 to 1."""
     limited: Bools | None = None
     """Trials that something other than the system under test limited (generator, sink, clock)."""
     curve: str = ""
-    """Which curve of the file this is, where a file has several; else empty."""
+    """Name of the curve, where the file has several; else empty."""
     info: Mapping[str, str | int | float] = field(default_factory=dict)
-    """What the file (or its name) says of the experiment."""
+    """Facts on the experiment, from the file or its name."""
     notes: tuple[str, ...] = ()
-    """What was noticed, left out or inferred while reading: a sentence each, for people."""
+    """Remarks on what was left out or inferred while reading, a sentence each."""
     reported: Mapping[str, float] = field(default_factory=dict)
-    """The other tool's own results: `ndr_pps`, `pdr_pps`. Not checked by anybody."""
+    """Results of the other tool: `ndr_pps`, `pdr_pps`. Not checked."""
 
     def __len__(self) -> int:
         """The number of trials."""
@@ -79,7 +79,7 @@ class LoadTrials:
 
 
 class TrialColumns:
-    """Collects trials while a file is read, with the line each came from, then checks them all.
+    """Collects trials with their lines while a file is read, then checks them all.
 
     Rows are appended as Python numbers or as whole arrays, so that a million lines stay quick.
     """
@@ -101,7 +101,7 @@ class TrialColumns:
         cpu: float = np.nan,
         limited: bool = False,
     ) -> None:
-        """Adds one trial. `line` 0 where a file has no lines to speak of."""
+        """Adds one trial. `line` is 0 where the file has no lines."""
         self._rows.append((line, offered_pps, sent, received, duration_s, drops, cpu, limited))
 
     def add_columns(
@@ -150,11 +150,11 @@ class TrialColumns:
         reported: Mapping[str, float] | None = None,
         group_measured: bool = False,
     ) -> LoadTrials:
-        """Checks every trial and gives the curve's columns.
+        """Checks every trial and returns the curve.
 
         `order` defaults to the order of adding. `group_measured` says that the loads are measured
-        rates: near ones become one load. BadInputError with file and line for a rate or a count
-        that cannot be; trials that sent nothing are left out with a note.
+        rates: near ones become one load. BadInputError with file and line for an
+        impossible rate or count; trials that sent nothing are left out with a note.
         """
         self._flush()
         if self._parts:
@@ -167,10 +167,10 @@ class TrialColumns:
         notes = list(notes)
         silent = sent == 0
         if silent.any():
-            first = int(line[silent][0])
+            line_number = int(line[silent][0])
             notes.append(
                 f"{int(silent.sum())} of {len(line)} trials sent nothing and are left out "
-                f"(first: {self._where(first)})"
+                f"(first: {self._where(line_number)})"
             )
             keep = ~silent
             places = places[keep]
@@ -242,9 +242,9 @@ class TrialColumns:
                     "judged as loss",
                 ),
             )
-            for wrong, values, sentence, remedy in tests:
-                if wrong.any():
-                    index = int(np.argmax(wrong))
+            for invalid, values, sentence, remedy in tests:
+                if invalid.any():
+                    index = int(np.argmax(invalid))
                     raise BadInputError(
                         sentence.format(f"{values[index]:g}"),
                         where=self._where(int(line[index])),
@@ -253,7 +253,7 @@ class TrialColumns:
 
 
 def group_measured_rates(rates: Floats) -> tuple[Floats, bool]:
-    """Gives measured rates [pps] that lie near each other one common load, their median.
+    """Replaces measured rates [pps] that lie near each other by one load, their median.
 
     Returns the loads and whether any two different rates were joined. Near: within
     MEASURED_RATE_SHARE of the group's lowest.

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 RUNS = Path("runs")
-"""Where runs go when no other place is named, below the current directory."""
+"""Default folder of runs, below the current directory."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a list of runs needs to know of one."""
+    """Path, start and state of a run."""
 
     path: Path
     started: datetime
@@ -25,8 +25,8 @@ class RunSummary:
 def newest_run(folder: Path = RUNS) -> RunSummary | None:
     """The run in `folder` that began last; None where there is none.
 
-    One without a finished trial counts only where no run has any. Directories that hold no readable
-    run.json are passed over.
+    A run without a finished trial counts only where no run has any. Directories without a readable
+    run.json are skipped.
     """
     runs = [run for run in map(_summary, _directories(folder)) if run is not None]
     return max(runs, key=lambda run: (run.has_trials, run.started), default=None)

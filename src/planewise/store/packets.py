@@ -1,7 +1,7 @@
 """Reads the round-trip times of many trials quickly, trial by trial. Knows no statistics.
 
-A run of a large design has thousands of small Parquet files: they are scanned in batches, only the
-two columns that are needed.
+A run of a large design has thousands of small Parquet files: they are scanned in batches, two
+columns of each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 RttMetric = Literal["rtt_user", "rtt_kernel"]
 
 _BATCH = 400
-"""Files that one scan opens."""
+"""Files of one scan."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class TrialTimes:
 
     trial: TrialRecord
     rtt_ns: Floats
-    """In the order in which they were sent, without those that have none; empty where `why`."""
+    """In the order of sending, without packets that were lost; empty where there is a `why`."""
     why: str = ""
-    """Why there are none."""
+    """Why there are no times."""
 
 
 def read_rtts(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Iterator[TrialTimes]:
@@ -41,12 +41,12 @@ def read_rtts(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> It
     rtt = (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).cast(pl.Float32).alias("rtt")
     for start in range(0, len(trials), _BATCH):
         batch = trials[start : start + _BATCH]
-        together = _together(run, batch, rtt)
+        scanned = _scan(run, batch, rtt)
         for place, trial in enumerate(batch):
             if trial.packets is None:
                 yield TrialTimes(trial, _NONE, "its packets were not kept")
-            elif together is not None:
-                yield TrialTimes(trial, together[place])
+            elif scanned is not None:
+                yield TrialTimes(trial, scanned[place])
             else:
                 yield _times_of_trial(run, trial, rtt)
 
@@ -54,8 +54,8 @@ def read_rtts(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> It
 _NONE: Floats = np.empty(0, dtype=np.float32)
 
 
-def _together(run: Path, trials: Sequence[TrialRecord], rtt: pl.Expr) -> list[Floats] | None:
-    """The times of all in one scan; None where a file cannot be read that way."""
+def _scan(run: Path, trials: Sequence[TrialRecord], rtt: pl.Expr) -> list[Floats] | None:
+    """The times of all trials in one scan; None where the scan fails."""
     names = [trial.packets for trial in trials if trial.packets is not None]
     if not names or len(set(names)) != len(names):
         return None

@@ -1,4 +1,4 @@
-"""What a run advises, as recommendation.json holds it (docs/reference/formats.md)."""
+"""A run's recommendation, the content of recommendation.json (docs/reference/formats.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planewise.store.models import Record
 
 
 class RankedPlane(Record):
-    """One plane's place in one ranking, with what it rests on."""
+    """One plane's place in one ranking, with its evidence."""
 
     plane: str
     load_type: str
@@ -23,29 +23,29 @@ class RankedPlane(Record):
     """95 % interval, over blocks; None where there are too few, and where it is open."""
     high: float | None = None
     effect: float | None = None
-    """Relative difference to the best plane of this ranking: 0.25 is 25 % worse. None: it is
-    the best one. That of the comparison of the two, as its interval."""
+    """Relative difference to the best plane of this ranking, from the comparison of the two: 0.25
+    is 25 % worse. None for the best plane."""
     effect_low: float | None = None
     """95 % confidence sequence of `effect`; None where it is open."""
     effect_high: float | None = None
     effect_bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
-    """Whether `effect` is but a bound; of an unbounded one nothing is known."""
+    """Whether `effect` is exact or a bound; nothing is known of an unbounded one."""
     note: str = ""
-    """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
+    """A remark in one sentence: a tie, a limit, a verdict."""
     frequency_pps: float | None = None
-    """Rate of the probes, where the run has RTT trials at several: each has rankings of its own."""
+    """Rate of the probes, where the run has several rates: each has rankings of its own."""
     pattern: str = ""
-    """How they followed one another, where the run has several patterns."""
+    """Pattern of the probes, where the run has several patterns."""
     application: str = ""
-    """What answered them, where the run asked an application, too."""
+    """The application that answered the probes, where the run has one, too."""
     bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
-    """Whether the plane does just `value`, or that or more (something else was the limit, or the
-    ladder ended before), or that or less."""
+    """`at least`: something else was the limit, or the ladder ended before. `at most`: the plane
+    does `value` or less."""
 
     @model_validator(mode="before")
     @classmethod
     def _older(cls, data: object) -> object:
-        """Runs of before this field said `at_least`."""
+        """Converts `at_least`, which older runs have in place of `bound`."""
         if isinstance(data, dict) and "at_least" in data:
             older = dict(data)
             older.setdefault("bound", "at least" if older.pop("at_least") else "exact")
@@ -54,10 +54,10 @@ class RankedPlane(Record):
 
 
 class Recommendation(Record):
-    """recommendation.json: what the run advises, in words, with what it rests on."""
+    """recommendation.json: the recommendation in words, with its reasons."""
 
     plane: str | None
-    """None when the data do not tell the planes apart."""
+    """None where no plane is known to be the best."""
     headline: str
     """The answer in one sentence."""
     reasons: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
-"""Writing and reading a run directory, so that nothing finished is ever lost.
+"""Reads and writes run directories; no finished trial is ever lost.
 
 RUN/run.json        RunInfo; replaced atomically
 RUN/trials.jsonl    one TrialRecord a line, appended and fsynced
 RUN/kpis.jsonl      KpiSample: a line a second while a chain is measured; not fsynced
 RUN/packets/        Parquet files named by the trials
-RUN/recordings/     what an allocator's daemon recorded in a trial, as JSON lines
-RUN/recommendation.json  Recommendation, when the run came to one; replaced atomically
+RUN/recordings/     recordings of an allocator's daemon by trial, JSON lines
+RUN/recommendation.json  Recommendation, where the run has one; replaced atomically
 RUN/report.html     written by `planewise report`
 """
 
@@ -40,7 +40,7 @@ RECOMMENDATION_FILE = "recommendation.json"
 
 
 class RunReader:
-    """A run directory as data. Tolerates what a kill leaves: a last line cut short."""
+    """Reads a run directory. Tolerates a last line that a kill cut short."""
 
     def __init__(self, path: Path) -> None:
         """Reads run.json. BadInputError when `path` is not a run directory of this format."""
@@ -71,7 +71,7 @@ class RunReader:
     def packets(self, trial: TrialRecord) -> pl.DataFrame | None:
         """Per-packet samples of an RTT trial, None when not kept.
 
-        docs/reference/formats.md tells the columns.
+        Columns: docs/reference/formats.md.
         """
         if trial.packets is None:
             return None
@@ -87,7 +87,7 @@ class RunReader:
             ) from error
 
     def recommendation(self) -> Recommendation | None:
-        """What the run advises; None when it came to no recommendation."""
+        """The run's recommendation; None when it has none."""
         file = self.path / RECOMMENDATION_FILE
         try:
             return Recommendation.model_validate_json(file.read_bytes())
@@ -102,16 +102,16 @@ class RunReader:
 
 
 def check_free(path: Path) -> None:
-    """Whether a run may go to `path`, before minutes are spent on measuring. Writes nothing.
+    """Checks that a run can be written to `path`, before anything is measured. Writes nothing.
 
     Raises:
-        BadInputError: it holds something, or is not a directory.
-        StorageError: it may not be made or written.
+        BadInputError: `path` is not empty, or not a directory.
+        StorageError: `path` cannot be made or written.
     """
     try:
         if path.exists() and not path.is_dir():
             raise BadInputError(
-                "the run directory would be where a file is",
+                "a file is in place of the run directory",
                 where=str(path),
                 remedy="name another with --out",
             )
@@ -122,13 +122,13 @@ def check_free(path: Path) -> None:
                 remedy="name another with --out, or continue that run with "
                 "`planewise run --resume`",
             )
-        above = next(place for place in (path, *path.absolute().parents) if place.exists())
+        parent = next(place for place in (path, *path.absolute().parents) if place.exists())
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from error
-    if not above.is_dir():
-        raise _unwritable(path, f"{above} is not a directory")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise _unwritable(path, f"{above} may not be written to")
+    if not parent.is_dir():
+        raise _unwritable(path, f"{parent} is not a directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise _unwritable(path, f"{parent} may not be written to")
 
 
 def _unwritable(path: Path, why: str) -> StorageError:
@@ -139,7 +139,7 @@ def _unwritable(path: Path, why: str) -> StorageError:
 
 
 class RunWriter:
-    """A run directory being written, by one process at a time."""
+    """Writes a run directory; only one process at a time can."""
 
     def __init__(
         self, path: Path, info: RunInfo, finished: frozenset[str], next_order: int, lock: int
@@ -148,11 +148,11 @@ class RunWriter:
         self.path = path
         self.info = info
         self.finished = finished
-        """Trials that are there already; a resumed run skips them."""
+        """Trials that are finished; a resumed run skips them."""
         self.next_order = next_order
         """`order` of the next trial."""
         self._lock = lock
-        # Unbuffered: what a full disk did not take must not come back when the file is closed.
+        # Unbuffered: closing the file must not write what a full disk refused.
         self._trials = (path / TRIALS_FILE).open("ab", buffering=0)
 
     @classmethod
@@ -175,8 +175,8 @@ class RunWriter:
     def resume(cls, path: Path) -> Self:
         """Opens a run that was cut short.
 
-        A trial line cut in the middle is dropped. A trial whose packets did not reach the disk
-        whole is not finished: it will be measured again.
+        A line cut in the middle is dropped. A trial whose packets are incomplete on the disk will
+        be measured again.
         """
         info = _read_info(path)
         lock = _lock(path)
@@ -205,10 +205,9 @@ class RunWriter:
         packets: pl.DataFrame | None = None,
         recording: bytes | None = None,
     ) -> None:
-        """Adds a finished trial for good: its packets and its recording first, then its line,
-        fsynced.
+        """Appends a finished trial, fsynced: its packets and its recording first, then its line.
 
-        A full disk is an error that names the directory; what was written before stays whole.
+        A full disk is an error that names the directory; earlier trials stay whole.
         """
         with _disk_errors(self.path):
             if packets is not None:
@@ -224,9 +223,7 @@ class RunWriter:
             start = os.fstat(self._trials.fileno()).st_size
             line = memoryview(trial.model_dump_json(exclude_defaults=True).encode() + b"\n")
             try:
-                while (
-                    line
-                ):  # the system may take a part, and refuse the rest when it is asked again
+                while line:  # a write may be partial, and the next one fail
                     line = line[self._trials.write(line) :]
                 os.fsync(self._trials.fileno())
             except OSError:
@@ -234,7 +231,7 @@ class RunWriter:
                 raise
 
     def sample(self, kpi: KpiSample) -> None:
-        """Adds a second of a running trial, for whoever looks on; the disk gets it in its time."""
+        """Appends a second of a running trial for live views, without fsync."""
         with _disk_errors(self.path):
             line = kpi.model_dump_json().encode() + b"\n"
             with (self.path / KPIS_FILE).open("ab") as handle:
@@ -269,7 +266,7 @@ class RunWriter:
 
 
 def _write_parquet(table: pl.DataFrame, file: Path) -> None:
-    """Whole or not at all. Made in memory first, so that a full disk is an OSError as elsewhere."""
+    """Writes a file as a whole, made in memory first so that a full disk is an OSError."""
     buffer = io.BytesIO()
     table.write_parquet(buffer, compression="zstd")
     _write_whole(buffer.getvalue(), file)
@@ -280,7 +277,7 @@ def _write_whole(content: bytes, file: Path) -> None:
         with file.open("wb") as handle:
             handle.write(content)
             handle.flush()
-            # Before the line that names it: else a power cut could keep the line alone.
+            # Before the line that names the file: a power cut must not keep only the line.
             os.fsync(handle.fileno())
         _sync_directory(file.parent)
     except OSError:
@@ -289,7 +286,7 @@ def _write_whole(content: bytes, file: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """A new name is on the disk only when its directory is."""
+    """Syncs a directory, and so the names of new files in it."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -298,7 +295,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _is_whole(run: Path, packets: str | None) -> bool:
-    """Whether a Parquet file has its end, which is written last and says how long it is."""
+    """Whether a Parquet file has its footer, which is written last and holds its length."""
     if packets is None:
         return True
     try:
@@ -321,7 +318,7 @@ _PARQUET_LEAST_BYTES = 12
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full or read-only disk into an error that names the directory."""
+    """Turns an OSError, as of a full disk, into a StorageError that names the directory."""
     try:
         yield
     except OSError as error:
@@ -402,7 +399,7 @@ def _first_line(error: Exception) -> str:
 
 
 def packets_file(trial: str) -> str:
-    """Where a trial's packets go, relative to the run directory."""
+    """File of a trial's packets, relative to the run directory."""
     return f"{PACKETS_DIR}/{_file_stem(trial)}.parquet"
 
 

@@ -1,9 +1,9 @@
 """Importers of results: one module a format, each with the same small interface.
 
-    NAME                        what the format is called
+    NAME                        name of the format
     recognise(head, path)       confidence 0 to 1 from the file's first bytes (decompressed)
-    parse(text, path)           the curves in a file's text, as store.loads.LoadTrials; `path` only
-                                names it. BadInputError with file and line for anything else
+    parse(text, path)           the curves in a file's text, as store.loads.LoadTrials; `path` names
+                                it in errors. BadInputError with file and line for anything else
 
 A format that is not text (a directory, Parquet) has `read(path)` in place of `parse`.
 """
@@ -29,11 +29,11 @@ MODULES = {
     "csit": "csit",
     "csv": "csv",
 }
-"""Name of a format -> its module here. Modules are imported when they are asked."""
+"""Module of each format by its name; modules are imported on use."""
 
 
 def importer(name: str) -> ModuleType:
-    """The importer of a format. BadInputError when there is none of that name."""
+    """The importer of a format. BadInputError for an unknown name."""
     if name not in MODULES:
         raise BadInputError(
             f"there is no format {name!r}",
@@ -46,7 +46,7 @@ def importer(name: str) -> ModuleType:
 def recognise(path: Path) -> str:
     """The name of the format that the file (or directory) most likely is.
 
-    BadInputError when it cannot be read, is empty, or is none of them.
+    BadInputError when it cannot be read, is empty, or is of no known format.
     """
     raw = b"" if path.is_dir() else read_bytes(path, HEAD_BYTES)
     head = _as_utf8(raw)
@@ -57,7 +57,7 @@ def recognise(path: Path) -> str:
             best, confidence = name, likelihood
     if best:
         return best
-    _complain_of_no_text(raw, path)
+    _check_is_text(raw, path)
     if head.lstrip()[:1] in (b"{", b"["):
         text = read_text(path)
         parse_json(text, path)  # damaged JSON gets its own sentence, with the line
@@ -76,7 +76,7 @@ def _as_utf8(head: bytes) -> bytes:
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
-def _complain_of_no_text(head: bytes, path: Path) -> None:
+def _check_is_text(head: bytes, path: Path) -> None:
     """BadInputError when the file is empty or binary; a character cut in two is neither."""
     if len(head) >= HEAD_BYTES:
         head = head[: head.rfind(b"\n", 0, HEAD_BYTES) + 1] or head[:4]
@@ -84,9 +84,9 @@ def _complain_of_no_text(head: bytes, path: Path) -> None:
 
 
 def read(path: Path, format_name: str | None = None) -> list[LoadTrials]:
-    """The curves of a file or run directory, its format recognised or as told.
+    """The curves of a file or run directory, its format recognised or given.
 
-    BadInputError with file and line for everything that is wrong with it.
+    BadInputError with file and line for a file that is wrong.
     """
     chosen = importer(format_name or recognise(path))
     curves: list[LoadTrials] = (

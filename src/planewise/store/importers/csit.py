@@ -2,7 +2,7 @@
 
 Followed: FD.io CSIT's model, docs/model/current/schema/test_case.info.schema.yaml, version 1.0.1
 (`result.type` of `ndrpdr`, `mrr`, `soak`). The model keeps no trial of a search: only the
-lower and upper bound of NDR and PDR. They are handed on as reported, with no trials to judge.
+lower and upper bound of NDR and PDR. They become `reported` values without trials.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """A curve without trials a test case. BadInputError when the test is not of a search."""
+    """A curve without trials for each test case. BadInputError for a test that is no search."""
     curves = []
     for line, value in values(text, path):
         where = f"{path}:{line}"
@@ -77,7 +77,7 @@ def _require_search(kind: str | None, where: str) -> None:
     raise BadInputError(
         "no result.type: not a test case of CSIT's model 1.x"
         if kind is None
-        else f"a test case of type {kind!r}: only searches (ndrpdr) say anything of loss",
+        else f"a test case of type {kind!r}: only searches (ndrpdr) report loss",
         where=where,
         remedy="give the .info.json of an ndrpdr test, or the search's trials (format mlrsearch)",
     )

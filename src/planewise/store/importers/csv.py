@@ -67,16 +67,16 @@ _AS_RATES = {
     ("received", "rate"): "received_rate",
     ("lost", "share"): "loss_ratio",
 }
-"""A count's name with a rate's unit is that rate."""
+"""A count's name with a rate's unit means the rate."""
 MAX_CURVES = 1000
-"""A column that parts the rows into more curves is some other number."""
+"""Most curves of a file: a column `curve` with more values is something else."""
 _HEADER_WORD = re.compile(r"[^a-z0-9]+")
 _TRUE = {"1", "1.0", "true", "yes"}
 _MAY_BE_EMPTY = frozenset({"duration", "order", "drops", "cpu", "limited"})
 
 
 class _Column(NamedTuple):
-    """Where a quantity stands in a row, and by what it is multiplied."""
+    """A quantity's place in a row, and the factor to its base unit."""
 
     place: int
     scale: float
@@ -99,7 +99,7 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """A curve a value of the column `curve`. BadInputError with file and line otherwise."""
+    """A curve for each value of the column `curve`. BadInputError with file and line otherwise."""
     rows = _rows(text, path)
     line, header = next(rows, (1, []))
     columns = _columns(header)
@@ -134,7 +134,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
             if len(by_curve) == MAX_CURVES:
                 raise BadInputError(
                     f"the column {columns['curve'].title} has more than {MAX_CURVES} different "
-                    "values: it cannot be what parts the curves",
+                    "values: it does not name curves",
                     where=f"{path}:{line}",
                     remedy="give that column another name",
                 )
@@ -178,7 +178,7 @@ def _is_enough(columns: Mapping[str, object]) -> bool:
 
 
 def _counts(values: Mapping[str, float]) -> tuple[float, float]:
-    """Packets sent and received of a row, from whatever it tells."""
+    """Packets sent and received of a row, from the quantities that it has."""
     if _counts_packets(values):
         sent = values.get("sent", np.nan)
         if "sent" not in values:
@@ -197,7 +197,7 @@ def _finish(
     curve: str,
     about: dict[str, object],
     order: list[float],
-    noticed: list[str],
+    new_notes: list[str],
 ) -> LoadTrials:
     places = np.array(order)
     notes = about.get("notes")
@@ -208,7 +208,7 @@ def _finish(
         curve=curve,
         order=None if np.isnan(places).any() else places,
         info=facts_of(about),
-        notes=[*(map(str, notes) if isinstance(notes, list) else ()), *noticed],
+        notes=[*(map(str, notes) if isinstance(notes, list) else ()), *new_notes],
         reported={k: float(v) for k, v in reported.items() if isinstance(v, int | float)}
         if isinstance(reported, dict)
         else None,
@@ -216,14 +216,14 @@ def _finish(
 
 
 def _described(text: str) -> dict[str, dict[str, object]]:
-    """What our exporter wrote in its first line: by curve, name, format, info, notes, reported."""
+    """The exporter's first line: name, format, info, notes and reported values by curve."""
     if not text.startswith(MARK):
         return {}
     return described(text[len(MARK) :].split("\n", 1)[0])
 
 
 def _rows(text: str, path: Path | None = None) -> Iterator[tuple[int, list[str]]]:
-    """The rows with their lines; the separator is what the header uses most."""
+    """The rows with their line numbers; the separator is the header's most frequent one."""
     separator = None
     for number, content in lines(text):
         if content.startswith("#"):

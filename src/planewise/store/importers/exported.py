@@ -46,7 +46,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
 
 
 def from_description(curve: Mapping[str, object], index: int, path: Path) -> LoadTrials:
-    """A curve from its JSON object: columns under `trials`, the rest beside them."""
+    """A curve from its JSON object: columns under `trials`, its description beside them."""
     where = str(path)
     trials = mapping(curve.get("trials"), f"curve {index}: trials", where)
     columns = {
@@ -60,7 +60,7 @@ def from_description(curve: Mapping[str, object], index: int, path: Path) -> Loa
 def from_columns(
     curve: Mapping[str, object], columns: Mapping[str, Floats], index: int, path: Path
 ) -> LoadTrials:
-    """A curve from its columns by name, and what `curve` says beside them."""
+    """A curve from its columns by name; `curve` is its description."""
     where = str(path)
     missing = [name for name in ("offered_pps", "sent", "received") if name not in columns]
     if missing:
@@ -109,7 +109,7 @@ def from_columns(
 
 
 def facts_of(curve: Mapping[str, object]) -> dict[str, str | int | float] | None:
-    """What a curve's description says of its experiment; None where it says nothing."""
+    """Facts on the experiment from a curve's description; None where it has none."""
     info = curve.get("info")
     if not isinstance(info, dict):
         return None
@@ -117,7 +117,7 @@ def facts_of(curve: Mapping[str, object]) -> dict[str, str | int | float] | None
 
 
 def described(text: str) -> dict[str, dict[str, object]]:
-    """The curves that an exporter of ours described in JSON, by name; empty where it is not."""
+    """Descriptions of curves, by name, from an exporter's JSON; empty for other text."""
     try:
         about = json.loads(text) if text else {}
     except (ValueError, RecursionError):

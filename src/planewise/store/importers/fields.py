@@ -1,6 +1,6 @@
-"""Models of other tools' JSON: which fields are read, and one sentence for what is wrong with them.
+"""Models of other tools' JSON: the fields that are read, and an error for the first wrong one.
 
-Knows no format and no file; the field's path within the value is in every sentence.
+Knows no format and no file; every error has the field's path within the value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planewise.store.importers.text import shown
 
 
 class Fields(BaseModel):
-    """What is read of an object; its other fields are ignored."""
+    """The fields that are read of an object; others are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -31,17 +31,17 @@ Number = Annotated[float, Field(strict=True)]
 """A JSON number: neither true nor "12". NaN and infinity pass: the columns' check names them."""
 
 
-def _if_it_is(kind: Any) -> Callable[[object], object]:
+def _none_unless(kind: Any) -> Callable[[object], object]:
     def keep(value: object) -> object:
         return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
     return keep
 
 
-LooseNumber = Annotated[float | None, BeforeValidator(_if_it_is(int | float))]
-"""A number that is of use where it is one, and no error where it is something else."""
-LooseText = Annotated[str | None, BeforeValidator(_if_it_is(str))]
-"""The same of a text."""
+LooseNumber = Annotated[float | None, BeforeValidator(_none_unless(int | float))]
+"""An optional number; None, and no error, for another type."""
+LooseText = Annotated[str | None, BeforeValidator(_none_unless(str))]
+"""An optional text; None, and no error, for another type."""
 
 _KINDS = {
     "float_type": "not a number",
@@ -52,21 +52,21 @@ _KINDS = {
 
 
 def check(model: type[M], value: object, what: str, where: str, prefix: str = "") -> M:
-    """`value` as `model`; BadInputError that names the first field which is not as it should be.
+    """`value` as `model`; BadInputError that names the first wrong field.
 
     `what` names the value itself, `prefix` comes before the path of a field in it.
     """
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+        fault = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in fault["loc"])
     name = f"{prefix}{path}" if path else what
-    a_number = first["type"] == "float_type"
+    a_number = fault["type"] == "float_type"
     problem = (
         f"{name} is missing"
-        if first["type"] == "missing" or first["input"] is None
-        else f"{name} is {shown(first['input'])}, {_KINDS.get(first['type'], 'not an object')}"
+        if fault["type"] == "missing" or fault["input"] is None
+        else f"{name} is {shown(fault['input'])}, {_KINDS.get(fault['type'], 'not an object')}"
     )
     raise BadInputError(
         problem,

@@ -36,7 +36,7 @@ class _Trial(Fields):
 
 
 def recognise(head: bytes, path: Path) -> float:
-    """`intended_load` with one of the counts is this class's own vocabulary."""
+    """`intended_load` beside one of the counts: field names of this class."""
     if b"MeasurementResult(intended_duration=" in head or b"DiscreteResult(intended_d" in head:
         return 0.95
     if b'"intended_load"' in head and any(f'"{name}"'.encode() in head for name in _COUNTS):
@@ -108,7 +108,7 @@ def _fields(text: str, where: str) -> dict[str, object]:
 
 
 def _add(columns: TrialColumns, fields: Mapping[str, object], line: int, where: str) -> bool:
-    """Adds a trial; whether the generator sent less than it should. Two counts give the third."""
+    """Adds a trial, whose third count follows from two; returns whether it sent too few packets."""
     trial = check(_Trial, fields, "a trial", where)
     sent, lost, received = trial.offered_count, trial.loss_count, trial.forwarding_count
     if sent is None and lost is not None and received is not None:

@@ -66,7 +66,7 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """One curve a service chain and frame size. BadInputError for what is not of this format."""
+    """A curve for each service chain and frame size. BadInputError for another format."""
     where = str(path)
     result = check(_File, parse_json(text, path), "the file's content", where)
     info = result.model_dump(include={"date", "nfvbench_version"}, exclude_none=True)

@@ -4,7 +4,7 @@ Any Parquet file with the columns of the documented CSV is read too: each trial 
 
 Damaged Parquet makes polars panic or even abort the whole process (a corrupt length becomes an
 allocation of exabytes), which no `except` can catch. So a child process decodes the file:
-`python -m planewise.store.importers.parquet` takes it on stdin and gives plain arrays on stdout.
+`python -m planewise.store.importers.parquet` reads it from stdin and writes arrays to stdout.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SMALLEST_BYTES = 12
 _PATIENCE_S = 120.0
 _MEMORY_BYTES = 16 << 30
 _REFUSED = 3
-"""Exit code of the child when the file is no good; its stdout then is the sentence."""
+"""Exit code of the child for a bad file; its stdout is the reason."""
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -49,7 +49,7 @@ def read(path: Path) -> list[LoadTrials]:
 
 
 def parse(data: bytes, path: Path) -> list[LoadTrials]:
-    """The same from the file's bytes; `path` only names it."""
+    """The curves from the file's bytes; `path` is for errors."""
     where = str(path)
     complete = data.startswith(_MAGIC) and data.endswith(_MAGIC) and len(data) >= _SMALLEST_BYTES
     if not complete:
@@ -73,7 +73,7 @@ def parse(data: bytes, path: Path) -> list[LoadTrials]:
 
 
 def _decoded(data: bytes, where: str) -> tuple[dict[str, Floats], list[str], str]:
-    """Columns, each row's curve, and our metadata, as a child process reads them."""
+    """Columns, each row's curve, and the exporter's metadata, read by a child process."""
     try:
         child = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -108,7 +108,7 @@ def _damaged(reason: str, where: str) -> BadInputError:
 
 
 def _decode() -> int:
-    """The child: Parquet on stdin, an .npz on stdout. Its exit code."""
+    """The child process: Parquet on stdin, .npz on stdout. Returns its exit code."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

@@ -2,8 +2,8 @@
 
     [[rate_pps, start_rx_discards], [tx, rx, cumulative_rx_discards], …]
 
-Some files have four values a run, the last being the CPU load in percent. Lines may stand in any
-order. What the experiment was is in the file's name (`exp_t_10`, `raw_50`, `k6.8`, `nic_buf_4096`,
+Some files have four values a run, the last being the CPU load in percent. Lines may be in any
+order. The experiment is described by the file's name (`exp_t_10`, `raw_50`, `k6.8`, `nic_buf_4096`,
 `irq_pf0-4_pf1-6`, …). Source: the data published with arXiv 2410.18644.
 """
 
@@ -38,7 +38,7 @@ _NAME_PARTS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def recognise(head: bytes, path: Path) -> float:
-    """Two opening brackets with two numbers in them: no other format here begins so."""
+    """Two opening brackets and two numbers, which no other format here begins with."""
     if _HEAD.match(head):
         return 0.95
     return 0.6 if _MAY_BE.match(head) else 0.0
@@ -68,10 +68,10 @@ def _fill(
     begins = np.cumsum(sizes) - sizes
     sent, received, discards = runs[:, 0], runs[:, 1], runs[:, 2]
     with np.errstate(all="ignore"):
-        before = np.concatenate(([np.nan], discards[:-1]))
-        before[begins] = start
-        drops = discards - before
-        drops[drops < 0] = np.nan  # the counter was reset: nothing is known of this run
+        previous = np.concatenate(([np.nan], discards[:-1]))
+        previous[begins] = start
+        drops = discards - previous
+        drops[drops < 0] = np.nan  # the counter was reset during this run
         duration_s = _durations_s(named_s, np.add.reduceat(sent, begins) / sizes / rate)
     columns.add_columns(
         line=np.repeat(line, sizes),
@@ -86,17 +86,17 @@ def _fill(
 
 def _notes(heads: list[tuple[int, float, float, int]]) -> list[str]:
     notes = []
-    first: dict[float, int] = {}
-    again: dict[float, int] = {}
+    first_line: dict[float, int] = {}
+    repeats: dict[float, int] = {}
     for line, rate, _, _ in heads:
-        if rate in first:
-            again.setdefault(rate, line)
-        first.setdefault(rate, line)
-    if again:
-        rate, line = next(iter(again.items()))
+        if rate in first_line:
+            repeats.setdefault(rate, line)
+        first_line.setdefault(rate, line)
+    if repeats:
+        rate, line = next(iter(repeats.items()))
         notes.append(
-            f"{len(again)} loads stand on more than one line (the first, {rate:.0f} pps, on lines "
-            f"{first[rate]} and {line}): their runs are taken together"
+            f"{len(repeats)} loads stand on more than one line (the first, {rate:.0f} pps, on "
+            f"lines {first_line[rate]} and {line}): their runs are taken together"
         )
     empty = [(line, rate) for line, rate, _, count in heads if not count]
     if empty:
@@ -106,7 +106,7 @@ def _notes(heads: list[tuple[int, float, float, int]]) -> list[str]:
 
 
 def info_from_name(path: Path) -> dict[str, str | int | float]:
-    """What the file's name says: duration_s, runs, kernel, platform, nic_ring, irq_pinning, …"""
+    """Facts from the file's name: duration_s, runs, kernel, platform, nic_ring, irq_pinning, …"""
     stem = path.name.removesuffix(".gz").removesuffix(".txt")
     info: dict[str, str | int | float] = {}
     for key, pattern in _NAME_PARTS:
@@ -119,8 +119,8 @@ def info_from_name(path: Path) -> dict[str, str | int | float]:
 def _durations_s(named_s: str | int | float | None, sent_over_rate_s: Floats) -> Floats:
     """Each line's trial duration: from the file's name, or what the counts imply.
 
-    The generator keeps its rate within a percent, so sent / rate tells the duration; where the
-    name says otherwise by more, the counts are believed.
+    The generator keeps its rate within a percent, so sent / rate is the duration; where the name
+    differs by more, the counts decide.
     """
     seconds = np.where((sent_over_rate_s > 0) & (sent_over_rate_s < 1e6), sent_over_rate_s, np.nan)
     whole_s = np.round(seconds)
@@ -133,15 +133,15 @@ def _durations_s(named_s: str | int | float | None, sent_over_rate_s: Floats) ->
 def _load(value: object, where: str) -> tuple[float, float, list[list[float]]]:
     """Rate, discards at the start, and the runs, each of three or four numbers."""
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
-        raise _wrong("a line is a list of lists", where)
+        raise _not_a_line("a line is a list of lists", where)
     head, runs = value[0], value[1:]
     if len(head) not in (1, 2):
-        raise _wrong("the line's first list holds the rate and the discard counter", where)
+        raise _not_a_line("the line's first list holds the rate and the discard counter", where)
     rate = number(head[0], "the offered load", where)
     start = number(head[1], "the discard counter", where) if len(head) == 2 else np.nan
     for index, run in enumerate(runs, start=1):
         if not isinstance(run, list) or len(run) not in (3, 4):
-            raise _wrong(f"run {index} is not a list of three or four numbers", where)
+            raise _not_a_line(f"run {index} is not a list of three or four numbers", where)
         for item in run:
             if type(item) is not int or abs(item) > MAX_NUMBER:
                 value = number(item, f"a value of run {index}", where)
@@ -162,7 +162,7 @@ def _rectangle(rows: list[list[float]]) -> Floats:
     return np.array(rows, dtype=np.float64)
 
 
-def _wrong(what: str, where: str) -> BadInputError:
+def _not_a_line(what: str, where: str) -> BadInputError:
     return BadInputError(
         f"not a PASTRAMI line: {what}",
         where=where,

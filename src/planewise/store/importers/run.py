@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAME = "run"
 
 _LOAD_FACTORS = frozenset({"offered_pps", "load_pps", "rate_pps", "intended_pps"})
-"""Factors that are the load itself: they do not part one curve from another."""
+"""Factors that are the load itself: trials of one curve differ in them."""
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -30,7 +30,7 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def read(path: Path) -> list[LoadTrials]:
-    """A curve a cell. BadInputError for what is not a run directory or has no load trials."""
+    """A curve for each cell. BadInputError for other directories and runs without load trials."""
     from planewise.store.rundir import RUN_FILE, RunReader
 
     directory = path if path.is_dir() else path.parent
@@ -130,6 +130,6 @@ def _usable(record: TrialRecord) -> bool:
 
 
 def _differing(cells: list[dict[str, Level]]) -> set[str]:
-    """The factors that tell the cells apart."""
+    """The factors in which the cells differ."""
     keys = {key for cell in cells for key in cell}
     return {key for key in keys if len({repr(cell.get(key)) for cell in cells}) > 1}

@@ -1,4 +1,4 @@
-"""From a file to text and JSON values with their lines; every failure names file and line.
+"""Reads files as text and JSON values with their lines; every error names file and line.
 
 Knows files, encodings and JSON's syntax; knows no format.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 from planewise.errors import BadInputError
 
 HEAD_BYTES = 65536
-"""How much of a file its format is recognised from."""
+"""Bytes from which a file's format is recognised."""
 
 MAX_BYTES = 1 << 30
-"""Larger files (after decompression) are not results of trials."""
+"""Largest file that is read, after decompression."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -96,7 +96,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, path: Path, line: int = 1) -> object:
-    """One JSON value; `line` is where the text begins in its file."""
+    """One JSON value; `line` is the line of its begin in the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -108,8 +108,8 @@ def parse_json(text: str, path: Path, line: int = 1) -> object:
 def values(text: str, path: Path) -> Iterator[tuple[int, object]]:
     """The values of a file that is one JSON value, an array of them, or one a line.
 
-    Yields each with the line on which it begins. A top-level array is taken apart; JSON lines are
-    read strictly by line, so that a cut line is blamed and not the next one.
+    Yields each with the line of its begin. JSON lines are read strictly by line, so that an error
+    names the line that was cut, not the next one.
     """
     decoder = json.JSONDecoder()
     start = _skip(text, 0)
@@ -122,11 +122,11 @@ def values(text: str, path: Path) -> Iterator[tuple[int, object]]:
         return
     if "\n" in text[start:end]:  # pretty-printed values, one after the other
         line = 1
-        last = 0
+        counted = 0
         while start < len(text):
             value, end = _decode(decoder, text, start, path)
-            line += text.count("\n", last, start)
-            last = start
+            line += text.count("\n", counted, start)
+            counted = start
             yield line, value
             start = _skip(text, end)
         return
@@ -145,13 +145,13 @@ def _array(
     decoder: json.JSONDecoder, text: str, start: int, path: Path
 ) -> Iterator[tuple[int, object]]:
     line = text.count("\n", 0, start) + 1
-    last = start
+    counted = start
     position = _skip(text, start + 1)
     if not text.startswith("]", position):
         while True:
             value, end = _decode(decoder, text, position, path)
-            line += text.count("\n", last, position)
-            last = position
+            line += text.count("\n", counted, position)
+            counted = position
             yield line, value
             position = _skip(text, end)
             if text.startswith("]", position):
@@ -225,7 +225,7 @@ def mapping(value: object, what: str, where: str) -> dict[str, object]:
 
 
 def shown(value: object) -> str:
-    """`value` as an error shows it."""
+    """`value` as text for an error."""
     if value is None:
         return "missing"
     if isinstance(value, dict):

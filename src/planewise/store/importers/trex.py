@@ -3,8 +3,8 @@
 Followed: cisco-system-traffic-generator/trex-core, ndr_bench.py (commit 27e0153) and the
 statistics of its stateless client.
 - Statistics: what `STLClient.get_stats()` returns, as JSON: `total.opackets` sent and
-  `total.ipackets` received. They hold neither the intended load nor the duration; a file that
-  wants to be exact wraps each trial: {"rate_pps": …, "duration_s": …, "stats": {…}}. Without,
+  `total.ipackets` received. They hold neither the intended load nor the duration; a file
+  may add them to each trial: {"rate_pps": …, "duration_s": …, "stats": {…}}. Without,
   the load is `global.tx_expected_pps` or else `total.tx_pps`, the measured rate.
 - NDR benchmark: what `stl_ndr_bench_tool.py -o json` prints (`ndr_bench.py`, to_json):
   {"results": {…}, "config": {…}}, the one iteration that it settled on.
@@ -30,7 +30,7 @@ NAME = "trex"
 _MULTIPLIER = re.compile(r"\s*([\d.]+(?:[eE][+]?\d+)?)\s*([kmg]?)pps\s*", re.IGNORECASE)
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 QUEUE_FULL_SHARE = 0.01
-"""More attempts to send that met a full queue than this: the generator was at its limit."""
+"""With a larger share of attempts that met a full queue, the generator was the limit."""
 
 
 _MEASURED = (
@@ -145,9 +145,9 @@ def _add(
 
 
 def _intended_pps(trial: _Trial, statistics: _Statistics) -> float | None:
-    for given in (trial.rate_pps, trial.offered_pps, trial.intended_pps):
-        if given is not None:
-            return given
+    for rate in (trial.rate_pps, trial.offered_pps, trial.intended_pps):
+        if rate is not None:
+            return rate
     if trial.mult is not None and (match := _MULTIPLIER.fullmatch(trial.mult)):
         try:
             return float(match[1]) * _SCALE[match[2].lower()]
