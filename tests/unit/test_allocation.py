@@ -474,7 +474,7 @@ def test_latency_is_predicted_from_who_held_a_vf_without_looking_at_the_policys_
     found = predictions(trials)
     assert found is not None
     assert (round(found.saved, 6), found.guests) == (0.75, 6)
-    quiet, busy = found.found
+    quiet, busy = found.groups
     assert (busy.policy, busy.group, busy.held) == ("activity", "40", 0.5)
     assert busy.predicted_ns == pytest.approx(2.5e6)
     assert busy.error == pytest.approx(0.0, abs=1e-9)
@@ -485,6 +485,6 @@ def test_latency_is_predicted_from_who_held_a_vf_without_looking_at_the_policys_
     slower += [trial("activity", block, 5.0, 4.0, "guest1") for block in blocks]
     again = predictions(slower)
     assert again is not None
-    assert again.found[1].error == pytest.approx(-0.5)
-    assert again.found[1].predicted_ns == busy.predicted_ns
+    assert again.groups[1].error == pytest.approx(-0.5)
+    assert again.groups[1].predicted_ns == busy.predicted_ns
     assert predictions(trials[:6]) is None, "nobody kept a VF: nothing is known of what it saves"

@@ -179,10 +179,10 @@ def test_cumulative_curves_are_the_packets_quantiles_as_far_as_packets_tell(data
 def test_packets_read_together_are_those_read_one_by_one(data: RunData) -> None:
     trials = [trial for trial in data.done if trial.cell["plane"] == "bridge"][:6]
     cells = [trials[:3], trials[3:]]
-    together = packets._together(data.run.path, cells, "rtt_user")
-    assert together is not None
-    for trials_of_cell, found in zip(cells, together, strict=True):
-        alone = packets._one_by_one(data.run.path, trials_of_cell, "rtt_user")
+    scanned = packets._scan(data.run.path, cells, "rtt_user")
+    assert scanned is not None
+    for trials_of_cell, found in zip(cells, scanned, strict=True):
+        alone = packets._read_files(data.run.path, trials_of_cell, "rtt_user")
         assert found is not None
         assert isinstance(alone, packets.Packets)
         for name in ("rtt_ns", "kernel_ns", "nic_ns", "response_ns"):

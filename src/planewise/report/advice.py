@@ -1,6 +1,6 @@
 """The page of an advice: planes for a planned workload, drawn over the number of functions.
 
-Knows no model: what it shows was worked out before.
+Knows no model: its figures are given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AXIS_ROOM = 72
 
 @dataclass(frozen=True)
 class CapacityPoint:
-    """What a plane carries with so many functions."""
+    """Predicted throughput of a plane with `vnfs` functions."""
 
     plane: str
     vnfs: int
@@ -32,7 +32,7 @@ class CapacityPoint:
 
 @dataclass(frozen=True)
 class StatementRow:
-    """A statement and what it rests on."""
+    """A statement and its basis."""
 
     text: str
     basis: str
@@ -51,13 +51,13 @@ class RankedRow:
 
 @dataclass(frozen=True)
 class AdvicePage:
-    """All that the page shows."""
+    """Content of the page."""
 
     title: str
     sentence: str
     host: str
     notice: str
-    """What a reader must know of the figures first; empty for nothing."""
+    """Warning above the figures; empty for none."""
     columns: tuple[str, ...]
     planes: tuple[RankedRow, ...]
     changes: tuple[StatementRow, ...]
@@ -67,7 +67,7 @@ class AdvicePage:
     measured: bool = False
     """Whether some of the figures were measured."""
     notes: tuple[StatementRow, ...] = ()
-    """What to keep in mind."""
+    """Reservations."""
 
 
 def render(page: AdvicePage) -> str:
@@ -82,20 +82,21 @@ def render(page: AdvicePage) -> str:
 
 
 def description(page: AdvicePage) -> str:
-    """What a person who cannot see the chart must know."""
-    asked = [point for point in page.points if point.vnfs == page.asked_vnfs]
+    """The chart in words, for readers who cannot see it."""
     rates = "; ".join(
-        f"{point.plane} {point.pps / 1e6:.3g} Mpps, bound by the {point.binds}" for point in asked
+        f"{point.plane} {point.pps / 1e6:.3g} Mpps, bound by the {point.binds}"
+        for point in page.points
+        if point.vnfs == page.asked_vnfs
     )
     return f"Lines of what each plane carries over the number of functions. Asked for: {rates}."
 
 
 def chart(page: AdvicePage, width: int) -> Spec:
-    """What each plane carries over the number of functions, with its interval."""
+    """Throughput of each plane over the number of functions, with its interval."""
     colours = theme.colours_of(dict.fromkeys(point.plane for point in page.points))
     room = vega.label_room(colours)
     plot = width - _AXIS_ROOM - room - 12
-    last = max(point.vnfs for point in page.points)
+    most_vnfs = max(point.vnfs for point in page.points)
     span = Span.of(
         [pps for point in page.points for pps in (point.pps, point.high_pps)], log_from=12
     )
@@ -109,19 +110,19 @@ def chart(page: AdvicePage, width: int) -> Spec:
         }
         for point in page.points
     ]
-    axis = {"title": "network functions", "values": _ticks(last), "format": "d", "grid": False}
-    x = vega.quantitative("vnfs", Span(1, max(last, 2), log=False), axis)
+    axis = {"title": "network functions", "values": _ticks(most_vnfs), "format": "d", "grid": False}
+    x = vega.quantitative("vnfs", Span(1, max(most_vnfs, 2), log=False), axis)
     rate = vega.y_axis(span, "rate", _AXIS_ROOM, title="sent by all functions together", most=6)
     y = {name: vega.quantitative(name, span, rate) for name in ("pps", "low")}
     colour = {"color": vega.coloured("plane", colours)}
-    asked: Look = {"color": theme.MUTED.light, "strokeDash": [3, 3]}
+    asked_look: Look = {"color": theme.MUTED.light, "strokeDash": [3, 3]}
     ends = [
         (str(row["plane"]), vega.height_of(float(row["pps"]), span, _HEIGHT))
         for row in rows
-        if row["vnfs"] == last
+        if row["vnfs"] == most_vnfs
     ]
     marks = [
-        vega.mark("rule", [{"vnfs": page.asked_vnfs}], {"x": x}, **asked),
+        vega.mark("rule", [{"vnfs": page.asked_vnfs}], {"x": x}, **asked_look),
         vega.mark(
             "area", rows, {"x": x, "y": y["low"], "y2": {"field": "high"}, **colour}, opacity=0.15
         ),
@@ -134,6 +135,6 @@ def chart(page: AdvicePage, width: int) -> Spec:
     return vega.finish(vega.layers(marks, width=plot, height=_HEIGHT))
 
 
-def _ticks(last: int) -> Sequence[int]:
-    step = 1 if last <= 10 else 2 if last <= 20 else 8
-    return [n for n in range(1, last + 1) if n == 1 or n % step == 0]
+def _ticks(most_vnfs: int) -> Sequence[int]:
+    step = 1 if most_vnfs <= 10 else 2 if most_vnfs <= 20 else 8
+    return [n for n in range(1, most_vnfs + 1) if n == 1 or n % step == 0]

@@ -1,4 +1,4 @@
-"""From a run directory to what the figures show: cells, summaries, curves. Knows no drawing.
+"""Cells, summaries and curves of a run directory, for the figures. Knows no drawing.
 
 Packets become summaries here, a few cells at a time; only a scatter's share of them is kept.
 """
@@ -54,7 +54,7 @@ class CpuCell:
 
     @property
     def replicates(self) -> int:
-        """How many there are."""
+        """Number of replicates."""
         return len(self.replicates_busy)
 
     @property
@@ -75,7 +75,7 @@ CPU_GROUPS: Mapping[str, tuple[str, ...]] = {
     "stolen": ("steal",),
     "waiting": ("iowait",),
 }
-"""mpstat's modes, gathered."""
+"""mpstat's modes by group."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class ChainCell:
     size: int | str
     """Bytes of a frame with FCS, or `imix`."""
     pps: tuple[float, ...]
-    """What all functions transmit, by replicate."""
+    """Rate that all functions transmit together, by replicate."""
     bps: tuple[float, ...]
     delivered: float
-    """Packets that came back, as a share of those handed over."""
+    """Packets that came back, as a share of those offered."""
     limit: ChainLimit
-    """What bound most of the replicates."""
+    """The bottleneck of most replicates."""
     why: str
-    """What shows it, in the first replicate that it bound."""
+    """Evidence of that bottleneck, from the first replicate that it limited."""
     cores: tuple[CoreUse, ...]
     """Of that replicate."""
     frames: FrameAccount | None
@@ -141,12 +141,12 @@ class OrderedTrial:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a host tells of its own state, and what it has no counter for."""
+    """Kinds of state that a host recorded around trials, and those that it has no counter for."""
 
     host: str
-    told: tuple[str, ...]
+    recorded: tuple[str, ...]
     unsupported: tuple[str, ...]
-    """Its silence is not steadiness."""
+    """Unknown, which does not mean that it did not change."""
 
 
 _STATE: tuple[tuple[Callable[[HostState], bool], str], ...] = (
@@ -169,7 +169,7 @@ def virtual_reason(info: RunInfo) -> str:
 
 
 class RunData:
-    """Everything that a report shows, computed when it is first asked for."""
+    """Data of a report, computed on first access."""
 
     def __init__(self, run: RunReader) -> None:
         """Reads the trials. BadInputError for a line that is not a trial record."""
@@ -182,7 +182,7 @@ class RunData:
         self._keys: dict[str, tuple[str, Factors]] = {}
 
     def key(self, trial: TrialRecord) -> tuple[str, Factors]:
-        """What the trial's cell is called: its series (its plane, mostly) and its other levels."""
+        """Series (mostly the plane) and other levels of the trial's cell."""
         cell_key = self._keys.get(trial.trial)
         if cell_key is None:
             cell_key = self.naming.series(trial.cell), self.naming.factors(trial.cell)
@@ -191,17 +191,17 @@ class RunData:
 
     @cached_property
     def done(self) -> list[TrialRecord]:
-        """Trials that came to a result."""
+        """Trials that have a result."""
         return [trial for trial in self.trials if trial.status == "done"]
 
     @cached_property
     def counted(self) -> list[TrialRecord]:
-        """Of these, trials that kept the levels of their cells: what averages and figures hold."""
+        """Trials of `done` that kept their cells' levels; averages and figures use only these."""
         return [trial for trial in self.done if keeps_levels(trial)]
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
-        """What the run advises; a damaged file is noted, not fatal."""
+        """The run's recommendation; a damaged file is noted, not fatal."""
         try:
             return self.run.recommendation()
         except BadInputError as error:
@@ -211,16 +211,16 @@ class RunData:
     @cached_property
     def planes(self) -> tuple[str, ...]:
         """All planes (series, where the background's planes vary as well)."""
-        seen = dict.fromkeys(
+        names = dict.fromkeys(
             series for trial in self.trials for series in self.naming.like(self.key(trial)[0])
         )
-        return tuple(sorted(seen, key=self.plane_rank))
+        return tuple(sorted(names, key=self.plane_rank))
 
     def plane_rank(self, series: str) -> tuple[int, str]:
-        """Planes in the same order everywhere: as the colours name them, unknown ones after."""
-        known = list(theme.PLANES)
+        """Sort key of a series: planes in the order of their colours, unknown planes last."""
+        order = list(theme.PLANES)
         plane = self.naming.plane(series)
-        place = known.index(plane) if plane in known else len(known)
+        place = order.index(plane) if plane in order else len(order)
         return (place + (plane == NO_PLANE), series)
 
     @cached_property
@@ -230,14 +230,14 @@ class RunData:
 
     @property
     def virtual_word(self) -> str:
-        """What kind of times this run has where they are not those of bare hardware."""
+        """`emulated` or `virtualised` times; empty on bare hardware."""
         return "emulated" if self.info.emulated else "virtualised" if self.virtual else ""
 
     @cached_property
     def rtt_metric(self) -> RttMetric:
-        """RTT as the guest's program sees it, which the recommendation rests on as well.
+        """The kind of RTT that figures show: from user-space stamps, as the recommendation uses.
 
-        Kernel stamps only where a trial has no others, and then for all planes alike.
+        Kernel stamps for all planes, where a trial has no others.
         """
         trials = [trial for trial in self.done if trial.kind == "rtt"]
         return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
@@ -249,7 +249,7 @@ class RunData:
 
     @cached_property
     def missed(self) -> list[RttCell]:
-        """The same of trials that missed a level of their cell, apart from those that kept it."""
+        """As `rtt`, over trials that missed a level of their cell."""
         trials = (trial for trial in self.done if trial.kind == "rtt" and missed_levels(trial))
         return self._rtt_cells(trials)
 
@@ -327,9 +327,9 @@ class RunData:
                 cell = trial.cell
                 plane = cell.get("plane", NO_PLANE)
                 several = len({guest for guest, _ in kinds[plane]}) > 1
-                what = (cell.get("guest", "") if several else "", cell.get("forwarder", ""))
+                variant = (cell.get("guest", "") if several else "", cell.get("forwarder", ""))
                 key = (
-                    ", ".join(str(one) for one in (plane, *what) if one),
+                    ", ".join(str(part) for part in (plane, *variant) if part),
                     str(cell.get("path", "")),
                     int(cell.get("vnfs", len(trial.chain.vnfs))),
                     cell.get("size_bytes", 0),
@@ -400,8 +400,7 @@ class RunData:
             key = self.key(trial)
             rtt = trial.latency.get(self.rtt_metric)
             median = rtt.p50_ns if rtt and keeps_levels(trial) and trial.kind == "rtt" else None
-            # With a single trial there is nothing to compare it with: it would lie at its own
-            # middle, and the run would seem to have no drift.
+            # A single trial is its cell's median: relative to itself it would show no drift.
             several = len(medians.get(key, ())) > 1
             of_cell = statistics.median(medians[key]) if several else 0.0
             result.append(
@@ -420,12 +419,12 @@ class RunData:
 
     @cached_property
     def drift(self) -> tuple[Drift, ...]:
-        """What changed on the hosts, or in the results, while the run was measured."""
+        """Changes of the hosts or of the results during the run."""
         return find_drift(self.trials, self.info)
 
     @cached_property
     def watched(self) -> tuple[Watched, ...]:
-        """By host, what its state around every trial tells; empty where nothing was recorded."""
+        """Recorded kinds of state by host; empty where no state was recorded."""
         states: dict[str, list[HostState]] = {}
         for trial in self.done:
             for role, state in trial.host.items():
@@ -433,15 +432,15 @@ class RunData:
         return tuple(
             Watched(
                 role,
-                told=tuple(words for told, words in _STATE if any(map(told, own))),
-                unsupported=tuple(words for told, words in _STATE if not any(map(told, own))),
+                recorded=tuple(words for has, words in _STATE if any(map(has, host_states))),
+                unsupported=tuple(words for has, words in _STATE if not any(map(has, host_states))),
             )
-            for role, own in states.items()
+            for role, host_states in states.items()
         )
 
     @cached_property
     def left_out(self) -> list[LeftOut]:
-        """What is not in the figures or must be read with care, and why."""
+        """What the figures leave out or show with reservations, and why."""
         _ = self.rtt, self.missed, self.recommendation  # they add notes
         notes = list(self._notes)
         if self.is_cut:
@@ -458,12 +457,12 @@ class RunData:
 
 
 def _all_frames(accounts: Sequence[FrameAccount]) -> FrameAccount | None:
-    """Of several replicates together."""
+    """Sum of the frame accounts of several replicates."""
     if not accounts:
         return None
     lost: Counter[str] = Counter()
-    for one in accounts:
-        for place, frames in one.lost.items():
+    for account in accounts:
+        for place, frames in account.lost.items():
             lost[place] += frames
     return FrameAccount(
         sent=sum(account.sent for account in accounts),

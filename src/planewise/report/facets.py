@@ -1,7 +1,7 @@
-"""Which factor lies where in a figure of many cells: pages, rows, columns, bands. Draws nothing.
+"""Placement of factors in figures of many cells: pages, rows, columns, bands. Draws nothing.
 
 As in publications K and D: background guests along the axis, a row a load, a column a frequency, a
-colour a plane, and a figure for each combination of what is left.
+colour a plane, and a figure for each combination of the remaining factors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ C = TypeVar("C")
 _MOST_COLUMNS = 3
 _MOST_ROWS = 4
 _ALONG = ("background_guests", "frequency_pps", "size_bytes")
-"""What rather lies along the axis than in panels of its own, first choice first."""
+"""Factors for the axis, in order of preference."""
 _ACROSS = (
     "frequency_pps",
     "pattern",
@@ -39,12 +39,12 @@ _ACROSS = (
     "guest",
     "load_location",
 )
-"""What columns are made of, first choice first."""
+"""Factors for columns, in order of preference."""
 
 
 @dataclass(frozen=True)
 class Item(Generic[C]):
-    """Something to be shown in a figure: of one series, at one combination of levels."""
+    """Content of a figure at one series and one combination of levels."""
 
     series: str
     factors: Factors
@@ -53,10 +53,10 @@ class Item(Generic[C]):
 
 @dataclass(frozen=True)
 class Facets:
-    """Where each factor that varies lies."""
+    """Placement of each factor that varies."""
 
     along: str | None
-    """On the axis; None where nothing but the plane varies."""
+    """The factor along the axis; None where only the plane varies."""
     rows: tuple[str, ...]
     columns: str | None
     pages: tuple[str, ...]
@@ -64,7 +64,7 @@ class Facets:
 
 @dataclass(frozen=True)
 class Band(Generic[C]):
-    """One level on the axis, with what is shown there by series."""
+    """One level on the axis, with its items by series."""
 
     label: str
     items: Mapping[str, Item[C]]
@@ -72,7 +72,7 @@ class Band(Generic[C]):
 
 @dataclass(frozen=True)
 class Panel(Generic[C]):
-    """One small multiple."""
+    """A small multiple."""
 
     label: str
     bands: tuple[Band[C], ...]
@@ -80,94 +80,94 @@ class Panel(Generic[C]):
 
 @dataclass(frozen=True)
 class FacetPage(Generic[C]):
-    """One figure."""
+    """A figure of small multiples."""
 
     label: str
-    """The levels that all of it shares and other pages do not; empty for a single page."""
+    """Levels of this page that differ from other pages; empty for a single page."""
     axis: str
-    """What lies along the axis of every panel."""
+    """Title of the axis of every panel."""
     series: tuple[str, ...]
     panels: tuple[tuple[Panel[C], ...], ...]
     """By row."""
     items: tuple[Item[C], ...]
-    """All that it shows, each once."""
+    """All items of the page, each once."""
     shared_idle: bool
     """Whether a measurement without background guests is shown in several panels."""
 
 
 def choose(items: Sequence[Item[C]], *, rows: Sequence[str] = ()) -> Facets:
-    """Where the factors of `items` lie; `rows` names those that become rows in any case."""
+    """Places the factors of `items`; factors in `rows` always become rows."""
     levels = _levels(items)
-    varying = [name for name, found in levels.items() if len(found) > 1]
+    varying = [name for name, name_levels in levels.items() if len(name_levels) > 1]
     numeric = [
         name for name in varying if all(isinstance(level, int | float) for level in levels[name])
     ]
     preferred = [name for name in (*_ALONG, *numeric, "load_type", *varying) if name in varying]
     along = next((name for name in preferred if name not in rows), None)
-    rest = [name for name in varying if name != along]
-    lying = [name for name in rows if name in rest]
-    if "load_type" in rest and "load_type" not in lying:
-        lying.append("load_type")
-    rest = [name for name in rest if name not in lying]
-    columns = next(
-        (name for name in (*_ACROSS, *rest) if name in rest and len(levels[name]) <= _MOST_COLUMNS),
-        None,
-    )
-    rest = [name for name in rest if name != columns]
-    if not lying and rest and len(levels[rest[0]]) <= _MOST_ROWS:
-        lying.append(rest.pop(0))
-    return Facets(along, tuple(lying), columns, tuple(rest))
+    remaining = [name for name in varying if name != along]
+    row_factors = [name for name in rows if name in remaining]
+    if "load_type" in remaining and "load_type" not in row_factors:
+        row_factors.append("load_type")
+    remaining = [name for name in remaining if name not in row_factors]
+    few = [name for name in remaining if len(levels[name]) <= _MOST_COLUMNS]
+    columns = next((name for name in (*_ACROSS, *few) if name in few), None)
+    remaining = [name for name in remaining if name != columns]
+    if not row_factors and remaining and len(levels[remaining[0]]) <= _MOST_ROWS:
+        row_factors.append(remaining.pop(0))
+    return Facets(along, tuple(row_factors), columns, tuple(remaining))
 
 
 def pages(
     items: Sequence[Item[C]], naming: Naming, *, rows: Sequence[str] = ()
 ) -> list[FacetPage[C]]:
-    """`items` as figures of small multiples; every item is in one at least."""
+    """Figures of small multiples, which together show every item."""
     if not items:
         return []
     facets = choose(items, rows=rows)
     levels = _levels(items)
     series = tuple(dict.fromkeys(label for item in items for label in naming.like(item.series)))
     result = []
-    # The factors that a reader cares for least vary slowest: the first figures are the main ones.
-    for of_page in _combinations(facets.pages[::-1], levels):
-        of_page = {name: of_page[name] for name in facets.pages}
-        on_page = [item for item in items if _shows(item.factors, of_page)]
+    # The least important factors vary slowest, so that the first figures are the main ones.
+    for page_levels in _combinations(facets.pages[::-1], levels):
+        page_levels = {name: page_levels[name] for name in facets.pages}
+        page_items = [item for item in items if _shows(item.factors, page_levels)]
         bands = tuple(
-            label for label in series if any(label in naming.like(item.series) for item in on_page)
+            label
+            for label in series
+            if any(label in naming.like(item.series) for item in page_items)
         )
         grid = []
         shown: list[Item[C]] = []
-        for of_row in _combinations(facets.rows, levels):
+        for row_levels in _combinations(facets.rows, levels):
             row = []
-            for of_column in _combinations((facets.columns,) if facets.columns else (), levels):
-                wanted = of_row | of_column
-                here = [item for item in on_page if _shows(item.factors, wanted)]
-                if not any(_meant(item.factors, of_page | wanted) for item in here):
+            for column_levels in _combinations((facets.columns,) if facets.columns else (), levels):
+                at = row_levels | column_levels
+                panel_items = [item for item in page_items if _shows(item.factors, at)]
+                if not any(_requires(item.factors, page_levels | at) for item in panel_items):
                     continue
-                row.append(Panel(_label(wanted), _bands(here, facets.along, bands, naming)))
-                shown += here
+                row.append(Panel(_label(at), _bands(panel_items, facets.along, bands, naming)))
+                shown += panel_items
             if row:
                 grid.append(tuple(row))
         if grid:
-            once = tuple({id(item): item for item in shown}.values())
+            unique = tuple({id(item): item for item in shown}.values())
             result.append(
                 FacetPage(
-                    label=_label(of_page),
+                    label=_label(page_levels),
                     axis=NAMES.get(facets.along, facets.along.replace("_", " "))
                     if facets.along
                     else "",
                     series=bands,
                     panels=tuple(grid),
-                    items=once,
-                    shared_idle=len(shown) > len(once),
+                    items=unique,
+                    shared_idle=len(shown) > len(unique),
                 )
             )
     return result
 
 
 def _levels(items: Iterable[Item[C]]) -> dict[str, list[Level]]:
-    """All levels of each factor in the order of a reader, loads only where there are guests."""
+    """Sorted levels of each factor; factors of the load only from cells with background guests."""
     by_factor: dict[str, set[Level]] = {}
     idle: dict[str, set[Level]] = {}
     for item in items:
@@ -183,7 +183,7 @@ def _levels(items: Iterable[Item[C]]) -> dict[str, list[Level]]:
 
 
 def _idle(factors: Factors) -> bool:
-    """Whether there are no background guests, so that no load can be told from another."""
+    """Whether the cell has no background guests, so that all loads are alike."""
     return ("background_guests", 0) in factors
 
 
@@ -196,24 +196,24 @@ def _combinations(
     ]
 
 
-def _shows(factors: Factors, wanted: Mapping[str, Level]) -> bool:
-    """Whether a cell belongs where these levels are shown: a factor that it lacks says nothing."""
+def _shows(factors: Factors, panel_levels: Mapping[str, Level]) -> bool:
+    """Whether a cell is shown at these levels; a factor that it lacks matches every level."""
     levels = dict(factors)
     idle = _idle(factors)
     return all(
         name not in levels or levels[name] == level or (idle and name in LOAD_FACTORS)
-        for name, level in wanted.items()
+        for name, level in panel_levels.items()
     )
 
 
-def _meant(factors: Factors, wanted: Mapping[str, Level]) -> bool:
-    """Whether a panel of these levels is there for this cell's sake.
+def _requires(factors: Factors, panel_levels: Mapping[str, Level]) -> bool:
+    """Whether this cell alone makes a panel of these levels necessary.
 
-    A cell without background guests fills a band of every load's panel; it needs one of its own
-    only where all cells are so, and then no factor of the load is wanted but what it has.
+    A cell without background guests is shown in every load's panel, and needs none of its own but
+    where no cell has background guests.
     """
     levels = dict(factors)
-    return all(levels.get(name, level) == level for name, level in wanted.items())
+    return all(levels.get(name, level) == level for name, level in panel_levels.items())
 
 
 def _bands(

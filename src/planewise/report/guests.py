@@ -26,7 +26,7 @@ class GuestsPoint:
 
     value: float
     bound: Bound
-    """Whether at least half of the blocks have but a bound."""
+    """Set where at least half of the blocks have only a bound."""
     low: float | None
     """95 % interval by order statistics; None where it is open, as with fewer than six blocks."""
     high: float | None
@@ -53,8 +53,8 @@ def curves(data: RunData) -> list[Curves]:
         return rank(item.factors), data.plane_rank(item.series)
 
     return [
-        replace(one, points=tuple(sorted(one.points, key=order)))
-        for one in (*_loads(data), *_metrics(data))
+        replace(metric_curves, points=tuple(sorted(metric_curves.points, key=order)))
+        for metric_curves in (*_loads(data), *_metrics(data))
     ]
 
 
@@ -75,7 +75,7 @@ def _metrics(data: RunData) -> Iterable[Curves]:
 
 
 def _loads(data: RunData) -> Iterable[Curves]:
-    """What the background guests did, all together, whether or not that was wanted."""
+    """The load of all background guests together, whether or not they kept their level."""
     by_unit: dict[str, dict[tuple[str, Factors], list[TrialRecord]]] = {}
     for trial in data.done:
         if trial.background is not None and GUESTS in trial.cell:
@@ -93,7 +93,7 @@ def _loads(data: RunData) -> Iterable[Curves]:
 
 
 def point_of(values: Sequence[Bounded]) -> GuestsPoint:
-    """The median over blocks with its interval; a bound where it is one."""
+    """The median over blocks, which may be a bound, with its interval."""
     low, high = median_interval(values)
     median = median_of(values)
     return GuestsPoint(

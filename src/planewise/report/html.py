@@ -34,11 +34,11 @@ from planewise.units import rate_text, time_text
 FIGURE_WIDTH = base.WIDE
 """Width [px] at which figures are saved."""
 _OPEN_REASONS = 4
-"""Reasons and reservations that are said at once."""
+"""Most reasons and reservations that are shown unfolded."""
 _MOST_ROWS_OPEN = 40
-"""A section's table of more rows is folded."""
+"""Most rows of a table that is shown unfolded."""
 _MANY_TRIALS = 1000
-"""A run of more has its figures drawn in a process of their own; starting that takes a while."""
+"""Larger runs have their figures drawn in a process of its own, which takes time to start."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Drawn:
 
     figure: Figure
     wide: Markup | None
-    """None for a folded one: those lie narrow beside each other on a wide screen, too."""
+    """None for a folded figure, which is narrow on a wide screen, too."""
     narrow: Markup
 
 
 @dataclass(frozen=True)
 class DrawnSection:
-    """A section with its figures as the page has them."""
+    """A section with its drawn figures."""
 
     section: Section
     opened: tuple[Drawn, ...]
@@ -79,8 +79,7 @@ def render(run: RunReader) -> str:
 
 
 def filled(template: str, **values: object) -> str:
-    """A page: its template with these values, the style sheet, and the filters that tables and
-    sentences use."""
+    """The page of a template, with these values, the style sheet and the filters."""
     templates = Environment(
         loader=PackageLoader("planewise.report"),
         autoescape=True,
@@ -148,7 +147,7 @@ def write_tables(run: RunReader, folder: Path) -> list[Path]:
 
 
 def headline(data: RunData) -> str:
-    """The answer in one sentence; without a recommendation, what the numbers say and no more."""
+    """The recommendation in one sentence; without one, a result that the trials show."""
     if data.recommendation is not None:
         return data.recommendation.headline
     if not data.trials:
@@ -178,7 +177,7 @@ def sentence(text: str) -> Markup:
 
 
 def code(text: str) -> Markup:
-    """`text`, escaped, with flags and what stands between backquotes set as code."""
+    """`text`, escaped, with flags and text between backquotes set as code."""
     return Markup(_CODE.sub(lambda m: f"<code>{m[1] or m[2]}</code>", str(escape(text))))
 
 
@@ -206,11 +205,12 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             {place.load_type for place in places},
             key=lambda load: (*_LOADS, load).index(load) if load in _LOADS else len(_LOADS),
         )
-        if len(loads) == 2:  # one load, and the same once more as all loads
+        if len(loads) == 2:  # one load, which "all" repeats
             loads = [load for load in loads if load != "all"]
-        first = loads[-1]
+        ordering_load = loads[-1]
         planes = dict.fromkeys(
-            place.plane for place in sorted(places, key=lambda place: place.load_type != first)
+            place.plane
+            for place in sorted(places, key=lambda place: place.load_type != ordering_load)
         )
         title, show = _METRICS[metric]
         rows = tuple(
@@ -330,7 +330,7 @@ class _Pending:
 
 
 def _shared_words(data: RunData) -> str:
-    """The factor levels that all trials share, said once."""
+    """The factor levels that all trials share."""
     common = common_factors(data.key(trial)[1] for trial in data.trials)
     return words(common) if common else ""
 

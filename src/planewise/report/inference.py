@@ -1,4 +1,4 @@
-"""What the judge's statistics say of a run: planes compared by every metric. Draws nothing."""
+"""The planes of a run compared by every metric, by the judge's statistics. Draws nothing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from planewise.units import bits_text, rate_text, time_text
 FACTOR = "plane"
 
 CHAIN_METRICS = ("transmitted", "transmitted_bits", "goodput")
-"""Of chains and of TCP."""
+"""Metrics of chains and of TCP."""
 _METRICS = ("rtt", "rtt_p99", "overhead", "response", "throughput", "pdr", "loss", *CHAIN_METRICS)
-"""What planes are compared by in a report, in the order in which a person asks; then CPU."""
+"""Metrics of a report's comparisons, in order; then CPU."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Compared:
 
     family: Family
     ranking: str
-    """Whether the ranking changes with load, in a sentence; empty where there is one load."""
+    """A sentence on whether the ranking changes with load; empty with one load."""
 
 
 def compare(data: RunData) -> list[Compared]:
-    """All metrics by which two planes at least can be compared."""
+    """Comparisons by every metric that at least two planes have."""
     sample = RunSample(data.info.run, data.info, by_series(data.trials, data.naming))
     hosts = sorted({host for trial in data.done for host in trial.cpu})
     result = []
@@ -75,13 +75,13 @@ def _levels(observed: Observed) -> set[str]:
     }
 
 
-def change_text(one: Comparison, value: float, unit: Unit) -> str:
+def change_text(pair: Comparison, value: float, unit: Unit) -> str:
     """A change of a comparison as people read it: `−21 %`, of shares in percentage points."""
     if value in (float("inf"), float("-inf")):
         return "∞" if value > 0 else "−∞"
     sign = "−" if value < 0 else "+"
     size = abs(value)
-    if one.scale == "ratio":
+    if pair.scale == "ratio":
         if value > 1.5:
             return f"{1 + value:.3g} times"
         return f"{sign}{theme.share(_rounded(size))}"
@@ -108,30 +108,33 @@ def value_text(family: Family, value: float) -> str:
     )
 
 
-def bounded_change(one: Comparison, unit: Unit) -> str:
-    """The change of a metric of this unit; a bound says so."""
-    return bound_text(one.bound, change_text(one, one.change, unit))
+def bounded_change(pair: Comparison, unit: Unit) -> str:
+    """The change of a metric of this unit; a bound is marked as one."""
+    return bound_text(pair.bound, change_text(pair, pair.change, unit))
 
 
-def interval_text(one: Comparison, unit: Unit) -> str:
+def interval_text(pair: Comparison, unit: Unit) -> str:
     """The change's 95 % interval."""
-    return theme.interval(change_text(one, one.low, unit), change_text(one, one.high, unit))
+    return theme.interval(
+        change_text(pair, pair.low, unit),
+        change_text(pair, pair.high, unit),
+    )
 
 
 def sentence(compared: Compared) -> str:
-    """What is known overall, pair by pair, in the words of the judge."""
+    """The outcomes over all conditions, pair by pair, in one sentence."""
     family = compared.family
-    overall = [comparison for comparison in family.comparisons if comparison.stratum == OVERALL]
+    overall = [pair for pair in family.comparisons if pair.stratum == OVERALL]
     better_than: dict[str, list[str]] = {}
-    for one in overall:
-        if one.outcome in ("better", "worse"):
-            first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
-            turned = family.find(first, second) or one
-            better_than.setdefault(str(first), []).append(
-                f"{second} ({bounded_change(turned, family.metric.unit)})"
+    for pair in overall:
+        if pair.outcome in ("better", "worse"):
+            better, worse = (pair.a, pair.b) if pair.outcome == "better" else (pair.b, pair.a)
+            turned = family.find(better, worse) or pair
+            better_than.setdefault(str(better), []).append(
+                f"{worse} ({bounded_change(turned, family.metric.unit)})"
             )
     parts = [
-        f"{first} is better than {_shortened_list(others)}" for first, others in better_than.items()
+        f"{better} is better than {_shortened_list(texts)}" for better, texts in better_than.items()
     ]
     for outcome in ("practically the same", "not known"):
         if pairs := [f"{pair.a} and {pair.b}" for pair in overall if pair.outcome == outcome]:

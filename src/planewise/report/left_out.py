@@ -1,4 +1,4 @@
-"""What a report does not show, and why. Knows trials, no figures."""
+"""Trials and values that a report leaves out, with the reason. Knows trials, no figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that is not in the figures, and why."""
+    """A trial or value that is not in the figures, with the reason."""
 
     what: str
     why: str
@@ -65,7 +65,7 @@ def of_skipped(skipped: Iterable[tuple[str, str]]) -> list[LeftOut]:
 
 
 def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
-    """Trials, each with its plane, that failed, lack a metric, count for nothing or warn."""
+    """Notes on trials (with their planes) that failed, lack a metric, do not count or warned."""
     trials = list(trials)
     failed = [trial for _, trial in trials if trial.status == "failed"]
     done = [(plane, trial) for plane, trial in trials if trial.status == "done"]
@@ -122,7 +122,7 @@ def _between(shares: Iterable[float]) -> str:
 
 
 def _warnings(trials: Iterable[TrialRecord]) -> list[LeftOut]:
-    """What was said during trials; sentences that differ in their figures alone count as one."""
+    """Warnings of trials; texts that differ only in numbers count as one."""
     groups: dict[str, list[str]] = {}
     for trial in trials:
         for warning in trial.warnings:

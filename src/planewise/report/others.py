@@ -1,4 +1,4 @@
-"""What trials measured that bring figures of their own: a table of them all. Draws nothing."""
+"""A table of the figures of trials of other kinds. Draws nothing."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from planewise.store.models import Figure
 
 
 def sections(data: RunData) -> Iterator[Section]:
-    """A section, where some trial has figures."""
+    """The section, where some trial has figures."""
     cells: dict[tuple[str, Factors], dict[str, list[Figure]]] = {}
     for trial in data.counted:
         if trial.figures:
             key = (data.naming.series(trial.cell), data.naming.factors(trial.cell))
-            of_cell = cells.setdefault(key, {})
+            by_name = cells.setdefault(key, {})
             for name, figure in trial.figures.items():
-                of_cell.setdefault(name, []).append(figure)
+                by_name.setdefault(name, []).append(figure)
     if not cells:
         return
-    titles = {name: own[0].title for figures in cells.values() for name, own in figures.items()}
+    titles = {name: named[0].title for by_name in cells.values() for name, named in by_name.items()}
     shared = common_factors(factors for _, factors in cells)
     rows = tuple(
         (plane, words(factors, shared), *(_entry(cells[plane, factors].get(n, [])) for n in titles))
         for plane, factors in sorted(cells, key=lambda key: (data.plane_rank(key[0]), key[1]))
     )
-    columns = ("Plane", "Condition", *(f"{one[0].upper()}{one[1:]}" for one in titles.values()))
+    columns = ("Plane", "Condition", *(f"{text[0].upper()}{text[1:]}" for text in titles.values()))
     yield Section(
         "others",
         "What else was measured",

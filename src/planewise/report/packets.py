@@ -1,8 +1,8 @@
 """Reads the packets of many cells quickly: durations by cell as arrays. Knows no figures.
 
 A run of a large design has thousands of small Parquet files; opening them one by one costs more
-than what is in them. They are scanned in batches of whole cells. What one scan cannot read (a
-damaged file, a stamp of another type) is read again file by file, so that the reason can be said.
+than reading them. They are scanned in batches of whole cells. A cell that a scan cannot read (a
+damaged file, a stamp of another type) is read again file by file, which finds the reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,7 +53,7 @@ class Packets:
     """Durations of a cell's packets [ns], arrays of one length; NaN where a stamp is missing."""
 
     rtt_ns: Floats
-    """Between the stamps of the metric that was asked for."""
+    """RTT between the stamps of the metric."""
     kernel_ns: Floats
     """RTT between the guest's kernel stamps."""
     nic_ns: Floats
@@ -60,9 +61,9 @@ class Packets:
     response_ns: Floats
     """NIC to NIC inside the responder."""
     sender_inside_ns: Floats
-    """RTT at the own interface of the sender's guest."""
+    """RTT at the interface of the sender's guest."""
     responder_inside_ns: Floats
-    """From the own interface of the responder's guest and back."""
+    """From the interface of the responder's guest into the guest and back."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def summarise(
 ) -> list[S]:
     """`summary` of each of `cells` (its trials) and its packets, in their order.
 
-    It is called from two threads, because reading and sorting leave Python's lock alone; packets
-    are forgotten when it returns.
+    `summary` runs in two threads, as reading and sorting release the GIL; packets are freed when it
+    returns.
     """
 
     def of_batch(batch: Sequence[Sequence[TrialRecord]]) -> list[S]:
@@ -93,7 +94,7 @@ def summarise(
         ]
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [one for batch in pool.map(of_batch, _batches(cells)) for one in batch]
+        return list(chain.from_iterable(pool.map(of_batch, _batches(cells))))
 
 
 def _batches(cells: Sequence[Sequence[TrialRecord]]) -> Iterator[list[Sequence[TrialRecord]]]:
@@ -113,18 +114,18 @@ def _batches(cells: Sequence[Sequence[TrialRecord]]) -> Iterator[list[Sequence[T
 def _batch(
     run: Path, cells: Sequence[Sequence[TrialRecord]], metric: RttMetric
 ) -> Iterator[Packets | Unread]:
-    kept = [trials for trials in cells if _all_kept(trials)]
-    # Together or not at all: a file without the stamps that are needed has none that are not null.
-    batches = _together(run, kept, metric) if kept else []
-    known = iter(batches or [])
+    readable = [trials for trials in cells if _all_kept(trials)]
+    # One scan for all: a file that lacks a needed stamp shows only nulls for it.
+    batches = _scan(run, readable, metric) if readable else []
+    scanned = iter(batches or [])
     for trials in cells:
         if not _all_kept(trials):
             yield Unread("", "its packets were not kept")
         elif batches is None:
-            yield _one_by_one(run, trials, metric)
+            yield _read_files(run, trials, metric)
         else:
-            packets = next(known)
-            yield packets if packets is not None else _one_by_one(run, trials, metric)
+            packets = next(scanned)
+            yield packets if packets is not None else _read_files(run, trials, metric)
 
 
 def _all_kept(trials: Sequence[TrialRecord]) -> bool:
@@ -148,7 +149,7 @@ def _durations(metric: RttMetric) -> list[pl.Expr]:
     ]
 
 
-def _together(
+def _scan(
     run: Path, cells: Sequence[Sequence[TrialRecord]], metric: RttMetric
 ) -> list[Packets | None] | None:
     """The packets by cell; None for a cell, or for all, that must be read file by file."""
@@ -191,7 +192,7 @@ def _together(
     return result
 
 
-def _one_by_one(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Packets | Unread:
+def _read_files(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Packets | Unread:
     frames = []
     for trial in trials:
         name = str(trial.packets)

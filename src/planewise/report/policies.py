@@ -16,7 +16,7 @@ from planewise.units import percent_text
 
 
 def sections(data: RunData) -> Iterator[Section]:
-    """The sections of policies and of switches, where the run has any."""
+    """The sections of policies, downloads and switches that the run has data for."""
     switches = [trial for trial in data.done if trial.alloc is not None and trial.alloc.switch]
     if switches:
         packets = data.run.packets(switches[0])
@@ -34,24 +34,24 @@ def sections(data: RunData) -> Iterator[Section]:
                 ),
             ),
         )
-    trials = allocations.first_of_each(data)
+    trials = allocations.first_trials(data)
     if not trials:
         return
     yield from _downloads(data)
     cells = allocations.cells(data)
     compared = [
-        comparison.figure(one, name=base.slug(f"policies-{one.family.metric.title}"))
-        for one in inference.compare_policies(data)
+        comparison.figure(pair, name=base.slug(f"policies-{pair.family.metric.title}"))
+        for pair in inference.compare_policies(data)
     ]
     predicted = predictions(data.done)
     missed = allocations.missed_groups(data)
-    first = trials[0][1]
+    first_result = trials[0][1]
     yield Section(
         "policies",
         "What guests feel of who holds the VFs",
-        f"{len(first.guests)} guests and {first.vfs} VFs: planewised gives them by a policy while "
-        "every guest is sent requests at the rate of its group. Less is better, and each policy "
-        "helps those whom it gives VFs to.",
+        f"{len(first_result.guests)} guests and {first_result.vfs} VFs: planewised gives them by a "
+        "policy while every guest is sent requests at the rate of its group. Less is better; each "
+        "policy helps the guests that it gives VFs to.",
         (
             *(allocation.latency(data, cells) if cells else ()),
             allocation.timeline(trials),
@@ -87,32 +87,32 @@ def sections(data: RunData) -> Iterator[Section]:
 
 
 def _downloads(data: RunData) -> Iterator[Section]:
-    """Where a guest downloads beside the requests."""
-    found = {
-        policy: own
+    """The section of a download beside the requests, where the run has one."""
+    by_policy = {
+        policy: with_download
         for policy, results in allocations.results(data).items()
-        if (own := [result for result in results if result.download is not None])
+        if (with_download := [result for result in results if result.download is not None])
     }
-    if not found:
+    if not by_policy:
         return
     compared = [
         comparison.figure(inference.Compared(family, ""), name="download-compared")
         for family in policy_families(data.trials, data.info, DOWNLOAD_METRIC)
     ]
-    first = next(iter(found.values()))[0].download
-    assert first is not None
+    download = next(iter(by_policy.values()))[0].download
+    assert download is not None
     yield Section(
         "download",
         "How long a download takes",
-        f"Beside the requests, one guest sends {first.bytes / (1 << 20):.0f} MiB by one TCP "
+        f"Beside the requests, one guest sends {download.bytes / (1 << 20):.0f} MiB by one TCP "
         "stream, from the end of the warm-up on, and planewised gives it a VF or not.",
-        (downloads.figure(found), *compared),
-        (("How long downloads took", downloads.table(found)),),
+        (downloads.figure(by_policy), *compared),
+        (("How long downloads took", downloads.table(by_policy)),),
     )
 
 
 def _saving(predicted: GroupPredictions) -> str:
-    """What a VF saved, and what that rests on."""
+    """A clause on the RTT that a VF saved, and on how many guests that rests."""
     share = percent_text(round(abs(predicted.saved), 3))
     does = f"saves {share} of a mean" if predicted.saved >= 0 else f"adds {share} to a mean"
     return f"{does} (median of {predicted.guests} guests that kept one)"

@@ -1,4 +1,4 @@
-"""Latency under a policy as it follows from who held a VF, against what was measured.
+"""Latency under a policy, predicted from the time that guests held a VF, beside the measured one.
 
 A VF is taken to save a guest a share of its mean round-trip time. That share is learned from the
 trials in which guests drawn at random keep one (`static`), each against itself without one
@@ -7,8 +7,8 @@ VFs:
 
     predicted = mean of `none` · (1 − share of time held · share saved)
 
-Trials of the policy itself tell only who held a VF, never a time, so that nothing is fitted to what
-is predicted. Means, because they alone follow from shares of time.
+Of trials of the policy itself only the times with a VF are used, no latency, so that nothing is
+fitted to what is predicted. Means, because only they are linear in shares of time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from planewise.store.models import TrialRecord
 
 _LEARNED_FROM = ("none", "static")
 _HELD = 0.95
-"""Share of a trial from which on a guest had its VF throughout."""
+"""A guest that held a VF for this share of a trial counts as having had it throughout."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class GroupPrediction:
 
 @dataclass(frozen=True)
 class GroupPredictions:
-    """What a VF saved, and what follows of it."""
+    """The share that a VF saved, and the predictions from it."""
 
     saved: float
     """Share of the mean that a VF saves a guest; negative where it costs."""
     guests: int
-    """Guests and trials that this rests on."""
-    found: tuple[GroupPrediction, ...]
+    """Number of guests and trials that the share is learned from."""
+    groups: tuple[GroupPrediction, ...]
 
 
 def predictions(trials: Sequence[TrialRecord]) -> GroupPredictions | None:
-    """Of every policy that decides; None where no guest kept a VF throughout beside `none`."""
-    done = [trial for trial in trials if trial.alloc is not None and not trial.alloc.switch]
+    """Predictions for each policy; None where no guest kept a VF in a block that has `none`."""
+    alloc_trials = [trial for trial in trials if trial.alloc is not None and not trial.alloc.switch]
     by_policy: dict[str, dict[int, TrialRecord]] = {}
-    for trial in done:
+    for trial in alloc_trials:
         by_policy.setdefault(str(trial.cell["policy"]), {})[trial.block] = trial
     without = by_policy.get("none", {})
     saved = _saved(by_policy.get("static", {}), without)
@@ -71,51 +71,51 @@ def predictions(trials: Sequence[TrialRecord]) -> GroupPredictions | None:
         return None
     share = statistics.median(saved)
     means = {block: _means(trial) for block, trial in without.items()}
-    found = []
-    for policy, own in by_policy.items():
+    group_predictions = []
+    for policy, trials_by_block in by_policy.items():
         if policy in _LEARNED_FROM:
             continue
         rows: dict[str, list[tuple[float, float, float]]] = {}
-        for block, trial in own.items():
+        for block, trial in trials_by_block.items():
             for group, measured_ns in _means(trial).items():
                 if block in means and group in means[block]:
-                    held = _held(trial, group)
+                    held = _held_share(trial, group)
                     predicted_ns = means[block][group] * (1 - held * share)
                     rows.setdefault(group, []).append((held, predicted_ns, measured_ns))
-        found += [_prediction(policy, group, of) for group, of in rows.items()]
-    ordered = sorted(found, key=lambda one: (one.policy, float(one.group)))
-    return GroupPredictions(share, len(saved), tuple(ordered))
+        group_predictions += [_prediction(policy, group, values) for group, values in rows.items()]
+    group_predictions.sort(key=lambda group: (group.policy, float(group.group)))
+    return GroupPredictions(share, len(saved), tuple(group_predictions))
 
 
 def _saved(static: Mapping[int, TrialRecord], without: Mapping[int, TrialRecord]) -> list[float]:
-    """What each guest with a VF saved against itself, as shares."""
-    found = []
+    """Share of the mean RTT that each guest with a VF saved against itself without one."""
+    shares = []
     for block, trial in static.items():
         if trial.alloc is None or block not in without or without[block].alloc is None:
             continue
-        others = without[block].alloc.guests  # type: ignore[union-attr]
+        guests_without = without[block].alloc.guests  # type: ignore[union-attr]
         for name, guest in trial.alloc.guests.items():
-            other = others.get(name)
-            if other is None or other.rtt is None or guest.rtt is None:
+            guest_without = guests_without.get(name)
+            if guest_without is None or guest_without.rtt is None or guest.rtt is None:
                 continue
-            if guest.held_s >= _HELD * trial.alloc.window_s and other.rtt.mean_ns > 0:
-                found.append(1 - guest.rtt.mean_ns / other.rtt.mean_ns)
-    return found
+            if guest.held_s >= _HELD * trial.alloc.window_s and guest_without.rtt.mean_ns > 0:
+                shares.append(1 - guest.rtt.mean_ns / guest_without.rtt.mean_ns)
+    return shares
 
 
 def _means(trial: TrialRecord) -> dict[str, float]:
     """Mean round-trip time of each group that kept its rate [ns]."""
     return {
-        f"{one.cell['frequency_pps']:g}": one.latency["rtt_user"].mean_ns
-        for one in by_groups([trial])
-        if one.kind == "rtt" and keeps_levels(one)
+        f"{group_trial.cell['frequency_pps']:g}": group_trial.latency["rtt_user"].mean_ns
+        for group_trial in by_groups([trial])
+        if group_trial.kind == "rtt" and keeps_levels(group_trial)
     }
 
 
-def _held(trial: TrialRecord, group: str) -> float:
+def _held_share(trial: TrialRecord, group: str) -> float:
     assert trial.alloc is not None
-    own = members(trial, group).values()
-    return min(1.0, statistics.fmean(one.held_s for one in own) / trial.alloc.window_s)
+    guests = members(trial, group).values()
+    return min(1.0, statistics.fmean(guest.held_s for guest in guests) / trial.alloc.window_s)
 
 
 def _prediction(

@@ -1,7 +1,7 @@
-"""Turns chart specifications into SVG beside the work that makes more of them. Knows no figures.
+"""Draws chart specifications as SVG, in a process beside the report's. Knows no figures.
 
-Vega runs in one thread that holds Python's lock. A large report has it in a process of its own, so
-that packets are read and planes compared meanwhile; as a program, this module is that process: it
+Vega runs in one thread and holds the GIL. A large report runs it in a process of its own, so that
+packets are read and planes compared meanwhile. Run as a program, this module is that process: it
 reads a specification a line and answers with its SVG as a line of JSON.
 """
 
@@ -15,18 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 Drawing = Callable[[], str]
-"""Gives the SVG, waiting for it where it must."""
+"""Returns the SVG, when it is drawn."""
 
 
 def svg(specification: str) -> str:
-    """The chart as SVG text, drawn here and now; no file and no network."""
+    """The chart as SVG text, drawn in this process; no file and no network."""
     import vl_convert
 
     return str(vl_convert.vegalite_to_svg(specification))
 
 
 class Renderer:
-    """Draws in a process of its own; whatever that one cannot do is drawn here."""
+    """Draws in a process of its own; a chart that it fails on is drawn in this process."""
 
     def __init__(self) -> None:
         """Starts the process."""
@@ -44,7 +44,7 @@ class Renderer:
             self._process = None
 
     def draw(self, specification: str) -> Drawing:
-        """Has `specification` (JSON, one line) drawn."""
+        """Begins to draw `specification` (JSON, one line)."""
         future = self._pool.submit(self._ask, specification)
 
         def wait() -> str:
@@ -76,7 +76,7 @@ class Renderer:
 
 
 def serve() -> None:
-    """Answers until its input ends."""
+    """Answers specifications until stdin ends."""
     for line in sys.stdin:
         try:
             answer: str | None = svg(line)

@@ -19,7 +19,7 @@ from planewise.store.models import Counts, Latency, Metric, TrialRecord
 from planewise.store.packets import RttMetric
 
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
-"""Quantiles of the tail table, with the packets that each needs to mean anything."""
+"""Quantiles of the tail table, with the packets that each needs."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,34 @@ class RttCell:
     factors: Factors
     replicates: int
     rtt: Spread
-    """Over all packets that have one."""
+    """Over all packets that have an RTT."""
     sent: int
     lost: int
     tail_ns: Mapping[str, float | None]
     """By name of `TAIL`; None where the packets are too few."""
     kernel_medians_ns: tuple[float, ...]
-    """The same between the guest's kernel stamps, of the replicates that have them."""
+    """Median RTT between the guest's kernel stamps, of the replicates that have them."""
     parts: TimeParts | None
     no_parts: str
-    """Why there are no parts; empty when there are."""
+    """Why `parts` is None; else empty."""
     overhead: Spread | str
     """RTT at the guest minus RTT at the sender's NIC, or why it is not known."""
     response: Spread | str
     """NIC to NIC inside the responder, or why it is not known."""
     no_stacks: str
-    """Why `parts` has not what the guests' network stacks take; empty where it has."""
+    """Why `parts` lacks the time in the guests' network stacks; else empty."""
     distribution: Distribution | None
     """None where only histograms or summaries were kept."""
     counts: Counts
-    """Over all its trials."""
+    """Sum over all trials."""
     achieved_pps: tuple[float, ...] = ()
     """Probes sent a second, by trial that recorded it."""
     missed: tuple[str, ...] = ()
-    """Levels that its trials missed; empty where they count."""
+    """Levels that the trials missed; empty for trials that count."""
 
     @property
     def median_ns(self) -> float:
-        """Of all packets."""
+        """Median over all packets."""
         return self.rtt.median_ns
 
 
@@ -70,13 +70,13 @@ def summarise(
 ) -> tuple[RttCell | None, list[LeftOut]]:
     """One cell from its trials and their packets (None without any RTT), and what is missing."""
     notes: list[LeftOut] = []
-    of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
+    latencies = [trial.latency[metric] for trial in trials if metric in trial.latency]
     quantiles = [*BOX, *(quantile for _, quantile, _ in TAIL)]
     values: list[float] | None = None
     n = 0
     distribution = None
     if isinstance(packets, Packets):
-        rtts = summaries.known(packets.rtt_ns)
+        rtts = summaries.without_nan(packets.rtt_ns)
         n = len(rtts)
         if n:
             ordered = np.sort(rtts)
@@ -84,19 +84,20 @@ def summarise(
             distribution = summaries.distribution(rtts, ordered)
     else:
         notes = _unread(packets)
-        values, n = _from_histograms(of_trials, quantiles)
+        values, n = _from_histograms(latencies, quantiles)
     if values is None:
-        if of_trials:
+        if latencies:
             why = "neither its packets nor a histogram were kept"
         else:
             why = "no packet came back"
         return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", why)]
     parts, why = _parts(metric, trials, packets)
+    missed = [level for trial in trials for level in missed_levels(trial)]
     cell = RttCell(
         plane=plane,
         factors=factors,
         replicates=len(trials),
-        rtt=Spread.of(values[:5], n, [summary.p50_ns for summary in of_trials]),
+        rtt=Spread.of(values[:5], n, [summary.p50_ns for summary in latencies]),
         sent=sum(trial.counts.sent for trial in trials if trial.counts),
         lost=sum(trial.counts.lost for trial in trials if trial.counts),
         tail_ns={
@@ -114,7 +115,7 @@ def summarise(
         distribution=distribution,
         counts=_added(trial.counts for trial in trials if trial.counts),
         achieved_pps=tuple(trial.load.paced_pps for trial in trials if trial.load),
-        missed=tuple(dict.fromkeys(one.factor for trial in trials for one in missed_levels(trial))),
+        missed=tuple(dict.fromkeys(level.factor for level in missed)),
     )
     return cell, notes
 
@@ -149,7 +150,7 @@ _NO_CAPTURE = "no capture at the network cards in this run"
 
 
 def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
-    """Why the metric does not exist for these trials; empty when nothing is said against it."""
+    """Why these trials could not measure the metric; empty when they could."""
     return next(
         (
             f"not measurable: {trial.not_measurable[name]}"
@@ -163,7 +164,7 @@ def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
 def _parts(
     metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
 ) -> tuple[TimeParts | None, str]:
-    """Where the time goes, or the reason why that is not known."""
+    """The parts of the time, or the reason why they are not known."""
     why = _unmeasurable("overhead", trials) or _unmeasurable("response", trials)
     if isinstance(packets, Unread):
         return (None, why) if why else _parts_from_summaries(metric, trials)
@@ -189,15 +190,15 @@ def _spread(
 ) -> Spread | str:
     if why := _unmeasurable(name, trials):
         return why
-    of_trials = [trial.latency[name] for trial in trials if name in trial.latency]
-    medians = [summary.p50_ns for summary in of_trials]
+    latencies = [trial.latency[name] for trial in trials if name in trial.latency]
+    medians = [summary.p50_ns for summary in latencies]
     if isinstance(packets, Unread):
-        quantiles, n = _from_histograms(of_trials, BOX)
+        quantiles, n = _from_histograms(latencies, BOX)
         if quantiles is None:
-            return "neither its packets nor a histogram were kept" if of_trials else _NO_CAPTURE
+            return "neither its packets nor a histogram were kept" if latencies else _NO_CAPTURE
         return Spread.of(quantiles, n, medians)
     values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
-    values = summaries.known(values)
+    values = summaries.without_nan(values)
     return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE
 
 
@@ -212,7 +213,7 @@ def _added(counts: Iterable[Counts]) -> Counts:
 def _parts_from_summaries(
     metric: RttMetric, trials: Sequence[TrialRecord]
 ) -> tuple[TimeParts | None, str]:
-    """Means over all packets, from the trials' summaries: they add up, but outliers weigh in."""
+    """Means over all packets, from the trials' summaries: they add up, but include outliers."""
     sums: dict[str, float] = {}
     n = 0
     for trial in trials:
@@ -229,13 +230,13 @@ def _parts_from_summaries(
     if not mean:
         return None, "no packet came back"
     total = mean[metric]
-    both = metric == "rtt_user" and "rtt_kernel" in mean
+    has_kernel = metric == "rtt_user" and "rtt_kernel" in mean
     parts = TimeParts.of(
         total=total,
         wire=total - mean["overhead"] - mean["response"],
         overhead=mean["overhead"],
         response=mean["response"],
-        instrument=total - mean["rtt_kernel"] if both else None,
+        instrument=total - mean["rtt_kernel"] if has_kernel else None,
         stacks=(mean["sender_stack"], mean["responder_stack"]) if stacks else None,
         packets=n,
     )

@@ -1,4 +1,4 @@
-"""A part of the report, and the order of parts."""
+"""Sections of the report, and their order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from planewise.report.figures.base import Figure, Table
 
 OPEN = 6
-"""Figures of a section that are unfolded; of more, all but the first ones are folded."""
+"""Figures of a section that are unfolded; further ones are folded."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report."""
+    """A section of the report."""
 
     anchor: str
     title: str
@@ -21,13 +21,13 @@ class Section:
     tables: tuple[tuple[str, Table], ...] = ()
     note: str = ""
     virtual: str = "times"
-    """What in it is not that of hardware when the run was virtualised; empty: nothing."""
+    """What of a virtualised run is marked as such: `times`, `rates`; empty for nothing."""
     open_figures: int = OPEN
-    """How many of the figures are unfolded."""
+    """Number of unfolded figures."""
     most_drawn: int = 1000
-    """How many are on the page at all; `note` says where the others are."""
+    """Most figures on the page; `note` says where the others are."""
     folded: str = "More conditions"
-    """What the folded ones are."""
+    """Title of the folded figures."""
 
 
 ORDER = (
@@ -50,4 +50,4 @@ ORDER = (
     "cpu",
     "schedule",
 )
-"""Sections as a person asks for them."""
+"""Anchors in the order of the page."""

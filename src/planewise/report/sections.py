@@ -1,7 +1,7 @@
-"""Which sections and figures the report of a run has. Knows summaries and figures, no page.
+"""Chooses the sections and figures of a run's report. Knows summaries and figures, no page.
 
 A run with a handful of conditions gets a row of planes for each; a factorial experiment gets small
-multiples along its factors. What nobody would scroll through stands in tables that fold.
+multiples along its factors. Numbers of many cells are in tables that fold.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from planewise.report.section import OPEN, Section
 from planewise.store.cells import Sending, common_factors, words
 
 _MOST_CONTEXTS = 6
-"""Conditions that are drawn as rows of planes; more become small multiples along a factor."""
+"""Most conditions drawn as rows of planes; more become small multiples along a factor."""
 _FEW_CONTEXTS = 3
-"""As many are always drawn as rows."""
+"""So few conditions are always drawn as rows."""
 _MOST_CURVES = 24
-"""Load-loss curves that are drawn one by one; the table has all."""
+"""Most load-loss curves drawn one by one; the table has all."""
 _MOST_PAGES = 4
-"""Figures of small multiples that the section of RTT has, and half as many each other one: as many
-as a person looks through. The tables have every cell, `--figures` draws every figure."""
+"""Most figures of small multiples in the section of RTT; other sections have half as many. The
+tables have every cell, `--figures` draws every figure."""
 
 
 _Page = TypeVar("_Page")
@@ -59,8 +59,8 @@ class _Named(TypedDict):
 def choose(data: RunData) -> Iterator[Section]:
     """The report's sections that this run has data for, with all their figures.
 
-    In the order in which they are soonest at hand, not in that of the page (`ORDER`), so that some
-    can be drawn while others are still computed.
+    Cheap ones first, not in the order of the page (`ORDER`), so that they are drawn while others
+    are computed.
     """
     for section in _sections(data):
         yield replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
@@ -68,7 +68,7 @@ def choose(data: RunData) -> Iterator[Section]:
 
 def _sections(data: RunData) -> Iterator[Section]:
     with ThreadPoolExecutor(1) as pool:
-        # Reading and sorting packets leave Python's lock alone: what needs none is done meanwhile.
+        # Reading and sorting packets release the GIL: sections without packets are made meanwhile.
         packets = pool.submit(lambda: data.rtt)
         yield from _compared(data)
         yield from policies.sections(data)
@@ -128,7 +128,7 @@ def _by_guests(data: RunData) -> Iterator[Section]:
 
 
 def _labelled(figure: Figure, data: RunData) -> Figure:
-    """The figure, saying in its caption that its times are not those of hardware, if so."""
+    """The figure, with a note in its caption where times are not those of hardware."""
     if not data.virtual:
         return figure
     label = f"{data.virtual_word.capitalize()} times: {data.virtual.rstrip('.')}."
@@ -136,7 +136,7 @@ def _labelled(figure: Figure, data: RunData) -> Figure:
 
 
 def _is_factorial(data: RunData) -> bool:
-    """Whether small multiples along a factor tell more than a row of planes a condition."""
+    """Whether the run has enough conditions for small multiples along a factor."""
     cells: Sequence[RttCell | CpuCell] = data.rtt or data.cpu
     if not cells:
         return False
@@ -220,7 +220,7 @@ def _rtt_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Sectio
 
 
 def _layout(pages: Sequence[FacetPage[RttCell]]) -> str:
-    """Says how to find a condition in the small multiples."""
+    """A sentence on the layout of the small multiples."""
     axis = f"{pages[0].axis} along each panel, " if pages[0].axis else ""
     more = f", {len(pages)} figures for what remains" if len(pages) > 1 else ""
     return f"Figures are laid out by condition: {axis}a panel a load{more}; colours are planes."
@@ -229,7 +229,7 @@ def _layout(pages: Sequence[FacetPage[RttCell]]) -> str:
 def _by_factor(
     section: Section, tables: Sequence[tuple[str, Table]], *, open_figures: int
 ) -> Section:
-    """Few figures open, some folded, the rest in tables only."""
+    """The section with few figures open, some folded, and the others in tables only."""
     n = len(section.figures)
     most = _MOST_PAGES if section.anchor == "rtt" else _MOST_PAGES // 2
     if n <= most:
@@ -246,9 +246,9 @@ def _by_factor(
 
 def _tail(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
     figures: list[Figure] = []
-    conditions, of = distribution.choose(pages)
+    conditions, total = distribution.choose(pages)
     if conditions:
-        figures.append(distribution.figure(conditions, of, data.planes))
+        figures.append(distribution.figure(conditions, total, data.planes))
     dots = [
         scatter.figure(page, data.planes, **named)
         for page, named in _named(pages, "scatter", "Single packets")
@@ -296,7 +296,7 @@ def _places(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]
 
 @dataclass(frozen=True)
 class _HostPart:
-    """A part of the round trip that one host takes, and the words for it."""
+    """A part of the round trip inside one host, with its texts."""
 
     name: str
     title: str
@@ -307,7 +307,7 @@ class _HostPart:
     lead: Callable[[Sequence[RttCell]], str]
 
     def figures(self, data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figure]:
-        """As boxes."""
+        """Boxes of this part."""
         return [
             boxes.figure(
                 page,
@@ -426,7 +426,7 @@ def _cpu_by_factor(data: RunData) -> Section:
 
 
 def _stem(sending: Sending) -> str:
-    """As part of a file's name."""
+    """The sending as a part of a file name."""
     pattern = f"-{base.slug(sending.pattern)}" if sending.pattern else ""
     application = f"-{base.slug(sending.application)}" if sending.application else ""
     return f"{sending.frequency_pps:g}pps{pattern}{application}"
@@ -436,14 +436,14 @@ def _compared(data: RunData) -> list[Section]:
     compared = inference.compare(data)
     if not compared:
         return []
-    first = {one.family.metric.name: one for one in reversed(compared)}
+    first = {item.family.metric.name: item for item in reversed(compared)}
     figures = []
-    for one in compared:
-        name, sending = one.family.metric.name, one.family.metric.sending
-        at = "" if one is first[name] or sending is None else f"-{_stem(sending)}"
-        figures.append(comparison.figure(one, name=base.slug(f"compared-{name}{at}")))
+    for item in compared:
+        name, sending = item.family.metric.name, item.family.metric.sending
+        at = "" if item is first[name] or sending is None else f"-{_stem(sending)}"
+        figures.append(comparison.figure(item, name=base.slug(f"compared-{name}{at}")))
     bars = kendall.figure(
-        [one for one in compared if one.family.metric.name in _CORRELATED or _is_cpu(one)],
+        [item for item in compared if item.family.metric.name in _CORRELATED or _is_cpu(item)],
         data.planes,
     )
     return [
@@ -464,8 +464,8 @@ _CORRELATED = ("rtt",)
 """Metrics whose rank correlation the publications draw, beside CPU."""
 
 
-def _is_cpu(one: Compared) -> bool:
-    return one.family.metric.name.startswith("cpu:")
+def _is_cpu(compared: Compared) -> bool:
+    return compared.family.metric.name.startswith("cpu:")
 
 
 def _contents(page: FacetPage[RttCell]) -> list[RttCell]:
@@ -526,11 +526,11 @@ def _pages(cells: Sequence[base.C]) -> list[list[base.C]]:
 
 
 def _named(pages: Sequence[_Page], stem: str, title: str) -> Iterator[tuple[_Page, _Named]]:
-    """Each page, with the name and the title of its figure: by its conditions, or its number."""
+    """Each page with its figure's name and title, by its conditions or its number."""
     for place, page in enumerate(pages):
         number = f"-{place + 1}" if len(pages) > 1 else ""
         if isinstance(page, FacetPage):
-            of = f", {page.label}" if page.label else ""
+            condition = f", {page.label}" if page.label else ""
         else:
-            of = f" ({place + 1} of {len(pages)})" if number else ""
-        yield page, {"name": f"{stem}{number}", "title": f"{title}{of}"}
+            condition = f" ({place + 1} of {len(pages)})" if number else ""
+        yield page, {"name": f"{stem}{number}", "title": f"{title}{condition}"}

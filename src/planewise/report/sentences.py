@@ -1,4 +1,4 @@
-"""What a figure shows, said in one sentence of plain words. Describes; it does not infer."""
+"""A figure's main result in one plain sentence. Describes, does not infer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Time = Callable[[RttCell], Spread | str]
 
 
 def of_times(cells: Sequence[RttCell], time: Time, what: str) -> str:
-    """Which plane has the lowest median how often, and where the gap is largest."""
+    """The plane that most often has the lowest median, and the largest gap between planes."""
     spreads = [(cell, spread) for cell in cells if isinstance(spread := time(cell), Spread)]
     if not spreads:
         return f"The {what} could not be measured in any of these conditions."
@@ -23,7 +23,7 @@ def of_times(cells: Sequence[RttCell], time: Time, what: str) -> str:
     contexts: dict[Factors, list[tuple[float, str]]] = {}
     for cell, spread in spreads:
         contexts.setdefault(cell.factors, []).append((spread.median_ns, cell.plane))
-    several = {factors: sorted(own) for factors, own in contexts.items() if len(own) > 1}
+    several = {factors: sorted(times) for factors, times in contexts.items() if len(times) > 1}
     if not several:
         least = min(spreads, key=lambda pair: pair[1].median_ns)
         most = max(spreads, key=lambda pair: pair[1].median_ns)
@@ -35,11 +35,11 @@ def of_times(cells: Sequence[RttCell], time: Time, what: str) -> str:
             f"{time_text(most[1].median_ns)} ({most[0].plane}, {words(most[0].factors, common)})."
         )
     wins: dict[str, int] = {}
-    for own in several.values():
-        wins[own[0][1]] = wins.get(own[0][1], 0) + 1
+    for times in several.values():
+        wins[times[0][1]] = wins.get(times[0][1], 0) + 1
     best = max(wins, key=lambda plane: wins[plane])
-    factors, own = max(several.items(), key=lambda pair: pair[1][-1][0] / max(pair[1][0][0], 1.0))
-    (low, lowest), (high, highest) = own[0], own[-1]
+    factors, times = max(several.items(), key=lambda pair: pair[1][-1][0] / max(pair[1][0][0], 1.0))
+    (low, lowest), (high, highest) = times[0], times[-1]
     n = len(several)
     often = (
         "In the one condition"
@@ -57,13 +57,13 @@ def of_times(cells: Sequence[RttCell], time: Time, what: str) -> str:
 
 
 def of_tail(cells: Sequence[RttCell]) -> str:
-    """What the slowest packet of a hundred costs, where it costs most and least."""
+    """The lowest and the highest 99th percentile."""
     common = common_factors(cell.factors for cell in cells)
-    known = [(value, cell) for cell in cells if (value := cell.tail_ns.get("p99")) is not None]
-    if not known:
+    tails = [(value, cell) for cell in cells if (value := cell.tail_ns.get("p99")) is not None]
+    if not tails:
         return "There are too few packets to speak of the slowest of a hundred."
-    low, least = min(known, key=lambda pair: pair[0])
-    high, most = max(known, key=lambda pair: pair[0])
+    low, least = min(tails, key=lambda pair: pair[0])
+    high, most = max(tails, key=lambda pair: pair[0])
     if least is most:
         return f"One packet of a hundred takes longer than {time_text(low)}."
     return (
@@ -74,7 +74,7 @@ def of_tail(cells: Sequence[RttCell]) -> str:
 
 
 def of_overhead(cells: Sequence[RttCell]) -> str:
-    """Which share of the round trip the sender's host takes."""
+    """The share of the round trip that the sender's host takes."""
     shares = [
         (cell.overhead.median_ns / cell.median_ns, cell)
         for cell in cells
@@ -98,7 +98,7 @@ def of_cpu(cells: Sequence[CpuCell]) -> str:
     """The busiest and the least busy host."""
     common = common_factors(cell.factors for cell in cells)
 
-    def said(cell: CpuCell) -> str:
+    def text(cell: CpuCell) -> str:
         host = "" if cell.host == "shared" else f" at the {cell.host}"
         return (
             f"{theme.share(round(cell.busy, 3))}{host} with {cell.plane}, "
@@ -107,12 +107,12 @@ def of_cpu(cells: Sequence[CpuCell]) -> str:
 
     least, most = min(cells, key=lambda c: c.busy), max(cells, key=lambda c: c.busy)
     if least is most:
-        return f"The CPUs are busy for {said(most)}."
-    return f"The CPUs are busiest for {said(most)}; least for {said(least)}."
+        return f"The CPUs are busy for {text(most)}."
+    return f"The CPUs are busiest for {text(most)}; least for {text(least)}."
 
 
 def of_losses(cells: Sequence[RttCell]) -> str:
-    """How many probe packets were lost, and where most."""
+    """The number of lost probe packets, and the cell that lost the largest share."""
     sent, lost = sum(cell.sent for cell in cells), sum(cell.lost for cell in cells)
     if not sent:
         return "No packet was counted."

@@ -1,4 +1,4 @@
-"""From a cell's packets to the few numbers that figures show. Knows no files and no drawing."""
+"""Summary numbers of a cell's packets, for the figures. Knows no files and no drawing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from planewise.report.packets import Floats, Packets
 from planewise.units import time_text
 
 BOX = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Where the whiskers, the ends and the middle of a box lie: quantiles of the packets."""
+"""Quantiles of a box: whiskers, ends and middle."""
 
 PROBABILITIES: tuple[float, ...] = (
     0.001,
     0.005,
     *(percent / 100 for percent in range(1, 100)),
-    *(1 - one * 10.0**-power for power in (3, 4, 5, 6) for one in (5, 2, 1)),
+    *(1 - digit * 10.0**-power for power in (3, 4, 5, 6) for digit in (5, 2, 1)),
 )
-"""Where a cell's distribution is kept: every per cent, then towards 1 - 10⁻⁶."""
+"""Quantiles that are kept of a distribution: every per cent, then towards 1 - 10⁻⁶."""
 
 MOST_POINTS = 400
-"""Packets of a cell that a scatter may draw one by one."""
+"""Most packets of a cell that a scatter draws."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Spread:
 
     @property
     def row(self) -> dict[str, float]:
-        """Its ends, as a box's fields."""
+        """The quantiles as fields of a mark."""
         return {
             "low": self.low_ns,
             "q25": self.q25_ns,
@@ -57,7 +57,7 @@ class Spread:
 
     @property
     def words(self) -> str:
-        """The same in words."""
+        """The quantiles in words."""
         return (
             f"median {time_text(self.median_ns)}, middle half {time_text(self.q25_ns)} to "
             f"{time_text(self.q75_ns)}, 5th to 95th percentile {time_text(self.low_ns)} to "
@@ -86,26 +86,26 @@ class Distribution:
 
 @dataclass(frozen=True)
 class TimeParts:
-    """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
+    """Parts of a typical packet's round trip [ns]: means over the middle half of the packets.
 
     They add up to `total_ns`. None: that part does not exist for this plane, or was not stamped.
     """
 
     total_ns: float
     instrument_ns: float | None
-    """RTT between user-space stamps minus RTT between kernel stamps; None without both. It is a
-    part of its own only where `sender_stack_ns` is None, which else has it in it."""
+    """RTT between user-space stamps minus RTT between kernel stamps; None without both. Part of
+    `sender_stack_ns`, where that is known."""
     sender_stack_ns: float | None
     """RTT at the guest minus RTT at its own interface: its network stack, and the probe."""
     sender_ns: float | None
     """The rest of the RTT overhead. None where the host does not see its guest's packets."""
     wire_ns: float
-    """RTT at the sender's NIC minus response time; where the hosts see no packets, all that lies
-    between the guests' own interfaces."""
+    """RTT at the sender's NIC minus response time; where the hosts see no packets, the time between
+    the guests' interfaces."""
     responder_ns: float | None
     """Response time without the time in the responder's guest. None as `sender_ns`."""
     responder_stack_ns: float | None
-    """From the own interface of the responder's guest into its network stack and back."""
+    """From the interface of the responder's guest into its network stack and back."""
     packets: int
 
     @classmethod
@@ -120,7 +120,7 @@ class TimeParts:
         stacks: tuple[float, float] | None,
         packets: int,
     ) -> TimeParts:
-        """From times that lie within each other; `stacks` are those of sender and responder."""
+        """From nested times; `stacks` are those of sender and responder."""
         sender_stack, responder_stack = stacks or (None, None)
         guest = instrument if sender_stack is None else sender_stack
         return cls(
@@ -143,8 +143,8 @@ class TimeParts:
         return self.sender_ns + (guest or 0.0)
 
 
-def known(values: Floats) -> Floats:
-    """`values` without those of packets that have none."""
+def without_nan(values: Floats) -> Floats:
+    """`values` of packets that have one."""
     return values[~np.isnan(values)]
 
 
@@ -158,52 +158,52 @@ def at(ordered: Floats, probabilities: Sequence[float]) -> list[float]:
 
 
 def spread(ordered: Floats, medians_ns: Sequence[float]) -> Spread:
-    """The box of values in rising order; there must be one."""
+    """The box of at least one value, in rising order."""
     return Spread.of(at(ordered, BOX), len(ordered), medians_ns)
 
 
 def distribution(in_order_of_sending: Floats, ordered: Floats) -> Distribution:
-    """The whole of a cell's RTT; both arrays hold the same values."""
+    """The distribution of a cell's RTT; both arrays hold the same values."""
     n = len(ordered)
-    some = np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)
+    indices = np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)
     return Distribution(
         quantiles_ns=tuple(at(ordered, meaningful(n))),
-        points_ns=tuple(float(value) for value in in_order_of_sending[some]),
+        points_ns=tuple(float(value) for value in in_order_of_sending[indices]),
         max_ns=float(ordered[-1]),
         packets=n,
     )
 
 
 def meaningful(packets: int) -> tuple[float, ...]:
-    """Those of `PROBABILITIES` on either side of which at least one of `packets` lies."""
+    """The `PROBABILITIES` with at least one of `packets` on either side."""
     least = (1 - 1e-9) / max(1, packets)
     return tuple(p for p in PROBABILITIES if least <= p <= 1 - least) or (0.5,)
 
 
 def parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> TimeParts | None:
-    """Where the time goes; None where no packet was seen at all points that there are.
+    """The parts of the time; None where no packet has all stamps.
 
-    `of_user` is whether the RTT lies between stamps of user space, which alone are told apart from
-    those at the guest's interface; `hosts_see` whether the hosts have capture points at their NICs.
+    `of_user`: the RTT is between user-space stamps, which differ from those at the guest's
+    interface; `hosts_see`: the hosts have capture points at their NICs.
     """
     inside = (packets.sender_inside_ns, packets.responder_inside_ns)
     stacks = of_user and not any(np.isnan(values).all() for values in inside)
     rtt_has_instrument = of_user and not np.isnan(packets.kernel_ns).all()
     if not hosts_see and not stacks:
         return None
-    wanted = [packets.rtt_ns]
-    wanted += [packets.kernel_ns] if rtt_has_instrument else []
-    wanted += [packets.nic_ns, packets.response_ns] if hosts_see else []
-    wanted += inside if stacks else ()
-    seen = ~np.isnan(np.stack(wanted)).any(axis=0)
-    total = packets.rtt_ns[seen]
+    durations = [packets.rtt_ns]
+    durations += [packets.kernel_ns] if rtt_has_instrument else []
+    durations += [packets.nic_ns, packets.response_ns] if hosts_see else []
+    durations += inside if stacks else ()
+    complete = ~np.isnan(np.stack(durations)).any(axis=0)
+    total = packets.rtt_ns[complete]
     if not len(total):
         return None
     low, high = np.quantile(total, (0.25, 0.75))
     middle = (total >= low) & (total <= high)
 
     def mean(values: Floats) -> float:
-        return float(values[seen][middle].mean())
+        return float(values[complete][middle].mean())
 
     outer = (packets.nic_ns, packets.response_ns) if hosts_see else inside
     return TimeParts.of(

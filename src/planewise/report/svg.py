@@ -23,7 +23,7 @@ _DOTS = re.compile(
 )
 _FONT = f' font-family="{theme.FONT}"'
 _FONT_SIZE = f' font-size="{theme.FONT_SIZE}px"'
-_SAID = re.compile(r"(>[^<]+<)")
+_TEXT = re.compile(r"(>[^<]+<)")
 _IDLE = re.compile(r' (?:stroke-miterlimit="10"|opacity="1"|transform="translate\(0,0\)")')
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)" viewBox="([^"]+)"[^>]*>')
 
@@ -42,11 +42,11 @@ def inline(text: str, prefix: str) -> str:
     )
     text = _IDLE.sub("", _ARIA.sub("", text)).replace("<path  ", "<path ")
     text = text.replace(_FONT, "").replace(_FONT_SIZE, "")
-    # Digits that nobody sees are cut off in the markup, not in what is said.
-    pieces = _SAID.split(text)
+    # Digits beyond a tenth of a pixel are cut off in the markup, not in texts.
+    pieces = _TEXT.split(text)
     pieces[::2] = [_LONG.sub("", piece) for piece in pieces[::2]]
     text = "".join(pieces)
-    text = _DOTS.sub(_together, text)
+    text = _DOTS.sub(_merged_dots, text)
     return _SIZE.sub(
         lambda match: (
             f'<svg viewBox="{match[3]}" style="max-width:{float(match[1]) * 1.25:.0f}px"'
@@ -58,8 +58,8 @@ def inline(text: str, prefix: str) -> str:
     )
 
 
-def _together(dots: re.Match[str]) -> str:
-    """Thousands of dots as one path a colour: points that a round pen draws."""
+def _merged_dots(dots: re.Match[str]) -> str:
+    """Many dots as one path a colour: points drawn with round line caps."""
     places: dict[tuple[str, ...], list[str]] = {}
     for x, y, radius, fill, opacity in _DOT.findall(dots[0]):
         places.setdefault((radius, fill, opacity), []).append(f"M{x},{y}h0")

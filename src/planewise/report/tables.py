@@ -34,7 +34,7 @@ _LATEX = str.maketrans(
         "\u2060": "",
     }
 )
-"""What LaTeX does not take as it is; the rest is for an engine that reads UTF-8."""
+"""Characters that LaTeX needs escaped; others need an engine that reads UTF-8."""
 
 
 def markdown(table: Table, caption: str) -> str:

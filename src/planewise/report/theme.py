@@ -14,7 +14,7 @@ from itertools import cycle
 from planewise.units import percent_text
 
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-"""One metric on every machine: the width of labels is known when a figure is laid out."""
+"""Fonts of one metric, so that a label's width is known when a figure is laid out."""
 
 FONT_SIZE = 12
 
@@ -52,7 +52,7 @@ PLANES: dict[str, Colour] = {
     "vhost-user": Colour("#661100", "#e0886f"),
 }
 
-# What a bar is made of: darker the nearer to the program that is measured.
+# Parts of a bar: the nearer to the measured program, the darker.
 PARTS: dict[str, Colour] = {
     "instrument": Colour("#b9b9c2", "#6b6b78"),
     "sender": Colour("#27476e", "#86b6f2"),
@@ -71,8 +71,8 @@ MODES: dict[str, Colour] = {
     "waiting": Colour("#b9b9c3", "#6b6b79"),
 }
 
-# What a plane without a colour of its own takes, while the plane beside it is not in the run.
-_OTHERS: dict[str, Colour] = {
+# Colours for planes that have none: usable while the named plane is not in the run.
+_FALLBACKS: dict[str, Colour] = {
     "vhost-user": Colour("#661101", "#e08870"),
     "docker-bridge": Colour("#9a6b01", "#f0c04b"),
     "vf": Colour("#3d3a9f", "#a5a2fe"),
@@ -94,26 +94,26 @@ VERDICTS: dict[str, Colour] = {
 def every_colour() -> tuple[Colour, ...]:
     """All colours that may occur in a figure."""
     named = (INK, MUTED, GRID, PAPER, ALERT)
-    groups = (PLANES, PARTS, MODES, VERDICTS)
-    return (*named, *(colour for group in groups for colour in group.values()), *_OTHERS.values())
+    groups = (PLANES, PARTS, MODES, VERDICTS, _FALLBACKS)
+    return (*named, *(colour for group in groups for colour in group.values()))
 
 
 def colours_of(planes: Iterable[str]) -> dict[str, str]:
-    """The colour on white of each plane; those without one of their own take what is free.
+    """The colour on white of each plane; planes without a colour take free ones.
 
     Of two series of one plane (`all on vf`, `vf, others on bridge`; `bridge, process`, `bridge,
     container`) the first has its colour.
     """
     planes = list(planes)
     named = [_plane_in(plane) for plane in planes]
-    free = [colour for plane, colour in _OTHERS.items() if plane not in named]
-    others = cycle(free or _OTHERS.values())
+    free = [colour for plane, colour in _FALLBACKS.items() if plane not in named]
+    fallbacks = cycle(free or _FALLBACKS.values())
     colours: dict[str, str] = {}
-    taken = set()
+    used = set()
     for label, plane in zip(planes, named, strict=True):
-        own_colour = plane in PLANES and plane not in taken
-        colours[label] = (PLANES[plane] if own_colour else next(others)).light
-        taken.add(plane)
+        own_colour = plane in PLANES and plane not in used
+        colours[label] = (PLANES[plane] if own_colour else next(fallbacks)).light
+        used.add(plane)
     return colours
 
 
@@ -131,12 +131,12 @@ def recolouring(selector: str) -> str:
 
 
 def share(value: float) -> str:
-    """A ratio as per cent, written as everywhere else."""
+    """A ratio as per cent."""
     return percent_text(value)
 
 
 def interval(low: str, high: str) -> str:
-    """Both ends as one piece of text in which no line breaks."""
+    """Both ends, without a line break."""
     return f"{low}\u00a0–\u2060\u00a0{high}".replace(" ", "\u00a0")
 
 

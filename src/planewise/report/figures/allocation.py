@@ -1,4 +1,4 @@
-"""The allocator's policies: latency by group, who held a VF when, what the daemon took."""
+"""The allocator's policies: latency by group, times with a VF, costs of the daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROW = 7
 
 
 def latency(data: RunData, cells: Sequence[RttCell]) -> list[Figure]:
-    """Boxes by group and policy, as FlexVF's figure 7."""
+    """Boxes of the RTT by group and policy, as FlexVF's figure 7."""
     policies = list(allocation.results(data))
     items = [Item(cell.plane, cell.factors, cell) for cell in cells]
     return [
@@ -43,17 +43,17 @@ def latency(data: RunData, cells: Sequence[RttCell]) -> list[Figure]:
 
 
 def _lead(cells: Sequence[RttCell]) -> str:
-    """The medians of the busiest group."""
+    """A sentence on the medians of the busiest group."""
     busiest = max((float(cell.factors[0][1]) for cell in cells), default=0.0)
-    own = [cell for cell in cells if float(cell.factors[0][1]) == busiest]
-    told = ", ".join(f"{cell.plane} {time_text(cell.median_ns)}" for cell in own)
-    return f"Median of the guests with {busiest:g} requests a second: {told}."
+    busiest_cells = [cell for cell in cells if float(cell.factors[0][1]) == busiest]
+    medians = ", ".join(f"{cell.plane} {time_text(cell.median_ns)}" for cell in busiest_cells)
+    return f"Median of the guests with {busiest:g} requests a second: {medians}."
 
 
 def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
-    """Who held a VF when, a row a guest, in the first trial of each policy."""
+    """The times in which each guest held a VF, in the first trial of each policy."""
     end_s = max(_end_s(result) for _, result in trials)
-    begin_s = min([0.0, *(move.at_s for _, one in trials for move in one.moves)])
+    begin_s = min([0.0, *(move.at_s for _, result in trials for move in result.moves)])
     begin_s = max(begin_s, -0.5 * end_s)
     span = Span(begin_s, end_s, log=False)
     groups = sorted({pps for _, result in trials for _, pps in by_group(result)}, reverse=True)
@@ -72,11 +72,11 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
         return vega.finish(vega.below(panels))
 
     moves = {policy: len(result.moves) for policy, result in trials}
-    told = ", ".join(f"{policy} {count}" for policy, count in moves.items())
+    counts = ", ".join(f"{policy} {count}" for policy, count in moves.items())
     return Figure(
         name="policies-held",
         title="Who held a VF when",
-        lead=f"Moves of a VF in the first trial of each policy: {told}.",
+        lead=f"Moves of a VF in the first trial of each policy: {counts}.",
         caption=(
             "A row a guest, the busiest on top; a bar is the time in which it held a VF, coloured "
             "by the requests that it is sent a second. Times are the daemon's clock, from the end "
@@ -88,7 +88,7 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
                 else ""
             )
         ),
-        alt=f"Bars of the time in which each guest held a VF, a panel a policy. {told}.",
+        alt=f"Bars of the time in which each guest held a VF, a panel a policy. {counts}.",
         draw=draw,
         table=_guests(trials),
     )
@@ -100,12 +100,12 @@ SHADES = tuple(
 
 
 def _end_s(result: AllocResult) -> float:
-    """When the trial's last known thing happened."""
-    last = [move.at_s + (move.duration_s or 0.0) for move in result.moves if move.ending]
-    steady = [one for one in last if one <= result.window_s]
+    """Time of the trial's last recorded event [s]."""
+    ends_s = [move.at_s + (move.duration_s or 0.0) for move in result.moves if move.ending]
+    steady = [end_s for end_s in ends_s if end_s <= result.window_s]
     if result.change is None:
         return max([result.window_s, *steady])
-    return max([result.window_s, *last])
+    return max([result.window_s, *ends_s])
 
 
 def _panel(
@@ -123,16 +123,16 @@ def _panel(
     height = _ROW * len(order)
     rows: list[Row] = [
         {
-            "from": span.inside(one.begin_s),
-            "to": span.inside(one.end_s),
-            "y": _ROW * place[one.guest] + 1,
-            "y2": _ROW * (place[one.guest] + 1) - 1,
-            "series": rate[one.guest],
-            "hover": f"{policy}: {one.guest} ({rate[one.guest]}) held a VF from "
-            f"{one.begin_s:.1f} to {one.end_s:.1f} s",
+            "from": span.inside(interval.begin_s),
+            "to": span.inside(interval.end_s),
+            "y": _ROW * place[interval.guest] + 1,
+            "y2": _ROW * (place[interval.guest] + 1) - 1,
+            "series": rate[interval.guest],
+            "hover": f"{policy}: {interval.guest} ({rate[interval.guest]}) held a VF from "
+            f"{interval.begin_s:.1f} to {interval.end_s:.1f} s",
         }
-        for one in hold_intervals(result, span.high)
-        if one.guest in place
+        for interval in hold_intervals(result, span.high)
+        if interval.guest in place
     ]
     axis = vega.x_axis("seconds after the warm-up", span, "number", width, labels=labels)
     x = {"x": vega.quantitative("from", span, axis)}
@@ -186,11 +186,11 @@ def _guests(trials: Sequence[tuple[str, AllocResult]]) -> Table:
     )
 
 
-def shares(found: Sequence[GroupShare]) -> Table:
-    """How much of the time a group's guests held a VF, mean over trials."""
-    groups = sorted({one.group for one in found}, key=float)
-    policies = list(dict.fromkeys(one.policy for one in found))
-    by_key = {(one.policy, one.group): statistics.fmean(one.shares) for one in found}
+def shares(group_shares: Sequence[GroupShare]) -> Table:
+    """Share of time in which a group's guests held a VF, mean over trials."""
+    groups = sorted({row.group for row in group_shares}, key=float)
+    policies = list(dict.fromkeys(row.policy for row in group_shares))
+    by_key = {(row.policy, row.group): statistics.fmean(row.shares) for row in group_shares}
     return Table(
         ("Policy", *(f"Guests with {rate_text(float(group))}" for group in groups)),
         tuple(
@@ -203,23 +203,23 @@ def shares(found: Sequence[GroupShare]) -> Table:
     )
 
 
-def predicted(found: GroupPredictions) -> Table:
-    """Latency as it follows from who held a VF, against what was measured."""
+def predicted(predictions: GroupPredictions) -> Table:
+    """Latency predicted from the time with a VF, beside the measured latency."""
     return Table.of(
-        found.found,
+        predictions.groups,
         {
-            "Policy": lambda one: one.policy,
-            "Guests with": lambda one: PrintedNumber.rate(float(one.group)),
-            "Held a VF": lambda one: PrintedNumber.share(one.held, 3),
-            "Mean predicted": lambda one: PrintedNumber.time(one.predicted_ns),
-            "Mean measured": lambda one: PrintedNumber.time(one.measured_ns),
-            "Error": lambda one: PrintedNumber(_error(one.error), one.error),
-            "95 % interval": lambda one: (
+            "Policy": lambda row: row.policy,
+            "Guests with": lambda row: PrintedNumber.rate(float(row.group)),
+            "Held a VF": lambda row: PrintedNumber.share(row.held, 3),
+            "Mean predicted": lambda row: PrintedNumber.time(row.predicted_ns),
+            "Mean measured": lambda row: PrintedNumber.time(row.measured_ns),
+            "Error": lambda row: PrintedNumber(_error(row.error), row.error),
+            "95 % interval": lambda row: (
                 Missing("open: it takes six blocks")
-                if one.low is None or one.high is None
-                else theme.interval(_error(one.low), _error(one.high))
+                if row.low is None or row.high is None
+                else theme.interval(_error(row.low), _error(row.high))
             ),
-            "Blocks": lambda one: PrintedNumber.plain(one.blocks),
+            "Blocks": lambda row: PrintedNumber.plain(row.blocks),
         },
     )
 
@@ -229,41 +229,44 @@ def _error(value: float) -> str:
 
 
 def costs(data: RunData) -> Table:
-    """What the daemon took, and how soon VFs followed a change of load: medians over trials."""
+    """Costs of the daemon, and its delay after a change of load: medians over trials."""
 
-    def moves(own: Sequence[AllocResult]) -> list[float | None]:
-        return [move.duration_s for one in own for move in one.moves if move.ending == "completed"]
+    def median(
+        values: Callable[[AllocResult], Sequence[float | None]],
+        show: Callable[[float], str],
+        why: str = "not known",
+    ) -> Callable[[tuple[str, Sequence[AllocResult]]], Entry]:
+        return lambda row: _median([v for trial in row[1] for v in values(trial)], show, why)
 
-    def first(own: Sequence[AllocResult]) -> list[float | None]:
-        return [one.change.first_s for one in own if one.change is not None]
+    def durations(trial: AllocResult) -> list[float | None]:
+        return [move.duration_s for move in trial.moves if move.ending == "completed"]
+
+    def first_given(trial: AllocResult) -> list[float | None]:
+        return [] if trial.change is None else [trial.change.first_s]
+
+    def clock_error(trial: AllocResult) -> list[float]:
+        return [] if trial.change is None else [trial.change.error_s]
+
+    def mebibytes(size: float) -> str:
+        return f"{size / 2**20:.1f} MiB"
 
     return Table.of(
         allocation.results(data).items(),
         {
             "Policy": lambda row: row[0],
             "Trials": lambda row: PrintedNumber.plain(len(row[1])),
-            "Moves": lambda row: _median([len(one.moves) for one in row[1]], lambda v: f"{v:g}"),
-            "A move": lambda row: _median(moves(row[1]), _seconds, "no VF was moved"),
-            "CPU": lambda row: _median(
-                [one.daemon.cpu for one in row[1]], lambda v: theme.share(round(v, 4))
+            "Moves": median(lambda trial: [len(trial.moves)], lambda number: f"{number:g}"),
+            "A move": median(durations, _seconds, "no VF was moved"),
+            "CPU": median(lambda trial: [trial.daemon.cpu], lambda v: theme.share(round(v, 4))),
+            "Memory": median(lambda trial: [trial.daemon.memory_bytes], mebibytes),
+            "A decision": median(
+                lambda trial: [trial.daemon.decision_s], _seconds, "nothing was decided"
             ),
-            "Memory": lambda row: _median(
-                [one.daemon.memory_bytes for one in row[1]], lambda v: f"{v / 2**20:.1f} MiB"
+            "Reading counters": median(
+                lambda trial: [trial.daemon.sample_s], _seconds, "no counter was read"
             ),
-            "A decision": lambda row: _median(
-                [one.daemon.decision_s for one in row[1]], _seconds, "nothing was decided"
-            ),
-            "Reading counters": lambda row: _median(
-                [one.daemon.sample_s for one in row[1]], _seconds, "no counter was read"
-            ),
-            "First VF after the change of load": lambda row: _median(
-                first(row[1]), _seconds, "none was given"
-            ),
-            "Clock error": lambda row: _median(
-                [one.change.error_s for one in row[1] if one.change is not None],
-                _seconds,
-                "the load did not change",
-            ),
+            "First VF after the change of load": median(first_given, _seconds, "none was given"),
+            "Clock error": median(clock_error, _seconds, "the load did not change"),
         },
     )
 
@@ -273,10 +276,10 @@ def _seconds(value: float) -> str:
 
 
 def _median(
-    values: Sequence[float | None], said: Callable[[float], str], why: str = "not known"
+    values: Sequence[float | None], show: Callable[[float], str], why: str = "not known"
 ) -> Entry:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return Missing(why)
-    median = statistics.median(known)
-    return PrintedNumber(said(median), median)
+    median = statistics.median(finite)
+    return PrintedNumber(show(median), median)

@@ -1,4 +1,4 @@
-"""What a figure of the report is: texts, a drawing, a table; and how it becomes a file."""
+"""A figure of the report: its texts, drawing and table; writes it to files."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ WIDE, NARROW = 760, 336
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """A number as it is printed, with the number itself."""
+    """A number and its printed form."""
 
     text: str
     raw: float
     small: str = ""
-    """Said below the number: its interval, what to think of it."""
+    """Small text below the number: its interval, a remark."""
 
     @classmethod
     def plain(cls, number: int) -> PrintedNumber:
-        """A small number: of a CPU, of functions, of replicates."""
+        """A number without grouping: of a CPU, of functions, of replicates."""
         return cls(str(number), number)
 
     @classmethod
     def count(cls, number: int) -> PrintedNumber:
-        """How many there are, its thousands apart."""
+        """A count, in groups of three digits."""
         return cls(theme.count(number), number)
 
     @classmethod
@@ -62,7 +62,7 @@ class PrintedNumber:
 
 @dataclass(frozen=True)
 class Missing:
-    """No number, and why: never a zero instead."""
+    """A missing number, with the reason: never a zero instead."""
 
     why: str
 
@@ -81,7 +81,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Iterable[R], columns: Mapping[str, Callable[[R], Entry]]) -> Table:
-        """A row for each of `rows`; `columns` are titles, and what stands below them."""
+        """A row for each of `rows`; `columns` maps titles to functions of a row."""
         return cls(
             tuple(columns),
             tuple(tuple(entry(row) for entry in columns.values()) for row in rows),
@@ -93,27 +93,27 @@ class Figure:
     """A figure of the report, ready to be drawn at any width."""
 
     name: str
-    """For the file and the page's anchor: letters, digits and dashes."""
+    """Name of the file and of the anchor: letters, digits and dashes."""
     title: str
     caption: str
-    """Says in plain words what is drawn and how to read it."""
+    """What is drawn and how to read it, in plain words."""
     alt: str
-    """What a person who cannot see it must know."""
+    """The figure in words, for readers who cannot see it."""
     draw: Callable[[int], Spec]
-    """For a width in px."""
+    """The specification for a width in px."""
     table: Table
     verdict: str = ""
     """GOOD, BAD or UNDECIDED, where the figure is of one judged curve."""
     lead: str = ""
-    """What the figure shows, in one sentence, where there is one to say."""
+    """The main result in one sentence; may be empty."""
 
     notes: tuple[str, ...] = ()
-    """What a reader should know of it, a sentence each."""
+    """Remarks, a sentence each."""
     virtual: str = ""
-    """Why what it shows is not that of hardware, in one sentence; empty when it is."""
+    """Why its figures are not those of hardware, in one sentence; empty when they are."""
 
     def titled(self, width: int) -> Spec:
-        """As `draw`, with its title: for a file that stands alone."""
+        """As `draw`, with title and lead: for a file of its own."""
         title = f"{self.title}: {self.verdict}" if self.verdict else self.title
         sentences = (text.removesuffix(".") for text in (self.lead, self.virtual) if text)
         subtitle = " ".join(f"{sentence}." for sentence in sentences)
@@ -130,7 +130,7 @@ class InContext(Protocol):
 
     @property
     def factors(self) -> Factors:
-        """The cell's levels but its plane."""
+        """The cell's levels without its plane."""
         ...
 
 
@@ -162,14 +162,14 @@ def save(
     """
     spec = text({**figure, "background": "white"})
     files = []
-    for wanted in formats:
-        file = path_without_suffix.with_name(f"{path_without_suffix.name}.{wanted}")
+    for suffix in formats:
+        file = path_without_suffix.with_name(f"{path_without_suffix.name}.{suffix}")
         content: bytes
-        if wanted == "svg":
+        if suffix == "svg":
             content = str(vl_convert.vegalite_to_svg(spec)).encode()
-        elif wanted == "pdf":
+        elif suffix == "pdf":
             content = bytes(vl_convert.vegalite_to_pdf(spec))
-        elif wanted == "png":
+        elif suffix == "png":
             content = bytes(vl_convert.vegalite_to_png(spec, scale=2))
         else:
             content = str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
@@ -179,8 +179,8 @@ def save(
 
 
 def parse_formats(text: str) -> list[Format]:
-    """`svg,pdf` as formats. BadInputError for one that there is not."""
-    wanted: list[Format] = []
+    """`svg,pdf` as formats. BadInputError for an unknown one."""
+    formats: list[Format] = []
     for name in text.replace(",", " ").split():
         if name not in FORMATS:
             raise BadInputError(
@@ -188,5 +188,5 @@ def parse_formats(text: str) -> list[Format]:
                 where="--format",
                 remedy=f"choose among {', '.join(FORMATS)}",
             )
-        wanted.append(name)
-    return wanted
+        formats.append(name)
+    return formats

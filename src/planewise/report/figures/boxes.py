@@ -16,7 +16,7 @@ from planewise.report.summaries import Spread
 from planewise.store.cells import Factors, common_factors, words
 
 Time = Callable[[RttCell], Spread | str]
-"""The time of a cell that is drawn, or why there is none."""
+"""The time of a cell to draw, or the reason why it is missing."""
 
 
 def overhead(cell: RttCell) -> Spread | str:
@@ -43,12 +43,12 @@ def figure(
 ) -> Figure:
     """Boxes by series and band, a panel each combination of the other factors.
 
-    `what` says what is measured, as the beginning of the caption; `columns` are the table's for the
+    `what` begins the caption and says what is measured; `columns` are the table's titles of the
     factors and the series.
     """
     cells = [item.content for item in page.items]
-    known = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
-    span = _span(known)
+    spreads = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
+    span = _span(spreads)
     common = common_factors(cell.factors for cell in cells)
     missing = _missing(cells, time)
 
@@ -84,14 +84,14 @@ def figure(
     )
 
 
-def _span(known: Sequence[Spread]) -> Span:
-    low = min((spread.low_ns for spread in known), default=0.0)
-    high = max((spread.high_ns for spread in known), default=1000.0)
+def _span(spreads: Sequence[Spread]) -> Span:
+    low = min((spread.low_ns for spread in spreads), default=0.0)
+    high = max((spread.high_ns for spread in spreads), default=1000.0)
     return Span.of([low, high]) if low >= 0 else Span(low * 1.1, high * 1.05, log=False)
 
 
 def _missing(cells: Sequence[RttCell], time: Time) -> list[str]:
-    """Each reason why something is not there, with the planes that it holds for."""
+    """Each reason of a missing time, with its planes."""
     reasons: dict[str, dict[str, None]] = {}
     for cell in cells:
         if isinstance(why := time(cell), str):

@@ -17,13 +17,13 @@ from planewise.units import bits_text, count_text, percent_text, rate_text
 _HEIGHT = 150
 _AXIS_ROOM = 72
 _LOG_FROM = 12
-"""Rates further apart than this factor get a logarithmic axis: else low lines lie on zero."""
+"""Rates further apart than this factor get a logarithmic axis: else low lines touch zero."""
 _DASHES = {"north-south": [1, 0], "east-west": [5, 3]}
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """What is drawn of a chain."""
+    """A quantity of a chain to draw."""
 
     name: str
     title: str
@@ -66,8 +66,8 @@ def figures(cells: Sequence[ChainCell], planes: Sequence[str]) -> list[Figure]:
 def _figure(cells: Sequence[ChainCell], planes: Sequence[str], measure: _Measure) -> Figure:
     """A line a plane and path over the number of functions, a small multiple a frame size."""
     sizes = list(dict.fromkeys(cell.size for cell in cells))
-    here = {cell.plane for cell in cells}
-    colours = {plane: colour for plane, colour in theme.colours_of(planes).items() if plane in here}
+    drawn = {cell.plane for cell in cells}
+    colours = {plane: code for plane, code in theme.colours_of(planes).items() if plane in drawn}
     span = Span.of((v for cell in cells for v in measure.values(cell)), log_from=_LOG_FROM)
 
     def draw(width: int) -> Spec:
@@ -119,8 +119,8 @@ def _panel(
     for cell in cells:
         common = {"label": cell.plane, "x": cell.vnfs}
         for value in measure.values(cell):
-            what = f"{cell.plane}, {cell.path}, {count_text(cell.vnfs, 'function')}"
-            hover = f"{what}: {measure.show(value)}"
+            label = f"{cell.plane}, {cell.path}, {count_text(cell.vnfs, 'function')}"
+            hover = f"{label}: {measure.show(value)}"
             points.append({**common, "value": span.inside(value), "hover": hover})
         # A single function has no neighbour: it begins the lines of both paths.
         for path in paths if cell.vnfs == 1 else (cell.path,):
@@ -167,7 +167,7 @@ def _lines(
 
 
 def table(cells: Sequence[ChainCell]) -> Table:
-    """Every chain: throughput, loss, and what bounds it."""
+    """Every chain: throughput, loss and bottleneck."""
     return Table.of(
         cells,
         {
@@ -185,7 +185,7 @@ def table(cells: Sequence[ChainCell]) -> Table:
 
 
 def bounds(cells: Sequence[ChainCell]) -> Table:
-    """In how many chains of each plane what bounds them."""
+    """Number of chains of each plane by bottleneck."""
     groups: dict[tuple[str, str], list[ChainCell]] = {}
     for cell in cells:
         groups.setdefault((cell.plane, cell.limit), []).append(cell)
@@ -193,21 +193,21 @@ def bounds(cells: Sequence[ChainCell]) -> Table:
     return Table.of(
         groups.values(),
         {
-            "Plane": lambda own: own[0].plane,
-            "What bounds it": lambda own: own[0].limit,
-            "In chains": lambda own: PrintedNumber(
-                f"{len(own)} of {totals[own[0].plane]}", len(own)
+            "Plane": lambda group: group[0].plane,
+            "What bounds it": lambda group: group[0].limit,
+            "In chains": lambda group: PrintedNumber(
+                f"{len(group)} of {totals[group[0].plane]}", len(group)
             ),
-            "For example": lambda own: (
-                f"{own[0].path}, {count_text(own[0].vnfs, 'function')}, {_size(own[0].size)}"
+            "For example": lambda group: (
+                f"{group[0].path}, {count_text(group[0].vnfs, 'function')}, {_size(group[0].size)}"
             ),
-            "What shows it there": lambda own: own[0].why,
+            "What shows it there": lambda group: group[0].why,
         },
     )
 
 
 def account(cells: Sequence[ChainCell]) -> Table:
-    """Frames sent, received and lost by place, chain by chain; without runs of older versions."""
+    """Frames sent, received and lost by place, for chains of runs that counted them."""
     accounts = [(cell, cell.frames) for cell in cells if cell.frames is not None]
 
     def lost(frames: FrameAccount) -> str:
@@ -228,7 +228,7 @@ def account(cells: Sequence[ChainCell]) -> Table:
 
 
 def cores(cells: Sequence[ChainCell]) -> Table:
-    """What the CPUs did, chain by chain."""
+    """CPU use, chain by chain."""
 
     def share(value: float | None, otherwise: str) -> Entry:
         return otherwise if value is None else PrintedNumber(percent_text(value), value)

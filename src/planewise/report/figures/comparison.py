@@ -1,4 +1,4 @@
-"""Planes compared pair by pair: the change with its interval and what it means. Decides nothing."""
+"""Planes compared pair by pair: the change, its interval and the outcome. Decides nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planewise.store.models import Level
 _LINE = 15
 """Height of a line of text [px]."""
 _MOST_PAIRS = 6
-"""Pairs of a stratum that are drawn; of more, the best plane against each other one."""
+"""Most pairs drawn of a stratum; of more, only the best plane against each other one."""
 
 OUTCOMES: dict[Outcome, theme.Colour] = {
     "better": theme.VERDICTS["GOOD"],
@@ -87,7 +87,7 @@ def figure(compared: Compared, *, name: str) -> Figure:
 
 
 def _drawn(family: Family) -> list[tuple[str, list[Comparison]]]:
-    """Comparisons by stratum, all together first; each the way round that the better one is `a`."""
+    """Comparisons by stratum, all conditions first; in each, `a` is the better level."""
     order = _best_first(family)
     result = []
     for stratum in (OVERALL, *(name for name in family.strata if name != OVERALL)):
@@ -95,24 +95,24 @@ def _drawn(family: Family) -> list[tuple[str, list[Comparison]]]:
         if len(pairs) > _MOST_PAIRS:
             pairs = [pair for pair in pairs if order[0] in (pair.a, pair.b)]
         turned = [
-            found
+            comparison
             for pair in pairs
-            if (found := family.find(*_in_order(pair, order), stratum)) is not None
+            if (comparison := family.find(*_in_order(pair, order), stratum)) is not None
         ]
-        turned.sort(key=lambda one: (order.index(one.a), order.index(one.b)))
+        turned.sort(key=lambda pair: (order.index(pair.a), order.index(pair.b)))
         if turned:
             result.append((stratum, turned))
     return result
 
 
-def _in_order(one: Comparison, order: Sequence[Level]) -> tuple[Level, Level]:
-    return (one.a, one.b) if order.index(one.a) <= order.index(one.b) else (one.b, one.a)
+def _in_order(pair: Comparison, order: Sequence[Level]) -> tuple[Level, Level]:
+    return (pair.a, pair.b) if order.index(pair.a) <= order.index(pair.b) else (pair.b, pair.a)
 
 
 def _best_first(family: Family) -> list[Level]:
-    """The levels by what is known of all conditions together."""
-    known = [value.level for value in best_first(family, OVERALL)]
-    return [*known, *(level for level in family.levels if level not in known)]
+    """The levels, ranked over all conditions; levels without a rank last."""
+    ranked = [value.level for value in best_first(family, OVERALL)]
+    return [*ranked, *(level for level in family.levels if level not in ranked)]
 
 
 def stratum_words(stratum: str) -> str:
@@ -132,7 +132,7 @@ def _panel(
     height = _LINE * (lines + 1) * len(pairs) + 8
     margin = pairs[0].margin
     rows = [_row(pair, number, stratum, span, lines, unit) for number, pair in enumerate(pairs)]
-    axis = _axis(span, last=last)
+    axis = _axis(span, labels=last)
     band = {
         "low": span.inside(1 / (1 + margin) if ratio else -margin),
         "high": span.inside(1 + margin if ratio else margin),
@@ -200,7 +200,7 @@ def _outcome(pair: Comparison, unit: Unit) -> str:
 
 
 def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int, unit: Unit) -> Row:
-    """What is drawn of the pair: one or two `lines` of text, and below them the interval."""
+    """The marks of a pair: one or two `lines` of text, and below them the interval."""
 
     def place(change: float) -> float:
         return span.inside(1 + change if span.log else change)
@@ -222,25 +222,25 @@ def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int, un
     }
 
 
-def _axis(span: Span, *, last: bool) -> Spec:
+def _axis(span: Span, *, labels: bool) -> Spec:
     title = "times the second one's" if span.log else "difference"
     return {
         "values": _ticks(span.low, span.high, ratio=span.log),
         "labelExpr": "format(datum.value, '~r') + '×'"
         if span.log
         else "format(datum.value * 100, '+~r') + ' points'",
-        "title": title if last else None,
+        "title": title if labels else None,
         "titleAnchor": "start",
-        "labels": last,
-        "ticks": last,
-        "domain": last,
+        "labels": labels,
+        "ticks": labels,
+        "domain": labels,
         "labelOverlap": "greedy",
         "labelSeparation": 18,
     }
 
 
 def _ends(family: Family) -> tuple[float, float]:
-    """What the axis spans: all estimates and finite ends, within reason."""
+    """Ends of the axis: all estimates and finite ends, at most a factor of 100."""
     ratio = family.scale == "ratio"
     values = [0.0]
     for comparison in family.comparisons:
@@ -342,7 +342,7 @@ def values(all_compared: Sequence[Compared]) -> Table:
         )
 
     return Table.of(
-        [(each.family, value) for each in all_compared for value in each.family.values],
+        [(compared.family, value) for compared in all_compared for value in compared.family.values],
         {
             "Metric": lambda row: row[0].metric.title,
             "Where": lambda row: stratum_words(row[1].stratum),

@@ -31,7 +31,7 @@ SHADES: Mapping[str, float] = {
     "waiting": 0.14,
     "stolen": 1.0,
 }
-"""How much of a plane's colour a mode has along a factor; stolen time has a colour of its own."""
+"""Opacity of a mode in its plane's colour; stolen time has its own colour."""
 
 _WHAT = "Share of all CPUs' time that is spent while RTT is measured, mean over the replicates"
 
@@ -45,7 +45,7 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
         {NAMES[group]: theme.MODES[group].light for group in shown},
         quantity="share",
         axis="share of all CPUs' time",
-        whole=1.0,
+        axis_end=1.0,
     )
 
     def label(cell: CpuCell) -> str:
@@ -58,7 +58,7 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
     return Figure(
         name=name,
         title=title,
-        caption=f"{_WHAT}; the number at the right is their sum, the rest is idle or not told of. "
+        caption=f"{_WHAT}; the number at the right is their sum, the rest is idle or not reported. "
         f"Background load is in it{both_ends if one_machine else ''}.",
         alt=(
             "Stacked bars of CPU time by mode. Most busy: "
@@ -107,7 +107,7 @@ def by_factor(page: FacetPage[CpuCell], planes: Sequence[str], *, name: str, tit
         title=title,
         lead=lead,
         caption=(
-            f"{_WHAT}; the rest is idle or not told of. The load of the background guests is in "
+            f"{_WHAT}; the rest is idle or not reported. The load of the background guests is in "
             "it. A bar has its plane's colour; its shades, from the axis up, are "
             f"{', '.join(NAMES[mode] for mode in shown)}."
         ),
@@ -118,7 +118,7 @@ def by_factor(page: FacetPage[CpuCell], planes: Sequence[str], *, name: str, tit
 
 
 def all_boxes(pages: Sequence[FacetPage[CpuCell]], planes: Sequence[str]) -> tuple[Figure, ...]:
-    """A figure a page, of those with several replicates of a cell."""
+    """A figure for each page that has a cell of several replicates."""
     return tuple(
         boxes(page, planes, name=f"cpu-replicates{f'-{place}' if len(pages) > 1 else ''}")
         for place, page in enumerate(pages, start=1)

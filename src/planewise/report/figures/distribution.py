@@ -17,76 +17,76 @@ from planewise.store.cells import common_factors, words
 from planewise.units import time_text
 
 MOST_CONTEXTS = 4
-"""Conditions that are drawn; the table of the tail has all."""
+"""Most conditions that are drawn; the table of the tail has all."""
 _HEIGHT = 150
 _AXIS_ROOM = 58
 _HALF = math.log10(2)
-"""Where the tail begins: one packet in two takes longer."""
+"""Begin of the tail: one packet in two takes longer."""
 _SHOWN = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 0.9999)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One pair of plots: what is compared in it, by series."""
+    """A pair of plots: the cells that are compared, by series."""
 
     label: str
     cells: dict[str, RttCell]
 
 
 def choose(pages: Sequence[FacetPage[RttCell]]) -> tuple[list[Condition], int]:
-    """The conditions that are drawn, and how many there are.
+    """The conditions to draw, and the number of all conditions.
 
-    All when they are few. Else those that a reader asks for first: without background guests, and
-    under each load with the most of them, in the first column of the first figure.
+    All when they are few. Else the first column of the first figure: without background guests, and
+    under each load with the most of them.
     """
-    every = [
+    panel_bands = [
         (panel, band)
         for page in pages
         for row in page.panels
         for panel in row
         for band in panel.bands
     ]
-    if len(every) > MOST_CONTEXTS:
+    if len(panel_bands) > MOST_CONTEXTS:
         rows = pages[0].panels
-        chosen = [band for _, band in every[:1]] + [row[0].bands[-1] for row in rows]
+        chosen = [band for _, band in panel_bands[:1]] + [row[0].bands[-1] for row in rows]
         chosen = chosen[:MOST_CONTEXTS]
     else:
-        chosen = [band for _, band in every]
+        chosen = [band for _, band in panel_bands]
     bands = [{series: item.content for series, item in band.items.items()} for band in chosen]
     shown = [cells for cells in bands if any(cell.distribution for cell in cells.values())]
     common = common_factors(cell.factors for cells in shown for cell in cells.values())
     conditions = [
         Condition(words(next(iter(cells.values())).factors, common), cells) for cells in shown
     ]
-    n = len({cell.factors for page in pages for item in page.items if (cell := item.content)})
-    return conditions, n
+    total = len({cell.factors for page in pages for item in page.items if (cell := item.content)})
+    return conditions, total
 
 
-def figure(conditions: Sequence[Condition], of: int, planes: Sequence[str]) -> Figure:
+def figure(conditions: Sequence[Condition], total: int, planes: Sequence[str]) -> Figure:
     """Cumulative curve, then tail, a row a condition (on a phone one below the other)."""
     cells = [cell for condition in conditions for cell in condition.cells.values()]
-    spans = [cell.distribution for cell in cells if cell.distribution is not None]
-    span = Span.of([ns for one in spans for ns in (one.quantiles_ns[0], one.quantiles_ns[-1])])
-    furthest = max(_far(span.packets) for span in spans)
+    distributions = [cell.distribution for cell in cells if cell.distribution is not None]
+    span = Span.of([rtts.quantiles_ns[end] for rtts in distributions for end in (0, -1)])
+    furthest = max(_far(rtts.packets) for rtts in distributions)
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:
         names = [series for condition in conditions for series in condition.cells]
         label_room = vega.label_room(names)
-        both = width >= 600
-        each = (
+        wide = width >= 600
+        plot = (
             (width - 2 * _AXIS_ROOM - label_room - 40) / 2
-            if both
+            if wide
             else width - _AXIS_ROOM - label_room - 24
         )
         rows: list[Spec] = []
         for place, condition in enumerate(conditions):
             last = place == len(conditions) - 1
             pair = [
-                _cumulative(condition, colours, span, each, title=last or not both),
-                _tail(condition, colours, span, furthest, each, label_room, title=last or not both),
+                _cumulative(condition, colours, span, plot, title=last or not wide),
+                _tail(condition, colours, span, furthest, plot, label_room, title=last or not wide),
             ]
-            rows += [vega.beside(pair, spacing=20)] if both else pair
+            rows += [vega.beside(pair, spacing=20)] if wide else pair
         return vega.finish(vega.below(rows, spacing=14))
 
     lead = sentences.of_tail(cells)
@@ -100,8 +100,8 @@ def figure(conditions: Sequence[Condition], of: int, planes: Sequence[str]) -> F
             "of 10, of 100, of 1000 lies, as far as at least one packet lies beyond it. A tail is "
             "known less surely the further it goes: packets of one replicate are not independent."
             + (
-                f" Drawn are {len(conditions)} of {of} conditions; the table of the tail has all."
-                if of > len(conditions)
+                f" {len(conditions)} of {total} conditions are drawn; the tail's table has all."
+                if total > len(conditions)
                 else ""
             )
         ),
@@ -187,7 +187,7 @@ def _tail(
 
 
 def _beyond_axis(furthest: float, width: float) -> Spec:
-    """Says which packets take longer: one of 2, of 10, of 100, as far as `furthest`."""
+    """The axis of the tail: 1 packet in 2, in 10, in 100, up to `furthest`."""
     marks = [(_HALF, "1 in 2"), *((float(n), f"1 in {10**n}") for n in range(1, 7))]
     shown = [(place, text) for place, text in marks if place <= furthest + 0.01]
     step = max(1, math.ceil(len(shown) * 62 / width))
@@ -203,22 +203,22 @@ def _beyond_axis(furthest: float, width: float) -> Spec:
 
 
 def _quantiles(cell: RttCell) -> str:
-    known = [(name, value) for name, value in cell.tail_ns.items() if value is not None]
-    return ", ".join(f"{name} {time_text(value)}" for name, value in known)
+    reached = [(name, value) for name, value in cell.tail_ns.items() if value is not None]
+    return ", ".join(f"{name} {time_text(value)}" for name, value in reached)
 
 
 def _table(cells: Sequence[RttCell]) -> Table:
     common = common_factors(cell.factors for cell in cells)
     rows: list[tuple[Entry, ...]] = []
     for cell in cells:
-        one = cell.distribution
-        if one is None:
+        rtts = cell.distribution
+        if rtts is None:
             continue
-        shares = [round(share, 9) for share in meaningful(one.packets)]
+        shares = [round(share, 9) for share in meaningful(rtts.packets)]
         entries: list[Entry] = []
         for share in _SHOWN:
             if share in shares:
-                entries.append(PrintedNumber.time(one.quantiles_ns[shares.index(share)]))
+                entries.append(PrintedNumber.time(rtts.quantiles_ns[shares.index(share)]))
             else:
                 entries.append(Missing("too few packets"))
         rows.append(
@@ -226,8 +226,8 @@ def _table(cells: Sequence[RttCell]) -> Table:
                 words(cell.factors, common),
                 cell.plane,
                 *entries,
-                PrintedNumber.time(one.max_ns),
-                PrintedNumber.count(one.packets),
+                PrintedNumber.time(rtts.max_ns),
+                PrintedNumber.count(rtts.packets),
             )
         )
     names = [f"p{share * 100:g}" for share in _SHOWN]

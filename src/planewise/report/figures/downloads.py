@@ -1,4 +1,4 @@
-"""A download beside the guests' requests: its throughput along time, and how long it took."""
+"""A download beside the guests' requests: throughput over time, and duration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HEIGHT = 180
 _COLOURS = dict(zip(POLICIES, SHADES, strict=True))
 
 Results = Mapping[str, Sequence[AllocResult]]
-"""By policy, trials with a download."""
+"""Trials with a download, by policy."""
 
 
-def figure(found: Results) -> Figure:
-    """A line a trial: what arrived in each second, until the last byte did."""
+def figure(results: Results) -> Figure:
+    """A line a trial: payload by second, up to the last byte."""
     rows: list[Row] = [
         {
             "at": at_s,
@@ -30,11 +30,11 @@ def figure(found: Results) -> Figure:
             "series": policy,
             "trial": f"{policy} {number}",
         }
-        for policy, own in found.items()
-        for number, download in enumerate(_downloads(own), start=1)
+        for policy, trials in results.items()
+        for number, download in enumerate(_downloads(trials), start=1)
         for at_s, bps in _steps(download)
     ]
-    colours = {policy: _COLOURS[policy] for policy in found}
+    colours = {policy: _COLOURS[policy] for policy in results}
     across = Span(0.0, max((float(row["at"]) for row in rows), default=1.0), log=False)
     span = Span(0.0, 1.05 * max((float(row["bps"]) for row in rows), default=1.0) or 1.0, log=False)
 
@@ -62,22 +62,23 @@ def figure(found: Results) -> Figure:
     return Figure(
         name="download",
         title="Throughput of a download, by policy",
-        lead=_lead(found),
+        lead=_lead(results),
         caption="A line a trial: payload that arrived at the client in each second, from the "
         "first byte to the last. The end of a line is the end of the download.",
-        alt=f"Throughput of downloads along time. {_lead(found)}",
+        alt=f"Throughput of downloads along time. {_lead(results)}",
         draw=draw,
-        table=table(found),
+        table=table(results),
     )
 
 
-def table(found: Results) -> Table:
-    """How long downloads took, and how much of the trial their guest held a VF."""
+def table(results: Results) -> Table:
+    """Durations of downloads, and the share of time in which their guest held a VF."""
     rows: list[tuple[Entry, ...]] = []
-    for policy, own in found.items():
-        took = sorted(download.seconds for download in _downloads(own))
-        bps = statistics.median(8 * one.bytes / one.seconds for one in _downloads(own))
-        held = statistics.fmean(_held(result) for result in own)
+    for policy, trials in results.items():
+        downloads = _downloads(trials)
+        took = sorted(download.seconds for download in downloads)
+        bps = statistics.median(8 * download.bytes / download.seconds for download in downloads)
+        held_share = statistics.fmean(_held_share(result) for result in trials)
         median_s = statistics.median(took)
         rows.append(
             (
@@ -86,7 +87,7 @@ def table(found: Results) -> Table:
                 PrintedNumber(time_text(took[0] * 1e9), took[0]),
                 PrintedNumber(time_text(took[-1] * 1e9), took[-1]),
                 PrintedNumber(bits_text(bps), bps),
-                PrintedNumber(theme.share(round(held, 3)), held),
+                PrintedNumber(theme.share(round(held_share, 3)), held_share),
                 PrintedNumber(str(len(took)), len(took)),
             )
         )
@@ -105,26 +106,26 @@ def table(found: Results) -> Table:
 
 
 def _steps(download: Download) -> Iterator[tuple[float, float]]:
-    """Begin and end of each interval: one alone is a line, too."""
+    """Two points for each interval, its begin and its end: a single interval is a line, too."""
     begin_s = 0.0
     for interval in download.intervals:
         yield from ((begin_s, interval.bps), (interval.end_s, interval.bps))
         begin_s = interval.end_s
 
 
-def _downloads(own: Sequence[AllocResult]) -> list[Download]:
-    return [result.download for result in own if result.download is not None]
+def _downloads(results: Sequence[AllocResult]) -> list[Download]:
+    return [result.download for result in results if result.download is not None]
 
 
-def _held(result: AllocResult) -> float:
+def _held_share(result: AllocResult) -> float:
     assert result.download is not None
     return min(1.0, result.guests[result.download.guest].held_s / result.window_s)
 
 
-def _lead(found: Results) -> str:
+def _lead(results: Results) -> str:
     took = {
-        policy: statistics.median(download.seconds for download in _downloads(own))
-        for policy, own in found.items()
+        policy: statistics.median(download.seconds for download in _downloads(trials))
+        for policy, trials in results.items()
     }
-    told = ", ".join(f"{policy} {time_text(seconds * 1e9)}" for policy, seconds in took.items())
-    return f"Median time of the whole download: {told}."
+    medians = ", ".join(f"{policy} {time_text(seconds * 1e9)}" for policy, seconds in took.items())
+    return f"Median time of the whole download: {medians}."

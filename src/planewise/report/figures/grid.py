@@ -1,7 +1,7 @@
 """Small multiples along a factor: panels, bands, a slot for each series. Knows no measurement.
 
 Every panel has the same axis upwards. Bands lie along the panel's axis, one a level; in each band
-every series has a slot of its own, always in the same order, which the key above repeats.
+every series has a slot of its own, in the order of the key above.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILLED = 0.84
 
 @dataclass(frozen=True)
 class Slot(Generic[C]):
-    """Where something is drawn: `left` to `right` along the axis, in bands."""
+    """Place of an item along the axis, from `left` to `right`, in bands."""
 
     series: str
     item: Item[C]
@@ -38,18 +38,18 @@ class Slot(Generic[C]):
 
     @property
     def centre(self) -> float:
-        """Its middle."""
+        """The slot's middle."""
         return (self.left + self.right) / 2
 
     def inner(self, share: float) -> tuple[float, float]:
-        """The middle `share` of it."""
+        """The middle `share` of the slot."""
         half = (self.right - self.left) * share / 2
         return self.centre - half, self.centre + half
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What a panel's marks need to know."""
+    """Axes and colours of a panel, for its marks."""
 
     span: Span
     colours: Mapping[str, str]
@@ -97,14 +97,14 @@ def draw(
     all_colours = theme.colours_of(planes)
     colours = {label: all_colours[label] for label in page.series if label in all_colours}
     across = max(len(row) for row in page.panels) if width >= 600 else 1
-    each = (width - 16 - _AXIS_ROOM - (across - 1) * _GAP) / across
+    panel_width = (width - 16 - _AXIS_ROOM - (across - 1) * _GAP) / across
     rows: list[Spec] = []
     panels = [list(row) for row in page.panels]
     if across == 1:
         panels = [[panel] for row in page.panels for panel in row]
     last = len(panels) - 1
     for place, row in enumerate(panels):
-        parts = [_chunks(panel, page, len(colours), each) for panel in row]
+        parts = [_chunks(panel, page, len(colours), panel_width) for panel in row]
         for level in range(max(len(chunks) for chunks in parts)):
             charts = [
                 _panel(
@@ -114,7 +114,7 @@ def draw(
                     quantity,
                     marks,
                     colours,
-                    each,
+                    panel_width,
                     labels=column == 0,
                     title=page.axis if place == last and level == len(chunks) - 1 else "",
                 )
@@ -127,12 +127,12 @@ def draw(
 
 
 def room_above(width: int) -> int:
-    """How wide a key or a note above the panels may be [px]."""
+    """Most width of a key or a note above the panels [px]."""
     return width - _AXIS_ROOM - 16
 
 
 def _chunks(panel: Panel[C], page: FacetPage[C], series: int, width: float) -> list[Panel[C]]:
-    """A panel whose slots would be too thin, as several with some of the bands each."""
+    """The panel, split by bands into several where its slots would be too thin."""
     slots = len(panel.bands) * max(1, series)
     pieces = math.ceil(slots * _LEAST_SLOT / (width * _FILLED))
     if pieces <= 1 or len(panel.bands) <= 1:
@@ -158,14 +158,14 @@ def _chunks(panel: Panel[C], page: FacetPage[C], series: int, width: float) -> l
 
 
 def slots(bands: Sequence[Band[C]], series: Sequence[str]) -> list[Slot[C]]:
-    """A slot for each thing in the bands."""
-    each = _FILLED / max(1, len(series))
+    """A slot for each item in the bands."""
+    slot_width = _FILLED / max(1, len(series))
     return [
         Slot(
             label,
             band.items[label],
-            place - _FILLED / 2 + number * each,
-            place - _FILLED / 2 + (number + 1) * each,
+            place - _FILLED / 2 + number * slot_width,
+            place - _FILLED / 2 + (number + 1) * slot_width,
         )
         for place, band in enumerate(bands)
         for number, label in enumerate(series)
@@ -218,7 +218,7 @@ def _panel(
 
 
 def _band_axis(panel: Panel[C], title: str) -> Spec:
-    """The levels along a panel; a `title` only where it is the lowest panel."""
+    """The levels along a panel; only the lowest panel has a `title`."""
     names = json.dumps([band.label for band in panel.bands])
     return {
         "values": list(range(len(panel.bands))),

@@ -34,7 +34,7 @@ def figure(
 ) -> Figure:
     """Lines through medians over blocks, with their intervals, a panel each condition."""
     points = [item.content for item in page.items]
-    ends = [end for one in points for end in (one.low, one.value, one.high) if end is not None]
+    ends = [end for p in points for end in (p.low, p.value, p.high) if end is not None]
     span = Span.of(ends)
     text = shown(curves)
     least = min(page.items, key=lambda item: item.content.value)
@@ -73,13 +73,13 @@ def _number(curves: Curves) -> Callable[[float], str]:
 
 
 def shown(curves: Curves) -> Callable[[GuestsPoint], str]:
-    """How the value of a point is written: a bound as one."""
+    """Formats the value of a point; a bound is marked as one."""
     number = _number(curves)
     return lambda point: bound_text(point.bound, number(point.value))
 
 
 def marks(
-    slots: Sequence[Slot[GuestsPoint]], plot: Plot, said: Callable[[GuestsPoint], str]
+    slots: Sequence[Slot[GuestsPoint]], plot: Plot, show: Callable[[GuestsPoint], str]
 ) -> list[Spec]:
     """A line a series through its points, each with its interval where it has one."""
     rows: list[Row] = [
@@ -87,7 +87,7 @@ def marks(
             "series": slot.series,
             "place": _aside(slot),
             "value": plot.span.inside(slot.item.content.value),
-            "hover": f"{slot.series}, {words(slot.item.factors)}: {said(slot.item.content)}",
+            "hover": f"{slot.series}, {words(slot.item.factors)}: {show(slot.item.content)}",
         }
         for slot in slots
     ]
@@ -111,8 +111,8 @@ def marks(
 
 
 _DODGE = 0.25
-"""Share of its slot's distance from the middle of the band at which a series is drawn: intervals of
-several series would else lie on one another."""
+"""Shift of a series from the middle of its band, as a share of its slot's, so that intervals of
+several series do not overlap."""
 
 
 def _aside(slot: Slot[GuestsPoint]) -> float:
@@ -122,7 +122,7 @@ def _aside(slot: Slot[GuestsPoint]) -> float:
 
 def table(curves: Curves, page: FacetPage[GuestsPoint]) -> Table:
     """The points in numbers."""
-    said, number = shown(curves), _number(curves)
+    show, number = shown(curves), _number(curves)
     common = common_factors(item.factors for item in page.items)
     return Table.of(
         page.items,
@@ -130,7 +130,7 @@ def table(curves: Curves, page: FacetPage[GuestsPoint]) -> Table:
             "Load": lambda item: words(item.factors, common),
             "Plane": lambda item: item.series,
             "Median over blocks": lambda item: PrintedNumber(
-                said(item.content), item.content.value
+                show(item.content), item.content.value
             ),
             "95 % interval": lambda item: interval(item.content, number),
             "Blocks": lambda item: PrintedNumber.plain(item.content.blocks),

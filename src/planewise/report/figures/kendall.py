@@ -24,13 +24,13 @@ def figure(all_compared: Sequence[Compared], planes: Sequence[str]) -> Figure | 
     ]
     if not shown:
         return None
-    known = [
+    correlations = [
         (bar, bar.correlation, compared.family.metric.title)
         for compared in shown
         for bar in compared.family.kendall
         if bar.correlation is not None
     ]
-    strongest, tau, title = max(known, key=lambda one: abs(one[1].tau))
+    strongest, tau, title = max(correlations, key=lambda entry: abs(entry[1].tau))
     lead = (
         f"Strongest: {strongest.level} goes with {'more' if tau.tau > 0 else 'less'} "
         f"{title} (τ-b {_signed(tau.tau)}, 95 % interval "
@@ -74,7 +74,7 @@ def _rows(family: Family, planes: Sequence[str], width: int, *, last: bool) -> l
     across = len(strata) if width >= 600 and len(strata) <= 4 else 1
     levels = [str(level) for level in planes if level in family.levels]
     room = vega.label_room(levels)
-    each = (width - 20 - room - (across - 1) * 16) / across
+    panel_width = (width - 20 - room - (across - 1) * 16) / across
     title = family.metric.title[:1].upper() + family.metric.title[1:]
     colours = theme.colours_of(planes)
     panels = [
@@ -82,7 +82,7 @@ def _rows(family: Family, planes: Sequence[str], width: int, *, last: bool) -> l
             [bar for bar in family.kendall if bar.stratum == stratum and str(bar.level) in levels],
             {level: colours[level] for level in levels},
             stratum_words(stratum),
-            each,
+            panel_width,
             room if number % across == 0 else 0,
             labels=last and (across > 1 or number == len(strata) - 1),
         )
@@ -161,17 +161,17 @@ def table(all_compared: Sequence[Compared], planes: Sequence[str]) -> Table:
                 )
                 if bar is None:
                     continue
-                one = bar.correlation
+                tau = bar.correlation
                 rows.append(
                     (
                         family.metric.title,
                         stratum_words(stratum),
                         plane,
                         Missing("nothing to compare with")
-                        if one is None
-                        else PrintedNumber(_signed(one.tau), one.tau),
-                        "—" if one is None else theme.interval(_signed(one.low), _signed(one.high)),
-                        "—" if one is None else PrintedNumber.plain(one.n),
+                        if tau is None
+                        else PrintedNumber(_signed(tau.tau), tau.tau),
+                        "—" if tau is None else theme.interval(_signed(tau.low), _signed(tau.high)),
+                        "—" if tau is None else PrintedNumber.plain(tau.n),
                     )
                 )
     return Table(("Metric", "Where", "Plane", "τ-b", "95 % interval", "Replicates"), tuple(rows))

@@ -40,7 +40,7 @@ def load_loss(curve: Curve, verdict: Verdict, *, width: int = base.WIDE) -> Spec
 
 
 def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
-    """PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie; DR beside it.
+    """PLR with its 95 % interval, the limit of PDR, PDR and saturation; DR beside it.
 
     `colour` is one of the theme's, `width` in px: below 560 the two panels lie below each other.
     """
@@ -53,8 +53,8 @@ def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
         side = round((width - 2 * _LOSS_ROOM - 40) * 0.38)
     loss = _loss_panel(curve, verdict, span, colour, plot)
     delivered = _delivery_panel(curve, span, colour, side)
-    both = [loss, delivered]
-    return vega.finish(vega.below(both, spacing=18) if narrow else vega.beside(both))
+    parts = [loss, delivered]
+    return vega.finish(vega.below(parts, spacing=18) if narrow else vega.beside(parts))
 
 
 def figure(item: JudgedCurve, planes: Sequence[str], common: Factors) -> Figure:
@@ -206,10 +206,10 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
 
 
 def _probability(item: JudgedCurve) -> Entry:
-    probable = item.verdict.probability_good
-    if probable is None:
+    probability = item.verdict.probability_good
+    if probability is None:
         return Missing("these loads do not tell")
-    return PrintedNumber(_share(probable), probable)
+    return PrintedNumber(_share(probability), probability)
 
 
 def table(curve: Curve) -> Table:
@@ -248,7 +248,7 @@ def table(curve: Curve) -> Table:
 
 
 def _limited(point: LoadPoint) -> bool:
-    """Whether every run at this load says more of the generator than of the plane."""
+    """Whether the generator limited every run at this load."""
     return point.limited == len(point.runs)
 
 
@@ -268,7 +268,7 @@ def _loss(field: str) -> Channel:
 
 
 def _height(plr: float) -> float:
-    """Where a share lost lies [px from the plot's upper edge]."""
+    """Height of a PLR in the plot [px from its upper edge]."""
     return vega.height_of(_LOSSES.inside(plr), _LOSSES, _HEIGHT)
 
 
@@ -278,7 +278,7 @@ def _limit_line(limit: float) -> Spec:
 
 
 def _limit_name(limit: float) -> list[Spec]:
-    """What the limit is: below its line, where points seldom lie, on a rim of paper."""
+    """The limit's label below its line, where points are rare, with an outline."""
     rows = [{"plr": limit, "text": f"{theme.share(limit)} lost"}]
     place = {"x": vega.px(4), "y": _loss("plr"), "text": vega.nominal("text")}
     text: Look = {"align": "left", "dy": 9}
@@ -356,11 +356,11 @@ def _marks(verdict: Verdict, span: Span, plot: int, x: Channel) -> list[Spec]:
         # PDR's name lies left of its line and saturation's right of its own, a row higher: the two
         # lines are often close, and so neither crosses the other's name.
         room, at = vega.text_width(text) + 6, vega.place_of(load, span) * plot
-        left = at > room if text.startswith("PDR") else at > plot - room
+        is_left = at > room if text.startswith("PDR") else at > plot - room
         rows = [{"load": load, "text": text}]
         rule = {"x": x, "y": vega.px(height - 6), "y2": vega.px(_HEIGHT)}
         name_at = {"x": x, "y": vega.px(height), "text": vega.nominal("text")}
-        align: Look = {"align": "right" if left else "left", "dx": -4 if left else 4}
+        align: Look = {"align": "right" if is_left else "left", "dx": -4 if is_left else 4}
         layers += [
             vega.mark("rule", rows, rule, strokeWidth=1.2, **ink),
             vega.mark("text", rows, name_at, **align, **ink),
@@ -369,34 +369,34 @@ def _marks(verdict: Verdict, span: Span, plot: int, x: Channel) -> list[Spec]:
 
 
 def _bent(points: Sequence[tuple[float, Mapping[str, float]]]) -> list[Row]:
-    """Loads and the PLRs (by field) between them: straight in PLR, as the judge interpolates PDR.
+    """Loads with PLRs (by field), interpolated linearly in PLR as the judge interpolates PDR.
 
-    On a log axis that is bent: so the line meets the limit where PDR lies.
+    On a log axis such a line is bent, and meets the limit at PDR.
     """
     rows: list[Row] = []
 
     def add(load: float, values: Mapping[str, float]) -> None:
         rows.append({"load": load, **{field: max(FLOOR, value) for field, value in values.items()}})
 
-    for (load, here), (next_load, there) in pairwise(points):
-        add(load, here)
-        bends = sorted({bend for field in here for bend in _bends(here[field], there[field])})
+    for (load, plrs), (next_load, next_plrs) in pairwise(points):
+        add(load, plrs)
+        bends = sorted({bend for field in plrs for bend in _bends(plrs[field], next_plrs[field])})
         for bend in bends:
             add(
                 load + bend * (next_load - load),
-                {field: here[field] + bend * (there[field] - here[field]) for field in here},
+                {field: plrs[field] + bend * (next_plrs[field] - plrs[field]) for field in plrs},
             )
     add(*points[-1])
     return rows
 
 
-def _bends(here: float, there: float) -> list[float]:
-    """Places between 0 and 1 at which the segment's PLR has risen by equal steps on a log axis."""
-    low, high = sorted((max(FLOOR, here), max(FLOOR, there)))
+def _bends(plr: float, next_plr: float) -> list[float]:
+    """Positions on a segment, between 0 and 1, at equal steps of PLR on a log axis."""
+    low, high = sorted((max(FLOOR, plr), max(FLOOR, next_plr)))
     if high / low < 1.05:
         return []
     steps = (low * (high / low) ** (step / _BENDS) for step in range(_BENDS))
-    places = ((value - here) / (there - here) for value in steps)
+    places = ((value - plr) / (next_plr - plr) for value in steps)
     return [place for place in places if 0 < place < 1]
 
 
@@ -464,7 +464,7 @@ def _estimate(estimate: LoadEstimate | None, why: str) -> Entry:
 
 
 def _share(value: float) -> str:
-    """Drawn curves are counted: what was never seen is rare, not impossible."""
+    """A probability that was counted over drawn curves: never 0 or 1."""
     if value < 0.001:
         return "< 0.1 %"
     return "> 99.9 %" if value > 0.999 else theme.share(value)
@@ -473,9 +473,9 @@ def _share(value: float) -> str:
 def _saturation(verdict: Verdict) -> Entry:
     if verdict.saturation is None:
         return Missing("not seen to begin and last")
-    seen = verdict.saturation
+    saturation = verdict.saturation
     return PrintedNumber(
-        rate_text(seen.offered_pps),
-        seen.offered_pps,
-        small=f"then {rate_text(seen.throughput_pps)} pass",
+        rate_text(saturation.offered_pps),
+        saturation.offered_pps,
+        small=f"then {rate_text(saturation.throughput_pps)} pass",
     )

@@ -1,4 +1,4 @@
-"""How many probe packets were lost, by cell. Knows summaries only."""
+"""Lost probe packets by cell. Knows summaries only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def figure(page: FacetPage[RttCell], planes: Sequence[str], *, name: str, title:
 
 
 def table(cells: Sequence[RttCell]) -> Table:
-    """What became of the probe packets, by cell."""
+    """Probe packets sent, received, lost, duplicate, reordered and late, by cell."""
     common = common_factors(cell.factors for cell in cells)
     return Table.of(
         cells,

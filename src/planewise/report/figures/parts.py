@@ -1,4 +1,4 @@
-"""Where the time of a packet goes: guests, hosts and the wire. Knows summaries only."""
+"""A packet's time in guests, hosts and the wire. Knows summaries only."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _bar(cell: RttCell, condition: str) -> Bar:
     if cell.parts is None:
         return Bar(cell.plane, condition, {}, "", {}, missing=cell.no_parts)
     total = cell.parts.total_ns
-    known = {NAMES[part]: ns for part, ns in _values(cell.parts).items() if ns is not None}
+    segments = {NAMES[part]: ns for part, ns in _values(cell.parts).items() if ns is not None}
     if cell.parts.sender_stack_ns is not None:
-        known.pop(NAMES["instrument"], None)  # a part of what the sender's guest takes
+        segments.pop(NAMES["instrument"], None)  # a part of what the sender's guest takes
     hover = {
         part: f"{cell.plane}, {part}: {time_text(ns)} ({theme.share(ns / total)} of the RTT)"
-        for part, ns in known.items()
+        for part, ns in segments.items()
     }
-    return Bar(cell.plane, condition, known, time_text(total), hover)
+    return Bar(cell.plane, condition, segments, time_text(total), hover)
 
 
 def _caption(bars: Sequence[Bar], layout: Layout, shown: Sequence[str]) -> str:
@@ -65,14 +65,14 @@ def _caption(bars: Sequence[Bar], layout: Layout, shown: Sequence[str]) -> str:
         "instrument": " The probe itself, shown apart from the sender host: what passes between "
         "its own clock readings and the kernel's time stamps.",
     }
-    told = "".join(words for part, words in more.items() if part in shown)
+    details = "".join(words for part, words in more.items() if part in shown)
     less = ", less what its guest takes" if "sender_stack" in shown else ""
     axes = " Bars more than ten times as long have an axis of their own."
     return (
         "How long a typical packet and its answer spend where; the number at the right is "
         "their sum. Sender host: RTT at the guest minus RTT at the sender's network card, the "
         f"RTT overhead{less}. Wire: what remains between the two cards. Responder host: from its "
-        f"card to its guest and back, the response time{less}.{told} Means over "
+        f"card to its guest and back, the response time{less}.{details} Means over "
         "the middle half of the packets, so that they add up and outliers do not weigh in."
         f"{axes if len(stacked.scales(bars, layout)) > 1 else ''}"
     )
@@ -98,12 +98,12 @@ def _alt(cells: Sequence[RttCell], common: Factors) -> str:
 
 
 def _values(parts: TimeParts) -> dict[str, float | None]:
-    seen = parts.sender_ns is not None
+    hosts_see = parts.sender_ns is not None
     return {
         "sender_stack": parts.sender_stack_ns,
         "sender": parts.sender_ns,
-        "wire": parts.wire_ns if seen else None,
-        "between": None if seen else parts.wire_ns,
+        "wire": parts.wire_ns if hosts_see else None,
+        "between": None if hosts_see else parts.wire_ns,
         "responder": parts.responder_ns,
         "responder_stack": parts.responder_stack_ns,
         "instrument": parts.instrument_ns,
@@ -111,12 +111,12 @@ def _values(parts: TimeParts) -> dict[str, float | None]:
 
 
 def table(cells: Sequence[RttCell], common: Factors) -> Table:
-    """The numbers of `cells`; `common` is said elsewhere."""
-    known = [cell.parts for cell in cells if cell.parts is not None]
+    """The numbers of `cells`; levels in `common` are left out."""
+    time_parts = [cell.parts for cell in cells if cell.parts is not None]
     unused = set()
-    if all(one.sender_stack_ns is None for one in known):
+    if all(parts.sender_stack_ns is None for parts in time_parts):
         unused |= {"sender_stack", "responder_stack"}
-    if all(one.sender_ns is not None for one in known):
+    if all(parts.sender_ns is not None for parts in time_parts):
         unused.add("between")
     shown = [part for part in NAMES if part not in unused]
     names = [f"{NAMES[part][0].upper()}{NAMES[part][1:]}" for part in shown]
@@ -147,11 +147,11 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
 
 
 def _why(cell: RttCell, part: str) -> str:
-    """Why a cell with other parts has not this one."""
+    """Why a cell that has other parts lacks this one."""
     if part == "instrument":
         return "no kernel stamps in every trial"
     if part in ("sender_stack", "responder_stack"):
         return cell.no_stacks
     if part == "between":
-        return "told apart: the hosts see these packets"
+        return "given by its parts: the hosts see these packets"
     return cell.overhead if isinstance(cell.overhead, str) else cell.no_parts

@@ -22,7 +22,7 @@ def figure(
 ) -> Figure:
     """Boxes of the RTT by plane, one row of small multiples a load.
 
-    `where` says between which stamps; `planes` are all planes of the run, for their colours.
+    `where` names the stamps; `planes` are all planes of the run, for their colours.
     """
     common = common_factors(cell.factors for cell in cells)
     groups = base.by_context(cells)
@@ -120,8 +120,7 @@ def _box(cell: RttCell, label: str) -> Row:
 
 
 def achieved(cell: RttCell) -> Entry:
-    """The rate of the probes in a cell's trials; of trials that missed their level, that they
-    did."""
+    """The probe rate of a cell's trials, marked where they missed their level."""
     if not cell.achieved_pps:
         return Missing("not recorded")
     low, high = min(cell.achieved_pps), max(cell.achieved_pps)
@@ -131,7 +130,7 @@ def achieved(cell: RttCell) -> Entry:
 
 
 def table(cells: Sequence[RttCell], common: Factors) -> Table:
-    """The numbers of `cells`; `common` is said elsewhere."""
+    """The numbers of `cells`; levels in `common` are left out."""
     return Table.of(
         cells,
         {

@@ -16,7 +16,7 @@ from planewise.store.cells import common_factors, words
 from planewise.units import time_text
 
 MOST = 2400
-"""Dots of a figure: more only make it black."""
+"""Most dots of a figure; more of them only overlap."""
 
 
 def figure(
@@ -24,14 +24,14 @@ def figure(
 ) -> Figure | None:
     """Dots by series and band in the order of sending; None where no packets were kept."""
     cells = [item.content for item in page.items]
-    kept = [(cell, one) for cell in cells if (one := cell.distribution) is not None]
-    if not kept:
+    drawn = [(cell, rtts) for cell in cells if (rtts := cell.distribution) is not None]
+    if not drawn:
         return None
-    each = max(10, min(MOST_POINTS, MOST // len(kept)))
-    span = Span.of([ns for _, one in kept for ns in (min(one.points_ns), one.max_ns)])
-    packets = sum(one.packets for _, one in kept)
-    dots = sum(min(each, len(one.points_ns)) for _, one in kept)
-    slowest, extreme = max(kept, key=lambda pair: pair[1].max_ns)
+    per_cell = max(10, min(MOST_POINTS, MOST // len(drawn)))
+    span = Span.of([ns for _, rtts in drawn for ns in (min(rtts.points_ns), rtts.max_ns)])
+    packets = sum(rtts.packets for _, rtts in drawn)
+    dots = sum(min(per_cell, len(rtts.points_ns)) for _, rtts in drawn)
+    slowest, extreme = max(drawn, key=lambda pair: pair[1].max_ns)
     common = common_factors(cell.factors for cell in cells)
     lead = (
         f"The slowest of all packets took {time_text(extreme.max_ns)}: {slowest.plane}, "
@@ -39,14 +39,14 @@ def figure(
     )
 
     def marks(slots: Sequence[Slot[RttCell]], plot: Plot) -> list[Spec]:
-        return _marks(slots, plot, each)
+        return _marks(slots, plot, per_cell)
 
     def draw(width: int) -> Spec:
         return grid.draw(page, planes, span, "duration", marks, width)
 
     thinned = (
         f"Drawn are {theme.count(dots)} of {theme.count(packets)} packets: of each cell up to "
-        f"{each} at even distances in the order of sending, whatever they took"
+        f"{per_cell} at even distances in the order of sending, whatever they took"
         if dots < packets
         else f"All {theme.count(packets)} packets are drawn"
     )
@@ -61,30 +61,30 @@ def figure(
         ),
         alt=f"Scatter of round-trip times. {lead} {thinned}.",
         draw=draw,
-        table=_table(kept, each),
+        table=_table(drawn, per_cell),
     )
 
 
-def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, each: int) -> list[Spec]:
+def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, per_cell: int) -> list[Spec]:
     dots: list[Row] = []
     rings: list[Row] = []
     for slot in slots:
-        one = slot.item.content.distribution
-        if one is None:
+        rtts = slot.item.content.distribution
+        if rtts is None:
             continue
         left, right = slot.inner(0.86)
-        points = one.points_ns
-        some = range(0, len(points), max(1, -(-len(points) // each)))
-        for number, place in enumerate(some):
-            x = left + (right - left) * (number + 0.5) / len(some)
+        points = rtts.points_ns
+        indices = range(0, len(points), max(1, -(-len(points) // per_cell)))
+        for number, place in enumerate(indices):
+            x = left + (right - left) * (number + 0.5) / len(indices)
             dots.append({"series": slot.series, "x": round(x, 4), "rtt": points[place]})
         rings.append(
             {
                 "series": slot.series,
                 "x": slot.centre,
-                "rtt": one.max_ns,
+                "rtt": rtts.max_ns,
                 "hover": f"{slot.series}, {words(slot.item.factors)}: slowest of "
-                f"{theme.count(one.packets)} packets {time_text(one.max_ns)}",
+                f"{theme.count(rtts.packets)} packets {time_text(rtts.max_ns)}",
             }
         )
     place_of = {"x": plot.x("x"), "y": plot.y("rtt"), "color": plot.colour()}
@@ -95,15 +95,15 @@ def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, each: int) -> list[Spec]:
     ]
 
 
-def _table(kept: Sequence[tuple[RttCell, Distribution]], each: int) -> Table:
-    common = common_factors(cell.factors for cell, _ in kept)
+def _table(drawn: Sequence[tuple[RttCell, Distribution]], per_cell: int) -> Table:
+    common = common_factors(cell.factors for cell, _ in drawn)
     return Table.of(
-        kept,
+        drawn,
         {
             "Load": lambda row: words(row[0].factors, common),
             "Plane": lambda row: row[0].plane,
             "Packets": lambda row: PrintedNumber.count(row[1].packets),
-            "Drawn": lambda row: PrintedNumber.count(min(each, len(row[1].points_ns))),
+            "Drawn": lambda row: PrintedNumber.count(min(per_cell, len(row[1].points_ns))),
             "Median": lambda row: PrintedNumber.time(row[0].median_ns),
             "Slowest": lambda row: PrintedNumber.time(row[1].max_ns),
         },

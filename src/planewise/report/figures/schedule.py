@@ -15,16 +15,16 @@ from planewise.store.cells import words
 from planewise.units import percent_text, rate_text
 
 _MOST_POINTS = 400
-"""RTT trials that are drawn one by one; of more, every so many are drawn as their median."""
+"""Most RTT trials drawn one by one; of more, groups are drawn as their median."""
 _MOST_BARS = 400
 _MOST_ROWS = 1000
-"""Trials that the table lists one by one."""
+"""Most rows of the table."""
 _DRIFT_HEIGHT = 150
 _ROW = 24
 
 
 def figures(visits: Sequence[OrderedTrial], planes: Sequence[str]) -> list[Figure]:
-    """One figure: drift above, what ran when below, on one axis."""
+    """One figure: drift above, the order of trials below, on one axis."""
     with_rtt = [visit for visit in visits if visit.relative is not None]
     failed = [visit for visit in visits if visit.failed]
     last = max(visit.order for visit in visits)
@@ -112,24 +112,24 @@ def _drift_panel(
 
 
 def _changes(visits: Sequence[OrderedTrial]) -> list[Row]:
-    """Each trial's deviation from its cell; of a long run the median of every so many."""
+    """Each trial's deviation from its cell; of a long run, medians of groups of trials."""
     rows: list[Row] = []
     stride = -(-len(visits) // _MOST_POINTS)
     by_plane: dict[str, list[OrderedTrial]] = {}
     for visit in visits:
         by_plane.setdefault(visit.plane, []).append(visit)
-    for plane, of_plane in by_plane.items():
-        for start in range(0, len(of_plane), stride):
-            some = of_plane[start : start + stride]
-            change = statistics.median(visit.relative or 0.0 for visit in some) - 1
-            which = (
-                f"trial {some[0].order}: {plane}, {words(some[0].factors)}"
+    for plane, plane_visits in by_plane.items():
+        for start in range(0, len(plane_visits), stride):
+            part = plane_visits[start : start + stride]
+            change = statistics.median(visit.relative or 0.0 for visit in part) - 1
+            label = (
+                f"trial {part[0].order}: {plane}, {words(part[0].factors)}"
                 if stride == 1
-                else f"{plane}, trials {some[0].order} to {some[-1].order}"
+                else f"{plane}, trials {part[0].order} to {part[-1].order}"
             )
             separator = ", " if stride == 1 else ": "
-            hover = f"{which}{separator}{percent_text(change, signed=True)}"
-            rows.append({"plane": plane, "order": some[0].order, "change": change, "hover": hover})
+            hover = f"{label}{separator}{percent_text(change, signed=True)}"
+            rows.append({"plane": plane, "order": part[0].order, "change": change, "hover": hover})
     return rows
 
 
@@ -152,14 +152,14 @@ def _strip(
 ) -> Spec:
     bars: list[Row] = []
     for (plane, kind), group in groupby(visits, key=lambda visit: (visit.plane, visit.kind)):
-        some = list(group)
+        stretch = list(group)
         bars.append(
             {
                 "plane": plane,
-                "from": some[0].order - 0.5,
-                "to": some[-1].order + 0.5,
+                "from": stretch[0].order - 0.5,
+                "to": stretch[-1].order + 0.5,
                 "kind": kind,
-                "hover": f"trials {some[0].order} to {some[-1].order}: {plane}, "
+                "hover": f"trials {stretch[0].order} to {stretch[-1].order}: {plane}, "
                 f"{kind.upper() if kind == 'rtt' else kind} trials",
             }
         )
@@ -174,8 +174,8 @@ def _strip(
         for visit in visits
         if visit.failed
     ][:_MOST_BARS]
-    here = [plane for plane in colours if any(visit.plane == plane for visit in visits)]
-    y = vega.plane_axis(here, room)
+    planes = [plane for plane in colours if any(visit.plane == plane for visit in visits)]
+    y = vega.plane_axis(planes, room)
     axis = {
         "title": "trials in the order in which they were run",
         "titleAnchor": "start",
@@ -190,21 +190,21 @@ def _strip(
     }
     cross = {"x": vega.quantitative("order", span, axis), "y": y}
     look = {"shape": "cross", "angle": 45, "size": 60, "filled": True, "opacity": 1}
-    rtt = [row for row in bars if row["kind"] == "rtt"]
-    others = [row for row in bars if row["kind"] != "rtt"]
+    rtt_bars = [row for row in bars if row["kind"] == "rtt"]
+    other_bars = [row for row in bars if row["kind"] != "rtt"]
     return vega.layers(
         [
-            vega.mark("bar", rtt, bar, hover=True, height=16),
-            vega.mark("bar", others, bar, hover=True, height=6),
+            vega.mark("bar", rtt_bars, bar, hover=True, height=16),
+            vega.mark("bar", other_bars, bar, hover=True, height=6),
             vega.mark("point", failed, cross, hover=True, color=theme.ALERT.light, **look),
         ],
         width=plot,
-        height=_ROW * len(here),
+        height=_ROW * len(planes),
     )
 
 
 def _coarse(visits: Sequence[OrderedTrial], span: Span) -> list[Row]:
-    """Of a long run: in which stretches of it a plane was measured at all."""
+    """Bars for a long run: the hundredths of it in which a plane was measured."""
     step = (span.high - span.low) / 100
     stretches = dict.fromkeys(
         (visit.plane, visit.kind, int((visit.order - span.low) // step)) for visit in visits
@@ -228,9 +228,9 @@ _KINDS = {"rtt": "RTT", "tcp": "TCP"}
 def _table(visits: Sequence[OrderedTrial]) -> Table:
     rows: list[tuple[Entry, ...]] = []
     for visit in visits[:_MOST_ROWS]:
-        what = _KINDS.get(visit.kind, visit.kind)
+        kind = _KINDS.get(visit.kind, visit.kind)
         if visit.kind == "load" and visit.trial.load is not None:
-            what = f"load, {rate_text(visit.trial.load.intended_pps)}"
+            kind = f"load, {rate_text(visit.trial.load.intended_pps)}"
         median: Entry
         if visit.median_ns is not None:
             median = PrintedNumber.time(visit.median_ns)
@@ -244,7 +244,7 @@ def _table(visits: Sequence[OrderedTrial]) -> Table:
                 visit.trial.started.strftime("%H:%M:%S"),
                 visit.plane,
                 words(visit.factors),
-                what,
+                kind,
                 median,
             )
         )

@@ -1,4 +1,4 @@
-"""Stacked bars by plane, a small multiple a condition: what a total is made of. Knows no cells."""
+"""Stacked bars by plane, a small multiple a condition. Knows no cells."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Layout:
-    """What all bars of a figure share."""
+    """Common to all bars of a figure."""
 
     colours: Mapping[str, str]
     """By name of a segment, in the order in which they lie."""
     quantity: Quantity
     axis: str
-    """What lies along the axis."""
-    whole: float | None = None
-    """Where the axis ends; None: with the longest bar."""
+    """Title of the axis."""
+    axis_end: float | None = None
+    """End of the axis; None: that of the longest bar."""
 
 
 def scales(bars: Sequence[Bar], layout: Layout) -> list[tuple[float, Span]]:
-    """The axes that the bars need, each with the largest total it is for, shortest first."""
-    if layout.whole is not None:
-        return [(layout.whole, Span(0.0, layout.whole, log=False))]
+    """The axes that the bars need, each with its largest total, shortest first."""
+    if layout.axis_end is not None:
+        return [(layout.axis_end, Span(0.0, layout.axis_end, log=False))]
     ends: list[float] = []
     least = 0.0
     for total in sorted(bar.total for bar in bars if bar.total > 0):
@@ -72,16 +72,16 @@ def draw(bars: Sequence[Bar], layout: Layout, width: int) -> Spec:
     axes = scales(bars, layout)
     panels: list[tuple[int, str, list[Bar]]] = []
     for condition, group in groupby(bars, key=lambda bar: bar.condition):
-        here = list(group)
+        condition_bars = list(group)
         for number, (end, _) in enumerate(axes):
             least = axes[number - 1][0] if number else -1.0
-            some = [bar for bar in here if least < bar.total <= end]
-            if some:
+            axis_bars = [bar for bar in condition_bars if least < bar.total <= end]
+            if axis_bars:
                 title = f"{condition} (an axis of its own)" if number else condition
-                panels.append((number, title, some))
+                panels.append((number, title, axis_bars))
     charts = [
         _panel(
-            some,
+            axis_bars,
             heading,
             layout,
             axes[number][1],
@@ -89,7 +89,7 @@ def draw(bars: Sequence[Bar], layout: Layout, width: int) -> Spec:
             room,
             labels=place == len(panels) - 1 or panels[place + 1][0] != number,
         )
-        for place, (number, heading, some) in enumerate(panels)
+        for place, (number, heading, axis_bars) in enumerate(panels)
     ]
     return vega.finish(vega.below([vega.key(layout.colours, plot + _TOTAL_ROOM), *charts]))
 

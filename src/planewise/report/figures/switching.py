@@ -1,4 +1,4 @@
-"""What requests feel while their guest is given a VF and loses it again, along time."""
+"""RTT of requests over time, while their guest is given a VF and loses it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planewise.units import time_text
 
 HEIGHT = 180
 _MOST_POINTS = 500
-"""Requests of a guest that are drawn one by one."""
+"""Most requests of a series that are drawn."""
 _MOVED, _BESIDE = "the guest that is moved", "guests beside"
 _COLOURS = {_MOVED: theme.PLANES["vf"].light, _BESIDE: theme.PLANES["bridge"].light}
 _MOVES = ("being given", "being taken")
@@ -52,9 +52,9 @@ def figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
         panels = [vega.key(_COLOURS, width - 24)]
         names = list(_COLOURS)
         for name in names:
-            own = answered.filter(pl.col("series") == name)
+            requests = answered.filter(pl.col("series") == name)
             panels.append(
-                _panel(name, own, phases, span, across, width - 24, last=name == names[-1])
+                _panel(name, requests, phases, span, across, width - 24, last=name == names[-1])
             )
         return vega.finish(vega.below(panels))
 
@@ -77,7 +77,7 @@ def figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
 
 def _panel(
     name: str,
-    own: pl.DataFrame,
+    requests: pl.DataFrame,
     phases: Sequence[SwitchPhase],
     span: Span,
     across: Span,
@@ -94,10 +94,10 @@ def _panel(
         return vega.quantitative(field, across, axis)
 
     colour = {"color": vega.coloured("series", _COLOURS)}
-    stride = -(-own.height // _MOST_POINTS) or 1
-    dots: Sequence[Row] = own.gather_every(stride).to_dicts()
+    stride = -(-requests.height // _MOST_POINTS) or 1
+    dots: Sequence[Row] = requests.gather_every(stride).to_dicts()
     seconds = (
-        own.with_columns(second=pl.col("at").floor() + 0.5)
+        requests.with_columns(second=pl.col("at").floor() + 0.5)
         .group_by("second")
         .agg(pl.col("rtt").median())
         .sort("second")
@@ -108,12 +108,12 @@ def _panel(
     ]
     bands: list[Row] = [
         {
-            "from": one.begin_s,
-            "to": one.end_s,
-            "hover": f"{one.name}: {one.end_s - one.begin_s:.1f} s",
+            "from": phase.begin_s,
+            "to": phase.end_s,
+            "hover": f"{phase.name}: {phase.end_s - phase.begin_s:.1f} s",
         }
-        for one in phases
-        if one.name in _MOVES
+        for phase in phases
+        if phase.name in _MOVES
     ]
     y = {"y": vega.quantitative("rtt", span, up)}
     full = {"y": vega.px(0), "y2": vega.px(HEIGHT)}
@@ -133,21 +133,21 @@ def _panel(
 
 
 def table(trials: Sequence[TrialRecord]) -> Table:
-    """The phases: medians over trials, and what was lost in all of them."""
+    """The phases: medians over trials, and losses of all trials."""
     rows: list[tuple[Entry, ...]] = []
-    for name, own in by_phase(trials):
-        length_s = statistics.median(one.end_s - one.begin_s for one in own)
-        sent, lost = sum(one.counts.sent for one in own), sum(one.counts.lost for one in own)
-        beside_lost = sum(one.beside_lost for one in own)
+    for name, phases in by_phase(trials):
+        length_s = statistics.median(phase.end_s - phase.begin_s for phase in phases)
+        moved = [_time([phase.rtt for phase in phases], name) for name in SWITCH_QUANTILES]
+        beside = [_time([phase.beside for phase in phases], name) for name in SWITCH_QUANTILES]
         rows.append(
             (
                 name,
                 PrintedNumber(time_text(length_s * 1e9), length_s),
-                PrintedNumber.count(sent),
-                PrintedNumber.count(lost),
-                *(_time([one.rtt for one in own], quantile) for quantile in SWITCH_QUANTILES),
-                PrintedNumber.count(beside_lost),
-                *(_time([one.beside for one in own], quantile) for quantile in SWITCH_QUANTILES),
+                PrintedNumber.count(sum(phase.counts.sent for phase in phases)),
+                PrintedNumber.count(sum(phase.counts.lost for phase in phases)),
+                *moved,
+                PrintedNumber.count(sum(phase.beside_lost for phase in phases)),
+                *beside,
             )
         )
     columns = ("Phase", "Takes", "Requests", "Lost", "p50", "p99", "p50 beside", "p99 beside")
@@ -155,7 +155,7 @@ def table(trials: Sequence[TrialRecord]) -> Table:
 
 
 def _time(latencies: Sequence[Latency | None], quantile: str) -> Entry:
-    known = [float(getattr(one, quantile)) for one in latencies if one is not None]
-    if not known:
+    values = [float(getattr(latency, quantile)) for latency in latencies if latency is not None]
+    if not values:
         return Missing("nothing was sent, or no answer came")
-    return PrintedNumber.time(statistics.median(known))
+    return PrintedNumber.time(statistics.median(values))

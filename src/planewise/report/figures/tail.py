@@ -11,7 +11,7 @@ from planewise.store.cells import common_factors, words
 
 
 def table(cells: Sequence[RttCell]) -> Table:
-    """Quantiles by cell; one that too few packets stand behind is missing, not guessed."""
+    """Quantiles by cell; a quantile of too few packets is missing."""
     common = common_factors(cell.factors for cell in cells)
 
     def quantile(name: str, packets: int) -> Callable[[RttCell], Entry]:

@@ -16,16 +16,16 @@ from typing import Any, Literal
 from planewise.report import theme
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-"""The dialect. Only its name: nothing is loaded from there."""
+"""Name of the schema; nothing is loaded from this address."""
 
 Spec = dict[str, Any]
 """A Vega-Lite specification or a part of one."""
 Channel = dict[str, Any]
-"""How one property of a mark follows from a field of its row."""
+"""Encoding of one property of a mark by a field of its row."""
 Look = dict[str, Any]
 """Properties that all marks of a kind share: size, colour, dash."""
 Row = Mapping[str, Any]
-"""What one mark shows."""
+"""Data of one mark."""
 
 _TITLE_PX, _HEADING_PX = 15, 13
 PLANE_ROOM = 130
@@ -54,7 +54,7 @@ def with_unit(quantity: Quantity) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """What an axis spans."""
+    """Range of an axis."""
 
     low: float
     high: float
@@ -75,17 +75,17 @@ class Span:
 
     @property
     def scale(self) -> Spec:
-        """As a scale of Vega."""
+        """The span as a scale of Vega."""
         kind = "log" if self.log else "linear"
         return {"type": kind, "domain": [self.low, self.high], "nice": False, "zero": False}
 
     @property
     def word(self) -> str:
-        """What kind of axis it is."""
+        """`logarithmic` or `linear`."""
         return "logarithmic" if self.log else "linear"
 
     def ticks(self, most: int) -> list[float]:
-        """Round values on it."""
+        """Round values in the span, at most about `most`."""
         return theme.ticks(self.low, self.high, log=self.log, most=most)
 
     def inside(self, value: float) -> float:
@@ -94,7 +94,7 @@ class Span:
 
 
 def quantitative(field: str, span: Span, axis: Spec | None = None) -> Channel:
-    """A number along an axis; without `axis` the whole plot has none along there."""
+    """A number along an axis; None as `axis` leaves the plot's axis out."""
     return {"field": field, "type": "quantitative", "scale": span.scale, "axis": axis}
 
 
@@ -110,7 +110,7 @@ def literal(field: str) -> Channel:
 
 
 def coloured(field: str, colours: Mapping[str, str]) -> Channel:
-    """The colour of what `field` names."""
+    """The colour by the name in `field`."""
     scale = {"domain": list(colours), "range": list(colours.values())}
     return {"field": field, "type": "nominal", "scale": scale, "legend": None}
 
@@ -128,7 +128,7 @@ def mark(
     hover: bool = False,
     **look: Any,
 ) -> Spec:
-    """One kind of mark, drawn for every row; with `hover` it tells the row's `hover` text."""
+    """One kind of mark, drawn for every row; with `hover`, each shows its row's `hover` text."""
     if hover:
         encoding = {**encoding, "description": nominal("hover")}
     else:
@@ -219,7 +219,7 @@ def beside(charts: Sequence[Spec], spacing: int = 24) -> Spec:
 
 
 def heading(text: str, width: float) -> Spec:
-    """What a small multiple shows, above its left edge, in lines that fit `width` [px]."""
+    """Title of a small multiple above its left edge, in lines that fit `width` [px]."""
     return {
         "text": wrapped(text[:1].upper() + text[1:], width, _HEADING_PX, bold=True),
         "anchor": "start",
@@ -279,9 +279,9 @@ def finish(figure: Spec) -> Spec:
 
 
 def key(names: Mapping[str, str], width: float, shades: Mapping[str, float] | None = None) -> Spec:
-    """What colours mean, in the order in which they lie; by name, colour.
+    """A key of colours by name, in their order.
 
-    `shades` gives opacities by name, where they tell apart what a colour does not.
+    `shades` gives opacities by name, for names that share a colour.
     """
     rows: list[Row] = []
     x, y = 0.0, 0
@@ -356,19 +356,19 @@ def end_labels(
 
 
 def height_of(value: float, span: Span, height: float) -> float:
-    """Where `value` lies in a plot [px from its upper edge]."""
+    """Height of `value` in a plot [px from its upper edge]."""
     return height * (1 - place_of(value, span))
 
 
 def place_of(value: float, span: Span) -> float:
-    """Where `value` lies between the ends of `span`, from 0 to 1."""
+    """Position of `value` between the ends of `span`, from 0 to 1."""
     if span.log:
         return math.log(value / span.low) / math.log(span.high / span.low)
     return (value - span.low) / (span.high - span.low)
 
 
 def text_width(text: str) -> float:
-    """About how wide `text` is in a figure [px]."""
+    """Estimated width of `text` in a figure [px]."""
     return 7.2 * len(text)
 
 
