@@ -143,13 +143,13 @@ def _plan(
     try:
         budget = Budget(pps=pps, cpu=cpu, time=time)
         design = within(load_design(design_file), budget)
-        drawn_from = default_seed(nodes, design) if seed is None else seed
+        chosen_seed = default_seed(nodes, design) if seed is None else seed
         plan = FleetPlan(
             title=design.title,
             nodes=nodes,
             nic=nic,
-            pairs=draw_pairs(len(nodes), pairs, drawn_from),
-            seed=drawn_from,
+            pairs=draw_pairs(len(nodes), pairs, chosen_seed),
+            seed=chosen_seed,
             budget=budget,
             design=design.model_dump(mode="json"),
         )
@@ -187,7 +187,7 @@ def _print_pairs(fleet: Fleet, json_: bool) -> None:
     from planewise.fleet.run import names
     from planewise.fleet.tournament import MEETINGS, meetings_of
 
-    met = meetings_of(len(fleet.plan.nodes), fleet.matches)
+    meetings = meetings_of(len(fleet.plan.nodes), fleet.matches)
     if json_:
         console.print_json(
             {
@@ -205,13 +205,13 @@ def _print_pairs(fleet: Fleet, json_: bool) -> None:
         sender, responder = names(fleet, match)
         line = f"{match.index:5d}  round {match.round:<4d} {sender} -> {responder}"
         out.print(line)
-    shares = ", ".join(f"{count} nodes {times}" for times, count in sorted(Counter(met).items()))
+    shares = ", ".join(f"{n} nodes {times}" for times, n in sorted(Counter(meetings).items()))
     out.print(f"Meetings of a node: {shares}.")
-    if min(met) < MEETINGS:
-        wanted = -(-len(met) * MEETINGS // 2)
+    if min(meetings) < MEETINGS:
+        enough = -(-len(meetings) * MEETINGS // 2)
         out.print(
             f"Below {MEETINGS} meetings a slow node can hardly be told from its partners: "
-            f"--pairs {wanted} gives that many."
+            f"--pairs {enough} gives that many."
         )
 
 
@@ -222,24 +222,24 @@ def _measure_all(fleet: Fleet, parallel: int, verbosity: Verbosity, json_: bool)
         if not verbosity.quiet:
             console.err().print(text)
 
-    done = fleet_run.run(fleet, fleet_run.in_a_process, note, parallel=parallel)
+    result = fleet_run.run(fleet, fleet_run.in_a_process, note, parallel=parallel)
     if json_:
-        failed = [{"pair": match.index, "reason": why} for match, why in done.failed]
+        failed = [{"pair": match.index, "reason": why} for match, why in result.failed]
         console.print_json(
             {
                 "fleet": str(fleet.path),
-                "measured": done.measured,
+                "measured": result.measured,
                 "failed": failed,
-                "left": done.left,
+                "left": result.left,
             }
         )
-    elif not done.left:
+    elif not result.left:
         console.out().print(
             f"All {len(fleet.matches)} pairs are measured: planewise fleet report {fleet.path}"
         )
-    if done.left:
+    if result.left:
         raise PlanewiseError(
-            f"{done.left} of {len(fleet.matches)} pairs are not measured",
+            f"{result.left} of {len(fleet.matches)} pairs are not measured",
             remedy=f"planewise fleet run --resume {fleet.path}",
         )
 
@@ -252,17 +252,17 @@ def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
     match = match_of(fleet, index)
     if fleet.state(match) == "done":
         return
-    where = None if fleet.plan.local else targets.OtherHosts(targets_of(fleet.plan, match))
-    host = targets.examined(where)
+    other_hosts = None if fleet.plan.local else targets.OtherHosts(targets_of(fleet.plan, match))
+    host = targets.examined(other_hosts)
     from planewise import pipeline
-    from planewise.fleet.run import rest
+    from planewise.fleet.run import wait_for_budget
     from planewise.store.rundir import RUN_FILE
 
     with ProgressLine(verbosity) as progress, fleet.using(match):
         if fleet.state(match) == "done":
             return  # by another process, while this one waited
-        rest(fleet, match, progress.note)
-        with targets.opened(where, progress) as elsewhere:
+        wait_for_budget(fleet, match, progress.note)
+        with targets.opened(other_hosts, progress) as elsewhere:
             directory = fleet.directory(match)
             if (directory / RUN_FILE).exists():
                 finished = pipeline.resume(directory, host, progress, elsewhere)
@@ -321,19 +321,19 @@ def report(
         console.err().print("open the page in a browser; it needs no network")
 
 
-def _print(found: Findings) -> None:
+def _print(findings: Findings) -> None:
     from planewise.fleet import page
 
     out = console.out()
-    text = page.headline(found)
+    text = page.headline(findings)
     out.print(f"{text[0].upper()}{text[1:]}.", style="bold")
     out.print(
-        f"{found.measured} of {found.pairs} pairs are measured."
-        + (f" The last attempt at {len(found.failures)} failed." if found.failures else "")
+        f"{findings.measured} of {findings.pairs} pairs are measured."
+        + (f" The last attempt at {len(findings.failures)} failed." if findings.failures else "")
     )
-    if found.emulated:
-        out.print(f"Emulated times, not those of hardware: {found.emulated}.")
-    for outlier in found.outliers:
+    if findings.emulated:
+        out.print(f"Emulated times, not those of hardware: {findings.emulated}.")
+    for outlier in findings.outliers:
         out.print()
         out.print(outlier.node, style="bold")
         for sentence in page.sentences(outlier):

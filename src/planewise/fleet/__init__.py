@@ -1,4 +1,4 @@
-"""Measuring many hosts: which pairs, under which budget, on whom it rests; and what they tell.
+"""Measures pairs of many hosts within a budget of load, and finds slow nodes.
 
-Joins the rooms for a fleet as `pipeline` does for one run, and starts its runs by it.
+Joins the rooms for a fleet, as `pipeline` does for one run.
 """

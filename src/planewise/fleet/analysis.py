@@ -1,4 +1,4 @@
-"""What a fleet's pairs tell of its nodes: who is slow by which plane, and what differs there."""
+"""Judges a fleet's nodes by its pairs: which are slow by which plane, and in what they differ."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from planewise.errors import BadInputError
 from planewise.fleet.plan import Fleet
 from planewise.fleet.run import names
 from planewise.judge.statistics.comparison import ALPHA, MARGIN
-from planewise.judge.statistics.metrics import (
-    Metric,
-    Observation,
-    RunSample,
-    metrics_in,
-    observe,
-)
+from planewise.judge.statistics.metrics import Metric, Observation, RunSample, metrics_in, observe
 from planewise.judge.statistics.nodes import Meeting, NodeEffect, false_discovery, node_effects
 from planewise.judge.statistics.runs import described_host
 from planewise.store.models import Fingerprint, Level
 from planewise.store.rundir import RunReader
 
 USUAL = ("rtt", "rtt_p99", "throughput", "goodput", "transmitted")
-"""Metrics that are looked at unless others are asked for."""
+"""Default metrics."""
 
 Outcome = Literal["worse", "practically the same", "not known"]
 
@@ -37,25 +31,25 @@ class NodeResult:
 
     node: str
     meetings: int
-    """Pairs that it was measured in."""
+    """Number of its measured pairs."""
     change: float
-    """Of the metric in its pairs, against the fleet's median node: 0.2 is 20 % more. NaN: not
-    known."""
+    """Change of the metric in its pairs against the fleet's median node: 0.2 is 20 % more; NaN:
+    not known."""
     low: float
     high: float
     """95 % interval of this node alone."""
     p: float
-    """Of this node, plane and metric alone: that it is no worse than the margin."""
+    """p-value, for this node, plane and metric, of being no worse than the margin."""
     p_fleet: float
     """Adjusted for all nodes, planes and metrics of the report."""
     outcome: Outcome
     why: str
-    """Of *not known*: what stands in the way; else empty."""
+    """Reason of *not known*; else empty."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """All nodes by one plane and metric, the worst first; those of which nothing is known last."""
+    """All nodes by one plane and metric, the worst first, unknown ones last."""
 
     plane: str
     metric: Metric
@@ -65,22 +59,22 @@ class Ranking:
     """Standard deviation of a pair from what its nodes predict, as a share; NaN: not known."""
     pairs: int
     bounds: int
-    """Pairs that gave but a bound, and count for nothing here."""
+    """Pairs with only a bound, which do not count."""
     nodes: tuple[NodeResult, ...]
 
 
 @dataclass(frozen=True)
 class NodeDifference:
-    """Something in which a node differs from most nodes."""
+    """A fact in which a node differs from most nodes."""
 
     what: str
     value: str
     usual: str
-    """What most nodes have."""
+    """The value of most nodes."""
     shared_by: int
-    """Nodes that have its value, itself among them."""
+    """Number of nodes with its value, including itself."""
     worse_of_these: int
-    """How many of those are worse by some plane and metric."""
+    """Number of these that are worse by some plane and metric."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that the report says."""
+    """Results of the report."""
 
     title: str
     nodes: int
@@ -106,7 +100,7 @@ class Findings:
     failures: Mapping[int, str]
     margin: float
     alpha: float
-    """False discovery rate over all that is called worse."""
+    """False discovery rate over all results that are *worse*."""
     rankings: tuple[Ranking, ...]
     outliers: tuple[Outlier, ...]
     emulated: str
@@ -115,7 +109,7 @@ class Findings:
 
 def find(
     fleet: Fleet,
-    wanted: Sequence[str] = (),
+    metrics: Sequence[str] = (),
     *,
     margin: float = MARGIN,
     alpha: float = ALPHA,
@@ -134,7 +128,7 @@ def find(
         )
     available = metrics_in(samples)
     rankings: list[Ranking] = []
-    for name in wanted or [name for name in USUAL if name in available]:
+    for name in metrics or [name for name in USUAL if name in available]:
         rankings += _rankings(fleet, samples, name, margin)
     rankings = _judged(rankings, margin, alpha)
     return Findings(
@@ -182,8 +176,8 @@ def _rankings(
             remedy=f"choose among {', '.join(USUAL)}, ndr, pdr, cpu_per_packet",
         )
     planes: dict[str, list[Observation]] = defaultdict(list)
-    for one in observed.observations:
-        planes[str(one.cell.get("plane", ""))].append(one)
+    for observation in observed.observations:
+        planes[str(observation.cell.get("plane", ""))].append(observation)
     for plane, observations in planes.items():
         exact = [
             observation
@@ -205,17 +199,17 @@ def _rankings(
             pairs=len(values),
             bounds=len(measured) - len(values),
             nodes=tuple(
-                _result(fleet.plan.nodes[one.node], one, observed.metric.lower_is_better)
-                for one in effects.nodes
+                _result(fleet.plan.nodes[effect.node], effect, observed.metric.lower_is_better)
+                for effect in effects.nodes
             ),
         )
 
 
 def _pair_values(observations: Iterable[Observation], lower_is_better: bool) -> dict[str, float]:
-    """By pair: the logarithm of its value, larger is worse, loads and other factors taken off.
+    """The logarithm of each pair's value, adjusted for loads and other factors; larger is worse.
 
-    Of a cell the median over blocks counts, less that cell's median over all pairs; cells count
-    alike. So a pair that lacks a cell is not taken to be faster or slower for it.
+    The mean over cells of the median over blocks less the cell's median over all pairs. So a pair
+    that lacks a cell is not taken to be faster or slower for it.
     """
     blocks: dict[tuple[tuple[str, Level], ...], dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(list)
@@ -227,11 +221,11 @@ def _pair_values(observations: Iterable[Observation], lower_is_better: bool) -> 
             blocks[cell][observation.run].append(value if lower_is_better else -value)
     shifts: dict[str, list[float]] = defaultdict(list)
     for pairs in blocks.values():
-        values = {run: statistics.median(found) for run, found in pairs.items()}
+        values = {run: statistics.median(values) for run, values in pairs.items()}
         usual = statistics.median(values.values())
         for run, value in values.items():
             shifts[run].append(value - usual)
-    return {run: statistics.fmean(found) for run, found in shifts.items()}
+    return {run: statistics.fmean(values) for run, values in shifts.items()}
 
 
 def _result(node: str, effect: NodeEffect, lower_is_better: bool) -> NodeResult:
@@ -249,7 +243,7 @@ def _exp(value: float) -> float:
 
 
 def _judged(rankings: Sequence[Ranking], margin: float, alpha: float) -> list[Ranking]:
-    """With outcomes; worst first. One family of tests: whatever is called worse, by any metric."""
+    """The rankings with outcomes, worst first. The tests of all metrics are one family."""
     results = [result for ranking in rankings for result in ranking.nodes]
     adjusted = iter(false_discovery([result.p for result in results]))
     judged = []
@@ -257,7 +251,7 @@ def _judged(rankings: Sequence[Ranking], margin: float, alpha: float) -> list[Ra
         sign = 1 if ranking.metric.lower_is_better else -1
         nodes = [_outcome(result, float(next(adjusted)), margin, alpha) for result in ranking.nodes]
         nodes.sort(
-            key=lambda one: (one.change != one.change, one.p_fleet, -sign * one.change, one.node)
+            key=lambda node: (math.isnan(node.change), node.p_fleet, -sign * node.change, node.node)
         )
         judged.append(replace(ranking, nodes=tuple(nodes)))
     return judged
@@ -295,7 +289,7 @@ def _outliers(rankings: Sequence[Ranking], hosts: Mapping[str, Fingerprint]) -> 
 
 
 def _facts(host: Fingerprint) -> dict[str, str]:
-    """What nodes can differ in: all of the fingerprint but names, and what the doctor warned of."""
+    """Facts of a node: its fingerprint without names, and the doctor's warnings."""
     facts = {name: value for name, value in described_host(host) if name != "hostname"}
     for disturbance in host.disturbances:
         facts[f"the doctor's warning of {disturbance.name}"] = "yes"
@@ -305,16 +299,17 @@ def _facts(host: Fingerprint) -> dict[str, str]:
 def _differences(
     node: str, facts: Mapping[str, Mapping[str, str]], worse: frozenset[str]
 ) -> tuple[NodeDifference, ...]:
-    """What of a node is not as it is on most nodes; nothing where most do not agree."""
-    outliers = []
-    for what in dict.fromkeys(name for known in facts.values() for name in known):
-        values = {other: known.get(what, "none") for other, known in facts.items()}
+    """Facts of a node whose value differs from that of the majority of nodes."""
+    differences = []
+    for what in dict.fromkeys(name for host_facts in facts.values() for name in host_facts):
+        values = {name: host_facts.get(what, "none") for name, host_facts in facts.items()}
         usual, count = Counter(values.values()).most_common(1)[0]
         value = values.get(node, usual)
         if value == usual or 2 * count <= len(values):
             continue
-        sharing = [other for other, theirs in values.items() if theirs == value]
-        outliers.append(
+        sharing = [name for name in values if values[name] == value]
+        differences.append(
             NodeDifference(what, value, usual, len(sharing), len(worse.intersection(sharing)))
         )
-    return tuple(sorted(outliers, key=lambda one: (one.shared_by - one.worse_of_these, one.what)))
+    differences.sort(key=lambda fact: (fact.shared_by - fact.worse_of_these, fact.what))
+    return tuple(differences)

@@ -1,4 +1,4 @@
-"""Keeps a design within a budget of load, or says what of it cannot be kept. Pure."""
+"""Limits a design to a budget of load, or says what exceeds it. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WHERE = "--budget-pps"
 def within(design: Design, budget: Budget) -> Design:
     """The design with the budget's limits in it.
 
-    A ladder that is sought is sought below the limit; what is written out must keep to it.
+    Automatic ladders stay below the limit; loads that the design names must be within it.
 
     Raises:
-        BadInputError: a part of the design offers more, or as much as it can.
+        BadInputError: a part of the design offers more than the budget, or has no limit.
     """
     if budget.cpu is not None:
         _check_cpu(design, budget.cpu)
@@ -38,24 +38,26 @@ def _check_rates(design: Design, most: float) -> None:
             raise _too_much(name, rate, most)
         rates.append((name, rate))
     if "network" in design.factors.load_type:
-        each = design.background.per_guest
-        if each is None:
+        per_guest = design.background.per_guest
+        if per_guest is None:
             rates.append(("background.rate_pps", design.background.rate_pps))
-        elif each.rate_pps == "max":
+        elif per_guest.rate_pps == "max":
             raise _too_much("background.per_guest.rate_pps: max", "has no bound", most)
         else:
             guests = max(design.factors.background_guests)
-            rates.append(("background.per_guest.rate_pps", guests * each.rate_pps))
+            rates.append(("background.per_guest.rate_pps", guests * per_guest.rate_pps))
     for name, rate in rates:
         if rate > most:
             raise _too_much(name, f"offers {rate_text(rate)}", most)
 
 
 def _check_cpu(design: Design, most: float) -> None:
-    stress = next((one for one in design.factors.load_type if one in STRESSORS), None)
+    stress = next(
+        (load_type for load_type in design.factors.load_type if load_type in STRESSORS), None
+    )
     if stress is not None:
         raise BadInputError(
-            f"{stress} load takes all the CPU time that it can get, and the budget bounds it",
+            f"{stress} load has no limit of CPU time, and the budget has one",
             where="factors.load_type",
             remedy="leave it out of a fleet's design",
         )
@@ -64,7 +66,7 @@ def _check_cpu(design: Design, most: float) -> None:
     background = design.background
     if background.per_guest is not None:
         raise BadInputError(
-            "what each guest burns is a share of a CPU, and the budget one of all CPUs of a node",
+            "the load of each guest is a share of one CPU, the budget a share of all of a node",
             where="background.per_guest",
             remedy="give background.cpu_share",
         )

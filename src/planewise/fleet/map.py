@@ -13,7 +13,7 @@ from planewise.report.figures.base import WIDE, Entry, Figure, Missing, PrintedN
 from planewise.report.figures.vega import Row, Span, Spec
 
 MOST_ROWS = 60
-"""Nodes that the table beside the map lists; --json has all."""
+"""Most nodes in the table beside the map; --json has all."""
 
 
 def fleet_map(ranking: Ranking, margin: float, virtual: str = "") -> Figure:
@@ -125,6 +125,6 @@ def _table(nodes: Sequence[NodeResult]) -> Table:
         meetings = PrintedNumber.count(node.meetings)
         rows.append((node.node, change, meetings, node.outcome))
     if len(nodes) > MOST_ROWS:
-        rest = f"{len(nodes) - MOST_ROWS} more nodes: --json lists them"
-        rows.append((rest, Missing(""), Missing(""), ""))
+        more = f"{len(nodes) - MOST_ROWS} more nodes: --json lists them"
+        rows.append((more, Missing(""), Missing(""), ""))
     return Table(("Node", "Against the median node", "Meetings", "Outcome"), tuple(rows))

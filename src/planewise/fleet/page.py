@@ -1,4 +1,4 @@
-"""What a fleet's findings say in words, and their page. Reads nothing."""
+"""A fleet's findings in words, and their page. Reads nothing."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from planewise.store.files import write_file
 from planewise.units import percent_text
 
 MOST_DIFFERENCES = 8
-"""What is said of how an outlier differs from other nodes; --json has all."""
+"""Most differences of an outlier that are shown; --json has all."""
 
 
-def headline(found: Findings) -> str:
+def headline(findings: Findings) -> str:
     """The answer in one sentence."""
-    worse = [outlier.node for outlier in found.outliers]
-    margin = percent_text(found.margin)
+    worse = [outlier.node for outlier in findings.outliers]
+    margin = percent_text(findings.margin)
     if worse:
-        which = f"{', '.join(worse[:5])}{f' and {len(worse) - 5} more' if worse[5:] else ''}"
+        named = f"{', '.join(worse[:5])}{f' and {len(worse) - 5} more' if worse[5:] else ''}"
         verb = "are" if len(worse) > 1 else "is"
         return (
-            f"of {found.nodes} nodes {which} {verb} worse than the median node by more than "
-            f"{margin}; at most {percent_text(found.alpha)} of such claims are expected to be false"
+            f"of {findings.nodes} nodes {named} {verb} worse than the median node by more than "
+            f"{margin}; at most {percent_text(findings.alpha)} of such claims are expected to be "
+            "false"
         )
     unknown = sum(
         all(result.change != result.change for result in results)
-        for results in _by_node(found).values()
+        for results in _by_node(findings).values()
     )
     tail = f"; of {unknown} nothing is known" if unknown else ""
     return (
-        f"none of {found.nodes} nodes is known to be worse than the median node by more than "
+        f"none of {findings.nodes} nodes is known to be worse than the median node by more than "
         f"{margin}{tail}"
     )
 
 
-def _by_node(found: Findings) -> dict[str, list[NodeResult]]:
+def _by_node(findings: Findings) -> dict[str, list[NodeResult]]:
     nodes: dict[str, list[NodeResult]] = {}
-    for ranking in found.rankings:
+    for ranking in findings.rankings:
         for result in ranking.nodes:
             nodes.setdefault(result.node, []).append(result)
     return nodes
@@ -59,28 +60,28 @@ def result_text(plane: str, metric: str, result: NodeResult) -> str:
 
 
 def sentences(outlier: Outlier) -> list[str]:
-    """What is said of a node that is worse."""
+    """Sentences on a node that is worse."""
     texts = [result_text(*result) for result in outlier.results]
     for difference in outlier.differences[:MOST_DIFFERENCES]:
-        others = (
+        clause = (
             "no other node has that"
             if difference.shared_by == 1
             else f"{difference.shared_by} nodes have that, "
             f"{difference.worse_of_these} of them worse"
         )
         texts.append(
-            f"{difference.what} is {difference.value}, on most nodes {difference.usual}; {others}"
+            f"{difference.what} is {difference.value}, on most nodes {difference.usual}; {clause}"
         )
     if not outlier.differences:
         texts.append("its fingerprint is like that of most nodes")
     return texts
 
 
-def render(found: Findings) -> str:
+def render(findings: Findings) -> str:
     """The page as HTML text; it loads nothing."""
     figures = []
-    for number, ranking in enumerate(found.rankings):
-        figure = fleet_map(ranking, found.margin, found.emulated)
+    for number, ranking in enumerate(findings.rankings):
+        figure = fleet_map(ranking, findings.margin, findings.emulated)
         drawings = [
             Markup(svg.inline(renderer.svg(base.text(figure.draw(width))), f"{prefix}{number}"))
             for width, prefix in ((base.WIDE, "w"), (base.NARROW, "n"))
@@ -88,15 +89,15 @@ def render(found: Findings) -> str:
         figures.append((figure, *drawings))
     page = html.filled(
         "fleet.html.j2",
-        found=found,
-        title=found.title or "Which nodes are slow?",
-        headline=headline(found),
+        findings=findings,
+        title=findings.title or "Which nodes are slow?",
+        headline=headline(findings),
         sentences=sentences,
         figures=figures,
     )
     return html.unbroken(page)
 
 
-def write(found: Findings, file: Path) -> None:
+def write(findings: Findings, file: Path) -> None:
     """Writes the page, as a whole or not at all. PlanewiseError when it cannot."""
-    write_file(file, render(found).encode())
+    write_file(file, render(findings).encode())

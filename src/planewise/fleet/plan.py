@@ -1,9 +1,9 @@
-"""The fleet directory: which nodes, which pairs, which design, and how far each pair is.
+"""The fleet directory: nodes, pairs, design, and the state of each pair.
 
 FLEET/fleet.json      FleetPlan; written once
 FLEET/pairs/00012/    the run directory of pair 12, as of any run
-FLEET/pairs/00012.failed  why its last attempt measured nothing; gone once it is measured
-FLEET/locks/          a file a node, locked while it is measured
+FLEET/pairs/00012.failed  why its last attempt measured nothing; removed once it is measured
+FLEET/locks/          a file for each node, locked while it is measured
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class FleetModel(BaseModel):
 
 
 class Budget(FleetModel):
-    """What tenants of the nodes may be burdened with."""
+    """Limits of the load on nodes, for the sake of their tenants."""
 
     pps: Annotated[float, Field(gt=0)] | None = None
-    """No more is offered to a node at any time [packet/s]; None: what the design says."""
+    """Most packets offered to a node at any time [packet/s]; None: as the design."""
     cpu: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Background load burns no more than this share of a node's CPUs."""
+    """Largest share of a node's CPUs for background load."""
     time: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of its time that a node may be measured: it rests accordingly between two pairs."""
+    """Largest share of time in which a node is measured; it rests between two pairs."""
 
 
 class FleetPlan(FleetModel):
@@ -62,12 +62,12 @@ class FleetPlan(FleetModel):
     nic: str = ""
     """The interface to use on all nodes."""
     pairs: tuple[tuple[int, int, int], ...]
-    """Round, sender and responder of each, nodes by their number from 0."""
+    """Round, sender and responder of each pair; nodes by number, from 0."""
     seed: Annotated[int, Field(ge=0)]
-    """The pairs were drawn from it, and each pair's own order follows from it."""
+    """Seed of the pairs and of each pair's order."""
     budget: Budget = Budget()
     design: dict[str, object]
-    """What each pair measures, as run.json has it."""
+    """The design of each pair, as in run.json."""
 
     @property
     def local(self) -> bool:
@@ -81,24 +81,24 @@ class FleetPlan(FleetModel):
             raise ValueError(f"the node {twice[0]} is named twice")
         local = [node for node in self.nodes if node.startswith(LOCAL)]
         if local and len(local) < len(self.nodes):
-            raise ValueError(f"{local[0]} is of this machine alone and meets no other host")
+            raise ValueError(f"{local[0]} runs on this machine alone and cannot meet other hosts")
         return self
 
     def matches(self) -> tuple[Match, ...]:
-        """The pairs, as the tournament drew them."""
+        """The pairs as matches."""
         return tuple(Match(index, *pair) for index, pair in enumerate(self.pairs))
 
     def design_of(self, match: Match) -> Design:
-        """What a pair measures: the design, in an order of its own."""
+        """The design of a pair, with its own seed."""
         seed = (self.seed + match.index) % 2**63
         return Design.model_validate({**self.design, "seed": seed}, strict=False)
 
 
 def read_nodes(file: Path) -> tuple[str, ...]:
-    """The nodes that a file names, one a line; `#` begins a comment.
+    """The nodes in a file, one a line; `#` begins a comment.
 
     Raises:
-        BadInputError: it cannot be read, or a line names no node.
+        BadInputError: the file cannot be read, or a line names no node.
     """
     try:
         lines = file.read_text().splitlines()
@@ -129,13 +129,13 @@ def check_node(node: str, where: str) -> None:
 
 
 def draw_pairs(nodes: int, pairs: int, seed: int) -> tuple[tuple[int, int, int], ...]:
-    """The pairs of a tournament as fleet.json has them. BadInputError where there are fewer."""
+    """The pairs of a tournament, for fleet.json. BadInputError: there are not so many."""
     drawn = tournament(nodes, pairs, seed)
     return tuple((match.round, match.sender, match.responder) for match in drawn)
 
 
 def default_seed(nodes: Sequence[str], design: Design) -> int:
-    """The same for the same nodes and design, so that pods of a Job come to the same pairs."""
+    """A seed from nodes and design, so that all pods of a Job draw the same pairs."""
     text = "\n".join([*nodes, design.model_dump_json()])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
 
@@ -167,10 +167,10 @@ class Fleet:
 
     @classmethod
     def create(cls, path: Path, plan: FleetPlan) -> Fleet:
-        """Makes the directory; where the same plan is there already, that is continued.
+        """Makes the directory, or opens the one that has the same plan.
 
         Raises:
-            BadInputError: there is another plan, or something else.
+            BadInputError: the directory has another plan.
             StorageError: it cannot be written.
         """
         fleet = cls(path, plan)
@@ -196,49 +196,49 @@ class Fleet:
         return self.path / "pairs" / f"{match.index:05d}"
 
     def state(self, match: Match) -> State:
-        """How far a pair is."""
+        """The state of a pair."""
         directory = self.directory(match)
         if not (directory / RUN_FILE).exists():
             return "failed" if self._failed(match).exists() else "to do"
         return "done" if RunReader(directory).info.status == "done" else "begun"
 
     def fail(self, match: Match, why: str) -> None:
-        """Keeps why an attempt measured nothing."""
+        """Writes why an attempt measured nothing."""
         write_file(self._failed(match), f"{why}\n".encode())
 
     def succeed(self, match: Match) -> None:
-        """Forgets why an earlier attempt measured nothing."""
+        """Removes the reason of an earlier failure."""
         self._failed(match).unlink(missing_ok=True)
 
     def failures(self) -> Mapping[int, str]:
-        """By index of the pair: why it was not measured."""
+        """Reasons why pairs were not measured, by their index."""
         files = sorted((self.path / "pairs").glob("*.failed"))
         return {int(file.stem): file.read_text().strip() for file in files if file.stem.isdigit()}
 
     @contextmanager
     def using(self, match: Match) -> Iterator[None]:
-        """Holds both nodes: no other process measures them meanwhile, also on other machines.
+        """Locks both nodes against other processes that measure, also on other machines.
 
-        It waits for them, the lower number first, so that nobody waits in a circle. The directory's
-        file system must have locks (NFS has them).
+        Waits for the lower number first, which avoids deadlocks. The directory's file system must
+        support locks, as NFS does.
         """
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for node in sorted((match.sender, match.responder)):
                 lock = os.open(self.path / "locks" / str(node), os.O_RDWR | os.O_CREAT, 0o644)
-                held.callback(os.close, lock)
+                stack.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def rest_s(self, match: Match, now: float) -> float:
-        """How long the pair's nodes must still rest, from what earlier pairs took of their time."""
+        """How long the pair's nodes must still rest after earlier pairs."""
         share = self.plan.budget.time
         if share >= 1:
             return 0.0
         nodes = {match.sender, match.responder}
         until = now
-        for other in self.matches:
-            if nodes & {other.sender, other.responder} and other != match:
-                info = self._info(other)
+        for earlier in self.matches:
+            if nodes & {earlier.sender, earlier.responder} and earlier != match:
+                info = self._info(earlier)
                 if info is not None and info.finished is not None:
                     started, ended = info.started.timestamp(), info.finished.timestamp()
                     until = max(until, ended + (ended - started) * (1 / share - 1))

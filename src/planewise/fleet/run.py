@@ -1,7 +1,7 @@
-"""Measures a fleet's pairs: round by round, several at a time, each as a process of its own.
+"""Measures a fleet's pairs: round by round, several at a time, each in a process of its own.
 
-A pair's process is `planewise fleet run --resume FLEET --index N`, which is also what a pod of an
-Indexed Job runs. So a pair that goes wrong, or is killed, takes nothing along.
+A pair's process is `planewise fleet run --resume FLEET --index N`, as in a pod of an Indexed Job.
+So a pair that fails or is killed does not affect others.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from planewise.testbed.host import HostProcess, LocalHost, ProcessTimeoutError
 
 _POLL_S = 1.0
 _STOP_S = 60.0
-"""How long a pair's process may take to tear its testbed down."""
+"""Longest time for a pair's process to tear its testbed down."""
 
 Measure = Callable[[Fleet, Match, threading.Event], str]
-"""Measures one pair into its run directory; returns why it could not, empty when it did."""
+"""Measures one pair into its run directory; returns why it failed, empty when it did not."""
 
 
 @dataclass(frozen=True)
 class Progressed:
-    """What a sitting did."""
+    """Result of one session of a fleet."""
 
     measured: int
     failed: tuple[tuple[Match, str], ...]
@@ -44,7 +44,7 @@ def run(
     """Measures every pair that is not done, in the order of the rounds.
 
     Matches of a round share no node, so `parallel` of them are measured at a time; a round begins
-    when the one before has ended. A pair that fails is noted and the others go on.
+    when the one before has ended. A pair that fails is noted, and the others continue.
     """
     measured = 0
     failed: list[tuple[Match, str]] = []
@@ -84,7 +84,7 @@ def names(fleet: Fleet, match: Match) -> tuple[str, str]:
 
 
 def in_a_process(fleet: Fleet, match: Match, stop: threading.Event) -> str:
-    """As `Measure`, by a process that dies with this one."""
+    """Measures a pair (see `Measure`) in a process that dies with this one."""
     argv = pair_command(fleet.path, match.index)
     with closing(LocalHost("fleet")) as host, host.start(argv) as process:
         while True:
@@ -122,7 +122,7 @@ def pair_command(fleet: Path, index: int) -> Sequence[str]:
 
 
 def match_of(fleet: Fleet, index: int) -> Match:
-    """The pair of that index. PlanewiseError where there is none."""
+    """The pair of this index. PlanewiseError where there is none."""
     if not 0 <= index < len(fleet.matches):
         raise PlanewiseError(
             f"there is no pair {index}: the fleet has {len(fleet.matches)}, from 0",
@@ -131,9 +131,9 @@ def match_of(fleet: Fleet, index: int) -> Match:
     return fleet.matches[index]
 
 
-def rest(fleet: Fleet, match: Match, note: Callable[[str], None]) -> None:
-    """Waits until the budget of time lets both nodes be measured."""
-    left = fleet.rest_s(match, time.time())
-    if left > 0:
-        note(f"the nodes rest for {left:.0f} s, as the budget of time wants")
-        time.sleep(left)
+def wait_for_budget(fleet: Fleet, match: Match, note: Callable[[str], None]) -> None:
+    """Waits until the budget of time allows to measure both nodes."""
+    wait_s = fleet.rest_s(match, time.time())
+    if wait_s > 0:
+        note(f"the nodes rest for {wait_s:.0f} s, by the budget of time")
+        time.sleep(wait_s)

@@ -1,4 +1,4 @@
-"""Which nodes of a fleet meet: rounds of a tournament. Pure; knows no host."""
+"""Draws the pairs of a fleet as rounds of a tournament. Pure; knows no host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from planewise.errors import BadInputError
 from planewise.judge.statistics.nodes import determined
 
 _DRAWS = 10
-"""With few pairs no draw determines all nodes; with two a node nearly every one does."""
+"""Attempts: with few pairs no draw determines all nodes, with two a node nearly every one does."""
 MEETINGS = 4
-"""Meetings of a node from which it can be told from its partners, and their deviations known."""
+"""Meetings of a node that are needed to estimate it apart from its partners."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,12 @@ class Match:
 def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
     """`pairs` different pairs of `nodes` nodes, round by round; every node meets equally many, ±1.
 
-    Rounds of the circle method (every node meets every other once in all rounds together) in an
-    order drawn from `seed`, and so are the nodes' places: unlike neighbouring rounds, random ones
-    leave no long chain along which errors add up. Rounds that leave nodes that cannot be told apart
-    are drawn again. Who sends alternates.
+    Rounds of the circle method (all of them pair every two nodes once), in an order drawn from
+    `seed`, as are the nodes' places: neighbouring rounds would form long chains along which errors
+    add up. Rounds are drawn again where they do not determine all nodes. Senders alternate.
 
     Raises:
-        BadInputError: fewer than two nodes, no pairs, or more than there are.
+        BadInputError: fewer than two nodes, no pairs, or more pairs than there are.
     """
     if nodes < 2:
         raise BadInputError(
@@ -53,13 +52,13 @@ def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
         )
     drawn = (_draw(nodes, pairs, random.Random(seed + attempt)) for attempt in range(_DRAWS))
     best: tuple[Match, ...] = ()
-    known = -1
+    most_determined = -1
     for matches in drawn:
         ends = np.array([(match.sender, match.responder) for match in matches], dtype=np.intp)
         count = int(determined(nodes, ends).sum())
-        if count > known:
-            best, known = matches, count
-        if known == nodes:
+        if count > most_determined:
+            best, most_determined = matches, count
+        if most_determined == nodes:
             break
     return best
 
@@ -68,7 +67,7 @@ def _draw(nodes: int, pairs: int, draw: random.Random) -> tuple[Match, ...]:
     places = list(range(nodes))
     draw.shuffle(places)
     size = nodes + nodes % 2
-    """With a place that nobody has where the number is odd: who meets it has a rest."""
+    """Even: with an odd number of nodes, the node that meets the empty place pauses."""
     rounds = list(range(size - 1))
     draw.shuffle(rounds)
     sent = [0] * nodes
@@ -86,7 +85,7 @@ def _draw(nodes: int, pairs: int, draw: random.Random) -> tuple[Match, ...]:
 
 
 def _circle(size: int, turn: int) -> list[tuple[int, int]]:
-    """Round `turn` of the circle method for an even number of places: everyone in one pair."""
+    """Round `turn` of the circle method for an even number of places."""
     ring = size - 1
     pairs = [(turn, ring)]
     pairs += [((turn + step) % ring, (turn - step) % ring) for step in range(1, size // 2)]
@@ -94,7 +93,7 @@ def _circle(size: int, turn: int) -> list[tuple[int, int]]:
 
 
 def meetings_of(nodes: int, matches: tuple[Match, ...]) -> tuple[int, ...]:
-    """How many others each node meets."""
+    """Number of meetings of each node."""
     met = [0] * nodes
     for match in matches:
         met[match.sender] += 1
