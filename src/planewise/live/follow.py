@@ -13,19 +13,19 @@ from planewise.store.models import KpiSample
 
 _EVERY_S = 0.25
 _MOST_BYTES = 1 << 20
-"""Read at a time."""
+"""Most bytes of one read."""
 
 
 class Tail:
-    """The lines that are added to a file from now on; it need not be there yet."""
+    """Reads the lines that are added to a file, which need not exist yet."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._offset = file.stat().st_size if file.exists() else 0
-        self._rest = b""
+        self._partial = b""
 
     def samples(self) -> list[KpiSample]:
-        """What was added since the last call; a line that is not whole yet waits, torn ones go."""
+        """Samples added since the last call; a partial line waits, damaged lines are skipped."""
         try:
             with self._file.open("rb") as handle:
                 handle.seek(self._offset)
@@ -33,22 +33,22 @@ class Tail:
         except FileNotFoundError:
             return []
         self._offset += len(added)
-        *lines, self._rest = (self._rest + added).split(b"\n")
-        fresh = []
+        *lines, self._partial = (self._partial + added).split(b"\n")
+        samples = []
         for line in lines:
             try:
-                fresh.append(KpiSample.model_validate_json(line))
+                samples.append(KpiSample.model_validate_json(line))
             except ValidationError:
                 continue
-        return fresh
+        return samples
 
 
 class Follower:
-    """Tells `tell` of every sample, on a thread of its own."""
+    """Passes every sample to `on_sample`, on its own thread."""
 
-    def __init__(self, file: Path, tell: Callable[[KpiSample], None]) -> None:
+    def __init__(self, file: Path, on_sample: Callable[[KpiSample], None]) -> None:
         self._tail = Tail(file)
-        self._tell = tell
+        self._on_sample = on_sample
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
@@ -57,7 +57,7 @@ class Follower:
         while not last:
             last = self._ended.wait(_EVERY_S)
             for sample in self._tail.samples():
-                self._tell(sample)
+                self._on_sample(sample)
 
     def __enter__(self) -> Self:
         self._thread.start()

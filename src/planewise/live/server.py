@@ -1,7 +1,7 @@
-"""A run's page on this machine: one file, asked for anew each second. Loopback only.
+"""Serves a run's page and state on this machine. Loopback only.
 
-The page (page.html) loads nothing from elsewhere. Whoever asks must name this machine: another
-site's page, whose name was made to point here, gets nothing.
+The page (page.html) loads nothing from elsewhere, and asks for the state each second. Requests must
+have this machine's name in Host, against DNS rebinding by other sites.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planewise.live.state import LiveState, Snapshot
 
 ADDRESS = "127.0.0.1"
 _FAREWELL_S = 2.0
-"""How long a page that looks on is given to learn of the end."""
+"""How long an open page has to ask for the final state."""
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -47,18 +47,19 @@ def listen(port: int = 0) -> socket.socket:
         ) from error
 
 
-def as_json(now: Snapshot) -> dict[str, Any]:
-    """A snapshot as the page gets it."""
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot as JSON, for the page."""
     return {
-        "title": now.title,
-        "what": now.what,
-        "share": now.share,
-        "left_s": now.left_s,
-        "notes": list(now.notes),
-        "ended": now.ended,
-        "stale": now.stale,
+        "title": snapshot.title,
+        "what": snapshot.what,
+        "share": snapshot.share,
+        "left_s": snapshot.left_s,
+        "notes": list(snapshot.notes),
+        "ended": snapshot.ended,
+        "stale": snapshot.stale,
         "samples": [
-            {"number": one.number} | one.sample.model_dump(mode="json") for one in now.samples
+            {"number": numbered.number} | numbered.sample.model_dump(mode="json")
+            for numbered in snapshot.samples
         ],
     }
 
@@ -75,11 +76,11 @@ class LiveServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self._server.port}/"
 
     def close(self) -> None:
-        """Waits until a page that looks on was told of the end, then ends."""
+        """Waits until an open page has the final state, then stops."""
         self._server.farewell(_FAREWELL_S)
         self._server.shutdown()
         self._thread.join()
@@ -99,26 +100,26 @@ class _Server(ThreadingHTTPServer):
         text = (resources.files("planewise.live") / "page.html").read_text("utf-8")
         self.page = text.encode()
         self.policy = _policy(text)
-        self.asked_s = -1e9
-        """When a page asked last, of the monotonic clock."""
-        self.told = threading.Event()
-        """Whether a page knows of the end."""
+        self.last_request_s = -1e9
+        """Time of the last request, by the monotonic clock."""
+        self.end_delivered = threading.Event()
+        """Set when a page got the final state."""
 
     def farewell(self, timeout_s: float) -> None:
-        """Waits for a page that asked a moment ago to ask once more."""
-        if time.monotonic() - self.asked_s < 2 * timeout_s:
-            self.told.wait(timeout_s)
+        """Waits for one more request, where a page asked recently."""
+        if time.monotonic() - self.last_request_s < 2 * timeout_s:
+            self.end_delivered.wait(timeout_s)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A page that went away in the midst of an answer is no error."""
+        """Ignores errors: a page may be closed while it is answered."""
 
 
 def _policy(page: str) -> str:
-    """Allows the page's own script and style, and questions to this server; nothing else."""
+    """A policy that allows the page's script and style, and requests to this server."""
 
     def digests_of(tag: str) -> str:
         matches = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in matches]
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in matches]
         return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
 
     return (
@@ -137,17 +138,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The page, or the run's state as JSON."""
         if not self._is_own_address():
-            self._answer(HTTPStatus.FORBIDDEN, b"not for you\n", "text/plain")
+            self._answer(HTTPStatus.FORBIDDEN, b"this address is not the server's\n", "text/plain")
             return
         parts = urlsplit(self.path)
         if parts.path == "/":
             self._answer(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         elif parts.path == "/state.json":
-            now = self.server.state.now(_since(parts.query))
-            self._answer(HTTPStatus.OK, json.dumps(as_json(now)).encode(), "application/json")
-            self.server.asked_s = time.monotonic()
-            if now.ended:
-                self.server.told.set()
+            snapshot = self.server.state.now(_since(parts.query))
+            self._answer(HTTPStatus.OK, json.dumps(as_json(snapshot)).encode(), "application/json")
+            self.server.last_request_s = time.monotonic()
+            if snapshot.ended:
+                self.server.end_delivered.set()
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there is no such page\n", "text/plain")
 
@@ -167,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: the terminal is the run's."""
+        """Logs nothing: the terminal is the run's."""
 
 
 def _since(query: str) -> int:

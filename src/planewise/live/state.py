@@ -1,4 +1,4 @@
-"""What is known of a run at this moment: filled by the run's threads, read by what shows it."""
+"""Current state of a run: written by the run's threads, read by live views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planewise.store.models import KpiSample
 
 KEPT = 600
-"""Samples that are kept to be shown: ten minutes."""
+"""Most samples that are kept: ten minutes."""
 _NOTES = 20
 _STALE_S = 5.0
 
@@ -30,9 +30,9 @@ class Snapshot:
 
     title: str
     what: str
-    """What is done now."""
+    """The present step."""
     total_s: float
-    """Estimate of the present part of the work."""
+    """Estimated time of the present part of the work."""
     done_s: float
     left_s: float
     notes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Snapshot:
     ended: str
     """How the run ended, in words; empty while it goes on."""
     stale: bool
-    """Whether the last sample is of some seconds ago: nothing is measured just now."""
+    """Whether the last sample is some seconds old: nothing is measured now."""
 
     @property
     def last(self) -> KpiSample | None:
@@ -49,12 +49,12 @@ class Snapshot:
 
     @property
     def share(self) -> float:
-        """Of the present part, what is done: 0 to 1."""
+        """Finished share of the present part: 0 to 1."""
         return min(1.0, self.done_s / self.total_s) if self.total_s > 0 else 0.0
 
 
 class LiveState:
-    """One run's moments. May be used by several threads."""
+    """The state of one run. May be used by several threads."""
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
@@ -69,40 +69,40 @@ class LiveState:
         self._ended = ""
 
     def begin(self, what: str, total_s: float) -> None:
-        """A part of the work starts that will take about `total_s`."""
+        """Begins a part of the work that takes about `total_s`."""
         with self._lock:
             self._what, self._total_s, self._done_s = what, total_s, 0.0
             self._began = self._clock()
 
     def step(self, what: str, done_s: float) -> None:
-        """`what` is next; `done_s` of the estimate have been worked off."""
+        """Begins the step `what`; `done_s` of the estimate are done."""
         with self._lock:
             self._what, self._done_s = what, done_s
 
     def note(self, text: str) -> None:
-        """Something that a person should know."""
+        """Adds a note for the user."""
         with self._lock:
             self._notes.append(text)
 
     def add(self, sample: KpiSample) -> None:
-        """A second of the run."""
+        """Adds a sample."""
         with self._lock:
             self._count += 1
             self._samples.append(Numbered(self._count, sample))
             self._newest = self._clock()
 
     def end(self, how: str) -> None:
-        """The run is over."""
+        """Ends the run; `how` says how it ended."""
         with self._lock:
             self._ended = how
 
     def now(self, since: int = 0) -> Snapshot:
-        """The run as it is; of its samples those with a number above `since`."""
+        """The state now, with the samples whose number is above `since`."""
         with self._lock:
-            now = self._clock()
-            elapsed_s = now - self._began
+            now_s = self._clock()
+            elapsed_s = now_s - self._began
             left_s = max(0.0, self._total_s - self._done_s)
-            # From the pace so far, once there is some; else from the estimate.
+            # By the pace so far after 5 % of the work, before by the estimate.
             if self._done_s > 0.05 * self._total_s:
                 left_s *= elapsed_s / self._done_s
             return Snapshot(
@@ -114,5 +114,5 @@ class LiveState:
                 notes=tuple(self._notes),
                 samples=tuple(sample for sample in self._samples if sample.number > since),
                 ended=self._ended,
-                stale=not self._samples or now - self._newest > _STALE_S,
+                stale=not self._samples or now_s - self._newest > _STALE_S,
             )

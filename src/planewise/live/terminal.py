@@ -1,4 +1,4 @@
-"""A run at one moment, as rich draws it on a terminal. Knows no run but its snapshot."""
+"""Draws a snapshot of a run on a terminal, by rich."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from planewise.units import bits_text, duration_text, percent_text, rate_text
 
 _BAR = 16
 _FIXED_LINES = 10
-"""Of the terminal for all but guests and CPUs."""
+"""Lines of the view without guests and CPUs."""
 _FULL, _EMPTY = "█", "·"
 
 
-def render(now: Snapshot, width: int, height: int, page: str) -> RenderableType:
+def render(snapshot: Snapshot, width: int, height: int, page: str) -> RenderableType:
     """The whole view in `width` × `height` characters; `page` is the address of the local page."""
-    parts: list[RenderableType] = [_progress(now, width)]
-    sample = now.last
+    parts: list[RenderableType] = [_progress(snapshot, width)]
+    sample = snapshot.last
     if sample is None:
         parts.append(Text("nothing was measured yet", style="dim"))
     else:
         cpus = _cpus(sample, width)
         lines = max(3, height - _FIXED_LINES - len(sample.cpu) // max(1, width // 30))
         parts += [_guests(sample, lines), cpus]
-        if now.stale:
+        if snapshot.stale:
             parts.append(Text("nothing is measured just now", style="dim"))
     if page:
         parts.append(Text(f"the same on a page: {page}", style="dim"))
     return Group(*parts)
 
 
-def line(now: Snapshot) -> str:
+def line(snapshot: Snapshot) -> str:
     """The newest sample in one line, for a log."""
-    sample = now.last
+    sample = snapshot.last
     if sample is None:
         return ""
-    cpus = ", ".join(f"{name} {percent_text(round(one, 2))}" for name, one in sample.cpu.items())
+    cpus = ", ".join(f"{name} {percent_text(round(used, 2))}" for name, used in sample.cpu.items())
     total = sample.total
     return (
         f"{len(sample.vnfs)} guests send {rate_text(total.tx_pps)}, {bits_text(total.tx_bps)}; "
@@ -48,20 +48,18 @@ def line(now: Snapshot) -> str:
     )
 
 
-def _progress(now: Snapshot, width: int) -> RenderableType:
+def _progress(snapshot: Snapshot, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, max_width=max(20, width - 40), overflow="ellipsis")
     table.add_column(width=_BAR)
     table.add_column(no_wrap=True)
-    left = now.ended or f"{now.share:.0%}, about {duration_text(now.left_s)} left"
-    table.add_row(
-        Text(now.what), ProgressBar(total=1.0, completed=now.share, width=_BAR), Text(left)
-    )
+    status = snapshot.ended or f"{snapshot.share:.0%}, about {duration_text(snapshot.left_s)} left"
+    table.add_row(Text(snapshot.what), ProgressBar(1.0, snapshot.share, width=_BAR), Text(status))
     return table
 
 
 def _guests(sample: KpiSample, lines: int) -> Table:
-    """Every guest in its order; where there are too many, the ones that send most."""
+    """The guests in order; where there are too many, only the ones that send most."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, right in (("guest", False), ("packets", True), ("bits", True), ("", False)):
         least = 14 if title == "guest" else None
@@ -69,15 +67,15 @@ def _guests(sample: KpiSample, lines: int) -> Table:
     guests = list(sample.vnfs.items())
     hidden = len(guests) - lines
     if hidden > 0:
-        kept = sorted(guests, key=lambda guest: -guest[1].tx_pps)[:lines]
-        guests = [guest for guest in guests if guest in kept]
-    most = max((one.tx_pps for _, one in guests), default=0.0)
-    for name, one in guests:
+        busiest = sorted(guests, key=lambda guest: -guest[1].tx_pps)[:lines]
+        guests = [guest for guest in guests if guest in busiest]
+    most = max((rate.tx_pps for _, rate in guests), default=0.0)
+    for name, rate in guests:
         table.add_row(
             Text(name),
-            rate_text(one.tx_pps),
-            bits_text(one.tx_bps),
-            _bar(one.tx_pps / most if most else 0.0),
+            rate_text(rate.tx_pps),
+            bits_text(rate.tx_bps),
+            _bar(rate.tx_pps / most if most else 0.0),
         )
     if hidden > 0:
         table.add_row(Text(f"and {hidden} more", style="dim"), "", "", "")

@@ -1,1 +1,1 @@
-"""The publications: what each claims, and what runs of this tool say of it."""
+"""The publications' claims, checked against runs of this tool."""

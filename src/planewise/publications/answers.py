@@ -1,4 +1,4 @@
-"""Claims asked of runs: held, did not hold, or cannot be told here. Draws nothing."""
+"""Checks claims against runs: held, did not hold, or cannot be told here. Draws nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULTS: Mapping[str, Level] = {"guest": "namespace", "path": "north-south"}
 
 @dataclass(frozen=True)
 class AskedRun:
-    """A run that claims are asked of."""
+    """A run to check claims against."""
 
     path: Path
     info: RunInfo
@@ -38,36 +38,36 @@ class AskedRun:
     def has_one_of(self, levels: Mapping[str, Sequence[Level]]) -> bool:
         """Whether some trial has one of these levels."""
         return any(
-            trial.cell.get(factor) in wanted
+            trial.cell.get(factor) in allowed
             for trial in self.trials
-            for factor, wanted in levels.items()
+            for factor, allowed in levels.items()
         )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one run, or all that there are, say of a claim."""
+    """The result of a claim from one run, or from all recordings."""
 
     word: Word
     measured: str
-    """What was measured, with its interval; or why it cannot be told."""
+    """The measured result with its interval; or why it cannot be told."""
     run: str
-    """Name of the run; empty where no run could be asked."""
+    """Name of the run; empty where no run has what the claim needs."""
 
 
 def read_run(path: Path) -> AskedRun:
-    """A run directory.
+    """Reads a run directory.
 
     Raises:
-        BadInputError: it is none.
+        BadInputError: it is not a run directory.
     """
     reader = RunReader(path)
-    done = [trial for trial in reader.trials() if trial.status == "done"]
-    return AskedRun(path, reader.info, done)
+    finished = [trial for trial in reader.trials() if trial.status == "done"]
+    return AskedRun(path, reader.info, finished)
 
 
 def answers(claim: Claim, runs: Sequence[AskedRun], verdicts: Sequence[Verdict]) -> list[Answer]:
-    """One answer a run that has what the claim is about; a single one if there is no such run."""
+    """An answer for each run that has what the claim needs; one answer where no run has."""
     if claim.words is not None:
         return [_of_words(claim.words, verdicts)]
     results = []
@@ -86,20 +86,22 @@ def answers(claim: Claim, runs: Sequence[AskedRun], verdicts: Sequence[Verdict])
 def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
     where = _where(run, claim.where)
     levels = _levels(run, claim.factor, where)
-    wanted = _ends((claim.better, claim.than), levels)
-    instead = [claim.stand_in.get(str(level), level) for level in wanted]
-    replaced = not set(wanted) <= levels and set(instead) <= levels
-    better, than = instead if replaced else wanted
+    claimed = _ends((claim.better, claim.than), levels)
+    substitutes = [claim.stand_in.get(str(level), level) for level in claimed]
+    replaced = not set(claimed) <= levels and set(substitutes) <= levels
+    better, than = substitutes if replaced else claimed
     if better == than or not {better, than} <= levels:
         return []
     question = Question(
-        claim.factor, (claim.metric,), where={**where, **_both(claim.factor, better, than)}
+        claim.factor, (claim.metric,), where={**where, **_only(claim.factor, better, than)}
     )
     answer = _evaluated(run, question, (better, than), "better")
     if not replaced:
         return [answer]
     return [
-        _with_replacements(answer, [(a, b) for a, b in zip(wanted, instead, strict=True) if a != b])
+        _with_replacements(
+            answer, [(a, b) for a, b in zip(claimed, substitutes, strict=True) if a != b]
+        )
     ]
 
 
@@ -112,51 +114,53 @@ def _of_same(claim: Same, run: AskedRun) -> list[Answer]:
         claim.factor,
         (claim.metric,),
         margin=claim.margin,
-        where={**claim.where, **_both(claim.factor, first, second)},
+        where={**claim.where, **_only(claim.factor, first, second)},
     )
     return [_evaluated(run, question, (first, second), "practically the same")]
 
 
 def _evaluated(
-    run: AskedRun, question: Question, levels: tuple[Level, Level], wanted: Outcome
+    run: AskedRun, question: Question, levels: tuple[Level, Level], expected: Outcome
 ) -> Answer:
-    """What the comparison of two levels says."""
+    """The answer from the comparison of two levels."""
     try:
         families = analyse([run.path], question).families
     except BadInputError as error:
         return Answer("cannot be told here", error.what, run.info.run)
-    pairs = [(family, one) for family in families if (one := family.find(*levels)) is not None]
+    pairs = [(family, pair) for family in families if (pair := family.find(*levels)) is not None]
     if not pairs:
         a, b = levels
         apart = f"{a} and {b} were measured in no two cells that are otherwise alike"
         return Answer("cannot be told here", apart, run.info.run)
-    outcomes = {one.outcome for _, one in pairs}
-    if outcomes == {wanted}:
+    outcomes = {pair.outcome for _, pair in pairs}
+    if outcomes == {expected}:
         word: Word = "held"
-    elif outcomes <= {wanted, "not known"}:
+    elif outcomes <= {expected, "not known"}:
         word = "cannot be told here"
     else:
         word = "did not hold"
     return Answer(
-        word, " ".join(_comparison_text(family, one) for family, one in pairs), run.info.run
+        word,
+        " ".join(_comparison_text(family, pair) for family, pair in pairs),
+        run.info.run,
     )
 
 
-def _both(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
-    """The two levels alone, so that nothing else shares the family's error."""
+def _only(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
+    """Only these two levels, so that no other comparison shares the family's error."""
     return {} if factor == SERIES else {factor: [a, b]}
 
 
-def _comparison_text(family: Family, one: Comparison) -> str:
+def _comparison_text(family: Family, pair: Comparison) -> str:
     sending = family.metric.sending
     words = [] if sending is None else [sending.words]
-    if not isinstance(one.a, str):  # a number alone does not say of what
-        words.append(NAMES.get(one.factor, one.factor))
+    if not isinstance(pair.a, str):  # a number does not name its factor
+        words.append(NAMES.get(pair.factor, pair.factor))
     text = ", ".join(words)
-    said = sentence(one, family)
+    result = sentence(pair, family)
     if not text:
-        return said
-    return f"{text[0].upper()}{text[1:]}: {said.replace('Whether', 'whether', 1)}"
+        return result
+    return f"{text[0].upper()}{text[1:]}: {result.replace('Whether', 'whether', 1)}"
 
 
 def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) -> list[Answer]:
@@ -176,9 +180,9 @@ def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) 
 
 
 def _rises(gain: Gain, run: str) -> Answer:
-    """Whether boost at the highest rate is above that at the lowest, by frame size."""
+    """Whether the boost at the highest rate is above that at the lowest, by frame size."""
     sizes = sorted({row.size_bytes for row in gain.rows})
-    told, rises, falls = [], 0, 0
+    parts, rises, falls = [], 0, 0
     for size in sizes:
         rows = sorted(
             (row for row in gain.rows if row.size_bytes == size), key=lambda row: row.frequency_pps
@@ -186,7 +190,7 @@ def _rises(gain: Gain, run: str) -> Answer:
         first, last = rows[0], rows[-1]
         rises += last.boost.low > first.boost.high
         falls += last.boost.high < first.boost.low
-        told.append(
+        parts.append(
             f"{size} bytes: {_boost(first.boost.value, first.boost.low, first.boost.high)} at "
             f"{rate_text(first.frequency_pps)}, "
             f"{_boost(last.boost.value, last.boost.low, last.boost.high)} at "
@@ -195,7 +199,7 @@ def _rises(gain: Gain, run: str) -> Answer:
     word: Word = (
         "held" if rises == len(sizes) else "did not hold" if falls else "cannot be told here"
     )
-    return Answer(word, f"RTT saved by {gain.fast} over {gain.slow}: {'; '.join(told)}.", run)
+    return Answer(word, f"RTT saved by {gain.fast} over {gain.slow}: {'; '.join(parts)}.", run)
 
 
 def _boost(value: float, low: float, high: float) -> str:
@@ -224,8 +228,8 @@ def _without_size(gain: Gain, run: str) -> Answer:
 
 
 def _with_replacements(answer: Answer, replaced: Iterable[tuple[Level, Level]]) -> Answer:
-    """Of a stand-in only a hint comes: the claim is about another plane."""
-    named = " and ".join(f"{other} stands in for {plane}" for plane, other in replaced)
+    """The answer of a stand-in: only a hint, as the claim is about another plane."""
+    named = " and ".join(f"{substitute} stands in for {plane}" for plane, substitute in replaced)
     return Answer(
         "cannot be told here",
         f"{named}; with it the claim {'would hold' if answer.word == 'held' else answer.word}. "
@@ -240,23 +244,23 @@ def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
 
     if not verdicts:
         return Answer("cannot be told here", "no recorded experiments were named", "")
-    counts = {word: sum(one.verdict == word for one in verdicts) for word in ("GOOD", "BAD")}
+    counts = {word: sum(v.verdict == word for v in verdicts) for word in ("GOOD", "BAD")}
     shares = []
     for word, count in counts.items():
         low, high = binomtest(count, len(verdicts)).proportion_ci(0.95, method="exact")
         ends = f"{percent_text(round(low, 3))} to {percent_text(round(high, 3))}"
         shares.append(f"{count} {word} (95 %: {ends})")
-    rest = len(verdicts) - sum(counts.values())
-    held = all(counts[word] for word in claim.some)
+    undecided = len(verdicts) - sum(counts.values())
+    all_given = all(counts[word] for word in claim.some)
     return Answer(
-        "held" if held else "cannot be told here" if rest else "did not hold",
-        f"Of {len(verdicts)} recorded experiments {', '.join(shares)}, {rest} UNDECIDED.",
+        "held" if all_given else "cannot be told here" if undecided else "did not hold",
+        f"Of {len(verdicts)} recorded experiments {', '.join(shares)}, {undecided} UNDECIDED.",
         "recordings",
     )
 
 
 def _where(run: AskedRun, where: Mapping[str, Sequence[Level]]) -> dict[str, list[Level]]:
-    """With `fewest` and `most` as the levels that the run has."""
+    """`where` with `fewest` and `most` replaced by the run's levels."""
     return {
         name: [_ends((level, level), _levels(run, name, {}))[0] for level in levels]
         for name, levels in where.items()
@@ -264,7 +268,7 @@ def _where(run: AskedRun, where: Mapping[str, Sequence[Level]]) -> dict[str, lis
 
 
 def _levels(run: AskedRun, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
-    """Levels of a factor among the cells that `where` allows; an allocator's trial is one for each
+    """Levels of a factor in cells that `where` allows; an allocator's trial counts as one for each
     of its groups."""
     naming = Naming(trial.cell for trial in run.trials)
     varied: set[Level] = set()
@@ -281,16 +285,16 @@ def _level(trial: TrialRecord, factor: str) -> Level | None:
     return trial.cell.get(factor, _DEFAULTS.get(factor))
 
 
-def _ends(wanted: tuple[Level, Level], levels: set[Level]) -> tuple[Level, Level]:
-    """`fewest` and `most` as the levels that there are."""
+def _ends(names: tuple[Level, Level], levels: set[Level]) -> tuple[Level, Level]:
+    """The two names, with `fewest` and `most` replaced by levels."""
     numbers = [level for level in levels if not isinstance(level, str)]
     ends = {"fewest": min(numbers, default="fewest"), "most": max(numbers, default="most")}
-    first, second = (ends.get(str(level), level) for level in wanted)
+    first, second = (ends.get(str(level), level) for level in names)
     return first, second
 
 
 def _needs(claim: Claim) -> str:
-    """What a run would have to have, in words."""
+    """The needs of a claim, in words."""
     if claim.rates or claim.sizes:
         gain = claim.rates or claim.sizes
         assert gain is not None

@@ -1,6 +1,6 @@
-"""Publication F's figure 5 from a run of ours: what the faster plane saves, by packet rate.
+"""Publication F's figure 5 from a run: what the faster plane saves, by packet rate.
 
-Knows gains; asks no claim.
+Knows gains; checks no claim.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planewise.units import percent_text, rate_text
 
 
 def boost_figure(claim: GainOf, run: AskedRun) -> Figure | None:
-    """Boost by packet rate, a line a frame size; None where the run does not tell it."""
+    """Boost by packet rate, a line a frame size; None where the run lacks the planes."""
     planes = {str(trial.cell.get("plane")) for trial in run.trials}
     fast = next((plane for plane in (claim.fast, claim.stand_in) if plane in planes), None)
     if fast is None or claim.slow not in planes:
@@ -36,12 +36,12 @@ def boost_figure(claim: GainOf, run: AskedRun) -> Figure | None:
 
 
 def figure(gain: Gain) -> Figure:
-    """As publication F draws it: the share of the median round-trip time that is saved."""
+    """The saved share of the median round-trip time, as publication F draws it."""
     rows = sorted(gain.rows, key=lambda row: (row.size_bytes, row.frequency_pps))
     items = [Item(_size(row), (("frequency_pps", row.frequency_pps),), _point(row)) for row in rows]
     (page,) = facets.pages(items, Naming([]))
     points = [item.content for item in items]
-    span = Span.of([e for one in points for e in (one.low, one.value, one.high) if e is not None])
+    span = Span.of([e for p in points for e in (p.low, p.value, p.high) if e is not None])
     sizes = tuple(dict.fromkeys(item.series for item in items))
     best = max(rows, key=lambda row: row.boost.value)
     lead = (

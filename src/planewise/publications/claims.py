@@ -1,4 +1,4 @@
-"""What the publications claim, as data. Knows no run."""
+"""The publications' claims as data. Knows no run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Order(_Model):
     than: Level
     where: dict[str, list[Level]] = {}
     stand_in: dict[str, str] = {}
-    """By plane, one that is measured where there is none of it."""
+    """Plane to measure in place of a plane that a run lacks."""
 
 
 class Same(_Model):
@@ -50,7 +50,7 @@ class GainOf(_Model):
 
 
 class Words(_Model):
-    """Verdicts that some recorded experiments get."""
+    """Verdicts that at least one recorded experiment gets."""
 
     some: tuple[Literal["GOOD", "BAD"], ...]
 
@@ -60,7 +60,7 @@ class Claim(_Model):
 
     id: str
     section: str
-    """Where in the text."""
+    """Section of the publication."""
     text: str
     """In our words."""
     order: Order | None = None
@@ -92,12 +92,12 @@ class Publication(_Model):
     figures: tuple[str, ...]
     """Beginnings of the names of the report's figures that its page shows."""
     of_runs: dict[str, list[Level]] = {}
-    """A run that has one of these levels is on the page, too, whatever claim it can answer."""
+    """Runs with one of these levels are on the page, whether they answer a claim or not."""
     claims: tuple[Claim, ...]
 
 
 @lru_cache(maxsize=1)
 def publications() -> tuple[Publication, ...]:
-    """All of them, as claims.yaml has them."""
+    """All publications, from claims.yaml."""
     text = (resources.files("planewise.publications") / "claims.yaml").read_text(encoding="utf-8")
     return TypeAdapter(tuple[Publication, ...]).validate_python(YAML(typ="safe").load(text))

@@ -1,4 +1,4 @@
-"""The page of a publication in Markdown, with figures beside it. Asks nothing."""
+"""The page of a publication in Markdown, with its figures. Checks no claim."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from planewise.store.rundir import RunReader
 from planewise.units import duration_text, rate_text
 
 MOST_FIGURES = 6
-"""Figures of a run that its page shows; the run's report has all."""
+"""Most figures of a run on the page; the run's report has all."""
 _LONGEST_NAME = 40
 MOST_OF_PAGE = 12
-"""Once a page has so many, no further run's are drawn."""
+"""A page with so many figures shows none of further runs."""
 
 
 NARROW_PAGE_PX = 600
-"""Up to this width of the page the narrow drawing of a figure is shown."""
+"""Largest width of a page that shows narrow figures."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Answered:
     publication: Publication
     claims: tuple[tuple[Claim, tuple[Answer, ...]], ...]
     runs: tuple[AskedRun, ...]
-    """Those that answered a claim, or are shown whatever they answer."""
+    """Runs that answered a claim, and those of `Publication.of_runs`."""
     campaigns: tuple[tuple[str, Campaign], ...] = ()
-    """What the load-loss curves of recordings and of runs say by aspect, each with its title."""
+    """Summaries of load-loss curves by aspect, each with its title."""
 
 
 def write(answered: Answered, folder: Path) -> list[Path]:
@@ -69,7 +69,7 @@ def write(answered: Answered, folder: Path) -> list[Path]:
 
 
 def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
-    """The page, beside which its figures lie."""
+    """The page; its figures are files beside it."""
     publication = answered.publication
     lines = [
         f"# {publication.title}",
@@ -85,12 +85,12 @@ def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
         "| | claim | in the text | here | what was measured |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for claim, several in answered.claims:
-        for answer in several:
-            of = f" ({answer.run})" if answer.run and len(answered.runs) > 1 else ""
+    for claim, claim_answers in answered.claims:
+        for answer in claim_answers:
+            run_note = f" ({answer.run})" if answer.run and len(answered.runs) > 1 else ""
             lines.append(
                 f"| {claim.id} | {claim.text} | {claim.section} | {answer.word} | "
-                f"{_escaped(answer.measured)}{of} |"
+                f"{_escaped(answer.measured)}{run_note} |"
             )
     lines += ["", "</div>"]
     for title, campaign in answered.campaigns:
@@ -110,17 +110,17 @@ def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
     return "\n".join(lines)
 
 
-def _aspects(found: Campaign) -> list[str]:
-    """Words, PDR and saturation by what was varied, and how far repetitions agree."""
-    lines = [found.agreement.sentence, ""]
-    if not found.rows:
+def _aspects(campaign: Campaign) -> list[str]:
+    """Verdicts, PDR and saturation by aspect, and how often repetitions agree."""
+    lines = [campaign.agreement.sentence, ""]
+    if not campaign.rows:
         return [*lines, "No aspect varies."]
     lines += [
         "| aspect | level | curves | GOOD · BAD · UNDECIDED | GOOD by the paper | PDR | "
         "at saturation |",
         "| --- | --- | ---: | --- | ---: | --- | --- |",
     ]
-    for row in found.rows:
+    for row in campaign.rows:
         words = " · ".join(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED"))
         lines.append(
             f"| {row.aspect} | {row.level} | {row.curves} | {words} | {row.pastrami_good} | "
@@ -135,7 +135,7 @@ def _aspects(found: Campaign) -> list[str]:
 
 
 def rates_cell(figures: Figures | None) -> str:
-    """As `figures_text`, on two lines that do not wrap: seven columns share the page's width."""
+    """As `figures_text`, on two lines that do not wrap, for a table of seven columns."""
     if figures is None:
         return "not known"
     median, unit = rate_text(figures.median_pps).split()
@@ -174,17 +174,17 @@ def _recipe(publication: Publication) -> list[str]:
 
 
 def _draw(run: AskedRun, answered: Answered, folder: Path) -> list[DrawnFigure]:
-    """A run's figures: those of the publication's own layout first."""
+    """Draws a run's figures, those in the publication's layout first."""
     publication = answered.publication
-    claims_of = [
+    claim_figures = [
         figure
         for claim, _ in answered.claims
         if claim.rates is not None and (figure := boost_figure(claim.rates, run)) is not None
     ]
     drawn: list[DrawnFigure] = []
-    for figure in (*claims_of, *html.all_figures(RunReader(run.path))):
-        wanted = figure in claims_of or figure.name.startswith(publication.figures)
-        if len(drawn) < MOST_FIGURES and wanted:
+    for figure in (*claim_figures, *html.all_figures(RunReader(run.path))):
+        shown = figure in claim_figures or figure.name.startswith(publication.figures)
+        if len(drawn) < MOST_FIGURES and shown:
             name = figure.name
             if len(name) > _LONGEST_NAME:
                 name = f"{name[:_LONGEST_NAME]}-{len(drawn) + 1}"
