@@ -1,7 +1,4 @@
-"""A campaign of load-loss curves, one run directory each: joins the rooms.
-
-Nothing here measures or decides.
-"""
+"""A campaign of load-loss curves, one run directory each: joins the rooms, measures nothing."""
 
 from __future__ import annotations
 
@@ -27,33 +24,33 @@ from planewise.testbed.steering import split_cpus
 
 
 def check(design: CampaignDesign) -> None:
-    """UnsupportedError when this machine cannot vary what the design varies."""
+    """UnsupportedError when this machine lacks a level of the design's factors."""
     cpus = split_cpus()
-    lacking = why_no_vms() if "vm" in design.factors.platform else None
+    vms_error = why_no_vms() if "vm" in design.factors.platform else None
     reason = unavailable_reason(
         design,
         cpus.receivers if cpus else None,
         why_no_docker(),
-        "" if lacking is None else lacking.what,
+        "" if vms_error is None else vms_error.what,
     )
     if reason:
         raise UnsupportedError(
-            reason, remedy="leave the level out; docs/reference/designs.md says what can be had"
+            reason, remedy="leave the level out; docs/reference/designs.md lists what is needed"
         )
 
 
 def run_campaign(
     design: CampaignDesign, out: Path, host: Fingerprint, progress: Progress
 ) -> tuple[Path, ...]:
-    """Measures every curve that `out` does not hold yet; what was cut short is measured again.
+    """Measures each curve that `out` does not hold in full.
 
-    A curve that fails is told of, and the campaign goes on. Returns the run directories of those
-    that were measured, in the order of the schedule.
+    A curve that fails is noted, and the campaign continues. Returns the run directories of all
+    curves that are measured, in the order of the schedule.
 
     Raises:
         PlanewiseError: FAILURES_IN_A_ROW curves failed one after the other.
-        UnsupportedError: this machine cannot vary what the design varies.
-        BadInputError: `out` holds something else.
+        UnsupportedError: as `check`.
+        BadInputError: `out` holds another campaign or other files.
     """
     check(design)
     _claim(design, out)
@@ -66,12 +63,12 @@ def run_campaign(
         directory = out / curve.name
         if not _is_done(directory):
             progress.note(f"curve {place} of {len(curves)}: {curve.name}")
-            loads = ladders.get(_key(curve)) or _own_ladder(design)
+            loads = ladders.get(_key(curve)) or _design_ladder(design)
             try:
-                sweep(_plan(design, curve, loads), _free(directory), host, progress)
+                sweep(_plan(design, curve, loads), _set_aside(directory), host, progress)
             except PlanewiseError as error:
                 progress.note(f"{curve.name} failed: {error.what}")
-                _free(directory)
+                _set_aside(directory)
                 failures += 1
                 if failures == FAILURES_IN_A_ROW:
                     raise
@@ -83,12 +80,12 @@ def run_campaign(
 
 
 def _claim(design: CampaignDesign, out: Path) -> None:
-    """Makes the folder this design's own, or sees that it is."""
+    """Writes the design into `out`, or checks that `out` holds this design."""
     note = out / CAMPAIGN_FILE
     text = design.model_dump_json(indent=2)
     if note.exists() and note.read_text() != text:
         raise BadInputError(
-            "another campaign's curves are there",
+            "the folder has another campaign's curves",
             where=str(out),
             remedy="name another folder by --out",
         )
@@ -102,10 +99,10 @@ def _is_done(directory: Path) -> bool:
     return (directory / RUN_FILE).exists() and RunReader(directory).info.status == "done"
 
 
-def _free(directory: Path) -> Path:
-    """Puts aside what was cut short: a curve is one sweep, from the first trial to the last.
+def _set_aside(directory: Path) -> Path:
+    """Renames an unfinished curve's directory: a curve is one sweep, from first trial to last.
 
-    Under a hidden name, so that `planewise campaign FOLDER/*` does not take it for a repetition.
+    To a hidden name, which `planewise campaign FOLDER/*` does not match.
     """
     if not directory.exists():
         return directory
@@ -120,7 +117,7 @@ def _key(curve: PlannedCurve) -> tuple[object, ...]:
     return tuple(curve.levels.items())
 
 
-def _own_ladder(design: CampaignDesign) -> tuple[float, ...] | None:
+def _design_ladder(design: CampaignDesign) -> tuple[float, ...] | None:
     return None if design.offered_pps == "auto" else tuple(sorted(design.offered_pps))
 
 

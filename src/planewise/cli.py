@@ -34,7 +34,7 @@ from planewise.commands import (
     start,
     sweep,
 )
-from planewise.commands.console import Verbosity
+from planewise.commands.console import Verbosity, print_error
 from planewise.errors import PlanewiseError
 
 app = typer.Typer(
@@ -46,8 +46,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"planewise {__version__}")
         raise typer.Exit
 
@@ -100,9 +100,7 @@ def main() -> None:
     try:
         app()
     except PlanewiseError as error:
-        print(f"error: {error.what}", file=sys.stderr)
-        if error.remedy:
-            print(f"hint: {error.remedy}", file=sys.stderr)
+        print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -114,7 +112,7 @@ def main() -> None:
             print("stopped", file=sys.stderr)
         raise
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python would complain again at its own exit.
+        # The reader of stdout has closed it; Python would report that again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
@@ -125,7 +123,7 @@ def main() -> None:
             file=sys.stderr,
         )
         print(
-            "hint: this is a mistake in planewise; PLANEWISE_TRACEBACK=1 shows where",
+            "hint: this is a bug in planewise; PLANEWISE_TRACEBACK=1 shows where",
             file=sys.stderr,
         )
         if os.environ.get("PLANEWISE_TRACEBACK"):

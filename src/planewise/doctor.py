@@ -1,4 +1,4 @@
-"""What a host is, and what would disturb a measurement on it. Knows no plane and no measurement.
+"""A host's fingerprint, and what would disturb a measurement on it. Knows no measurement.
 
 Reads the files of /proc and /sys below a root that is a parameter; every judgement is a pure
 function of their text. `examine` gathers; `diagnose` also tries the planes.
@@ -57,7 +57,7 @@ _VENDORS = (
 
 @dataclass(frozen=True)
 class Activity:
-    """What the CPUs did during a short look."""
+    """CPU use during a short sample."""
 
     busy_share: float
     steal_share: float
@@ -73,8 +73,8 @@ def examine(
 ) -> Fingerprint:
     """The host's fingerprint, with what would disturb a measurement on it.
 
-    `sample_s` is how long its CPUs are watched; 0 leaves that out. Files that are missing make
-    the answer poorer, never wrong: they read as `unknown` or `none`.
+    `sample_s` is how long CPU use is sampled; 0 leaves that out. Missing files read as `unknown`
+    or `none`.
     """
     activity = watch(root, sample_s) if sample_s > 0 else Activity(0, 0)
     cpuinfo = _read(root / "proc/cpuinfo")
@@ -101,7 +101,7 @@ def examine(
         nics=tuple(_nics(root)),
         planes=tuple(planes),
     )
-    found = (
+    disturbances = (
         *from_cpus(host.cpus),
         *from_virtualisation(host.virtualisation, activity.steal_share),
         *from_activity(activity),
@@ -125,7 +125,7 @@ def examine(
         *from_plain_user(_read(root / "proc/self/status"), _read(root / "proc/self/uid_map")),
         *from_timer_slack(_read(root / "proc/self/timerslack_ns")),
     )  # fmt: skip
-    ordered = sorted(found, key=lambda one: one.severity != "warning")
+    ordered = sorted(disturbances, key=lambda disturbance: disturbance.severity != "warning")
     return host.model_copy(update={"disturbances": tuple(ordered)})
 
 
@@ -138,18 +138,18 @@ _FILES = (
     "/sys/devices/system/cpu/cpufreq/boost "
     "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 )
-"""What `examine` reads of a host that cannot be looked at for itself."""
+"""Files that `examine` reads of a remote host."""
 
 _MARK = "==> pw "
 
 
 def examine_host(host: Host) -> Fingerprint:
-    """The fingerprint of a host that processes are started on: one command there.
+    """The fingerprint of a remote host, read by one command there.
 
-    Without a look at its CPUs at work and at its NICs.
+    Without CPU activity and NICs.
     """
-    look = f'for file in {_FILES}; do echo "{_MARK}$file"; cat "$file" 2>/dev/null; echo; done'
-    output = host.run(["sh", "-c", look]).stdout
+    script = f'for file in {_FILES}; do echo "{_MARK}$file"; cat "$file" 2>/dev/null; echo; done'
+    output = host.run(["sh", "-c", script]).stdout
     with scratch() as root:
         for part in output.split(_MARK)[1:]:
             name, _, content = part.partition("\n")
@@ -161,10 +161,10 @@ def examine_host(host: Host) -> Fingerprint:
 
 
 def diagnose(sample_s: float = 0.3) -> Fingerprint:
-    """`examine` for this machine, and every plane tried on it.
+    """`examine` for this machine, and whether each plane can be built on it.
 
-    For a plain user, the rest of the program goes on inside a user namespace (see
-    `testbed.privilege.ensure`), so call it before anything starts threads.
+    A plain user is moved into a user namespace (see `testbed.privilege.ensure`): call it before
+    any thread is started.
     """
     from planewise.testbed.availability import missing, try_planes
     from planewise.testbed.privilege import ensure
@@ -179,7 +179,7 @@ def diagnose(sample_s: float = 0.3) -> Fingerprint:
     return host.model_copy(update={"planes": try_planes(lacking, refused)})
 
 
-# What the texts say. Pure.
+# Parsers of these texts. Pure.
 
 
 def os_name(os_release: str) -> str:
@@ -189,12 +189,12 @@ def os_name(os_release: str) -> str:
 
 
 def hypervisor(cpuinfo: str, vendor: str, kind: str, clocksources: str) -> str:
-    """`none`, or the hypervisor's name as far as the machine tells it."""
+    """`none`, or the hypervisor's name as far as CPU flags, DMI and clocks show it."""
     flagged = re.search(r"^flags\s*:.*\bhypervisor\b", cpuinfo, re.MULTILINE) is not None
     if kind:
         return kind
     for mark, name in _VENDORS:
-        # Some of these make real machines, too: then the CPU does not carry the flag.
+        # Some of these vendors also make real machines, whose CPUs lack the flag.
         if mark in vendor and (flagged or mark in ("QEMU", "KVM", "Amazon EC2", "Apple Virt")):
             return name if "metal" not in vendor else "none"
     for clock, name in _PARAVIRTUAL_CLOCKS.items():
@@ -217,7 +217,7 @@ def _busy(ticks: procfs.CpuTicks) -> int:
 
 
 def activity_between(before: str, after: str, busiest: Iterable[str] = ()) -> Activity:
-    """What happened between two readings of /proc/stat."""
+    """CPU use between two readings of /proc/stat."""
     first, last = (procfs.cpu_ticks(stat).get(procfs.ALL) for stat in (before, after))
     if first is None or last is None or last.total <= first.total:
         return Activity(0, 0)
@@ -229,7 +229,7 @@ def activity_between(before: str, after: str, busiest: Iterable[str] = ()) -> Ac
     )
 
 
-# What disturbs, and what to do about it. Pure.
+# Disturbances and their remedies. Pure.
 
 
 def _disturbance(
@@ -256,7 +256,7 @@ def from_cpus(cpus: int) -> tuple[Disturbance, ...]:
 
 
 def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...]:
-    """A hypervisor below, and what it takes away."""
+    """A hypervisor, and the CPU time that it steals."""
     if name == "none":
         return ()
     disturbance = _disturbance(
@@ -271,23 +271,23 @@ def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...
             "stolen CPU time",
             percent_text(steal_share),
             "warning",
-            "other virtual machines take CPU time from this one, at moments that nobody sees",
+            "other virtual machines take CPU time from this one, at unknown moments",
             "move to a dedicated host, or repeat until the report shows no stolen time",
         )
     return disturbance
 
 
 def from_activity(activity: Activity) -> tuple[Disturbance, ...]:
-    """Something else that runs."""
+    """Other processes that use CPU time."""
     if activity.busy_share <= BUSY_SHARE:
         return ()
-    who = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
+    names = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
     return _disturbance(
         "busy CPUs",
-        f"{percent_text(activity.busy_share)}{who}",
+        f"{percent_text(activity.busy_share)}{names}",
         "warning",
-        "other work delays packets and hides in every figure",
-        "end the other work, or wait for it",
+        "other processes delay packets, and every figure includes that",
+        "end those processes, or wait for them",
     )
 
 
@@ -465,11 +465,11 @@ def from_timer_slack(slack_ns: str) -> tuple[Disturbance, ...]:
     )
 
 
-# The rim: files and time.
+# Reads files and the clock.
 
 
 def watch(root: Path, sample_s: float) -> Activity:
-    """Looks at the CPUs for `sample_s` seconds."""
+    """Samples CPU use for `sample_s` seconds."""
     stat_path, before = root / "proc/stat", _process_ticks(root)
     first = _read(stat_path)
     time.sleep(sample_s)
@@ -484,15 +484,15 @@ def watch(root: Path, sample_s: float) -> Activity:
 
 
 def _process_ticks(root: Path) -> dict[int, tuple[str, int]]:
-    nics = {}
+    ticks = {}
     for path in _entries(root / "proc"):
         if path.name.isdigit():
             # The name is in parentheses and may itself contain some.
-            head, _, rest = _read(path / "stat").rpartition(") ")
-            fields = rest.split()
+            head, _, numbers = _read(path / "stat").rpartition(") ")
+            fields = numbers.split()
             if len(fields) > 12:
-                nics[int(path.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
-    return nics
+                ticks[int(path.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+    return ticks
 
 
 def _governor(root: Path) -> str:
@@ -511,7 +511,7 @@ def _idle_states(root: Path) -> list[tuple[str, int]]:
 
 
 def _nics(root: Path) -> Iterable[dict[str, str]]:
-    ours = root == Path("/")
+    local = root == Path("/")
     for path in _entries(root / "sys/class/net"):
         device = path / "device"
         if not device.exists():
@@ -528,7 +528,7 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
         if functions := _read(device / "sriov_totalvfs"):
             nic["sriov_totalvfs"] = functions
         nic |= _pcie(device)
-        if ours:
+        if local:
             nic["offloads"] = offloads_of(path.name)
             nic["generator"] = generator_of(path.name, nic["driver"])
             nic["stamps"] = stamps_of(path.name)
@@ -536,12 +536,12 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
 
 
 def _pcie(device: Path) -> dict[str, str]:
-    """The link to a NIC, as its configuration space has it; root alone reads all of that."""
+    """A NIC's PCIe link, from its configuration space; only root can read all of that."""
     config = b""
     with suppress(OSError):
         config = (device / "config").read_bytes()
-    if found := pcie_link(config):
-        return found
+    if link := pcie_link(config):
+        return link
     width = _read(device / "current_link_width")
     # "8.0 GT/s PCIe"
     generation = _GENERATIONS.get(_read(device / "current_link_speed").partition(" ")[0])

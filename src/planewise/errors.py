@@ -1,4 +1,4 @@
-"""What a person reads when something cannot be done: what, where, and the way out.
+"""Errors that users read: what failed, on what, and the remedy.
 
 Every error that may reach a user is a `PlanewiseError`. The command line prints it as one
 sentence and a remedy; nothing else of Python's ever reaches the terminal.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PlanewiseError(Exception):
-    """It could not be done (exit code 1).
+    """Something failed (exit code 1).
 
     `what` is one clear sentence with the place in it; `remedy` says what to do next.
     """
@@ -51,13 +51,13 @@ class StorageError(PlanewiseError):
 
 
 class VerdictNotGoodError(PlanewiseError):
-    """It was measured, but `--require-good` asked for GOOD and the verdict is another."""
+    """`--require-good` was given, and the verdict is not GOOD (exit code 3)."""
 
     exit_code = 3
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:
-    """Where a value from outside is first at fault (`hosts.0.name`), and what is wrong there."""
-    first = error.errors()[0]
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return ".".join(str(part) for part in first["loc"]), f"{message[:1].lower()}{message[1:]}"
+    """The first invalid field of a value from outside (`hosts.0.name`), and what is wrong."""
+    fault = error.errors()[0]
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return ".".join(str(part) for part in fault["loc"]), f"{message[:1].lower()}{message[1:]}"

@@ -21,14 +21,7 @@ from planewise.judge.drift import Drift, find_drift
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.estimate import blocks_within, estimate_s
-from planewise.measure.experiment import (
-    Outcome,
-    Progress,
-    find_ranges,
-    refusals,
-    run,
-    schedule_for,
-)
+from planewise.measure.experiment import Outcome, Progress, find_ranges, refusals, run, schedule_for
 from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import Schedule, make_schedule
@@ -48,7 +41,7 @@ LADDERS_KEY = "ladders"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run left."""
+    """Paths and results of a finished run."""
 
     directory: Path
     report: Path
@@ -79,13 +72,13 @@ _QUICK_SHAPES = (
     _QuickShape(200, 4, 0.1, under_load=False),
     _QuickShape(200, 3, 0.1, under_load=False),
 )
-"""The first with room for `QUICK_BLOCKS` blocks is taken: more blocks tell more than long ones.
+"""Quick takes the first with room for `QUICK_BLOCKS` blocks: many blocks tell more than long ones.
 
-Of 100 packets at 1 kpps one that leaves 1.2 ms late makes the trial miss its rate by more than 1 %.
+Of 100 packets at 1 kpps, one that leaves 1.2 ms late makes the trial miss its rate by over 1 %.
 """
 
 _FEW_LOADS = 3
-"""With no more of them a block has none to spare for what lies below PDR."""
+"""A block of so few loads has none to spare below PDR."""
 
 _LOWER_LOADS = 4
 """Loads below PDR of which each block measures one: fewer lie more than a fifth of PDR apart."""
@@ -97,7 +90,7 @@ _MARGIN = 1.25
 """Pilots foretell a block's time within about a quarter, and blocks are worth more than size."""
 
 _SPARE_BLOCKS = 1.5
-"""Blocks are planned beyond what an estimate has room for: those that time is left for are run."""
+"""More blocks are planned than the estimate has room for; they run while there is time."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ class Quick:
 
     planes: Sequence[str]
     ends_s: float
-    """When the result must be there, as `time.monotonic` counts."""
+    """Deadline of the result, by `time.monotonic`."""
 
     def __post_init__(self) -> None:
         if not self.planes:
@@ -117,19 +110,19 @@ class Quick:
 
     @property
     def left_s(self) -> float:
-        """What is left for measuring."""
+        """Time left for measuring."""
         return self.ends_s - time.monotonic() - _AFTERWARDS_S
 
     def first(self) -> Design:
-        """The design before anything is known of this machine."""
+        """The design for a machine whose pace is not known yet."""
         return _quick(self.planes, _QUICK_SHAPES[0])
 
     def fitted(self, design: Design, pace: float) -> Design:
-        """As much of it as fits into the time that is left, on a machine of this pace."""
+        """As much of `design` as fits into the time left, on a machine of this pace."""
         for shape in _QUICK_SHAPES:
             fitting = _quick(self.planes, shape).model_copy(update={"seed": design.seed})
-            made_up = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
-            blocks = self.left_s / estimate_s(schedule_for(fitting, made_up, {}), pace=pace)
+            ladders = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
+            blocks = self.left_s / estimate_s(schedule_for(fitting, ladders, {}), pace=pace)
             if blocks >= QUICK_BLOCKS * _MARGIN:
                 break
         return fitting.model_copy(update={"blocks": max(1, math.ceil(blocks * _SPARE_BLOCKS))})
@@ -161,12 +154,12 @@ def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
 
 
 _AFTERWARDS_S = 9.0
-"""Of quick's time for what comes after its trials: statistics and the report."""
+"""Time that quick keeps for statistics and the report."""
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A run on other hosts than this machine."""
+    """The hosts of a run that are not this machine."""
 
     pair: Pair
     hosts: Mapping[str, Fingerprint]
@@ -182,12 +175,12 @@ def _stages(design: Design, elsewhere: Elsewhere | None) -> Stages:
 
 
 def _watch(elsewhere: Elsewhere | None) -> LocalWatch | None:
-    """What looks at the hosts around trials: only this machine is looked at, no other host."""
+    """Reads this machine's state around trials; None where other hosts are measured."""
     return LocalWatch(offloads=nic_offloads) if elsewhere is None else None
 
 
 def dry_run(design: Design, elsewhere: Elsewhere | None = None) -> Schedule:
-    """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
+    """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps."""
     with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
     sweep = design.sweep
@@ -210,21 +203,21 @@ def start(
 ) -> FinishedRun:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
-    `host` is what the doctor found of this machine. Where the run is `watched`, what guests send
-    is kept by the second (kpis.jsonl). `quick` fits the design to the time that it has.
+    `host` is this machine's fingerprint. A `watched` run writes the guests' rates each second
+    (kpis.jsonl). `quick` fits the design to its deadline.
     """
     check_free(out)
     with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
-        for what in refusals(unavailable):
-            progress.note(f"left out: {what}")
+        for refusal in refusals(unavailable):
+            progress.note(f"left out: {refusal}")
         ranges = find_ranges(design, stage, unavailable, progress)
         if quick is not None:
             design = quick.fitted(design, ranges.pace)
         ladders = ranges.ladders(design)
         schedule = schedule_for(design, ladders, unavailable)
-        if said := check_budget(design, schedule):
-            progress.note(said)
+        if omission := check_budget(design, schedule):
+            progress.note(omission)
         info = _info(design, ladders, host, schedule, elsewhere, stage.facts())
         with RunWriter.create(out, info) as writer:
             budget_s = design.budget_s if quick is None else quick.left_s
@@ -235,10 +228,10 @@ def start(
 
 
 def check_budget(design: Design, schedule: Schedule) -> str:
-    """What the design's time budget leaves out, in words; empty when it leaves out nothing.
+    """A sentence on the blocks that the time budget leaves out; empty when it leaves out none.
 
     Raises:
-        BadInputError: it has not even room for one block.
+        BadInputError: the budget has no room for one block.
     """
     if design.budget_s is None:
         return ""
@@ -269,10 +262,9 @@ def resume(
     *,
     watched: bool = False,
 ) -> FinishedRun:
-    """Continues the run in `out`: what is finished stays, the rest is measured.
+    """Continues the run in `out`: measures the trials that are missing or failed.
 
-    Trials that failed are tried again. `host` is what the doctor found now, `watched` as in
-    `start`.
+    `host` is this machine's fingerprint now, `watched` as in `start`.
     """
     info = RunReader(out).info
     design, ladders = _stored(info, out)
@@ -280,16 +272,16 @@ def resume(
     with _stages(design, elsewhere) as stage:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
-            _check_something_left(schedule, writer, info)
-            lacking = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
-            if lacking:
+            _check_unfinished(schedule, writer, info)
+            unavailable = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
+            if unavailable:
                 raise PlanewiseError(
-                    f"the run cannot be continued here: {'; '.join(refusals(lacking))}",
+                    f"the run cannot be continued here: {'; '.join(refusals(unavailable))}",
                     remedy="continue it on the system that it began on",
                 )
             changed = changed_hosts(info.hosts, _by_role(host, elsewhere))
-            for what in changed:
-                progress.note(f"not as it was when the run began: {what}")
+            for difference in changed:
+                progress.note(f"not as it was when the run began: {difference}")
             session = Session(
                 started=datetime.now(UTC), first_order=writer.next_order, changed=changed
             )
@@ -302,19 +294,19 @@ def resume(
 def changed_hosts(
     before: Mapping[str, Fingerprint], now: Mapping[str, Fingerprint]
 ) -> tuple[str, ...]:
-    """What of the hosts of a run is not as it was, by role: `responder: kernel: …`. Pure.
+    """Differences of a run's hosts since `before`, by role: `responder: kernel: …`. Pure.
 
-    Where one machine is both hosts there is no role to name.
+    One machine that is both hosts has no role in them.
     """
     return tuple(
-        what if role == "shared" else f"{role}: {what}"
+        difference if role == "shared" else f"{role}: {difference}"
         for role, host in now.items()
-        for what in differences(before.get(role), host)
+        for difference in differences(before.get(role), host)
     )
 
 
 def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]:
-    """What of a host that matters is not as it was: `kernel: 6.1.0 is now 6.2.0`. Pure."""
+    """Changes of a host that matter to a measurement: `kernel: 6.1.0 is now 6.2.0`. Pure."""
     if before is None:
         return ()
     names = (
@@ -339,13 +331,13 @@ def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]
 
 
 def _skipped(info: RunInfo, cells: Sequence[Cell]) -> dict[Cell, str]:
-    """What the run left out when it began stays left out: the order rests on it."""
+    """Cells that the run left out when it began, with the reason: its order depends on them."""
     reasons = {tuple(sorted(skip.cell.items())): skip.reason for skip in info.skipped}
     keys = {cell: tuple(sorted(cell.levels().items())) for cell in cells}
     return {cell: reasons[key] for cell, key in keys.items() if key in reasons}
 
 
-def _check_something_left(schedule: Schedule, writer: RunWriter, info: RunInfo) -> None:
+def _check_unfinished(schedule: Schedule, writer: RunWriter, info: RunInfo) -> None:
     names = {trial.name for visit in schedule.visits for trial in visit.trials}
     if names <= writer.finished:
         writer.finish(info)
@@ -385,7 +377,7 @@ def _measure(
     advice = recommend(trials, writer.info)
     drift = find_drift(trials, writer.info)
     advice = advice.model_copy(
-        update={"reservations": (*advice.reservations, *(one.sentence for one in drift))}
+        update={"reservations": (*advice.reservations, *(change.sentence for change in drift))}
     )
     writer.recommend(advice)
     report = writer.path / "report.html"
@@ -401,7 +393,7 @@ def begin(
     elsewhere: Elsewhere | None,
     facts: StageFacts,
 ) -> RunInfo:
-    """What is known of every run when it begins."""
+    """The RunInfo of a run that begins now."""
     now = datetime.now(UTC)
     return RunInfo(
         run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
@@ -419,7 +411,7 @@ def begin(
 
 
 def _by_role(host: Fingerprint, elsewhere: Elsewhere | None) -> dict[str, Fingerprint]:
-    """The hosts of a run: this machine is both."""
+    """Fingerprints by role; `shared` where this machine is both hosts."""
     return {"shared": host} if elsewhere is None else dict(elsewhere.hosts)
 
 
@@ -442,7 +434,7 @@ def _info(
 
 
 def _emulated(facts: StageFacts, elsewhere: Elsewhere | None) -> str:
-    """Why times are not those of hardware: the hosts' own reason, and that of their guests."""
+    """Why times are not those of hardware: reasons of the hosts and of their guests."""
     reasons = (elsewhere.emulated if elsewhere is not None else "", facts.emulated)
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
@@ -461,7 +453,7 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
         design = Design.model_validate(raw)
         if not isinstance(ladders, dict):
             raise TypeError("the ladders are no mapping")
-        fingerprints = {
+        ladders_by_cell = {
             cell: tuple(float(load) for load in ladders.get(cell.name, ()))
             for cell in cells_of(design)
         }
@@ -471,4 +463,4 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
             where=str(out),
             remedy="start a new run",
         ) from error
-    return design, fingerprints
+    return design, ladders_by_cell

@@ -34,12 +34,12 @@ class CpuTicks(NamedTuple):
 
 def cpu_ticks(stat: str) -> dict[str, CpuTicks]:
     """/proc/stat by CPU: `cpu` is all together, then `cpu0`, … A damaged line is left out."""
-    found = {}
+    by_cpu = {}
     for match in re.finditer(r"^(cpu\d*)[ ]+([0-9 ]+)$", stat, re.MULTILINE):
         ticks = [int(value) for value in match[2].split()]
         if len(ticks) >= 4:
-            found[match[1]] = CpuTicks(*(ticks + [0] * 8)[:8])
-    return found
+            by_cpu[match[1]] = CpuTicks(*(ticks + [0] * 8)[:8])
+    return by_cpu
 
 
 def memory(meminfo: str) -> dict[str, int]:

@@ -33,11 +33,11 @@ _HOME = re.compile(r"(?<=/home/)[^/\s\"':,]+")
 _HARMLESS = tuple(
     map(ip_network, ("127.0.0.0/8", "0.0.0.0/32", "198.18.0.0/15", "::/127", "2001:2::/48"))
 )
-"""Loopback, unspecified, and the addresses of testbeds (RFC 2544, RFC 5180): they tell nothing."""
+"""Loopback, unspecified, testbeds (RFC 2544, RFC 5180): they identify nobody."""
 
 
 class Redactor:
-    """Replaces what must not leave the host."""
+    """Replaces secrets, addresses and names in texts."""
 
     def __init__(self, secrets: Iterable[str] = (), names: Iterable[tuple[str, str]] = ()) -> None:
         """`secrets` are hidden wherever they stand; `names` are pairs as `("web1", "host")`."""
@@ -54,19 +54,19 @@ class Redactor:
         text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
         text = _NAMED.sub(lambda match: f'{match[1]}"{HIDDEN}"', text)
         text = _LONG.sub(HIDDEN, text)
-        text = _MAC.sub(self._as("mac"), text)
+        text = _MAC.sub(self._replacer("mac"), text)
         text = _IPV4.sub(self._address, text)
         text = _IPV6.sub(self._address, text)
-        text = _HOME.sub(self._as("user"), text)
+        text = _HOME.sub(self._replacer("user"), text)
         for name, kind in self._names:
-            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self._as(kind), text)
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self._replacer(kind), text)
         return text
 
     def _pseudonym(self, kind: str, value: str) -> str:
-        known = sum(1 for other, _ in self._pseudonyms if other == kind)
-        return self._pseudonyms.setdefault((kind, value.lower()), f"{kind}-{known + 1}")
+        count = sum(1 for other_kind, _ in self._pseudonyms if other_kind == kind)
+        return self._pseudonyms.setdefault((kind, value.lower()), f"{kind}-{count + 1}")
 
-    def _as(self, kind: str) -> Callable[[re.Match[str]], str]:
+    def _replacer(self, kind: str) -> Callable[[re.Match[str]], str]:
         return lambda match: self._pseudonym(kind, match[0])
 
     def _address(self, match: re.Match[str]) -> str:

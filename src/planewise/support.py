@@ -1,7 +1,7 @@
-"""The support bundle: what somebody who is to help needs to know of a host, without its secrets.
+"""The support bundle: a host's facts for whoever is asked for help, without its secrets.
 
-Gathers texts, hides secrets and addresses in all of them, and writes one archive. What cannot be
-had is said in its place: an unreadable file is not an empty one.
+Gathers texts, hides secrets and addresses in them, and writes one archive. A file that cannot be
+read is replaced by the reason: an unreadable file is not an empty one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from planewise.redaction import Redactor
 from planewise.store.newest import RUNS, newest_run
 
 LOG_LINES = 2000
-"""So many of the daemon's last log lines go into the bundle."""
+"""Number of the daemon's last log lines in the bundle."""
 LOG_PATIENCE_S = 20
 
 _README = """\
@@ -46,7 +46,7 @@ and files.
 
 @dataclass(frozen=True)
 class Sources:
-    """Where things are on this host."""
+    """Paths and names on this host that the bundle is gathered from."""
 
     configuration: Path = Path("/etc/planewise/planewised.toml")
     daemon_socket: Path = Path("/run/planewise/planewised.sock")
@@ -71,7 +71,7 @@ def bundle(file: Path, fingerprint: Callable[[], str], sources: Sources) -> list
 
 
 def _texts(fingerprint: Callable[[], str], sources: Sources) -> Iterator[tuple[str, str]]:
-    """Name and text of everything that is put in, secrets and all."""
+    """Name and text of each file of the bundle, not redacted yet."""
     yield "host.json", _text_or_reason(fingerprint)
     yield "versions.json", json.dumps(_versions(), indent=2)
     yield "daemon/status.json", _text_or_reason(lambda: _status(sources.daemon_socket))
@@ -86,7 +86,7 @@ def _texts(fingerprint: Callable[[], str], sources: Sources) -> Iterator[tuple[s
 
 
 def _text_or_reason(text: Callable[[], str]) -> str:
-    """A text, or in brackets why it cannot be had."""
+    """The text, or in brackets why it cannot be read."""
     try:
         return text()
     except OSError as error:
@@ -112,7 +112,7 @@ def _versions() -> dict[str, str]:
 
 
 def _status(daemon_socket: Path) -> str:
-    """The daemon's status as it tells it."""
+    """The daemon's answer to GET /status."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(LOG_PATIENCE_S)
         try:
@@ -129,7 +129,7 @@ def _status(daemon_socket: Path) -> str:
 
 
 def _configured(configuration: Path, *keys: str) -> str | None:
-    """A text of the daemon's configuration; None where it has none."""
+    """A string of the daemon's configuration; None where the key is missing."""
     try:
         value: object = tomllib.loads(configuration.read_text())
     except (OSError, ValueError):
@@ -155,14 +155,14 @@ def _log(unit: str) -> str:
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, timeout=LOG_PATIENCE_S, check=False
     )
-    return (done.stdout or done.stderr).strip()
+    return (process.stdout or process.stderr).strip()
 
 
 def _secrets(configuration: Path) -> Iterator[str]:
-    """The tokens of the daemon's clients: each is hidden wherever it stands."""
+    """Tokens of the daemon's clients, to be hidden in every text."""
     file = _configured(configuration, "tcp", "tokens")
     if file is None:
         return

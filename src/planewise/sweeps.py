@@ -1,7 +1,4 @@
-"""One sweep or search of a SUT, from the command line to its report: joins the rooms.
-
-Nothing here measures or decides.
-"""
+"""One sweep or search of a SUT, from its plan to its report: joins the rooms, measures nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from planewise.units import rate_text
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What `planewise sweep` was asked for."""
+    """Parameters of `planewise sweep`."""
 
     sut: Sut
     loads_pps: tuple[float, ...] | None
@@ -46,13 +43,13 @@ class SweepPlan:
     until_verdict: bool
     seed: int
     within_reach: bool = False
-    """`loads_pps` were found by another sweep: those that the generator cannot send now are left
-    out, and where that leaves too few a pilot finds others. Else they are refused."""
+    """`loads_pps` are from another sweep: loads beyond the generator's rate are left out, and a
+    pilot finds others where too few remain. Else such loads are refused."""
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep left."""
+    """Paths and results of a sweep."""
 
     directory: Path
     report: Path
@@ -117,7 +114,7 @@ def sweep(
 
 @contextmanager
 def _ended_early(writer: RunWriter, info: RunInfo, progress: Progress) -> Iterator[None]:
-    """Ends the run in words when Ctrl-C or an error cuts its trials short; the cause goes on."""
+    """On Ctrl-C or an error, writes status and reason into the run and raises again."""
     try:
         yield
     except KeyboardInterrupt:
@@ -145,23 +142,23 @@ def _sequential(plan: SweepPlan) -> SequentialPlan:
 
 
 _LEAST_LOADS = 3
-"""Loads of a ladder that is found, not asked for."""
+"""Least number of loads of an automatic ladder."""
 
 
-def reachable(loads_pps: Sequence[float], most_pps: float, progress: Progress) -> tuple[float, ...]:
-    """The loads that a generator with this maximum can send; says which are left out."""
-    kept = tuple(load for load in loads_pps if load <= most_pps)
-    if len(kept) < len(loads_pps):
-        beyond = ", ".join(rate_text(load) for load in loads_pps if load > most_pps)
-        progress.note(f"left out, as the generator sends {rate_text(most_pps)} now: {beyond}")
-    return kept
+def reachable(loads_pps: Sequence[float], max_pps: float, progress: Progress) -> tuple[float, ...]:
+    """The loads up to the generator's maximum; notes those that are left out."""
+    sendable = tuple(load for load in loads_pps if load <= max_pps)
+    if len(sendable) < len(loads_pps):
+        beyond = ", ".join(rate_text(load) for load in loads_pps if load > max_pps)
+        progress.note(f"left out, as the generator sends {rate_text(max_pps)} now: {beyond}")
+    return sendable
 
 
 def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
-    most = measurer.max_load_pps
-    run = measurer.trial(most, PILOT_S)
+    max_pps = measurer.max_load_pps
+    run = measurer.trial(max_pps, PILOT_S)
     forwarded = run.received / (run.duration_s or PILOT_S)
-    return ladder_around(forwarded, plan.steps, most)
+    return ladder_around(forwarded, plan.steps, max_pps)
 
 
 def _sweep_info(
@@ -172,7 +169,7 @@ def _sweep_info(
     facts: StageFacts,
 ) -> RunInfo:
     cell = plan.sut.cell
-    asked: dict[str, object] = {
+    parameters: dict[str, object] = {
         "cell": dict(cell),
         "offered_pps": list(loads),
         "runs": plan.runs,
@@ -185,13 +182,13 @@ def _sweep_info(
     title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
     if beyond != ALL_TRIALS:
         title = f"{title}, {beyond}"
-    info = begin(title, {"sweep": asked}, plan.seed, host, elsewhere, facts)
+    info = begin(title, {"sweep": parameters}, plan.seed, host, elsewhere, facts)
     return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What `planewise search` was asked for."""
+    """Parameters of `planewise search`."""
 
     sut: Sut
     goals: tuple[Goal, ...]
@@ -205,7 +202,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search left."""
+    """Paths and results of a search."""
 
     directory: Path
     report: Path
@@ -222,7 +219,7 @@ def search(
 ) -> Searched:
     """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
 
-    `on_trial` is told each trial, the number of trials and the seconds spent.
+    `on_trial` receives each trial, the number of trials and the seconds spent.
     """
     check_free(out)
     records: list[TrialRecord] = []
@@ -256,7 +253,7 @@ def _search_info(
     plan: SearchPlan, host: Fingerprint, elsewhere: Elsewhere | None, facts: StageFacts
 ) -> RunInfo:
     cell = plan.sut.cell
-    asked: dict[str, object] = {
+    parameters: dict[str, object] = {
         "cell": dict(cell),
         "goals": [goal.name for goal in plan.goals],
         "algorithm": plan.algorithm.name,
@@ -265,4 +262,4 @@ def _search_info(
         "size_bytes": plan.size_bytes,
     }
     title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
-    return begin(title, {"search": asked}, plan.seed, host, elsewhere, facts)
+    return begin(title, {"search": parameters}, plan.seed, host, elsewhere, facts)

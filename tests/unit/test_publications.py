@@ -169,7 +169,7 @@ def test_the_command_writes_a_page_each(measured: AskedRun, tmp_path: Path) -> N
 
 def test_nothing_to_ask_is_one_sentence(tmp_path: Path) -> None:
     for words, said in (
-        ([], "nothing to ask"),
+        ([], "no run to check"),
         (["--recordings", str(tmp_path)], "no recorded experiments"),
     ):
         with pytest.raises(BadInputError, match=said):

@@ -136,21 +136,20 @@ def advise(
         return
     gain = None if gain_file is None else read_gain(gain_file)
     if host is None and not runs:
-        described = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
-        runs = [newest_measured("planewise advise", described)]
-    asked = read_workload(workload_file) if workload_file is not None else WorkloadText()
-    given = {
+        alternative = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
+        runs = [newest_measured("planewise advise", alternative)]
+    text = read_workload(workload_file) if workload_file is not None else WorkloadText()
+    overrides = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(options).items()
         if value not in (None, [])
     }
-    no_workload = workload_file is None and not given and why_not is None and page is None
-    no_workload = no_workload and gain is None
-    if host is None and no_workload and runs is not None and len(runs) == 1:
+    only_runs = workload_file is None and not overrides and host is None and gain is None
+    if only_runs and why_not is None and page is None and runs is not None and len(runs) == 1:
         _print_recommendation(runs[0], json_)
         return
-    asked = asked.model_copy(update=given)
-    advice = room.advise(host, asked.workload(), _evidence(runs or ()), gain)
+    text = text.model_copy(update=overrides)
+    advice = room.advise(host, text.workload(), _evidence(runs or ()), gain)
     if page is not None:
         from planewise.report.advice import render
         from planewise.store.files import write_file
@@ -170,7 +169,7 @@ def advise(
 
 
 def _print_recommendation(path: Path, json_: bool) -> None:
-    """Prints what a run by itself recommends, for guests like those that it measured."""
+    """Prints the recommendation of a run, for guests like those that it measured."""
     from planewise.advise.recommend import recommend
     from planewise.commands.result import print_recommendation
     from planewise.store.rundir import RunReader
@@ -193,7 +192,7 @@ def _shipped() -> tuple[str, ...]:
 
 
 def _show(host: Profile | None, json_: bool) -> None:
-    """The profile, or the names of those that there are."""
+    """Prints the profile, or the names of the shipped ones."""
     from planewise.advise.toml_text import toml_text
 
     if host is None and json_:
@@ -278,13 +277,13 @@ def _print(advice: Advice) -> None:
             justify="right" if title in table.NUMBERS else "left",
             no_wrap=title != "what binds",
         )
-    for one in advice.ranking:
-        grid.add_row(*table.cells(one))
+    for ranked in advice.ranking:
+        grid.add_row(*table.cells(ranked))
     console.out().print(grid)
-    for one in advice.ranking:
+    for ranked in advice.ranking:
         print()
-        print(f"{one.plane}{'' if one.possible else ' (not possible here)'}:")
-        for statement in one.statements:
+        print(f"{ranked.plane}{'' if ranked.possible else ' (not possible here)'}:")
+        for statement in ranked.statements:
             print(f"  {statement.text} [{table.basis(statement)}]")
     if advice.changes:
         print()

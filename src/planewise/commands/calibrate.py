@@ -65,8 +65,8 @@ def calibrate(
     from planewise.units import percent_text
 
     rows, left_out, emulated = _rows(measured)
-    for words in left_out:
-        console.err().print(words, style="yellow")
+    for line in left_out:
+        console.err().print(line, style="yellow")
     calibrated = calibrate_rows(
         find_profile(start),
         rows,
@@ -74,12 +74,12 @@ def calibrate(
         name=name,
         emulated=bool(emulated),
     )
-    held: Sequence[PredictedChain] = ()
+    checked: Sequence[PredictedChain] = ()
     if against is not None:
-        other, notes, other_emulated = _rows(against)
-        for words in (*notes, *((f"emulated: {other_emulated}",) if other_emulated else ())):
-            console.err().print(f"{against}: {words}", style="yellow")
-        held = predict_chains(calibrated, other)
+        check_rows, notes, check_emulated = _rows(against)
+        for line in (*notes, *((f"emulated: {check_emulated}",) if check_emulated else ())):
+            console.err().print(f"{against}: {line}", style="yellow")
+        checked = predict_chains(calibrated, check_rows)
     if out is not None:
         write_file(out, toml_text(calibrated.profile).encode())
     if json_:
@@ -92,7 +92,7 @@ def calibrate(
                     for part in calibrated.left_out
                 ],
                 "left_out": left_out,
-                "against": [one.as_json() for one in held],
+                "against": [chain.as_json() for chain in checked],
             }
         )
         return
@@ -103,14 +103,14 @@ def calibrate(
         f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
         f"{errors.wrong} named the wrong way round"
     )
-    for words in calibrated.left_out_lines():
-        print(words)
+    for line in calibrated.left_out_lines():
+        print(line)
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
-    for words in predicted_lines(held):
-        print(f"{against}: {words}")
-    if held:
-        print(predicted_table(held))
+    for line in predicted_lines(checked):
+        print(f"{against}: {line}")
+    if checked:
+        print(predicted_table(checked))
     if markdown:
         print(table(calibrated))
     if out is None:
@@ -121,7 +121,7 @@ def calibrate(
 
 
 def _rows(measured: Path) -> tuple[Sequence[ThroughputRow], Sequence[str], str]:
-    """Rows to fit, why others are left out, and why the host's times are not those of hardware."""
+    """Rows to fit; why others are left out; why times are emulated, empty if they are not."""
     if not measured.is_dir():
         from planewise.advise.throughput import read_throughput
 

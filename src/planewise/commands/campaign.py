@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.judge import checked_rule, complain, judge_file
+from planewise.commands.judge import checked_rule, judge_file
 from planewise.commands.options import JsonOption, PlrOption
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.units import count_text
@@ -69,7 +69,7 @@ def summarise(
     *,
     json: bool = False,
 ) -> None:
-    """Judges every curve of `files` and prints the campaign that they are."""
+    """Judges every curve of `files` and prints their summary by aspect."""
     from planewise.judge.campaign import campaign as sum_up
     from planewise.judge.campaign import member
     from planewise.store.rundir import CAMPAIGN_FILE
@@ -80,12 +80,12 @@ def summarise(
         if file.name == CAMPAIGN_FILE:
             continue  # the design, beside the curves
         try:
-            for one in judge_file(file, format_name, chosen, plr):
-                if one.verdict is not None:
-                    members.append(member(one.trials, one.verdict, repetition))
+            for judged in judge_file(file, format_name, chosen, plr):
+                if judged.verdict is not None:
+                    members.append(member(judged.trials, judged.verdict, repetition))
         except PlanewiseError as error:
             failed += 1
-            complain(error)
+            console.print_error(error)
     _check(members, by, repetition)
     summary = sum_up(members, by)
     if json:
@@ -103,28 +103,28 @@ def _check(members: Sequence[CampaignCurve], by: Sequence[str], repetition: Sequ
             where="planewise campaign",
             remedy="`planewise judge FILE` says what is wrong with each",
         )
-    aspects = {name for one in members for name in one.aspects}
-    told_apart = {name for one in members for name, _ in one.repetition}
-    for flag, names, known in (
+    aspects = {name for member in members for name in member.aspects}
+    repetition_names = {name for member in members for name, _ in member.repetition}
+    for flag, names, available in (
         ("--by", by, aspects),
-        ("--repetition", repetition, aspects | told_apart),
+        ("--repetition", repetition, aspects | repetition_names),
     ):
         for name in names:
-            if name not in known:
+            if name not in available:
                 raise BadInputError(
                     f"no curve has an aspect '{name}'",
                     where=flag,
-                    remedy=f"aspects that there are: {', '.join(sorted(known)) or 'none'}",
+                    remedy=f"the curves' aspects: {', '.join(sorted(available)) or 'none'}",
                 )
 
 
-def _print(found: Campaign) -> None:
+def _print(campaign_summary: Campaign) -> None:
     from planewise.judge.campaign import NOT_SAID, figures_text
 
     out = console.out()
-    out.print(f"{count_text(len(found.members), 'curve')}.")
-    out.print(found.agreement.sentence)
-    if not found.rows:
+    out.print(f"{count_text(len(campaign_summary.members), 'curve')}.")
+    out.print(campaign_summary.agreement.sentence)
+    if not campaign_summary.rows:
         out.print("No aspect varies.")
         return
     out.print()
@@ -132,7 +132,7 @@ def _print(found: Campaign) -> None:
         "aspect", "level", "curves", "GOOD", "BAD", "UNDECIDED", "of these", "PASTRAMI GOOD",
         "PDR", "throughput at saturation",
     )  # fmt: skip
-    for row in found.rows:
+    for row in campaign_summary.rows:
         table.add(
             row.aspect,
             str(row.level) if row.level != NOT_SAID else "(not given)",
@@ -145,25 +145,25 @@ def _print(found: Campaign) -> None:
         )
     table.print()
     out.print()
-    out.print("PDR and throughput: the median over curves (least to greatest), and of how many.")
+    out.print("PDR and throughput: median over curves (least to greatest), number of curves.")
 
 
-def _as_json(found: Campaign) -> dict[str, object]:
+def _as_json(summary: Campaign) -> dict[str, object]:
     from dataclasses import asdict
 
     return {
         "curves": [
             {
-                "name": one.name,
-                "aspects": dict(one.aspects),
-                "repetition": dict(one.repetition),
-                "verdict": one.verdict.verdict,
-                "open": one.verdict.open,
-                "pastrami": one.verdict.pastrami.word,
-                "pdr_pps": one.verdict.pdr.pps if one.verdict.pdr else None,
+                "name": curve.name,
+                "aspects": dict(curve.aspects),
+                "repetition": dict(curve.repetition),
+                "verdict": curve.verdict.verdict,
+                "open": curve.verdict.open,
+                "pastrami": curve.verdict.pastrami.word,
+                "pdr_pps": curve.verdict.pdr.pps if curve.verdict.pdr else None,
             }
-            for one in found.members
+            for curve in summary.members
         ],
-        "rows": [{**asdict(row), "curves": row.curves} for row in found.rows],
-        "agreement": asdict(found.agreement),
+        "rows": [{**asdict(row), "curves": row.curves} for row in summary.rows],
+        "agreement": asdict(summary.agreement),
     }

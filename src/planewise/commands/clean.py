@@ -35,8 +35,8 @@ def clean(
         print_json(
             {
                 "dry_run": dry_run,
-                "leftovers": [asdict(one) for one in netns_leftovers],
-                "labs": [asdict(one) for one in labs],
+                "leftovers": [asdict(leftover) for leftover in netns_leftovers],
+                "labs": [asdict(leftover) for leftover in labs],
                 "directories": [str(path) for path in directories],
                 "hugepages": pages,
                 "gro": list(merging),
@@ -52,14 +52,14 @@ def clean(
         out().print(f"{'Would switch' if dry_run else 'Switched'} GRO off at {interface}.")
     for path in directories:
         out().print(f"{'Would remove' if dry_run else 'Removed'} the scratch directory {path}.")
-    for one_lab in labs:
-        out().print(f"{'Would remove' if dry_run else 'Removed'} the lab {one_lab.name}.")
-    for one in netns_leftovers:
-        places = "".join(f", what it left on {note.host}" for note in one.hosts)
-        what = one.what or "a testbed"
-        since = f" of {one.started[:19].replace('T', ' ')}" if one.started else ""
+    for lab_leftover in labs:
+        out().print(f"{'Would remove' if dry_run else 'Removed'} the lab {lab_leftover.name}.")
+    for leftover in netns_leftovers:
+        places = "".join(f", its remains on {note.host}" for note in leftover.hosts)
+        testbed = leftover.what or "a testbed"
+        since = f" of {leftover.started[:19].replace('T', ' ')}" if leftover.started else ""
         out().print(
-            f"{'Would remove' if dry_run else 'Removed'} {what}{since}: "
-            f"{len(one.namespaces)} namespaces (pw-{one.token}-…), "
-            f"{len(one.processes)} processes{places}."
+            f"{'Would remove' if dry_run else 'Removed'} {testbed}{since}: "
+            f"{len(leftover.namespaces)} namespaces (pw-{leftover.token}-…), "
+            f"{len(leftover.processes)} processes{places}."
         )

@@ -93,39 +93,41 @@ def compare(
     from planewise.judge.analysis import Question, analyse
 
     question = Question(factor, tuple(metrics), by, baseline, margin)
-    found = analyse(runs, question, as_published=as_published)
+    analysis = analyse(runs, question, as_published=as_published)
     if json:
-        console.print_json(_as_json(found))
+        console.print_json(_as_json(analysis))
     else:
-        _print(found, kendall=kendall)
+        _print(analysis, kendall=kendall)
 
 
 # --- for people ---------------------------------------------------------------------------------
 
 
-def _print(found: Analysis, *, kendall: bool) -> None:
+def _print(analysis: Analysis, *, kendall: bool) -> None:
     out = console.out()
-    for place, (family, ranking) in enumerate(zip(found.families, found.rankings, strict=True)):
+    for place, (family, ranking) in enumerate(
+        zip(analysis.families, analysis.rankings, strict=True)
+    ):
         if place:
             out.print()
         _print_family(family, ranking, kendall=kendall)
-    if found.pooled is not None:
-        _print_pooled(found.pooled)
-    lines = [*_run_sentences(found), *found.notes]
+    if analysis.pooled is not None:
+        _print_pooled(analysis.pooled)
+    lines = [*_run_sentences(analysis), *analysis.notes]
     if lines:
         out.print()
         for line in lines:
             out.print(f"  - {line}")
 
 
-def _run_sentences(found: Analysis) -> list[str]:
-    if not found.differences:
-        if len(found.samples) > 1:
+def _run_sentences(analysis: Analysis) -> list[str]:
+    if not analysis.differences:
+        if len(analysis.samples) > 1:
             return ["The runs' hosts, designs and versions are alike as far as they are known."]
         return []
-    lines = [difference.sentence for difference in found.differences]
-    factors = {name for sample in found.samples for name in sample.extra}
-    if any(family.factor in factors for family in found.families):
+    lines = [difference.sentence for difference in analysis.differences]
+    factors = {name for sample in analysis.samples for name in sample.extra}
+    if any(family.factor in factors for family in analysis.families):
         lines.append(
             "A difference between runs may come from any of these, or from what nobody recorded. "
             "One run of each does not tell how much runs differ by themselves: measure each twice."
@@ -206,11 +208,11 @@ def _print_kendall(family: Family) -> None:
         row = []
         for stratum in family.strata:
             bar = next(b for b in family.kendall if (b.level, b.stratum) == (level, stratum))
-            found = bar.correlation
+            correlation = bar.correlation
             row.append(
                 "none"
-                if found is None
-                else f"{found.tau:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+                if correlation is None
+                else f"{correlation.tau:+.2f} ({correlation.low:+.2f} to {correlation.high:+.2f})"
             )
         table.add(str(level), *row)
     table.print()
@@ -245,24 +247,24 @@ def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
 # --- for programs -------------------------------------------------------------------------------
 
 
-def _as_json(found: Analysis) -> dict[str, object]:
+def _as_json(analysis: Analysis) -> dict[str, object]:
     from planewise.judge.statistics.pooled import WARNING
 
     return {
         "runs": [
             {"label": sample.label, "path": str(path), "run": sample.info.run}
-            for path, sample in zip(found.paths, found.samples, strict=True)
+            for path, sample in zip(analysis.paths, analysis.samples, strict=True)
         ],
         "differences": [
             {"what": difference.what, "values": dict(difference.values)}
-            for difference in found.differences
+            for difference in analysis.differences
         ],
         "families": [
             _family_json(family, ranking)
-            for family, ranking in zip(found.families, found.rankings, strict=True)
+            for family, ranking in zip(analysis.families, analysis.rankings, strict=True)
         ],
         "as_published": None
-        if found.pooled is None
+        if analysis.pooled is None
         else {
             "warning": WARNING,
             "tests": [
@@ -278,10 +280,10 @@ def _as_json(found: Analysis) -> dict[str, object]:
                     "log10_p": test.log10_p,
                     "kendall_tau_b": test.tau,
                 }
-                for test in found.pooled
+                for test in analysis.pooled
             ],
         },
-        "notes": [*_run_sentences(found), *found.notes],
+        "notes": [*_run_sentences(analysis), *analysis.notes],
     }
 
 

@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, everything else on stderr."""
+"""Output of commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from planewise.errors import PlanewiseError
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
+def print_error(error: PlanewiseError) -> None:
+    """Prints an error and its remedy on stderr."""
+    print(f"error: {error.what}", file=sys.stderr)
+    if error.remedy:
+        print(f"hint: {error.remedy}", file=sys.stderr)
+
+
 def print_json(value: object) -> None:
     """Prints one JSON document on stdout; not-a-number becomes null, as JSON has none."""
     json.dump(_finite(value), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
@@ -54,9 +63,9 @@ def _finite(value: object) -> object:
 
 
 class Rows:
-    """A table of one line a row, whatever the terminal's width: to be compared and grepped.
+    """A table with one line a row, whatever the terminal's width, so that `grep` finds rows.
 
-    Columns with a title in `right` are numbers, set to the right.
+    Columns whose title is in `right` are aligned to the right.
     """
 
     def __init__(self, *titles: str, right: Collection[str] = ()) -> None:
@@ -64,11 +73,11 @@ class Rows:
         self._right = right
 
     def add(self, *cells: str, style: str = "") -> None:
-        """Adds a row of as many cells as there are titles; `style` is the first one's."""
+        """Adds a row, a cell for each title; `style` is the first cell's."""
         self._rows.append((cells, style))
 
     def print(self) -> None:
-        """On stdout."""
+        """Prints the table on stdout."""
         from rich.text import Text
 
         titles, _ = self._rows[0]

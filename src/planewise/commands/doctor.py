@@ -90,9 +90,9 @@ def _print_matrix(json: bool) -> None:
         return
     table = Table("plane", *matrix.GUESTS, "needs", box=None)
     for plane in dict.fromkeys(cell.plane for cell in cells):
-        here = [cell for cell in cells if cell.plane == plane]
+        row = [cell for cell in cells if cell.plane == plane]
         words = (
-            matrix.places(cell for cell in here if cell.guest == guest) for guest in matrix.GUESTS
+            matrix.places(cell for cell in row if cell.guest == guest) for guest in matrix.GUESTS
         )
         table.add_row(plane, *words, " ".join(planes.plane(plane).needs))
     console = out()
@@ -118,16 +118,16 @@ def _print(host: Fingerprint) -> None:
     from rich.table import Table
 
     console = out()
-    ready = [one.plane for one in host.planes if one.available]
+    ready = [plane.plane for plane in host.planes if plane.available]
     if ready:
         console.print(
             f"This host can compare {count_text(len(ready), 'data plane')}: {list_text(ready)}."
         )
     else:
         console.print("This host can build no data plane now.")
-        first = next((plane for plane in host.planes if plane.remedy), None)
-        if first:
-            console.print(f"Why: {first.reason}. Way out: {first.remedy}.")
+        unavailable = next((plane for plane in host.planes if plane.remedy), None)
+        if unavailable:
+            console.print(f"Why: {unavailable.reason}. Way out: {unavailable.remedy}.")
     warnings = [
         disturbance for disturbance in host.disturbances if disturbance.severity == "warning"
     ]
@@ -145,17 +145,19 @@ def _print(host: Fingerprint) -> None:
 
     console.print()
     planes = Table("plane", "here", "why not", "way out", title="Planes", title_justify="left")
-    for one in host.planes:
-        planes.add_row(one.plane, "yes" if one.available else "no", one.reason, one.remedy)
+    for plane in host.planes:
+        planes.add_row(plane.plane, "yes" if plane.available else "no", plane.reason, plane.remedy)
     console.print(planes)
 
     if host.disturbances:
         console.print()
         table = Table("what", "now", "why it matters", "remedy", title_justify="left")
         table.title = "What would disturb a measurement"
-        for found in host.disturbances:
-            mark = "! " if found.severity == "warning" else "  "
-            table.add_row(mark + found.name, found.value, found.why, found.remedy)
+        for disturbance in host.disturbances:
+            mark = "! " if disturbance.severity == "warning" else "  "
+            table.add_row(
+                mark + disturbance.name, disturbance.value, disturbance.why, disturbance.remedy
+            )
         console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""What `planewise run --dry-run` prints: cells, their order, the time, what cannot be run here."""
+"""Output of `planewise run --dry-run`: cells, order, duration, cells that cannot be run here."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 _FEW_CELLS = 4
-"""More cells of one plane that cannot be run for one reason are counted, not listed; --json lists
-them all."""
+"""Most cells of a plane and reason that are listed; more are counted, --json lists all."""
 _FEW_BLOCKS = 20
-"""So many blocks have their order printed."""
+"""Number of blocks whose order is printed."""
 
 
 def print_schedule(design: Design, schedule: Schedule, json: bool, nic: str = "") -> None:
@@ -52,7 +51,7 @@ def as_json(design: Design, schedule: Schedule, nic: str = "") -> dict[str, obje
         ],
         "builds": {
             plane: {
-                "cpus": {str(cpu): list(own) for cpu, own in build.tasks.items()},
+                "cpus": {str(cpu): list(tasks) for cpu, tasks in build.tasks.items()},
                 "steps": list(build.steps),
             }
             for plane, build in _builds(design, schedule, nic).items()
@@ -65,7 +64,7 @@ def as_json(design: Design, schedule: Schedule, nic: str = "") -> dict[str, obje
 
 
 def _builds(design: Design, schedule: Schedule, nic: str) -> dict[str, Build]:
-    """By plane, what makes the longest chain; empty where there are none."""
+    """The build of the longest chain, by plane; empty for a design without chains."""
     chains = [cell for cell in _cells(schedule) if cell.vnfs]
     if not chains:
         return {}
@@ -100,11 +99,11 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
         f"{count_text(len(cells), 'cell')} in {count_text(schedule.blocks, 'block')}: "
         f"{count_text(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}."
     )
-    if said := check_budget(design, schedule):
-        console.print(f"{said[0].upper()}{said[1:]}.")
+    if omission := check_budget(design, schedule):
+        console.print(f"{omission[0].upper()}{omission[1:]}.")
     _print_cells(cells, schedule)
     for plane, build in _builds(design, schedule, nic).items():
-        where = "; ".join(f"{', '.join(own)} on CPU {cpu}" for cpu, own in build.tasks.items())
+        where = "; ".join(f"{', '.join(tasks)} on CPU {cpu}" for cpu, tasks in build.tasks.items())
         console.print()
         console.print(
             f"Longest chain on {plane}{': ' if where else ''}{where}"
@@ -118,7 +117,7 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
 
 
 def _long(plane: str) -> bool:
-    """Whether a chain is made by too many commands to print."""
+    """Whether a chain takes too many commands to print."""
     return plane.partition(",")[0].endswith("bridge")
 
 
@@ -136,8 +135,8 @@ def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
     table = Table(box=None)
     for name in ("cell", *varying, "trials"):
         table.add_column(name.replace("_", " "), overflow="fold")
-    for number, (cell, own) in enumerate(zip(cells, levels, strict=True), start=1):
-        shown = [_levels_text(name, own) for name in varying]
+    for number, (cell, cell_levels) in enumerate(zip(cells, levels, strict=True), start=1):
+        shown = [_levels_text(name, cell_levels) for name in varying]
         table.add_row(str(number), *shown, str(trials[cell]))
     console.print(table)
 
@@ -173,14 +172,14 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
     reasons: dict[str, list[Cell]] = {}
     for skip in skipped:
         reasons.setdefault(skip.reason, []).append(skip.cell)
-    for reason, own in reasons.items():
+    for reason, cells in reasons.items():
         console.print(f"  {reason}:")
         planes: dict[str, list[Cell]] = {}
-        for cell in own:
+        for cell in cells:
             planes.setdefault(cell.plane, []).append(cell)
-        for plane, cells in planes.items():
-            if len(cells) > _FEW_CELLS:
-                console.print(f"    {plane}: {count_text(len(cells), 'cell')}")
+        for plane, cells_of_plane in planes.items():
+            if len(cells_of_plane) > _FEW_CELLS:
+                console.print(f"    {plane}: {count_text(len(cells_of_plane), 'cell')}")
             else:
-                for cell in cells:
+                for cell in cells_of_plane:
                     console.print(f"    {cell.name}")

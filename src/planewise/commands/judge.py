@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 
 EXAMPLE_RUNS = 20
 EXAMPLE_DURATION_S = 1.0
 LISTED = 4
-"""So many curves get their warnings printed below the table; of more, only the kinds."""
+"""Most curves whose warnings are printed below the table; for more, only their kinds."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One curve, and what was found about it. Without a verdict there were no trials."""
+    """One curve with its verdict; None where the file has no trials."""
 
     file: str
     trials: LoadTrials
@@ -47,18 +46,18 @@ class Judged:
 
     @property
     def label(self) -> str:
-        """The word, of UNDECIDED with its kind."""
+        """The word; UNDECIDED with its kind."""
         return self.verdict.label if self.verdict else self.word
 
     @property
     def title(self) -> str:
-        """For people: the file's name and, where it has several, the curve's."""
+        """The file's name and, where a file has several curves, the curve's."""
         name = Path(self.file).name or self.file
         return f"{name} {self.trials.curve}" if self.trials.curve else name
 
     @property
     def warnings(self) -> list[str]:
-        """What was noticed while reading and while judging."""
+        """Warnings of the importer and of the verdict."""
         texts = [warning.text for warning in self.verdict.warnings] if self.verdict else []
         return [*self.trials.notes, *texts]
 
@@ -138,7 +137,7 @@ def judge(
             judged += judge_file(file, format_name, chosen, plr)
         except PlanewiseError as error:
             failed += 1
-            complain(error)
+            console.print_error(error)
     if json:
         console.print_json([_as_json(result, chosen, plr) for result in judged])
     elif judged:
@@ -167,9 +166,9 @@ def checked_rule(rule: str, plr: float) -> Rule:
         raise BadInputError(
             f"{plr:g} is not a loss ratio between 0 and 1", where="--plr", remedy="0.5 % is 0.005"
         )
-    for known in RULES:
-        if rule == known:
-            return known
+    for name in RULES:
+        if rule == name:
+            return name
     raise BadInputError(
         f"there is no rule {rule!r}", where="--rule", remedy=f"the rules are {', '.join(RULES)}"
     )
@@ -178,7 +177,7 @@ def checked_rule(rule: str, plr: float) -> Rule:
 def judge_file(
     file: Path, format_name: str | None, rule: Rule = "planewise", plr: float = 0.005
 ) -> list[Judged]:
-    """Every curve of a file or run directory with its verdict.
+    """Every curve of a file or run directory, with its verdict.
 
     Raises:
         BadInputError: the file cannot be read, or has nothing to judge.
@@ -216,9 +215,9 @@ def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
     curve = sut.start(seed=1).sweep(loads, runs=EXAMPLE_RUNS, duration_s=EXAMPLE_DURATION_S)
     time_s = EXAMPLE_RUNS * EXAMPLE_DURATION_S * len(loads)
     truth = sut.truth(plr, trial_duration_s=EXAMPLE_DURATION_S, elapsed_s=time_s / 2)
-    of_truth = [
-        f"{what} {_load(value)}"
-        for what, value in (
+    truths = [
+        f"{quantity} {_load(value)}"
+        for quantity, value in (
             ("NDR", truth.ndr_pps),
             ("PDR", truth.expected_pdr_pps),
             ("saturation", truth.saturation_pps),
@@ -228,40 +227,33 @@ def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
     headroom = sut.headroom(plr, elapsed_s=time_s / 2)
     if headroom is not None:
         word = "GOOD" if headroom < LIMIT else "BAD"
-        of_truth = [f"{word}, headroom {percent_text(round(headroom, 3))}", *of_truth]
-    note = f"synthetic: {sut.summary}. The truth: {', '.join(of_truth)}"
+        truths = [f"{word}, headroom {percent_text(round(headroom, 3))}", *truths]
+    note = f"synthetic: {sut.summary}. The truth: {', '.join(truths)}"
     trials = trials_from_curve(curve, format_name="synthetic", notes=(note,))
     return Judged(f"example:{name}", trials, curve, judge_curve(curve, rule, plr))
 
 
-def complain(error: PlanewiseError) -> None:
-    """What is wrong with a file, while others go on."""
-    print(f"error: {error.what}", file=sys.stderr)
-    if error.remedy:
-        print(f"hint: {error.remedy}", file=sys.stderr)
-
-
 def _require_good(judged: list[Judged]) -> None:
-    others = [result for result in judged if result.word != "GOOD"]
-    if others:
+    failing = [result for result in judged if result.word != "GOOD"]
+    if failing:
         raise VerdictNotGoodError(
-            f"{len(others)} of {len(judged)} verdicts are not GOOD: "
-            + ", ".join(f"{other.title} is {other.word}" for other in others[:3])
-            + (" …" if len(others) > 3 else ""),
+            f"{len(failing)} of {len(judged)} verdicts are not GOOD: "
+            + ", ".join(f"{result.title} is {result.word}" for result in failing[:3])
+            + (" …" if len(failing) > 3 else ""),
             remedy="the table's reasons and warnings say what would change them",
         )
 
 
-def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
-    verdict = one.verdict
-    reported = one.trials.reported
+def _as_json(judged: Judged, rule: Rule, plr: float) -> dict[str, object]:
+    verdict = judged.verdict
+    reported = judged.trials.reported
     return {
-        "file": one.file,
-        "curve": one.trials.curve,
-        "format": one.trials.format,
+        "file": judged.file,
+        "curve": judged.trials.curve,
+        "format": judged.trials.format,
         "rule": rule,
         "plr": plr,
-        "verdict": one.word,
+        "verdict": judged.word,
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
         "probability_good": verdict.probability_good if verdict else None,
         "share_good": verdict.share_good if verdict else None,
@@ -281,25 +273,25 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "saturation_throughput_pps": verdict.saturation.throughput_pps
         if verdict and verdict.saturation
         else None,
-        "loads": one.trials.loads,
-        "runs": len(one.trials),
+        "loads": judged.trials.loads,
+        "runs": len(judged.trials),
         "next_loads_pps": list(verdict.next_loads) if verdict else [],
-        "warnings": one.warnings,
+        "warnings": judged.warnings,
         "evidence": [
             {"code": warning.code, "text": warning.text, **dict(warning.evidence)}
             for warning in (verdict.warnings if verdict else ())
         ],
-        "info": dict(one.trials.info),
+        "info": dict(judged.trials.info),
         "reported": dict(reported),
     }
 
 
 def _headroom_json(verdict: Verdict | None) -> dict[str, float | None]:
     """Two keys; an end that the ladder does not bound is null."""
-    known = verdict.headroom if verdict else None
+    headroom = verdict.headroom if verdict else None
     return {
-        "headroom_low": known.low if known else None,
-        "headroom_high": known.high if known and math.isfinite(known.high) else None,
+        "headroom_low": headroom.low if headroom else None,
+        "headroom_high": headroom.high if headroom and math.isfinite(headroom.high) else None,
     }
 
 
@@ -341,20 +333,20 @@ _COLUMNS = (
 _NUMBERS = frozenset({"P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs"})
 
 
-def _row(one: Judged) -> tuple[str, ...]:
-    verdict = one.verdict
-    probable = verdict.probability_good if verdict else None
+def _row(judged: Judged) -> tuple[str, ...]:
+    verdict = judged.verdict
+    probability = verdict.probability_good if verdict else None
     return (
-        one.label,
-        percent_text(round(probable, 2)) if probable is not None else "–",
+        judged.label,
+        percent_text(round(probability, 2)) if probability is not None else "–",
         str(verdict.headroom) if verdict and verdict.headroom else "–",
-        _pdr_cell(one),
+        _pdr_cell(judged),
         _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
-        str(one.trials.loads),
-        str(len(one.trials)),
-        one.trials.format,
-        one.title,
-        _kinds(one),
+        str(judged.trials.loads),
+        str(len(judged.trials)),
+        judged.trials.format,
+        judged.title,
+        _kinds(judged),
     )
 
 
@@ -374,7 +366,7 @@ def _print_warnings(judged: list[Judged]) -> None:
 
 
 def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
-    """What there is to say in plain words, one or two lines."""
+    """The result in plain words, a few lines."""
     if len(judged) > 1:
         words = [result.word for result in judged]
         counts = ", ".join(f"{words.count(word)} {word}" for word in _STYLES if word in words)
@@ -382,11 +374,11 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
         if apart := [f"{kinds[kind]} {kind}" for kind in _APART if kinds[kind]]:
             counts += f" (of these {', '.join(apart)})"
         return [f"{len(judged)} curves, judged by the rule {rule}: {counts}."]
-    one = judged[0]
-    verdict = one.verdict
+    result = judged[0]
+    verdict = result.verdict
     if verdict is None:
         reported = [
-            f"{key[:3].upper()} {_load(value)}" for key, value in one.trials.reported.items()
+            f"{key[:3].upper()} {_load(value)}" for key, value in result.trials.reported.items()
         ]
         return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
     lines = [f"{verdict.label}: {verdict.reason}."]
@@ -411,23 +403,23 @@ def pdr_text(pdr: LoadEstimate | None, why_none: str, show: Callable[[float], st
     return "not known: there are too few loads and runs"
 
 
-def _pdr_cell(one: Judged) -> str:
-    if one.verdict is None:
-        reported = one.trials.reported.get("pdr_pps")
+def _pdr_cell(judged: Judged) -> str:
+    if judged.verdict is None:
+        reported = judged.trials.reported.get("pdr_pps")
         return f"({_load(reported)})" if reported is not None else "–"
-    estimate = one.verdict.pdr
+    estimate = judged.verdict.pdr
     if estimate is None:
-        lowest = _load(float(one.trials.offered_pps.min()))
-        return f"< {lowest}" if one.verdict.tested else "–"
+        lowest = _load(float(judged.trials.offered_pps.min()))
+        return f"< {lowest}" if judged.verdict.tested else "–"
     if estimate.bounded:
         return _load(estimate.pps)
     return f"≥ {_load(estimate.low_pps)}" if estimate.low_pps > 0 else "–"
 
 
-def _kinds(one: Judged) -> str:
-    kinds = [warning.code for warning in one.verdict.warnings] if one.verdict else []
-    if one.trials.notes:
-        kinds.insert(0, f"{len(one.trials.notes)} of reading")
+def _kinds(judged: Judged) -> str:
+    kinds = [warning.code for warning in judged.verdict.warnings] if judged.verdict else []
+    if judged.trials.notes:
+        kinds.insert(0, f"{len(judged.trials.notes)} of reading")
     return ", ".join(kinds) or "none"
 
 

@@ -59,7 +59,7 @@ def up(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Bring the lab up; when it is up already, say so."""
+    """Bring the lab up, unless it is up already."""
     from planewise import lab
 
     spec = lab.LabSpec(name, pfs, memory, cpus, str(root.absolute()))
@@ -107,14 +107,14 @@ def run(
     """
     from planewise import lab
 
-    which = _host(host)
+    host_id = _host(host)
     if not fresh:
-        raise typer.Exit(_run(name, which, command))
+        raise typer.Exit(_run(name, host_id, command))
     spec = lab.LabSpec(f"fresh-{os.getpid()}", pfs, memory, cpus)
     try:
         with ProgressLine(context.obj) as progress:
             lab.up(spec, progress)
-        code = _run(spec.name, which, command)
+        code = _run(spec.name, host_id, command)
     finally:
         lab.down(spec.name)
     raise typer.Exit(code)
@@ -125,21 +125,21 @@ def status(
     name: Annotated[str | None, typer.Option("--name", help="Only this lab.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say how the labs' hosts fare: booting, running, hung or dead."""
+    """Show the state of the labs' hosts: booting, running, hung or dead."""
     from planewise import lab
 
     labs = [status for status in lab.statuses() if name in (None, status.record.name)]
     if json:
-        print_json({"labs": [_as_json(one) for one in labs]})
+        print_json({"labs": [_as_json(lab_status) for lab_status in labs]})
         return
     if not labs:
         out().print("No lab is up." if name is None else f"No lab `{name}` is up.")
         return
-    for one in labs:
-        _print_lab(one)
-    for one in labs:
-        for host in one.hosts:
-            _print_fault(one, host)
+    for lab_status in labs:
+        _print_lab(lab_status)
+    for lab_status in labs:
+        for host in lab_status.hosts:
+            _print_fault(lab_status, host)
 
 
 @app.command()
@@ -147,13 +147,13 @@ def down(
     name: NameOption = "default",
     every: Annotated[bool, typer.Option("--all", help="Every lab of this user.")] = False,
 ) -> None:
-    """Take the lab down: no process, socket or file of it stays."""
+    """Take the lab down, with all its processes, sockets and files."""
     from planewise import lab
 
     names = lab.names() if every else (name,)
     ended = [name for name in names if lab.down(name)]
-    for one in ended:
-        out().print(f"The lab `{one}` is down.")
+    for lab_name in ended:
+        out().print(f"The lab `{lab_name}` is down.")
     if not ended:
         out().print("No lab is up." if every else f"No lab `{name}` is up.")
 

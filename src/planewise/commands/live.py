@@ -25,10 +25,10 @@ _LINE_EVERY_S = 10.0
 
 
 class LiveView:
-    """What a measurement tells its progress to, while somebody looks on. A context manager.
+    """Progress of a run as a view on the terminal and as a local page. A context manager.
 
-    On a terminal it draws a view anew each second; else it writes a line now and then. The page is
-    there until the end.
+    A terminal's view is drawn each second; without a terminal, a line is printed every ten
+    seconds. The page is served until the end.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class LiveView:
         self._how = "done"
 
     def begin(self, what: str, total_s: float) -> None:
-        """A part of the work starts that will take about `total_s`."""
+        """Begins a part of the work that takes about `total_s`."""
         self._state.begin(what, total_s)
         if not self._on_terminal:
             self._plain.begin(what, total_s)
 
     def step(self, what: str, done_s: float) -> None:
-        """`what` is next; `done_s` of the estimate have been worked off so far."""
+        """Begins the step `what`; `done_s` of the estimate are done."""
         self._state.step(what, done_s)
         if self._on_terminal:
             return
@@ -67,7 +67,7 @@ class LiveView:
                 self._console.print(text)
 
     def note(self, text: str) -> None:
-        """Something that a person should know at once (also with --quiet)."""
+        """Prints a warning at once (also with --quiet)."""
         self._state.note(text)
         self._console.print(text, style="yellow")
 
@@ -98,7 +98,7 @@ class LiveView:
         return self
 
     def ends(self, how: str) -> None:
-        """Says how the run ended, for the page's last moment."""
+        """Sets how the run ended, for the page's last update."""
         self._how = how
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""The run that commands take where none is named."""
+"""The run that commands use when none is named."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from planewise.store.newest import RUNS, newest_run
 def newest_measured(command: str, otherwise: str = "") -> Path:
     """The newest run below the current directory, named on stderr.
 
-    `otherwise` ends the way out of the error.
+    `otherwise` is added to the error's remedy.
 
     Raises:
-        BadInputError: there is none with a finished trial.
+        BadInputError: no run has a finished trial.
     """
     run = newest_run()
     if run is None or not run.has_trials:
         raise BadInputError(
-            f"nothing is known of this host: there is no measured run in {RUNS}/",
+            f"there is no measured run in {RUNS}/",
             where=command,
             remedy=f"measure it: planewise quick (three minutes){otherwise}",
         )

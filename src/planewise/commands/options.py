@@ -1,4 +1,4 @@
-"""Options that several commands have, and options that belong together as one value."""
+"""Options of several commands, and groups of options as one dataclass."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(command)
-    def called(**given: Any) -> None:
+    def called(**arguments: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        command(**given)
+            arguments[name] = group(
+                **{field.name: arguments.pop(field.name) for field in fields(group)}
+            )
+        command(**arguments)
 
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -1,4 +1,4 @@
-"""A progress line with the time left, on stderr: a bar on a terminal, else a line now and then."""
+"""Progress with the time left, on stderr: a bar on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LINE_EVERY_S = 10.0
-"""Without a terminal: a line this often, so that a log shows that it lives."""
+"""Interval of lines without a terminal, so that a log shows progress."""
 
 
 _NEARLY = 0.99
-"""What is still at work is not done, however wrong the estimate was."""
+"""Largest share shown of unfinished work, however wrong the estimate was."""
 
 
 class ProgressLine:
-    """What a measurement tells its progress to. Use it as a context manager."""
+    """Progress of a measurement on stderr. A context manager."""
 
     def __init__(self, verbosity: Verbosity) -> None:
         self._quiet = verbosity.quiet
@@ -35,7 +35,7 @@ class ProgressLine:
         self._started = self._last_line = time.monotonic()
 
     def begin(self, what: str, total_s: float) -> None:
-        """A part of the work starts that will take about `total_s`."""
+        """Begins a part of the work that takes about `total_s`."""
         self._what, self._total_s = what, max(total_s, 1e-9)
         self._started = self._last_line = time.monotonic()
         if self._bar is not None:
@@ -46,7 +46,7 @@ class ProgressLine:
             self._line(f"{what} (about {duration_text(total_s)})")
 
     def step(self, what: str, done_s: float) -> None:
-        """`what` is next; `done_s` of the estimate have been worked off so far."""
+        """Begins the step `what`; `done_s` of the estimate are done."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done_s, description=what)
             return
@@ -55,19 +55,19 @@ class ProgressLine:
         if due and not self._quiet:
             self._last_line = now
             share = min(done_s / self._total_s, _NEARLY)
-            left = max(self._left_s(done_s, now), 1.0)
-            self._line(f"{share:4.0%}  {what}, about {duration_text(left)} left")
+            left_s = max(self._left_s(done_s, now), 1.0)
+            self._line(f"{share:4.0%}  {what}, about {duration_text(left_s)} left")
 
     def note(self, text: str) -> None:
-        """Something that a person should know at once (also with --quiet)."""
+        """Prints a warning at once (also with --quiet)."""
         self._console.print(text, style="yellow")
 
     def _left_s(self, done_s: float, now: float) -> float:
-        """From the pace so far, once there is some; else from the estimate."""
-        left = self._total_s - done_s
+        """Time left: by the pace so far after 5 % of the work, before by the estimate."""
+        left_s = self._total_s - done_s
         if done_s < 0.05 * self._total_s:
-            return left
-        return left * (now - self._started) / done_s
+            return left_s
+        return left_s * (now - self._started) / done_s
 
     def _line(self, text: str) -> None:
         self._console.print(text)

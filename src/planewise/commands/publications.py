@@ -1,4 +1,4 @@
-"""`planewise publications`: what the publications claim, and what runs say of it."""
+"""`planewise publications`: the publications' claims, checked against runs."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def publications(
 ) -> None:
     """Check the claims of five publications against runs: held, did not hold, cannot be told here.
 
-    A claim is asked of every run that has its planes and factors.
+    A claim is checked against every run that has its planes and factors.
     """
     from planewise.judge.campaign import campaign as sum_up
     from planewise.publications import page
     from planewise.publications.answers import answers, read_run
-    from planewise.publications.claims import publications as all_of_them
+    from planewise.publications.claims import publications as all_publications
 
     if not runs and recordings is None:
         raise BadInputError(
-            "there is nothing to ask",
+            "there is no run to check claims against",
             where="planewise publications",
             remedy="name run directories, or a folder of --recordings",
         )
-    asked = tuple(read_run(path) for path in runs or ())
+    loaded = tuple(read_run(path) for path in runs or ())
     recorded = _curves(_recordings(recordings)) if recordings is not None else ()
-    verdicts = [one.verdict for one in recorded]
+    verdicts = [curve.verdict for curve in recorded]
     answered = []
-    for publication in all_of_them():
+    for publication in all_publications():
         claims = tuple(
-            (claim, tuple(answers(claim, asked, verdicts))) for claim in publication.claims
+            (claim, tuple(answers(claim, loaded, verdicts))) for claim in publication.claims
         )
-        used = {answer.run for _, several in claims for answer in several}
-        shown = tuple(r for r in asked if r.info.run in used or r.has_one_of(publication.of_runs))
+        used = {answer.run for _, claim_answers in claims for answer in claim_answers}
+        shown = tuple(r for r in loaded if r.info.run in used or r.has_one_of(publication.of_runs))
         campaigns = []
         if any(claim.words for claim in publication.claims):
-            here = _curves([run.path for run in shown])
-            titles = (("The recordings by aspect", recorded), ("Curves of ours by aspect", here))
+            judged = _curves([run.path for run in shown])
+            titles = (("The recordings by aspect", recorded), ("Curves of ours by aspect", judged))
             campaigns = [(title, sum_up(curves)) for title, curves in titles if curves]
         answered.append(page.Answered(publication, claims, shown, tuple(campaigns)))
     if json:
@@ -72,8 +72,8 @@ def publications(
     else:
         _print(answered)
     if out is not None:
-        for one in answered:
-            for file in page.write(one, out):
+        for result in answered:
+            for file in page.write(result, out):
                 print(file)
 
 
@@ -94,21 +94,21 @@ def _curves(files: Sequence[Path]) -> tuple[CampaignCurve, ...]:
     from planewise.judge.campaign import member
 
     return tuple(
-        member(one.trials, one.verdict)
+        member(judged.trials, judged.verdict)
         for file in files
-        for one in judge_file(file, None)
-        if one.verdict is not None
+        for judged in judge_file(file, None)
+        if judged.verdict is not None
     )
 
 
 def _print(answered: list[Answered]) -> None:
     out = console.out()
-    for place, one in enumerate(answered):
+    for place, result in enumerate(answered):
         if place:
             out.print()
-        out.print(f"{one.publication.title} ({one.publication.source})", style="bold")
-        for claim, several in one.claims:
-            for answer in several:
+        out.print(f"{result.publication.title} ({result.publication.source})", style="bold")
+        for claim, publication_answers in result.claims:
+            for answer in publication_answers:
                 out.print(f"  {claim.id}  {claim.text}: {answer.word}.")
                 out.print(f"      {answer.measured}")
 
@@ -116,7 +116,7 @@ def _print(answered: list[Answered]) -> None:
 def _as_json(answered: list[Answered]) -> list[object]:
     return [
         {
-            "publication": one.publication.key,
+            "publication": result.publication.key,
             "claim": claim.id,
             "section": claim.section,
             "text": claim.text,
@@ -124,7 +124,7 @@ def _as_json(answered: list[Answered]) -> list[object]:
             "measured": answer.measured,
             "run": answer.run,
         }
-        for one in answered
-        for claim, several in one.claims
-        for answer in several
+        for result in answered
+        for claim, publication_answers in result.claims
+        for answer in publication_answers
     ]

@@ -42,8 +42,8 @@ def quick(
     from planewise.testbed.planes import plane, planes_of
 
     # A plane that starts a program of its own takes the time of several: `planewise run` has it.
-    quickly = [name for name in planes_of("namespace") if not plane(name).needs]
-    planes = [one.plane for one in host.planes if one.available and one.plane in quickly]
+    cheap = [name for name in planes_of("namespace") if not plane(name).needs]
+    planes = [tried.plane for tried in host.planes if tried.available and tried.plane in cheap]
     fitting = pipeline.Quick(planes, ends_s)
     with ProgressLine(verbosity) as progress:
         finished = pipeline.start(

@@ -42,7 +42,7 @@ def report(
     from planewise.report.figures.base import parse_formats
     from planewise.store.rundir import RunReader
 
-    wanted = parse_formats(formats)
+    kinds = parse_formats(formats)
     run = run or newest_measured("planewise report")
     reader = RunReader(run)
     page = out or run / "report.html"
@@ -50,7 +50,7 @@ def report(
     print(page)
     if figures is not None:
         for figure in html.all_figures(reader):
-            for file in save(figure.titled(html.FIGURE_WIDTH), figures / figure.name, wanted):
+            for file in save(figure.titled(html.FIGURE_WIDTH), figures / figure.name, kinds):
                 print(file)
     if tables is not None:
         written = html.write_tables(reader, tables)

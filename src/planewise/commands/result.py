@@ -1,4 +1,4 @@
-"""How a finished run is shown on the terminal: the answer first, then the ranking."""
+"""A finished run on the terminal: the recommendation first, then the ranking."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _METRIC_TITLES = {
 _LOAD_TITLES = {"none": "idle", "cpu": "CPU load", "network": "network load"}
 
 WIDE = 10.0
-"""An interval whose ends lie further apart than this factor is not printed: it tells nothing."""
+"""Intervals whose ends differ by more than this factor are not printed."""
 
 
 def print_result(finished: FinishedRun, json: bool) -> None:
-    """Prints a finished run: recommendation, ranking, where the report lies.
+    """Prints a finished run: recommendation, ranking, path of the report.
 
     Raises:
         typer.Exit: code 1, when the run was cut short or every trial failed.
@@ -41,18 +41,19 @@ def print_result(finished: FinishedRun, json: bool) -> None:
 
 def _print(finished: FinishedRun, json: bool) -> None:
     advice = finished.recommendation
+    outcome, info = finished.outcome, finished.outcome.info
     if json:
         print_json(
             {
                 "run": str(finished.directory),
                 "report": str(finished.report),
-                "status": finished.outcome.info.status,
-                "trials_done": finished.outcome.done,
-                "trials_failed": finished.outcome.failed,
-                "reason": finished.outcome.info.reason,
+                "status": info.status,
+                "trials_done": outcome.done,
+                "trials_failed": outcome.failed,
+                "reason": info.reason,
                 "drift": [
-                    {"code": one.code, "sentence": one.sentence, "evidence": dict(one.evidence)}
-                    for one in finished.drift
+                    {"code": drift.code, "sentence": drift.sentence, "evidence": {**drift.evidence}}
+                    for drift in finished.drift
                 ],
                 "recommendation": advice.model_dump(mode="json"),
             }
@@ -60,28 +61,22 @@ def _print(finished: FinishedRun, json: bool) -> None:
         return
     console = out()
     console.print()
-    if finished.outcome.info.emulated:
-        emulated = finished.outcome.info.emulated
-        console.print(f"Emulated times, not those of hardware: {emulated}.")
+    if info.emulated:
+        console.print(f"Emulated times, not those of hardware: {info.emulated}.")
     print_recommendation(advice)
-    if finished.outcome.failed:
-        tried = finished.outcome.failed + finished.outcome.done
-        console.print(f"{finished.outcome.failed} of {tried} trials failed: the report says why.")
-    if finished.outcome.info.status == "done" and finished.outcome.info.reason:
-        console.print(
-            f"Of the design, {finished.outcome.info.reason}; continue with "
-            f"planewise run --resume {finished.directory}"
-        )
-    if finished.outcome.info.status != "done":
-        console.print(
-            f"The run is {finished.outcome.info.status}; continue it with "
-            f"planewise run --resume {finished.directory}"
-        )
+    if outcome.failed:
+        tried = outcome.failed + outcome.done
+        console.print(f"{outcome.failed} of {tried} trials failed: the report says why.")
+    resume = f"planewise run --resume {finished.directory}"
+    if info.status != "done":
+        console.print(f"The run is {info.status}; continue it with {resume}")
+    elif info.reason:
+        console.print(f"Of the design, {info.reason}; continue with {resume}")
     console.print(f"Report: {finished.report}")
 
 
 def print_recommendation(advice: Recommendation) -> None:
-    """Prints the answer, what it rests on and what is to be said against it."""
+    """Prints the recommendation, its reasons and its reservations."""
     console = out()
     console.print(advice.headline, style="bold")
     console.print()
@@ -125,7 +120,7 @@ def _value(metric: str, place: RankedPlane) -> str:
     show = rate_text if metric == "forwarded" else time_text
     text = bound_text(place.bound, show(place.value))
     if place.low is not None and place.high is not None:
-        # Two replicates allow anything: an interval from picoseconds to minutes reads as a mistake.
+        # With two replicates an interval may reach from picoseconds to minutes.
         wide = place.high > WIDE * place.low
         text += "  (too few to tell)" if wide else f"  ({show(place.low)} to {show(place.high)})"
     return text

@@ -71,7 +71,7 @@ def run(
             remedy="planewise run experiments/my-first.yaml",
         )
     if dry_run and design_file is None:
-        raise BadInputError("--dry-run shows a design", where="--dry-run", remedy="name one")
+        raise BadInputError("--dry-run needs a design", where="--dry-run", remedy="name a design")
     from planewise.measure.campaign import CampaignDesign
     from planewise.measure.design_file import load_any
 
@@ -88,10 +88,10 @@ def run(
     from planewise.commands import targets
 
     verbosity: Verbosity = context.obj
-    where = targets.chosen(sender, responder, nic, lab, resume)
+    other_hosts = targets.chosen(sender, responder, nic, lab, resume)
     # Before a user namespace is entered: the page must be reachable from outside.
     listening = _listen(live_port) if live and not dry_run else None
-    host = targets.examined(where)
+    host = targets.examined(other_hosts)
     from planewise import pipeline
     from planewise.commands.dry_run import print_schedule
     from planewise.commands.live import LiveView
@@ -107,7 +107,7 @@ def run(
         if listening is None
         else LiveView(verbosity, title or f"Run {out}", out, listening)
     )
-    with shown as progress, targets.opened(where, progress) as elsewhere:
+    with shown as progress, targets.opened(other_hosts, progress) as elsewhere:
         if design is not None and dry_run:
             schedule = pipeline.dry_run(design, elsewhere)
         elif design is not None:
@@ -118,7 +118,7 @@ def run(
         if isinstance(progress, LiveView) and not dry_run:
             progress.ends(finished.outcome.info.status)
     if design is not None and dry_run:
-        nic = "" if where is None else where.targets.interface
+        nic = "" if other_hosts is None else other_hosts.targets.interface
         print_schedule(design, schedule, json, nic)
     else:
         print_result(finished, json)
@@ -153,7 +153,7 @@ def _run_campaign(
         runs = campaigns.run_campaign(design, folder, host, progress)
     summarise(list(runs), json=json)
     if not json:
-        console().print(f"Curves: {folder}; `planewise campaign {folder}/*` asks them again.")
+        console().print(f"Curves: {folder}; `planewise campaign {folder}/*` summarises them again.")
 
 
 def _listen(port: int) -> socket.socket:

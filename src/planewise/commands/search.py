@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from planewise.measure.search.run import Algorithm
 
 _EXPECTED_S = {"planewise": 40.0, "mlrsearch": 120.0, "binary": 40.0}
-"""About what a search takes, for the progress line."""
+"""Usual duration of a search, for the progress line."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How it is searched."""
+    """Options of the search itself."""
 
     goals: Annotated[
         list[str] | None,
@@ -63,7 +63,7 @@ class SearchOptions:
     ] = 1
 
     def goals_and_algorithm(self) -> tuple[tuple[Goal, ...], Algorithm]:
-        """As values. BadInputError: there is no such goal or algorithm."""
+        """Goals and algorithm by their names. BadInputError: one is unknown."""
         from planewise.measure.search.run import goals_and_algorithm
 
         return goals_and_algorithm(self.goals or (), self.algorithm, self.precision, self.seed)
@@ -104,7 +104,7 @@ def search(
     elif options.named:
         raise BadInputError("--synthetic goes with none of --plane, --router, --tx, --rx")
     elif out is not None:
-        raise BadInputError("--synthetic measures nothing that --out could keep")
+        raise BadInputError("--synthetic measures nothing, so --out has nothing to write")
     else:
         result = _simulate(synthetic, settings, json)
     label = result.verdict.label if result.verdict else "UNDECIDED"
@@ -140,10 +140,10 @@ def _measure(
     options: SutOptions, settings: SearchOptions, verbosity: Verbosity, out: Path | None, json: bool
 ) -> SearchResult:
     """Searches a real system into a run directory, and prints the result."""
-    servers = options.hosts()
+    other_hosts = options.hosts()
     sut = options.sut("search")
     size_bytes = options.frame_bytes()
-    host = targets.examined(servers)
+    host = targets.examined(other_hosts)
     from planewise import sweeps
     from planewise.measure.experiment import default_directory
     from planewise.units import percent_text, rate_text
@@ -159,19 +159,19 @@ def _measure(
         seed=settings.seed,
     )
     expected_s = min(settings.budget_s, _EXPECTED_S[settings.algorithm])
-    with ProgressLine(verbosity) as progress, targets.opened(servers, progress) as elsewhere:
+    with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as elsewhere:
         progress.begin(f"search ({settings.algorithm})", expected_s)
 
         def on_trial(trial: SearchTrial, count: int, spent_s: float) -> None:
             lost = percent_text(trial.loss_ratio)
-            what = f"trial {count}: {rate_text(trial.offered_pps)}, {lost} lost"
-            progress.step(what, min(spent_s, expected_s))
+            label = f"trial {count}: {rate_text(trial.offered_pps)}, {lost} lost"
+            progress.step(label, min(spent_s, expected_s))
 
         directory = out or default_directory()
         searched = sweeps.search(plan, directory, host, progress, on_trial, elsewhere)
     if json:
-        where = {"run": str(searched.directory), "report": str(searched.report)}
-        print_json(where | searched.result.to_json())
+        paths = {"run": str(searched.directory), "report": str(searched.report)}
+        print_json(paths | searched.result.to_json())
     else:
         _print(searched.result, {})
         stdout().print(f"Report: {searched.report}", soft_wrap=True)

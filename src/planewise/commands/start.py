@@ -1,4 +1,4 @@
-"""`planewise` without a command: what to do next, from what there is in runs/."""
+"""`planewise` without a command: the next commands, by the newest run in runs/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planewise.store.newest import RUNS, RunSummary, newest_run
 
 
 def start(folder: Path = RUNS) -> None:
-    """Print the next commands for somebody who does not know any yet."""
+    """Print the next commands for a new user."""
     print("Planewise finds out which network data plane each guest on this host should use.\n")
     run = newest_run(folder)
     if run is None:
@@ -24,7 +24,7 @@ def start(folder: Path = RUNS) -> None:
         if report.exists():
             print(f"Its report, for a browser: {report.resolve()}")
         print("Next:")
-        steps = _after(run)
+        steps = _next_steps(run)
     width = max(len(command) for command, _ in steps)
     for command, purpose in steps:
         print(f"  {command:{width}}  {purpose}")
@@ -34,7 +34,7 @@ def start(folder: Path = RUNS) -> None:
 _STATUS = {"done": "complete", "running": "not finished", "interrupted": "stopped early"}
 
 
-def _after(run: RunSummary) -> list[tuple[str, str]]:
+def _next_steps(run: RunSummary) -> list[tuple[str, str]]:
     path = run.path
     steps = []
     if run.status != "done":

@@ -1,4 +1,4 @@
-"""The options that say what is measured, and where, of the commands that measure one thing."""
+"""Options of `sweep` and `search`: the system under test and its hosts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LARGEST_FRAME_BYTES = 9000
 
 
 def frame_size(asked_bytes: int | None, ip_version: int) -> int:
-    """The frame's size [bytes, with FCS]: as asked, else the smallest that holds the stamps."""
+    """The frame size [bytes, with FCS]: as given, else the smallest that holds the stamps."""
     smallest = 64 if ip_version == 4 else 84
     size_bytes = smallest if asked_bytes is None else asked_bytes
     if not smallest <= size_bytes <= LARGEST_FRAME_BYTES:
@@ -52,7 +52,7 @@ def frame_size(asked_bytes: int | None, ip_version: int) -> int:
 
 @dataclass(frozen=True)
 class SutOptions:
-    """What is measured: one of `--plane`, `--router`, or `--tx` with `--rx`."""
+    """The system under test: one of `--plane`, `--router`, or `--tx` with `--rx`."""
 
     plane: Annotated[
         str | None, typer.Option("--plane", help="Measure this plane, in a testbed built for it.")
@@ -93,19 +93,19 @@ class SutOptions:
 
     @property
     def named(self) -> bool:
-        """Whether any of them says what is measured."""
+        """Whether any option names a system under test."""
         return bool(self.plane or self.router or self.tx or self.rx)
 
     def hosts(self) -> OtherHosts | None:
-        """The hosts that it runs on; None is this machine. BadInputError: they contradict."""
+        """The hosts to measure on; None is this machine. BadInputError: options contradict."""
         return targets.chosen(self.sender, self.responder, self.nic, False, None)
 
     def frame_bytes(self) -> int:
-        """The frame's size, with FCS. BadInputError when there can be none of that size."""
+        """The frame size with FCS. BadInputError: no frame can have it."""
         return frame_size(self.size_bytes, self.ip_version)
 
     def sut(self, command: str) -> Sut:
-        """The system under test; BadInputError when the options name none or several."""
+        """The system under test. BadInputError: the options name none or several."""
         from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
         from planewise.testbed.model import TrialPath
         from planewise.testbed.planes import plane_for
@@ -162,7 +162,7 @@ def _guest_kind(guest: str) -> GuestKind:
         if guest == kind:
             return kind
     raise BadInputError(
-        f"there is no guest called {guest!r}", where="--guest", remedy="namespace, container or vm"
+        f"there is no kind of guest {guest!r}", where="--guest", remedy="namespace, container or vm"
     )
 
 
@@ -171,7 +171,7 @@ def _path(path: str) -> TrafficPath:
         if path == way:
             return way
     raise BadInputError(
-        f"there is no path called {path!r}", where="--path", remedy="north-south or east-west"
+        f"there is no path {path!r}", where="--path", remedy="north-south or east-west"
     )
 
 

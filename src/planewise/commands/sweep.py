@@ -64,7 +64,7 @@ def sweep(
     Give one of --plane, --router, or --tx and --rx. Only interfaces that you name, or that
     planewise makes, carry any traffic.
     """
-    where = options.hosts()
+    other_hosts = options.hosts()
     sut = options.sut("sweep")
     size_bytes = options.frame_bytes()
     ladder = None if loads == "auto" else parse_loads(loads)
@@ -80,7 +80,7 @@ def sweep(
             remedy="0.01 to 3600",
         )
     verbosity: Verbosity = context.obj
-    host = targets.examined(where)
+    host = targets.examined(other_hosts)
     from planewise import sweeps
     from planewise.measure.experiment import default_directory
 
@@ -94,7 +94,7 @@ def sweep(
         until_verdict=until_verdict,
         seed=seed,
     )
-    with ProgressLine(verbosity) as progress, targets.opened(where, progress) as elsewhere:
+    with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as elsewhere:
         swept = sweeps.sweep(plan, out or default_directory(), host, progress, elsewhere)
     _print(swept, host, json)
     if require_good and swept.verdict.verdict != "GOOD":
@@ -178,7 +178,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
     console.print(f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})")
     for warning in verdict.warnings:
         console.print(f"  - {warning.text}")
-    for found in host.disturbances:
-        if found.severity == "warning":
-            console.print(f"  - {found.name} ({found.value}): {found.why}")
+    for disturbance in host.disturbances:
+        if disturbance.severity == "warning":
+            console.print(f"  - {disturbance.name} ({disturbance.value}): {disturbance.why}")
     console.print(f"Report: {swept.report}")

@@ -1,4 +1,4 @@
-"""The hosts of a run: named by options, remembered from a run, or a lab brought up for it."""
+"""The hosts of a run: from options, from the run to be continued, or a lab of its own."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from planewise.testbed.pair import Targets
 
 LEAST_LAB_MIB = 2048
-"""Memory of a host of a run's own lab; it takes what it uses of it."""
+"""Least memory of a host of a run's own lab; only what is used is taken."""
 MOST_LAB_MIB = 4096
-"""The same where this machine has it to spare: a dozen virtual machines stand beside one another,
-and none is ended to be started anew for the next cell."""
+"""Most memory, where this machine can spare it: a dozen virtual machines run at once, and none
+is stopped for the next cell."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class OtherHosts:
 
     targets: Targets
     fresh_lab: str = ""
-    """Name of the lab to bring up for them, and down again; empty where they stand."""
+    """Name of the lab to bring up and down for them; empty where they run already."""
 
 
 def chosen(
     sender: str | None, responder: str | None, nic: str, lab: bool, resume: Path | None
 ) -> OtherHosts | None:
-    """What options, or the run to be continued, say; None is this machine.
+    """The hosts by the options, or by the run to be continued; None is this machine.
 
     Raises:
-        BadInputError: they contradict one another, or name no host.
+        BadInputError: options contradict one another, or name no host.
     """
     if lab and (sender or responder or nic):
         raise BadInputError(
@@ -60,16 +60,16 @@ def chosen(
     return None if resume is None else _remembered(resume)
 
 
-def examined(where: OtherHosts | None) -> Fingerprint:
-    """This machine, ready to be measured where no others are named.
+def examined(other_hosts: OtherHosts | None) -> Fingerprint:
+    """This machine's fingerprint; without other hosts, the machine is made ready to be measured.
 
-    A plain user is in a user namespace afterwards, which no process with threads can enter:
-    what starts some is imported later.
+    A plain user is in a user namespace afterwards. A process with threads cannot enter one:
+    import modules that start threads later.
     """
     from planewise import doctor
     from planewise.testbed import privilege
 
-    if where is not None:
+    if other_hosts is not None:
         return doctor.examine(sample_s=0)
     host = doctor.diagnose()
     privilege.ensure()
@@ -77,47 +77,42 @@ def examined(where: OtherHosts | None) -> Fingerprint:
 
 
 @contextmanager
-def opened(where: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere | None]:
-    """Connects to the hosts, brings up their lab first; ends both afterwards.
+def opened(other_hosts: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere | None]:
+    """Brings up the lab and connects to the hosts; ends both afterwards.
 
     Raises:
         PlanewiseError: a host cannot be reached, or the lab does not come up.
     """
-    if where is None:
+    if other_hosts is None:
         yield None
         return
     from planewise import doctor, lab
     from planewise.pipeline import Elsewhere
     from planewise.testbed.pair import remote_pair
 
-    targets = where.targets
+    targets = other_hosts.targets
     testbed = {
         "sender": targets.sender,
         "responder": targets.responder,
         "nic": targets.interface,
     }
-    with ExitStack() as standing:
-        if where.fresh_lab:
+    with ExitStack() as stack:
+        if other_hosts.fresh_lab:
             memory = procfs.memory(Path("/proc/meminfo").read_text())
             available_mib = memory.get("MemAvailable", 0) >> 20
-            spec = lab.LabSpec(where.fresh_lab, memory_mib=lab_mib(available_mib))
-            standing.callback(lab.down, where.fresh_lab)
+            spec = lab.LabSpec(other_hosts.fresh_lab, memory_mib=lab_mib(available_mib))
+            stack.callback(lab.down, other_hosts.fresh_lab)
             lab.up(spec, progress)
-            testbed["lab"] = where.fresh_lab
-        pair = standing.enter_context(remote_pair(targets))
+            testbed["lab"] = other_hosts.fresh_lab
+        pair = stack.enter_context(remote_pair(targets))
         with ThreadPoolExecutor(len(pair.machines)) as pool:
             examined_hosts = pool.map(
-                lambda one: doctor.examine_host(one.host), pair.machines.values()
+                lambda machine: doctor.examine_host(machine.host), pair.machines.values()
             )
             fingerprints = {
-                str(role): one for role, one in zip(pair.machines, examined_hosts, strict=True)
+                str(role): host for role, host in zip(pair.machines, examined_hosts, strict=True)
             }
-        yield Elsewhere(
-            pair,
-            fingerprints,
-            testbed,
-            targets.emulated(),
-        )
+        yield Elsewhere(pair, fingerprints, testbed, targets.emulated())
 
 
 def lab_mib(available_mib: int) -> int:
@@ -151,7 +146,7 @@ def _named(sender: str | None, responder: str | None, nic: str) -> OtherHosts:
 
 
 def replace_where(error: BadInputError, flag: str) -> BadInputError:
-    """The same error, with the option that it is about."""
+    """The same error, with `flag` in front."""
     return BadInputError(error.what, where=flag, remedy=error.remedy)
 
 

@@ -35,10 +35,10 @@ Socket = Annotated[
 GuestName = Annotated[str, typer.Argument(metavar="GUEST", help="As `status` names it.")]
 
 
-def _client(at: Path | None) -> Client:
+def _client(socket: Path | None) -> Client:
     from planewise.testbed.alloc_client import DEFAULT_SOCKET, Client
 
-    return Client(at or DEFAULT_SOCKET)
+    return Client(socket or DEFAULT_SOCKET)
 
 
 @app.callback()
@@ -47,9 +47,9 @@ def alloc() -> None:
 
 
 @app.command()
-def status(at: Socket = None, json_: JsonOption = False) -> None:
+def status(socket: Socket = None, json_: JsonOption = False) -> None:
     """Show guests, their traffic and VFs, pools, the latest moves and errors."""
-    client = _client(at)
+    client = _client(socket)
     if json_:
         console.print_json(client.get("/status"))
         return
@@ -59,23 +59,23 @@ def status(at: Socket = None, json_: JsonOption = False) -> None:
 
 
 @app.command()
-def plan(at: Socket = None, json_: JsonOption = False) -> None:
-    """Show what would be done now; nothing is done."""
-    _planned(_client(at), "GET", "/plan", json_)
+def plan(socket: Socket = None, json_: JsonOption = False) -> None:
+    """Show the moves that would be made now; nothing is moved."""
+    _print_plan(_client(socket), "GET", "/plan", json_)
 
 
 @app.command()
 def rebalance(
-    at: Socket = None,
+    socket: Socket = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Decide now, not at the end of the interval, and perform the plan."""
+    """Plan moves now, not at the end of the interval, and perform them."""
     method, path = ("GET", "/plan") if dry_run else ("POST", "/rebalance")
-    _planned(_client(at), method, path, json_)
+    _print_plan(_client(socket), method, path, json_)
 
 
-def _planned(client: Client, method: str, path: str, json_: bool) -> None:
+def _print_plan(client: Client, method: str, path: str, json_: bool) -> None:
     answer = client.order(method, path)
     if json_:
         console.print_json(answer)
@@ -87,35 +87,35 @@ def _planned(client: Client, method: str, path: str, json_: bool) -> None:
 
 
 @app.command()
-def pin(guest: GuestName, at: Socket = None) -> None:
-    """Give a guest a VF, whatever its traffic."""
-    _stance(guest, "pinned", at)
+def pin(guest: GuestName, socket: Socket = None) -> None:
+    """Always give a guest a VF, whatever its traffic."""
+    _set_stance(guest, "pinned", socket)
 
 
 @app.command()
-def exclude(guest: GuestName, at: Socket = None) -> None:
+def exclude(guest: GuestName, socket: Socket = None) -> None:
     """Never give a guest a VF."""
-    _stance(guest, "excluded", at)
+    _set_stance(guest, "excluded", socket)
 
 
 @app.command()
-def free(guest: GuestName, at: Socket = None) -> None:
+def free(guest: GuestName, socket: Socket = None) -> None:
     """Leave a guest to the policy again."""
-    _stance(guest, "free", at)
+    _set_stance(guest, "free", socket)
 
 
-def _stance(guest: str, stance: str, at: Path | None) -> None:
+def _set_stance(guest: str, stance: str, socket: Path | None) -> None:
     from planewise.testbed.alloc_client import guest_path
 
-    _order(_client(at), "PUT", guest_path(guest, "stance"), {"stance": stance})
+    _order(_client(socket), "PUT", guest_path(guest, "stance"), {"stance": stance})
 
 
 @app.command()
-def unmark(guest: GuestName, at: Socket = None) -> None:
+def unmark(guest: GuestName, socket: Socket = None) -> None:
     """Clear the mark of a guest that did not answer, so that it may have a VF again."""
     from planewise.testbed.alloc_client import guest_path
 
-    _order(_client(at), "DELETE", guest_path(guest, "mark"))
+    _order(_client(socket), "DELETE", guest_path(guest, "mark"))
 
 
 @app.command()
@@ -123,10 +123,10 @@ def policy(
     name: Annotated[
         str | None, typer.Argument(help=f"{', '.join(POLICIES)}.", show_default="print it")
     ] = None,
-    at: Socket = None,
+    socket: Socket = None,
 ) -> None:
-    """Print or set who ranks first."""
-    client = _client(at)
+    """Print or set the policy that ranks guests."""
+    client = _client(socket)
     if name is None:
         print(client.status().policy)
         return
@@ -139,48 +139,48 @@ def policy(
 def drain(
     off: Annotated[bool, typer.Option("--off", help="Give VFs again.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until no guest holds a VF.")] = False,
-    at: Socket = None,
+    socket: Socket = None,
 ) -> None:
-    """Take every VF back and give none, until `drain --off`; guests go on by their other path."""
+    """Take back every VF and give none until `drain --off`; guests use their paravirtual path."""
     if off and wait:
         raise BadInputError("there is nothing to wait for", where="--wait", remedy="leave it out")
-    client = _client(at)
+    client = _client(socket)
     _order(client, "PUT", "/drain", {"on": not off})
     if wait:
-        _drained(client)
+        _wait_until_drained(client)
 
 
-def _drained(client: Client) -> None:
+def _wait_until_drained(client: Client) -> None:
     from planewise.testbed.alloc_client import Status, printable
 
-    for kind, told in client.events(status=True):
+    for kind, payload in client.events(status=True):
         if kind != "status":
             continue
-        now = client.checked(Status, told)
-        holders = [guest for guest in now.guests if guest.vf is not None]
+        daemon = client.checked(Status, payload)
+        holders = [guest for guest in daemon.guests if guest.vf is not None]
         if not holders:
             print("no guest holds a VF")
             return
-        if not now.draining:
+        if not daemon.draining:
             raise PlanewiseError(
-                f"the draining was ended by somebody else; guests with a VF: {len(holders)}"
+                f"another client ended the draining; guests with a VF: {len(holders)}"
             )
-        kept = [guest for guest in holders if guest.marked or not guest.paravirtual_up]
-        if len(kept) == len(holders) and not any(guest.moving for guest in kept):
-            first = kept[0]
-            why = first.marked or "its paravirtual path is down: the VF is all it has"
+        stuck = [guest for guest in holders if guest.marked or not guest.paravirtual_up]
+        if len(stuck) == len(holders) and not any(guest.moving for guest in stuck):
+            guest_kept = stuck[0]
+            why = guest_kept.marked or "its paravirtual path is down: the VF is its only path"
             raise PlanewiseError(
-                printable(f"{first.id} keeps {first.vf}: {why}")
-                + (f"; and {len(kept) - 1} more guests" if len(kept) > 1 else ""),
-                remedy="put the guest right, then `planewise alloc unmark GUEST`",
+                printable(f"{guest_kept.id} keeps {guest_kept.vf}: {why}")
+                + (f"; and {len(stuck) - 1} more guests" if len(stuck) > 1 else ""),
+                remedy="repair the guest, then `planewise alloc unmark GUEST`",
             )
     raise PlanewiseError("the daemon stopped before it was drained")
 
 
 @app.command()
-def reload(at: Socket = None) -> None:
-    """Have the daemon read its configuration again."""
-    _order(_client(at), "POST", "/reload")
+def reload(socket: Socket = None) -> None:
+    """Reload the daemon's configuration."""
+    _order(_client(socket), "POST", "/reload")
 
 
 def _order(client: Client, method: str, path: str, body: dict[str, object] | None = None) -> None:
@@ -191,18 +191,18 @@ def _order(client: Client, method: str, path: str, body: dict[str, object] | Non
 
 
 @app.command()
-def watch(at: Socket = None, json_: JsonOption = False) -> None:
-    """Print what happens, as it happens, until Ctrl-C."""
+def watch(socket: Socket = None, json_: JsonOption = False) -> None:
+    """Print the daemon's events until Ctrl-C."""
     import json
 
     from planewise.commands.alloc import show
 
     try:
-        for kind, told in _client(at).events():
+        for kind, payload in _client(socket).events():
             line = (
-                json.dumps({kind: told} if kind != "event" else told)
+                json.dumps({kind: payload} if kind != "event" else payload)
                 if json_
-                else show.event(kind, told)
+                else show.event(kind, payload)
             )
             if line:
                 print(line, flush=True)
@@ -216,12 +216,12 @@ def page(
     port: Annotated[
         int, typer.Option("--port", help="On 127.0.0.1.", min=0, max=65535, show_default="any")
     ] = 0,
-    at: Socket = None,
+    socket: Socket = None,
 ) -> None:
     """Serve the live page to a browser on this machine, until Ctrl-C."""
     from planewise.commands.alloc.page import Gateway
 
-    client = _client(at)
+    client = _client(socket)
     client.status()
     with Gateway(client, port) as gateway:
         print(gateway.url, flush=True)

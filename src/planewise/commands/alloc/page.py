@@ -1,7 +1,7 @@
 """The daemon's live page for a browser on this machine: a gateway from loopback to the socket.
 
-Everybody on a machine can reach its loopback, and every page that a browser shows can, too: so the
-gateway passes on reading only, to whoever came with the secret of its address. Knows no page.
+Every user of a machine and every page in a browser can reach its loopback: so the gateway forwards
+read requests only, and only to clients that have the secret of its address. Knows no page.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from planewise.errors import PlanewiseError
 if TYPE_CHECKING:
     from planewise.testbed.alloc_client import Client
 
-PASSED = ("/", "/events?status=true", "/status")
-"""What may be asked for: reading, and no more than the page needs."""
+PATHS = ("/", "/events?status=true", "/status")
+"""Paths that are forwarded: the reads that the page needs."""
 
-CARRIED = ("Content-Type", "Content-Security-Policy", "Cache-Control", "X-Content-Type-Options")
+HEADERS = ("Content-Type", "Content-Security-Policy", "Cache-Control", "X-Content-Type-Options")
 
 
 class Gateway:
-    """Serves the page on 127.0.0.1 until it is left."""
+    """Serves the page on 127.0.0.1. A context manager."""
 
     def __init__(self, client: Client, port: int) -> None:
         self.client = client
@@ -43,7 +43,7 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where the browser goes; whoever has it can read the status."""
+        """The page's address; its secret lets any client read the status."""
         return f"http://127.0.0.1:{self.port}/?secret={self.secret}"
 
     @property
@@ -79,49 +79,49 @@ class _Handler(BaseHTTPRequestHandler):
         gateway = self.server.gateway
         addresses = (f"127.0.0.1:{gateway.port}", f"localhost:{gateway.port}")
         if self.headers.get("Host") not in addresses:
-            # A name that somebody else has pointed here.
+            # DNS rebinding: a name of somebody else that resolves to 127.0.0.1.
             self._send_text(403, "this address is not the gateway's")
             return
-        asked = urlsplit(self.path)
-        shown = parse_qs(asked.query).get("secret", [""])[0]
-        if asked.path == "/" and _same(shown, gateway.secret):
+        url = urlsplit(self.path)
+        secret = parse_qs(url.query).get("secret", [""])[0]
+        if url.path == "/" and _equal(secret, gateway.secret):
             self.send_response(303)
             # The address with the secret does not stay in the browser's history or title.
             self.send_header("Location", "/")
-            kept = "HttpOnly; SameSite=Strict; Path=/"
-            self.send_header("Set-Cookie", f"{gateway.cookie}={gateway.secret}; {kept}")
+            attributes = "HttpOnly; SameSite=Strict; Path=/"
+            self.send_header("Set-Cookie", f"{gateway.cookie}={gateway.secret}; {attributes}")
             self.end_headers()
-        elif not _same(self._cookie(), gateway.secret):
+        elif not _equal(self._cookie(), gateway.secret):
             self._send_text(403, "open the address that `planewise alloc page` printed")
-        elif self.path not in PASSED:
+        elif self.path not in PATHS:
             self._send_text(404, "this gateway shows the page only")
         else:
-            self._pass()
+            self._forward()
 
     def _cookie(self) -> str:
         try:
             cookies = SimpleCookie(self.headers.get("Cookie", ""))
         except CookieError:
             return ""
-        kept = cookies.get(self.server.gateway.cookie)
-        return kept.value if kept else ""
+        cookie = cookies.get(self.server.gateway.cookie)
+        return cookie.value if cookie else ""
 
-    def _pass(self) -> None:
-        begun = False
+    def _forward(self) -> None:
+        started = False
         try:
             with self.server.gateway.client.raw(self.path) as answer:
                 self.send_response(answer.status)
-                for name in CARRIED:
+                for name in HEADERS:
                     if value := answer.headers.get(name):
                         self.send_header(name, value)
                 self.end_headers()
-                begun = True
-                while piece := answer.read1(65536):
-                    self.wfile.write(piece)
+                started = True
+                while chunk := answer.read1(65536):
+                    self.wfile.write(chunk)
                     self.wfile.flush()
         except PlanewiseError as error:
-            # A stream that breaks off is asked for again; an error in its place is not.
-            if not begun and not self.path.startswith("/events"):
+            # The browser reconnects a stream that breaks off, but not after an error response.
+            if not started and not self.path.startswith("/events"):
                 self._send_text(502, f"{error.what}. {error.remedy}")
         self.close_connection = True
 
@@ -134,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: the terminal belongs to the command."""
+        """Logs nothing: the terminal is the command's."""
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+def _equal(a: str, b: str) -> bool:
+    return hmac.compare_digest(a.encode(), b.encode())

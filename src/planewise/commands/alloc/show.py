@@ -1,4 +1,4 @@
-"""The daemon's words as text for people: tables, and a sentence an event. Knows no connection."""
+"""The daemon's answers as tables, and its events as sentences. Knows no connection."""
 
 from __future__ import annotations
 
@@ -30,62 +30,62 @@ LATEST = 5
 """Moves and errors that `status` shows."""
 
 
-def status(now: Status, to: Console) -> None:
-    """Everything, the most important last: it stands above the prompt."""
-    if not to.is_terminal:
-        to.width = PIPE_WIDTH
-    up_s = (now.at_unix_ms - now.started_unix_ms) / 1e3
-    to.print(
-        f"planewised {now.version}, up {duration_text(up_s)}; policy {now.policy}, decides every "
-        f"{now.interval_s:g} s" + ("; draining: no VF is given" if now.draining else "")
+def status(daemon: Status, console: Console) -> None:
+    """Prints all of it, the most important last: just above the prompt."""
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    up_s = (daemon.at_unix_ms - daemon.started_unix_ms) / 1e3
+    console.print(
+        f"planewised {daemon.version}, up {duration_text(up_s)}; policy {daemon.policy}, decides "
+        f"every {daemon.interval_s:g} s" + ("; draining: no VF is given" if daemon.draining else "")
     )
-    if now.pools:
-        to.print(_pools(now.pools))
+    if daemon.pools:
+        console.print(_pools(daemon.pools))
     else:
-        to.print("No PF with VFs is managed.")
-    if now.guests:
-        to.print(_guests(now.guests, now.at_unix_ms))
+        console.print("No PF with VFs is managed.")
+    if daemon.guests:
+        console.print(_guests(daemon.guests, daemon.at_unix_ms))
     else:
-        to.print("No guest is managed yet.")
-    if now.moves:
-        to.print(_moves(now.moves[-LATEST:]))
-    for error in now.errors[-LATEST:]:
-        to.print(_text(f"{_clock(error.at_unix_ms)} error: {error.what}", style="red"))
+        console.print("No guest is managed yet.")
+    if daemon.moves:
+        console.print(_moves(daemon.moves[-LATEST:]))
+    for error in daemon.errors[-LATEST:]:
+        console.print(_text(f"{_clock(error.at_unix_ms)} error: {error.what}", style="red"))
         if error.remedy:
-            to.print(_text(f"         hint: {error.remedy}"))
-    held = sum(vf.place == "held" for vf in now.vfs)
-    marked = [guest.id for guest in now.guests if guest.marked]
+            console.print(_text(f"         hint: {error.remedy}"))
+    held = sum(vf.place == "held" for vf in daemon.vfs)
+    marked = [guest.id for guest in daemon.guests if guest.marked]
     quarantined = [
-        f"{vf.id} ({vf.why or 'no reason given'})" for vf in now.vfs if vf.place == "quarantined"
+        f"{vf.id} ({vf.why or 'no reason given'})" for vf in daemon.vfs if vf.place == "quarantined"
     ]
-    to.print(f"{held} of {len(now.vfs)} VFs held by {len(now.guests)} guests")
+    console.print(f"{held} of {len(daemon.vfs)} VFs held by {len(daemon.guests)} guests")
     if marked:
-        to.print(_text(f"did not answer and are left alone: {', '.join(marked)}", style="red"))
+        console.print(_text(f"marked, as they did not answer: {', '.join(marked)}", style="red"))
     if quarantined:
-        to.print(_text(f"quarantined: {', '.join(quarantined)}", style="red"))
+        console.print(_text(f"quarantined: {', '.join(quarantined)}", style="red"))
 
 
-def plan(planned: Planned, to: Console) -> None:
-    """The moves, in order."""
+def plan(planned: Planned, console: Console) -> None:
+    """Prints the moves, in order."""
     if not planned.moves:
-        to.print("Nothing is to be moved.")
+        console.print("Nothing is to be moved.")
     for number, move in enumerate(planned.moves, 1):
         verb = f"give {move.vf} to" if move.direction == "give" else f"take {move.vf} from"
-        to.print(_text(f"{number:>3}. {verb} {move.guest}: {move.why}"))
+        console.print(_text(f"{number:>3}. {verb} {move.guest}: {move.why}"))
     if planned.deferred:
-        to.print(f"{planned.deferred} more would follow in later intervals.")
+        console.print(f"{planned.deferred} more would follow in later intervals.")
     if planned.moves and planned.performed:
-        to.print("This is being performed: `planewise alloc watch` shows how it goes.")
+        console.print("This is being performed: `planewise alloc watch` shows how it goes.")
 
 
 def event(kind: str, event: Any) -> str | None:
-    """One line for what happened, or nothing where it is not worth one."""
+    """A line of text for an event; None for events that are not shown."""
     if kind == "missed":
         return f"{event.get('missed')} events came too fast and were left out"
     if kind != "event":
         return None
-    worded = _SENTENCES.get(str(event.get("event")))
-    sentence = worded(event) if worded else None
+    describe = _SENTENCES.get(str(event.get("event")))
+    sentence = describe(event) if describe else None
     return printable(f"{time.strftime('%H:%M:%S')} {sentence}") if sentence else None
 
 

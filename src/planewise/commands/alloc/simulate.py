@@ -1,4 +1,4 @@
-"""`planewise alloc simulate`: policies on a made-up host. Knows no daemon: `planewised` plays."""
+"""`planewise alloc simulate`: policies on simulated hosts. `planewised simulate` does the work."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def simulate(
 
     if scenario is not None and file is not None:
         raise BadInputError(
-            "a scenario was named and a file given", where="--file", remedy="give one of them"
+            "both a scenario and a file are given", where="--file", remedy="give one of them"
         )
     options = [] if scenario is None else [scenario]
     table = None
@@ -110,25 +110,25 @@ def simulate(
             "a trace does not tell how many VFs its host has", where="--trace", remedy="give --vfs"
         )
     command = [str(find_planewised()), "simulate", *options]
-    done = _run(command, table)
-    if done.returncode:
-        what, _, remedy = done.stderr.decode().strip().partition("\n")
+    process = _run(command, table)
+    if process.returncode:
+        what, _, remedy = process.stderr.decode().strip().partition("\n")
         what = re.sub("^(planewised|error): ", "", what)
         if table is not None:
-            # It reads standard input, whose first line is the header.
+            # planewised reads the table on standard input, with a header line.
             what = re.sub(r"^-:(\d+):", lambda line: f"{table}: row {int(line[1]) - 1}:", what)
             what = re.sub("^-:", f"{table}:", what)
-        kind = BadInputError if done.returncode == 2 else PlanewiseError
+        kind = BadInputError if process.returncode == 2 else PlanewiseError
         raise kind(what, remedy=remedy.strip())
-    sys.stdout.write(done.stdout.decode())
+    sys.stdout.write(process.stdout.decode())
 
 
 def _run(command: list[str], table: Path | None) -> subprocess.CompletedProcess[bytes]:
-    """Run to the end, with a Parquet table as CSV on standard input."""
+    """The finished process; a Parquet `table` is its standard input, as CSV."""
     if table is None:
         return subprocess.run(command, capture_output=True, check=False)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        # Files: a child that fills a pipe nobody reads would stop, and its input with it.
+        # Files, as a child that fills an unread pipe stops reading its input.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err) as child:
             assert child.stdin is not None
             try:
@@ -136,7 +136,7 @@ def _run(command: list[str], table: Path | None) -> subprocess.CompletedProcess[
                     child.stdin.write(part)
                 child.stdin.flush()
             except BrokenPipeError:
-                pass  # It has ended, and says why.
+                pass  # The child has ended; its stderr has the reason.
             except BaseException:
                 child.kill()
                 raise
@@ -153,13 +153,13 @@ def _parquet_as_csv(path: Path) -> Iterator[bytes]:
 
     try:
         lazy = polars.scan_parquet(path)
-        first = 0
+        offset = 0
         while True:
-            rows = lazy.slice(first, PARQUET_ROWS).collect()
-            if first and not rows.height:
+            rows = lazy.slice(offset, PARQUET_ROWS).collect()
+            if offset and not rows.height:
                 return
-            yield rows.write_csv(include_header=first == 0).encode()
-            first += PARQUET_ROWS
+            yield rows.write_csv(include_header=offset == 0).encode()
+            offset += PARQUET_ROWS
     except (OSError, polars.exceptions.PolarsError) as error:
         raise BadInputError(
             f"cannot be read as Parquet: {error}",
