@@ -1,4 +1,4 @@
-"""Brings labs up, looks at them, takes them down. The only file here that starts and ends hosts."""
+"""Brings labs up and down, and finds abandoned ones. Only this file starts and ends hosts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from planewise.lab.state import HostRecord, LabRecord
 from planewise.lab.watch import HostStatus, LabStatus, look, look_at, processes_of
 
 BOOT_LIMIT_S = 120.0
-"""A boot that takes longer hangs. Under TCG on two cores it takes a tenth of it."""
+"""Longest boot; under TCG on two cores a boot takes a tenth of it."""
 
 _POLL_S = 0.1
 _SLOW_S = 60.0
 _PATIENCE_S = 30.0
-"""A host that boots this slowly has its sshd work for seconds at each greeting: who goes away
-before it, and comes again, keeps it from ever getting done."""
+"""Longest wait for sshd. On a slow host it works for seconds on each connection: shorter waits
+would repeat connections faster than it can answer."""
 
 _FORK_S = 0.3
 _ROUNDS = 5
@@ -47,13 +47,13 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class BootProgress(Protocol):
-    """Who is told how far the work is."""
+    """Receives the progress of a boot."""
 
     def begin(self, what: str, total_s: float) -> None:
-        """A part starts that will take about `total_s`."""
+        """Begins a part that takes about `total_s`."""
 
     def step(self, what: str, done_s: float) -> None:
-        """So much of the estimate is worked off."""
+        """Begins the step `what`; `done_s` of the estimate are done."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class AbandonedLab:
     processes: tuple[int, ...]
     """Ids of its QEMU processes."""
     directory: str
-    """Its state directory; empty where that is gone."""
+    """Its state directory; empty where that was removed."""
     what: str
     started: str
 
 
 def prepare(progress: BootProgress) -> LabPlatform:
-    """What this machine lends to a lab; fetches what is missing into the cache.
+    """QEMU, kernel and programs of this machine for a lab; fetches missing ones into the cache.
 
     Raises:
         UnsupportedError: something is missing and cannot be fetched.
@@ -115,15 +115,14 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
 
 
 def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S) -> LabStatus:
-    """The lab of this name, running: found so, or started.
+    """The running lab of this name, started where it is not up.
 
-    A lab with a dead or hung host is taken down and started anew; so is, once, one that hangs while
-    it boots.
+    A lab with a dead or hung host is restarted; a lab that hangs while it boots is restarted once.
 
     Raises:
         BadInputError: a lab of this name is up with other values.
         UnsupportedError: this machine cannot have a lab.
-        PlanewiseError: a host did not come up; the sentence has the end of its log.
+        PlanewiseError: a host did not come up; the error has the end of its log.
     """
     paths = state.paths(spec.name)
     running = _running_lab(spec, paths, boot_limit_s)
@@ -144,7 +143,7 @@ def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S
             try:
                 record = _boot(spec, paths, platform, boot_limit_s, progress)
             except _HangError:
-                # On a busy machine an emulated CPU may miss its timer for good; the next does not.
+                # On a busy machine an emulated CPU may lose its timer; a second boot rarely does.
                 record = _boot(spec, paths, platform, boot_limit_s, progress)
         except BaseException:
             _end_hosts(spec.name, paths)
@@ -154,20 +153,20 @@ def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S
 
 
 def status(name: str) -> LabStatus | None:
-    """How the lab of this name fares, or None where there is none."""
+    """Status of the lab of this name, or None where there is none."""
     paths = state.paths(name)
     record = state.read(paths)
     return look(record, paths) if record is not None else None
 
 
 def statuses() -> tuple[LabStatus, ...]:
-    """How all labs of this user fare."""
+    """Status of all labs of this user."""
     labs = [status(name) for name in state.names()]
     return tuple(lab_status for lab_status in labs if lab_status is not None)
 
 
 def down(name: str) -> bool:
-    """Takes a lab down, used or not; gives whether there was anything.
+    """Takes a lab down, also a used one; returns whether there was one.
 
     Raises:
         PlanewiseError: another planewise is starting it, or something cannot be removed.
@@ -187,10 +186,10 @@ def down(name: str) -> bool:
 
 @contextmanager
 def using(name: str) -> Iterator[LabStatus]:
-    """Holds a lab: as long as the block runs, `planewise clean` leaves it alone.
+    """Locks a lab for the block, so that `planewise clean` leaves it alone.
 
     Raises:
-        PlanewiseError: it is not up, or a host of it does not run.
+        PlanewiseError: the lab is not up, or a host does not run.
     """
     paths = state.paths(name)
     with state.lock(paths, exclusive=False, wait_s=BOOT_LIMIT_S) as locked:
@@ -208,7 +207,7 @@ def using(name: str) -> Iterator[LabStatus]:
 
 
 def leftovers() -> tuple[AbandonedLab, ...]:
-    """Labs that no living planewise uses, up or half started; and QEMU processes without a lab."""
+    """Labs that no planewise process uses, and QEMU processes of labs without a directory."""
     abandoned = []
     for name in state.names():
         paths = state.paths(name)
@@ -219,7 +218,7 @@ def leftovers() -> tuple[AbandonedLab, ...]:
 
 
 def sweep() -> tuple[AbandonedLab, ...]:
-    """Removes what `leftovers` finds, and says what it was.
+    """Removes the `leftovers` and returns them.
 
     Raises:
         PlanewiseError: something cannot be removed.
@@ -227,8 +226,7 @@ def sweep() -> tuple[AbandonedLab, ...]:
     removed = []
     for name in state.names():
         paths = state.paths(name)
-        # A program that was killed while it started a host has a child for a moment, which holds
-        # its lock.
+        # The child of a program that was killed while it started a host holds the lock briefly.
         with state.lock(paths, exclusive=True, wait_s=_FORK_S) as locked:
             if locked:
                 leftover = _leftover(name, paths)
@@ -267,7 +265,7 @@ def _platform(
 def _running_lab(spec: LabSpec, paths: LabPaths, boot_limit_s: float) -> LabStatus | None:
     if not paths.directory.is_dir():
         return None
-    # Somebody else may be starting it: then it is up when they let go.
+    # Another planewise may be starting it: the lab is up when the lock is free.
     with state.lock(paths, exclusive=False, wait_s=boot_limit_s) as locked:
         lab_status = status(spec.name) if locked else None
     if lab_status is None or lab_status.state != "running":
@@ -347,7 +345,7 @@ def _write_ssh_files(record: LabRecord, paths: LabPaths) -> None:
 
 
 def path_inside() -> str:
-    """PATH of commands on the hosts: the system's, and where this planewise and pw-probe are."""
+    """PATH of commands on the hosts: the system's, and the directory of planewise and pw-probe."""
     return f"{Path(sys.executable).parent}:{_SYSTEM_PATH}"
 
 
@@ -362,7 +360,7 @@ def _boot(
     boot_limit_s: float,
     progress: BootProgress,
 ) -> LabRecord:
-    """Ends what is left of the lab, starts its hosts and waits until they are up."""
+    """Ends remaining processes of the lab, starts its hosts and waits until they run."""
     _end_hosts(spec.name, paths)
     _empty(paths)
     record = _write_files(spec, paths, platform, boot_limit_s)
@@ -380,7 +378,7 @@ def _start(record: LabRecord, paths: LabPaths, platform: LabPlatform) -> LabReco
                 continue
             if "host forwarding rule" not in message or attempt == PORT_ATTEMPTS:
                 raise refusal(message, record.spec, port)
-            # Somebody took the port between our look and QEMU's: other ports, once more.
+            # Another program took the port before QEMU did: try other ports.
             _end_hosts(record.name, paths)
             ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
             hosts = {
@@ -397,7 +395,7 @@ def _start(record: LabRecord, paths: LabPaths, platform: LabPlatform) -> LabReco
 
 
 def _launch(argv: Sequence[str]) -> str:
-    """Starts a host; gives what QEMU complained of, or nothing when it runs."""
+    """Starts a host; returns QEMU's error output, empty when the host runs."""
     result = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -445,7 +443,7 @@ def _host_error(name: str, host: HostStatus) -> PlanewiseError:
 
 
 def _with_saved_log(name: str, host: HostStatus) -> HostStatus:
-    """The log outlives the lab that failed to come up: in the cache, the last one of each host."""
+    """Copies the serial log of a host that failed to boot into the cache, one for each host."""
     saved = packages.cache_directory() / f"failed-{name}-{host.host}.log"
     try:
         shutil.copyfile(host.serial_log, saved)
@@ -455,26 +453,19 @@ def _with_saved_log(name: str, host: HostStatus) -> HostStatus:
 
 
 def _orphans() -> tuple[AbandonedLab, ...]:
-    """Labs whose directory is gone while a process of them lives."""
+    """Labs without a directory whose processes live."""
     root = state.state_root()
     labs: dict[str, list[ProcessInfo]] = {}
-    for process_info in process.processes():
-        pidfile = (
-            process_info.option("-pidfile")
-            if (process_info.option("-name") or "").startswith(PREFIX)
-            else None
-        )
-        directory = Path(pidfile).parent if pidfile else None
-        if directory is None or directory.parent != root or directory.is_dir():
+    for info in process.processes():
+        pidfile = info.option("-pidfile")
+        if not pidfile or not (info.option("-name") or "").startswith(PREFIX):
             continue
-        if not process.shares_mounts(process_info):
-            continue
-        labs.setdefault(directory.name.removeprefix("lab-"), []).append(process_info)
+        directory = Path(pidfile).parent
+        if directory.parent == root and not directory.is_dir() and process.shares_mounts(info):
+            labs.setdefault(directory.name.removeprefix("lab-"), []).append(info)
     return tuple(
-        AbandonedLab(
-            name, tuple(info.pid for info in process_info), "", "lab without a directory", ""
-        )
-        for name, process_info in sorted(labs.items())
+        AbandonedLab(name, tuple(info.pid for info in infos), "", "lab without a directory", "")
+        for name, infos in sorted(labs.items())
     )
 
 
@@ -482,7 +473,7 @@ def _leftover(name: str, paths: LabPaths) -> AbandonedLab:
     record = state.read(paths)
     pids = tuple(info.pid for info in processes_of(name, paths))
     if record is None:
-        return AbandonedLab(name, pids, str(paths.directory), "lab that was not written down", "")
+        return AbandonedLab(name, pids, str(paths.directory), "lab without a record", "")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(record.created_s))
     return AbandonedLab(
         name, pids, str(paths.directory), f"lab with {record.pfs} PFs a host", started
@@ -491,7 +482,7 @@ def _leftover(name: str, paths: LabPaths) -> AbandonedLab:
 
 def _end_hosts(name: str, paths: LabPaths) -> tuple[ProcessInfo, ...]:
     ended: tuple[ProcessInfo, ...] = ()
-    # More than once: one that is just being started forks into the background.
+    # More than once: a process that is being started forks into the background.
     for _ in range(_ROUNDS):
         processes = processes_of(name, paths)
         if not processes:
@@ -545,7 +536,7 @@ def _storage_errors(place: Path) -> Iterator[None]:
 
 
 def _free_ports(count: int) -> tuple[int, ...]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
+    """Free ports of 127.0.0.1."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:
@@ -575,7 +566,7 @@ def _line(public_key: bytes) -> str:
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """A polite kill becomes an exception, so that it, too, takes down what was begun."""
+    """Turns SIGTERM and SIGHUP into SystemExit, so that a kill, too, takes the lab down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

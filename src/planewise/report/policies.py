@@ -22,9 +22,9 @@ def sections(data: RunData) -> Iterator[Section]:
         packets = data.run.packets(switches[0])
         yield Section(
             "switch",
-            "What requests feel of a switch",
-            "One guest is given a VF in the middle of the run and loses it again; the guests "
-            "beside it show what the hosts themselves did meanwhile.",
+            "Latency while a VF is given and taken",
+            "One guest is given a VF in the middle of the run and loses it again; the other guests "
+            "show what the hosts themselves did meanwhile.",
             () if packets is None else (switching.figure(switches[0], packets),),
             (
                 (
@@ -62,7 +62,7 @@ def sections(data: RunData) -> Iterator[Section]:
                 "How much of the time guests held a VF",
                 allocation.shares(allocations.group_shares(data)),
             ),
-            ("What the daemon took, and how soon it followed", allocation.costs(data)),
+            ("Costs of the daemon, and its delay", allocation.costs(data)),
             *(
                 (
                     (

@@ -97,8 +97,8 @@ def _sections(data: RunData) -> Iterator[Section]:
     if data.missed:
         yield Section(
             "missed",
-            "What missed its level",
-            "Their rate or load is not what their cell names: no figure or comparison has them.",
+            "Trials that missed their level",
+            "Their rate or load is not that of their cell: no figure or comparison includes them.",
             tables=(("Trials that do not count", rtt.table(data.missed, _common(data.missed))),),
         )
     large = _is_factorial(data)
@@ -119,8 +119,8 @@ def _by_guests(data: RunData) -> Iterator[Section]:
     if figures := guests.figures(data):
         yield Section(
             "guests",
-            "What the number of background guests does",
-            "The first figure shows the load that they made together, the others its effect.",
+            "Effect of the number of background guests",
+            "The first figure shows their load together, the others its effect.",
             figures,
             open_figures=2,
             folded="Other metrics",
@@ -157,9 +157,9 @@ def _chains(data: RunData) -> Section:
         tuple(
             (label, table)
             for label, table in (
-                ("What bounds them", chains.bounds(data.chains)),
+                ("Bottlenecks", chains.bounds(data.chains)),
                 ("Where every frame went", chains.account(data.chains)),
-                ("What the CPUs did", chains.cores(data.chains)),
+                ("CPU use", chains.cores(data.chains)),
             )
             if table.rows
         ),
@@ -325,7 +325,7 @@ class _HostPart:
 _HOST_PARTS = (
     _HostPart(
         "overhead",
-        "What the sender's host adds",
+        "RTT overhead of the sender's host",
         "RTT overhead: RTT at the guest minus RTT at the sender's network card, packet by packet. "
         "A plane can only shorten what lies inside the hosts.",
         "RTT overhead",
@@ -335,7 +335,7 @@ _HOST_PARTS = (
     ),
     _HostPart(
         "response",
-        "What the responder's host takes",
+        "Response time of the responder's host",
         "Response time: from the responder's network card to its guest and back.",
         "Response time",
         "Time from the responder's network card to its guest and back.",
@@ -382,7 +382,7 @@ def _lost(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
 
 _CPU = Section(
     "cpu",
-    "What it costs in CPU time",
+    "CPU time",
     "A plane that is fast because it takes a whole CPU is not cheap.",
     virtual="",
 )
