@@ -158,7 +158,7 @@ _AFTERWARDS_S = 9.0
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteHosts:
     """The hosts of a run that are not this machine."""
 
     pair: Pair
@@ -170,18 +170,18 @@ class Elsewhere:
     """As `RunInfo.emulated`."""
 
 
-def _stages(design: Design, elsewhere: Elsewhere | None) -> Stages:
-    return Stages(design, None if elsewhere is None else elsewhere.pair)
+def _stages(design: Design, remote: RemoteHosts | None) -> Stages:
+    return Stages(design, None if remote is None else remote.pair)
 
 
-def _watch(elsewhere: Elsewhere | None) -> LocalWatch | None:
+def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
     """Reads this machine's state around trials; None where other hosts are measured."""
-    return LocalWatch(offloads=nic_offloads) if elsewhere is None else None
+    return LocalWatch(offloads=nic_offloads) if remote is None else None
 
 
-def dry_run(design: Design, elsewhere: Elsewhere | None = None) -> Schedule:
+def dry_run(design: Design, remote: RemoteHosts | None = None) -> Schedule:
     """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps."""
-    with _stages(design, elsewhere) as stage:
+    with _stages(design, remote) as stage:
         unavailable = stage.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
@@ -196,7 +196,7 @@ def start(
     out: Path,
     host: Fingerprint,
     progress: Progress,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteHosts | None = None,
     *,
     watched: bool = False,
     quick: Quick | None = None,
@@ -207,7 +207,7 @@ def start(
     (kpis.jsonl). `quick` fits the design to its deadline.
     """
     check_free(out)
-    with _stages(design, elsewhere) as stage:
+    with _stages(design, remote) as stage:
         unavailable = stage.unavailable(cells_of(design))
         for refusal in refusals(unavailable):
             progress.note(f"left out: {refusal}")
@@ -218,10 +218,10 @@ def start(
         schedule = schedule_for(design, ladders, unavailable)
         if omission := check_budget(design, schedule):
             progress.note(omission)
-        info = _info(design, ladders, host, schedule, elsewhere, stage.facts())
+        info = _info(design, ladders, host, schedule, remote, stage.facts())
         with RunWriter.create(out, info) as writer:
             budget_s = design.budget_s if quick is None else quick.left_s
-            watch = _watch(elsewhere)
+            watch = _watch(remote)
             return _measure(
                 schedule, stage, writer, progress, watch, watched, budget_s, fill=quick is not None
             )
@@ -258,7 +258,7 @@ def resume(
     out: Path,
     host: Fingerprint,
     progress: Progress,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteHosts | None = None,
     *,
     watched: bool = False,
 ) -> FinishedRun:
@@ -269,7 +269,7 @@ def resume(
     info = RunReader(out).info
     design, ladders = _stored(info, out)
     skipped = _skipped(info, cells_of(design))
-    with _stages(design, elsewhere) as stage:
+    with _stages(design, remote) as stage:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
             _check_unfinished(schedule, writer, info)
@@ -279,7 +279,7 @@ def resume(
                     f"the run cannot be continued here: {'; '.join(refusals(unavailable))}",
                     remedy="continue it on the system that it began on",
                 )
-            changed = changed_hosts(info.hosts, _by_role(host, elsewhere))
+            changed = changed_hosts(info.hosts, _by_role(host, remote))
             for difference in changed:
                 progress.note(f"not as it was when the run began: {difference}")
             session = Session(
@@ -287,7 +287,7 @@ def resume(
             )
             sessions = (*info.sessions, session)
             writer.finish(writer.info.model_copy(update={"sessions": sessions}))
-            watch = _watch(elsewhere)
+            watch = _watch(remote)
             return _measure(schedule, stage, writer, progress, watch, watched, design.budget_s)
 
 
@@ -390,7 +390,7 @@ def begin(
     design: dict[str, object],
     seed: int,
     host: Fingerprint,
-    elsewhere: Elsewhere | None,
+    remote: RemoteHosts | None,
     facts: StageFacts,
 ) -> RunInfo:
     """The RunInfo of a run that begins now."""
@@ -401,18 +401,18 @@ def begin(
         planewise=__version__,
         design=design,
         seed=seed,
-        hosts=_by_role(host, elsewhere),
-        testbed={} if elsewhere is None else dict(elsewhere.testbed),
-        emulated=_emulated(facts, elsewhere),
+        hosts=_by_role(host, remote),
+        testbed={} if remote is None else dict(remote.testbed),
+        emulated=_emulated(facts, remote),
         differences=dict(facts.differences),
         started=now,
         sessions=(Session(started=now, first_order=0),),
     )
 
 
-def _by_role(host: Fingerprint, elsewhere: Elsewhere | None) -> dict[str, Fingerprint]:
+def _by_role(host: Fingerprint, remote: RemoteHosts | None) -> dict[str, Fingerprint]:
     """Fingerprints by role; `shared` where this machine is both hosts."""
-    return {"shared": host} if elsewhere is None else dict(elsewhere.hosts)
+    return {"shared": host} if remote is None else dict(remote.hosts)
 
 
 def _info(
@@ -420,7 +420,7 @@ def _info(
     ladders: Mapping[Cell, Sequence[float]],
     host: Fingerprint,
     schedule: Schedule,
-    elsewhere: Elsewhere | None,
+    remote: RemoteHosts | None,
     facts: StageFacts,
 ) -> RunInfo:
     stored = design.model_dump(mode="json")
@@ -428,14 +428,14 @@ def _info(
     skipped = tuple(
         SkippedCell(cell=skip.cell.levels(), reason=skip.reason) for skip in schedule.skipped
     )
-    return begin(design.title, stored, design.seed, host, elsewhere, facts).model_copy(
+    return begin(design.title, stored, design.seed, host, remote, facts).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}
     )
 
 
-def _emulated(facts: StageFacts, elsewhere: Elsewhere | None) -> str:
+def _emulated(facts: StageFacts, remote: RemoteHosts | None) -> str:
     """Why times are not those of hardware: reasons of the hosts and of their guests."""
-    reasons = (elsewhere.emulated if elsewhere is not None else "", facts.emulated)
+    reasons = (remote.emulated if remote is not None else "", facts.emulated)
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 

@@ -20,7 +20,7 @@ from planewise.measure.search.sequential import SequentialPlan, sweep_until_verd
 from planewise.measure.stage import StageFacts
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.measure.trials.load import ladder_around
-from planewise.pipeline import Elsewhere, begin
+from planewise.pipeline import RemoteHosts, begin
 from planewise.report import html
 from planewise.store.cells import ALL_TRIALS, factors_of, words
 from planewise.store.models import Fingerprint, RunInfo, RunStatus, TrialRecord
@@ -48,7 +48,7 @@ class SweepPlan:
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepRun:
     """Paths and results of a sweep."""
 
     directory: Path
@@ -65,12 +65,12 @@ def sweep(
     out: Path,
     host: Fingerprint,
     progress: Progress,
-    elsewhere: Elsewhere | None = None,
-) -> Swept:
+    remote: RemoteHosts | None = None,
+) -> SweepRun:
     """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
     check_free(out)
     records: list[TrialRecord] = []
-    sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
+    sut = plan.sut if remote is None else plan.sut.on(remote.pair)
     with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
         loads = plan.loads_pps or ()
         if plan.within_reach:
@@ -78,7 +78,7 @@ def sweep(
         if not loads or (plan.within_reach and len(loads) < _LEAST_LOADS):
             loads = _pilot_ladder(measurer, plan)
         records.clear()
-        info = _sweep_info(plan, loads, host, elsewhere, measurer.facts)
+        info = _sweep_info(plan, loads, host, remote, measurer.facts)
         each_s = plan.duration_s + TRIAL_OVERHEAD_S
         progress.begin("sweeping", each_s * plan.runs * len(loads))
         with RunWriter.create(out, info) as writer:
@@ -101,7 +101,7 @@ def sweep(
             _end(writer, info, "done")
     report = out / "report.html"
     html.write(RunReader(out), report)
-    return Swept(
+    return SweepRun(
         out,
         report,
         result.curve,
@@ -165,7 +165,7 @@ def _sweep_info(
     plan: SweepPlan,
     loads: Sequence[float],
     host: Fingerprint,
-    elsewhere: Elsewhere | None,
+    remote: RemoteHosts | None,
     facts: StageFacts,
 ) -> RunInfo:
     cell = plan.sut.cell
@@ -182,7 +182,7 @@ def _sweep_info(
     title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
     if beyond != ALL_TRIALS:
         title = f"{title}, {beyond}"
-    info = begin(title, {"sweep": parameters}, plan.seed, host, elsewhere, facts)
+    info = begin(title, {"sweep": parameters}, plan.seed, host, remote, facts)
     return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
 
 
@@ -201,7 +201,7 @@ class SearchPlan:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchRun:
     """Paths and results of a search."""
 
     directory: Path
@@ -215,17 +215,17 @@ def search(
     host: Fingerprint,
     progress: Progress,
     on_trial: Callable[[SearchTrial, int, float], None],
-    elsewhere: Elsewhere | None = None,
-) -> Searched:
+    remote: RemoteHosts | None = None,
+) -> SearchRun:
     """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
 
     `on_trial` receives each trial, the number of trials and the seconds spent.
     """
     check_free(out)
     records: list[TrialRecord] = []
-    sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
+    sut = plan.sut if remote is None else plan.sut.on(remote.pair)
     with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
-        info = _search_info(plan, host, elsewhere, measurer.facts)
+        info = _search_info(plan, host, remote, measurer.facts)
         with RunWriter.create(out, info) as writer:
 
             def keep(trial: SearchTrial, count: int, spent_s: float) -> None:
@@ -246,11 +246,11 @@ def search(
             _end(writer, info.model_copy(update={"result": result_json}), "done")
     report = out / "report.html"
     html.write(RunReader(out), report)
-    return Searched(out, report, result)
+    return SearchRun(out, report, result)
 
 
 def _search_info(
-    plan: SearchPlan, host: Fingerprint, elsewhere: Elsewhere | None, facts: StageFacts
+    plan: SearchPlan, host: Fingerprint, remote: RemoteHosts | None, facts: StageFacts
 ) -> RunInfo:
     cell = plan.sut.cell
     parameters: dict[str, object] = {
@@ -262,4 +262,4 @@ def _search_info(
         "size_bytes": plan.size_bytes,
     }
     title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
-    return begin(title, {"search": parameters}, plan.seed, host, elsewhere, facts)
+    return begin(title, {"search": parameters}, plan.seed, host, remote, facts)

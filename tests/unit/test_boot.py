@@ -77,11 +77,11 @@ def test_a_kernel_without_sriov_drivers_is_refused_by_the_missing_modules(tmp_pa
     image.touch()
     (tmp_path / "modules.dep").write_text(DEP)
     (tmp_path / "modules.builtin").write_text("")
-    refusal = kernel.refuse(Kernel("6.12-cloud", image, tmp_path, "machine"))
+    refusal = kernel.unusable_reason(Kernel("6.12-cloud", image, tmp_path, "machine"))
     assert refusal is not None
     assert "igb, igbvf" in refusal
     gone = Kernel("6.12", tmp_path / "none", tmp_path, "machine")
-    assert "not readable" in (kernel.refuse(gone) or "")
+    assert "not readable" in (kernel.unusable_reason(gone) or "")
 
 
 @pytest.mark.parametrize(

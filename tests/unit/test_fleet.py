@@ -223,7 +223,7 @@ def test_a_pair_that_failed_is_told_and_tried_again(fleet: Fleet, found: Finding
 
     fleet_run.run(Fleet.open(fleet.path), measure, lambda text: None)
     assert tried == [3]
-    fleet.fail(fleet.matches[3], "local:n1 does not answer")
+    fleet.record_failure(fleet.matches[3], "local:n1 does not answer")
 
 
 def test_the_page_names_the_node_and_its_figures_keep_to_the_schema(found: Findings) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from planewise import lab
 from planewise.boot import packages
 from planewise.boot.model import Accelerator, Kernel
-from planewise.boot.process import look
+from planewise.boot.process import read_process
 from planewise.commands.targets import lab_mib
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import checks, initramfs, qemu, state
@@ -398,11 +398,11 @@ def test_too_little_memory_is_said_before_anything_starts(state_directory: Path)
 
 
 def test_a_process_is_told_apart_from_a_later_one_with_its_id() -> None:
-    seen = look(os.getpid())
+    seen = read_process(os.getpid())
     assert seen is not None
     assert seen.pid == os.getpid()
     assert seen.started_at_s > 0
-    assert look(1 << 30) is None
+    assert read_process(1 << 30) is None
 
 
 def test_status_without_a_lab_says_so(state_directory: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_page_has_the_claims_the_runs_and_how_to_do_it_again(measured: Asked
     )
     publication = publications()[0]
     claims = tuple((one, (answers(one, [emulated], ())[0],)) for one in publication.claims)
-    text = page.text(page.Answered(publication, claims, (emulated,)), [])
+    text = page.text(page.PublicationAnswers(publication, claims, (emulated,)), [])
     assert "| K2 | RTT rises with the number of VMs that burn CPU | 4.1, RTT | held | " in text
     assert "| CPUs without KVM |" in text
     assert "planewise run experiments/publications/kvm-rtt.yaml --out RUN" in text

@@ -47,7 +47,7 @@ def needs_download(cache: Path) -> bool:
     return _machine_kernel()[0] is None and not _unpacked(cache)
 
 
-def foreseen(cache: Path) -> Kernel:
+def expected(cache: Path) -> Kernel:
     """The kernel that `find` would return; nothing is fetched.
 
     Raises:
@@ -70,7 +70,7 @@ def _machine_kernel() -> tuple[Kernel | None, list[str]]:
         kernel = Kernel(
             version, Path("/boot") / f"vmlinuz-{version}", Path("/lib/modules") / version, "machine"
         )
-        refusal = refuse(kernel)
+        refusal = unusable_reason(kernel)
         if refusal is None:
             return kernel, []
         refusals.append(f"{version}: {refusal}")
@@ -90,7 +90,7 @@ def _release_order(name: str) -> Version:
     return version_order(name.removeprefix("linux-image-").replace("-rc", "~rc"))
 
 
-def refuse(kernel: Kernel) -> str | None:
+def unusable_reason(kernel: Kernel) -> str | None:
     """Why a lab cannot use this kernel, or None when it can."""
     if not os.access(kernel.image, os.R_OK):
         return f"{kernel.image} is not there or not readable"
@@ -146,7 +146,7 @@ def _installed(running: str) -> list[str]:
     modules = Path("/lib/modules")
     versions = [entry.name for entry in modules.iterdir()] if modules.is_dir() else []
     newest_first = sorted(versions, key=_release_order, reverse=True)
-    # Cloud flavours lack igb; `refuse` finds that by their modules.
+    # Cloud flavours lack igb; `unusable_reason` finds that by their modules.
     return sorted(newest_first, key=lambda name: name != running)
 
 
@@ -197,7 +197,7 @@ def _in_tree(tree: Path) -> Kernel:
     kernel = Kernel(
         version, tree / "boot" / f"vmlinuz-{version}", tree / "usr/lib/modules" / version, "package"
     )
-    refusal = refuse(kernel)
+    refusal = unusable_reason(kernel)
     if refusal is not None:
         raise UnsupportedError(
             f"the kernel package in {tree} cannot be used: {refusal}",

@@ -43,13 +43,13 @@ def processes(proc: Path = _PROC) -> tuple[ProcessInfo, ...]:
     living = []
     for entry in proc.iterdir():
         if entry.name.isdigit():
-            info = look(int(entry.name), proc)
+            info = read_process(int(entry.name), proc)
             if info is not None:
                 living.append(info)
     return tuple(living)
 
 
-def look(pid: int, proc: Path = _PROC) -> ProcessInfo | None:
+def read_process(pid: int, proc: Path = _PROC) -> ProcessInfo | None:
     """A living process by its id, or None."""
     try:
         stat = (proc / str(pid) / "stat").read_text()
@@ -66,7 +66,7 @@ def look(pid: int, proc: Path = _PROC) -> ProcessInfo | None:
 
 def alive(info: ProcessInfo) -> bool:
     """Whether this process still lives."""
-    current = look(info.pid)
+    current = read_process(info.pid)
     return current is not None and current.start_ticks == info.start_ticks
 
 

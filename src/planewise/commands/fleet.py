@@ -262,19 +262,19 @@ def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
         if fleet.state(match) == "done":
             return  # by another process, while this one waited
         wait_for_budget(fleet, match, progress.note)
-        with targets.opened(other_hosts, progress) as elsewhere:
+        with targets.opened(other_hosts, progress) as remote:
             directory = fleet.directory(match)
             if (directory / RUN_FILE).exists():
-                finished = pipeline.resume(directory, host, progress, elsewhere)
+                finished = pipeline.resume(directory, host, progress, remote)
             else:
                 design = fleet.plan.design_of(match)
-                finished = pipeline.start(design, directory, host, progress, elsewhere)
+                finished = pipeline.start(design, directory, host, progress, remote)
     if finished.outcome.info.status != "done" or not finished.outcome.done:
         raise PlanewiseError(
             f"pair {index} is {finished.outcome.info.status}: "
             f"{finished.outcome.info.reason or 'all of its trials failed'}"
         )
-    fleet.succeed(match)
+    fleet.clear_failure(match)
 
 
 @app.command()

@@ -44,7 +44,7 @@ class LiveView:
         self._server: LiveServer | None = None
         self._open = ExitStack()
         self._last_line = time.monotonic()
-        self._how = "done"
+        self._outcome = "done"
 
     def begin(self, what: str, total_s: float) -> None:
         """Begins a part of the work that takes about `total_s`."""
@@ -97,13 +97,13 @@ class LiveView:
             self._console.print(f"live: {self._server.url}", soft_wrap=True)
         return self
 
-    def ends(self, how: str) -> None:
+    def set_outcome(self, outcome: str) -> None:
         """Sets how the run ended, for the page's last update."""
-        self._how = how
+        self._outcome = outcome
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         failed = error.what if isinstance(error, PlanewiseError) else "stopped"
-        self._state.end(self._how if kind is None else failed)
+        self._state.end(self._outcome if kind is None else failed)
         self._open.close()

@@ -13,7 +13,7 @@ from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
     from planewise.judge.campaign import CampaignCurve
-    from planewise.publications.page import Answered
+    from planewise.publications.page import PublicationAnswers
 
 
 def publications(
@@ -66,7 +66,7 @@ def publications(
             judged = _curves([run.path for run in shown])
             titles = (("The recordings by aspect", recorded), ("Curves of ours by aspect", judged))
             campaigns = [(title, sum_up(curves)) for title, curves in titles if curves]
-        answered.append(page.Answered(publication, claims, shown, tuple(campaigns)))
+        answered.append(page.PublicationAnswers(publication, claims, shown, tuple(campaigns)))
     if json:
         console.print_json(_as_json(answered))
     else:
@@ -101,7 +101,7 @@ def _curves(files: Sequence[Path]) -> tuple[CampaignCurve, ...]:
     )
 
 
-def _print(answered: list[Answered]) -> None:
+def _print(answered: list[PublicationAnswers]) -> None:
     out = console.out()
     for place, result in enumerate(answered):
         if place:
@@ -113,7 +113,7 @@ def _print(answered: list[Answered]) -> None:
                 out.print(f"      {answer.measured}")
 
 
-def _as_json(answered: list[Answered]) -> list[object]:
+def _as_json(answered: list[PublicationAnswers]) -> list[object]:
     return [
         {
             "publication": result.publication.key,

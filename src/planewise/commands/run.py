@@ -107,16 +107,16 @@ def run(
         if listening is None
         else LiveView(verbosity, title or f"Run {out}", out, listening)
     )
-    with shown as progress, targets.opened(other_hosts, progress) as elsewhere:
+    with shown as progress, targets.opened(other_hosts, progress) as remote:
         if design is not None and dry_run:
-            schedule = pipeline.dry_run(design, elsewhere)
+            schedule = pipeline.dry_run(design, remote)
         elif design is not None:
-            finished = pipeline.start(design, out, host, progress, elsewhere, watched=live)
+            finished = pipeline.start(design, out, host, progress, remote, watched=live)
         else:
             assert resume is not None
-            finished = pipeline.resume(resume, host, progress, elsewhere, watched=live)
+            finished = pipeline.resume(resume, host, progress, remote, watched=live)
         if isinstance(progress, LiveView) and not dry_run:
-            progress.ends(finished.outcome.info.status)
+            progress.set_outcome(finished.outcome.info.status)
     if design is not None and dry_run:
         nic = "" if other_hosts is None else other_hosts.targets.interface
         print_schedule(design, schedule, json, nic)

@@ -159,7 +159,7 @@ def _measure(
         seed=settings.seed,
     )
     expected_s = min(settings.budget_s, _EXPECTED_S[settings.algorithm])
-    with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as elsewhere:
+    with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as remote:
         progress.begin(f"search ({settings.algorithm})", expected_s)
 
         def on_trial(trial: SearchTrial, count: int, spent_s: float) -> None:
@@ -168,7 +168,7 @@ def _measure(
             progress.step(label, min(spent_s, expected_s))
 
         directory = out or default_directory()
-        searched = sweeps.search(plan, directory, host, progress, on_trial, elsewhere)
+        searched = sweeps.search(plan, directory, host, progress, on_trial, remote)
     if json:
         paths = {"run": str(searched.directory), "report": str(searched.report)}
         print_json(paths | searched.result.to_json())

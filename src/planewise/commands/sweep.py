@@ -17,7 +17,7 @@ from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
     from planewise.store.models import Fingerprint
-    from planewise.sweeps import Swept
+    from planewise.sweeps import SweepRun
 
 
 RUNS = 5
@@ -94,8 +94,8 @@ def sweep(
         until_verdict=until_verdict,
         seed=seed,
     )
-    with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as elsewhere:
-        swept = sweeps.sweep(plan, out or default_directory(), host, progress, elsewhere)
+    with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as remote:
+        swept = sweeps.sweep(plan, out or default_directory(), host, progress, remote)
     _print(swept, host, json)
     if require_good and swept.verdict.verdict != "GOOD":
         raise VerdictNotGoodError(
@@ -125,7 +125,7 @@ def parse_loads(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(rates)))
 
 
-def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
+def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
     from planewise.units import percent_text, rate_text
 
     verdict = swept.verdict

@@ -15,7 +15,7 @@ from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
     from planewise.measure.experiment import Progress
-    from planewise.pipeline import Elsewhere
+    from planewise.pipeline import RemoteHosts
     from planewise.store.models import Fingerprint
     from planewise.testbed.pair import Targets
 
@@ -77,7 +77,7 @@ def examined(other_hosts: OtherHosts | None) -> Fingerprint:
 
 
 @contextmanager
-def opened(other_hosts: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere | None]:
+def opened(other_hosts: OtherHosts | None, progress: Progress) -> Iterator[RemoteHosts | None]:
     """Brings up the lab and connects to the hosts; ends both afterwards.
 
     Raises:
@@ -87,7 +87,7 @@ def opened(other_hosts: OtherHosts | None, progress: Progress) -> Iterator[Elsew
         yield None
         return
     from planewise import doctor, lab
-    from planewise.pipeline import Elsewhere
+    from planewise.pipeline import RemoteHosts
     from planewise.testbed.pair import remote_pair
 
     targets = other_hosts.targets
@@ -112,7 +112,7 @@ def opened(other_hosts: OtherHosts | None, progress: Progress) -> Iterator[Elsew
             fingerprints = {
                 str(role): host for role, host in zip(pair.machines, examined_hosts, strict=True)
             }
-        yield Elsewhere(pair, fingerprints, testbed, targets.emulated())
+        yield RemoteHosts(pair, fingerprints, testbed, targets.emulated())
 
 
 def lab_mib(available_mib: int) -> int:

@@ -202,11 +202,11 @@ class Fleet:
             return "failed" if self._failed(match).exists() else "to do"
         return "done" if RunReader(directory).info.status == "done" else "begun"
 
-    def fail(self, match: Match, why: str) -> None:
+    def record_failure(self, match: Match, why: str) -> None:
         """Writes why an attempt measured nothing."""
         write_file(self._failed(match), f"{why}\n".encode())
 
-    def succeed(self, match: Match) -> None:
+    def clear_failure(self, match: Match) -> None:
         """Removes the reason of an earlier failure."""
         self._failed(match).unlink(missing_ok=True)
 

@@ -29,7 +29,7 @@ Measure = Callable[[Fleet, Match, threading.Event], str]
 
 
 @dataclass(frozen=True)
-class Progressed:
+class SessionResult:
     """Result of one session of a fleet."""
 
     measured: int
@@ -40,7 +40,7 @@ class Progressed:
 
 def run(
     fleet: Fleet, measure: Measure, note: Callable[[str], None], *, parallel: int = 1
-) -> Progressed:
+) -> SessionResult:
     """Measures every pair that is not done, in the order of the rounds.
 
     Matches of a round share no node, so `parallel` of them are measured at a time; a round begins
@@ -64,17 +64,17 @@ def run(
                     sender, responder = names(fleet, match)
                     place = f"pair {match.index} ({sender}, {responder})"
                     if why:
-                        fleet.fail(match, why)
+                        fleet.record_failure(match, why)
                         failed.append((match, why))
                         note(f"{place} was not measured: {why}")
                     else:
-                        fleet.succeed(match)
+                        fleet.clear_failure(match)
                         measured += 1
                         note(f"{place} is measured; {len(todo) - measured - len(failed)} left")
         except BaseException:
             stop.set()
             raise
-    return Progressed(measured, tuple(failed), len(todo) - measured)
+    return SessionResult(measured, tuple(failed), len(todo) - measured)
 
 
 def names(fleet: Fleet, match: Match) -> tuple[str, str]:

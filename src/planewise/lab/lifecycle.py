@@ -27,7 +27,7 @@ from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import PORT_ATTEMPTS, refusal
 from planewise.lab.model import HOSTS, PREFIX, LabPaths, LabPlatform, LabSpec, process_name
 from planewise.lab.state import HostRecord, LabRecord
-from planewise.lab.watch import HostStatus, LabStatus, look, look_at, processes_of
+from planewise.lab.watch import HostStatus, LabStatus, processes_of, read_host, read_lab
 
 BOOT_LIMIT_S = 120.0
 """Longest boot; under TCG on two cores a boot takes a tenth of it."""
@@ -104,7 +104,7 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
     """
     program, version = boot_qemu.find()
     cache = packages.cache_directory()
-    lab_kernel = kernel.foreseen(cache)
+    lab_kernel = kernel.expected(cache)
     accelerated = accelerator.recall(program, version, lab_kernel, cache)
     platform = LabPlatform(program, version, lab_kernel, accelerated, cache, cache / "base.initrd")
     paths = state.paths(spec.name)
@@ -149,14 +149,14 @@ def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S
             _end_hosts(spec.name, paths)
             _remove(paths)
             raise
-        return look(state.read(paths) or record, paths)
+        return read_lab(state.read(paths) or record, paths)
 
 
 def status(name: str) -> LabStatus | None:
     """Status of the lab of this name, or None where there is none."""
     paths = state.paths(name)
     record = state.read(paths)
-    return look(record, paths) if record is not None else None
+    return read_lab(record, paths) if record is not None else None
 
 
 def statuses() -> tuple[LabStatus, ...]:
@@ -412,7 +412,7 @@ def _wait_until_running(record: LabRecord, paths: LabPaths, progress: BootProgre
     patience_s = 1.0
     while waiting:
         for host in sorted(waiting):
-            health = look_at(record, paths, host, timeout_s=patience_s)
+            health = read_host(record, paths, host, timeout_s=patience_s)
             if health.finding.state == "running":
                 waiting.discard(host)
                 hosts = record.hosts | {

@@ -49,13 +49,13 @@ class LabStatus:
         return next(state for state in ("dead", "hung", "booting", "running") if state in states)
 
 
-def look(record: LabRecord, paths: LabPaths) -> LabStatus:
+def read_lab(record: LabRecord, paths: LabPaths) -> LabStatus:
     """Reads the status of a lab and its hosts."""
-    hosts = tuple(look_at(record, paths, host, ANSWER_TIMEOUT_S) for host in HOSTS)
+    hosts = tuple(read_host(record, paths, host, ANSWER_TIMEOUT_S) for host in HOSTS)
     return LabStatus(record, paths.directory, hosts)
 
 
-def look_at(record: LabRecord, paths: LabPaths, host: HostId, timeout_s: float) -> HostStatus:
+def read_host(record: LabRecord, paths: LabPaths, host: HostId, timeout_s: float) -> HostStatus:
     """Reads the status of one host, whose sshd must answer within `timeout_s`."""
     files, host_record = paths.host(host), record.hosts[host]
     qemu = next(

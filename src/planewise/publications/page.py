@@ -41,7 +41,7 @@ class DrawnFigure:
 
 
 @dataclass(frozen=True)
-class Answered:
+class PublicationAnswers:
     """A publication with its answers, claim by claim."""
 
     publication: Publication
@@ -52,7 +52,7 @@ class Answered:
     """Summaries of load-loss curves by aspect, each with its title."""
 
 
-def write(answered: Answered, folder: Path) -> list[Path]:
+def write(answered: PublicationAnswers, folder: Path) -> list[Path]:
     """Writes the page and its figures into `folder` and returns the files, the page first.
 
     PlanewiseError when a file cannot be written.
@@ -68,7 +68,7 @@ def write(answered: Answered, folder: Path) -> list[Path]:
     return [page, *(file for figure in figures for file in (figure.wide, figure.narrow))]
 
 
-def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
+def text(answered: PublicationAnswers, figures: Sequence[DrawnFigure]) -> str:
     """The page; its figures are files beside it."""
     publication = answered.publication
     lines = [
@@ -173,7 +173,7 @@ def _recipe(publication: Publication) -> list[str]:
     return [*lines, "", f"The full design, for servers: `{publication.servers}`."]
 
 
-def _draw(run: AskedRun, answered: Answered, folder: Path) -> list[DrawnFigure]:
+def _draw(run: AskedRun, answered: PublicationAnswers, folder: Path) -> list[DrawnFigure]:
     """Draws a run's figures, those in the publication's layout first."""
     publication = answered.publication
     claim_figures = [

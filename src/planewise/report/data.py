@@ -140,7 +140,7 @@ class OrderedTrial:
 
 
 @dataclass(frozen=True)
-class Watched:
+class RecordedState:
     """Kinds of state that a host recorded around trials, and those that it has no counter for."""
 
     host: str
@@ -423,14 +423,14 @@ class RunData:
         return find_drift(self.trials, self.info)
 
     @cached_property
-    def watched(self) -> tuple[Watched, ...]:
+    def watched(self) -> tuple[RecordedState, ...]:
         """Recorded kinds of state by host; empty where no state was recorded."""
         states: dict[str, list[HostState]] = {}
         for trial in self.done:
             for role, state in trial.host.items():
                 states.setdefault(role, []).append(state)
         return tuple(
-            Watched(
+            RecordedState(
                 role,
                 recorded=tuple(words for has, words in _STATE if any(map(has, host_states))),
                 unsupported=tuple(words for has, words in _STATE if not any(map(has, host_states))),

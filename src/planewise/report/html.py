@@ -42,7 +42,7 @@ _MANY_TRIALS = 1000
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A figure, drawn for the page."""
 
     figure: Figure
@@ -56,8 +56,8 @@ class DrawnSection:
     """A section with its drawn figures."""
 
     section: Section
-    opened: tuple[Drawn, ...]
-    folded: tuple[Drawn, ...]
+    opened: tuple[DrawnFigure, ...]
+    folded: tuple[DrawnFigure, ...]
 
 
 def render(run: RunReader) -> str:
@@ -323,10 +323,10 @@ class _Pending:
     wide: Drawing | None
     narrow: Drawing
 
-    def wait(self) -> Drawn:
+    def wait(self) -> DrawnFigure:
         # What Vega draws is markup already, and it escapes the names in it.
         wide = None if self.wide is None else Markup(svg.inline(self.wide(), f"w{self.prefix}"))
-        return Drawn(self.figure, wide, Markup(svg.inline(self.narrow(), f"n{self.prefix}")))
+        return DrawnFigure(self.figure, wide, Markup(svg.inline(self.narrow(), f"n{self.prefix}")))
 
 
 def _shared_words(data: RunData) -> str:
