@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,13 +15,14 @@ from planewise.testbed.ledger import token_of
 from planewise.testbed.model import Site, make_guest
 from planewise.testbed.plan import AddNamespace, AddVeth, Plan, SetMaster, SetUp, Step
 from planewise.testbed.planes import PLANES as ALL
-from planewise.testbed.planes import plane, plane_for, plane_names
+from planewise.testbed.planes import plane, plane_for, plane_names, planes_of
 from planewise.testbed.router import RouterTestbed, plan_router
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import impossible
 from tests.unit.recorded import TOKEN, build
 
 PLANES = [plane.name for plane in ALL if "namespace" in plane.guests and not plane.needs]
+DOCS = Path(__file__).parents[2] / "docs"
 IPV4 = ipaddress.ip_network("198.18.0.0/15")
 IPV6 = ipaddress.ip_network("2001:2::/48")
 
@@ -158,12 +161,19 @@ def test_a_plane_that_namespaces_cannot_have_says_why(name: str) -> None:
     assert impossible(setting(name))
 
 
-def test_every_plane_of_the_designs_list_is_known() -> None:
-    expected = (
-        "veth routed bridge ovs macvlan ipvlan docker-bridge vf e1000-bridge virtio-bridge "
-        "virtio-ovs virtio-routed macvtap-bridge macvtap-vf vf-passthrough vhost-user"
-    )
-    assert set(plane_names()) == set(expected.split())
+def test_the_documents_list_every_plane_and_no_other() -> None:
+    def named(text: str) -> set[str]:
+        return set(re.findall(r"`([a-z0-9-]+)`", text))
+
+    words = (DOCS / "design.md").read_text().partition("\n| plane |")[2].partition("\n")[0]
+    assert named(words) == set(plane_names())
+    designs = (DOCS / "reference" / "designs.md").read_text()
+    rows = dict(re.findall(r"\n\| `(namespace|process|vm)` \| (.*) \|", designs))
+    assert {kind: named(row) for kind, row in rows.items()} == {
+        kind: set(planes_of(kind)) for kind in ("namespace", "process", "vm")
+    }
+    testbed = (DOCS / "reference" / "testbed.md").read_text()
+    assert [name for name in plane_names() if f"\n| `{name}` |" not in testbed] == []
 
 
 BY_STEPS = [one.name for one in ALL if "namespace" in one.guests and one.by_steps]
