@@ -15,6 +15,7 @@ import typer
 from planewise.commands import console
 from planewise.commands.options import PlrOption
 from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
+from planewise.store.importers import MODULES as FORMATS
 from planewise.units import count_text, percent_text
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def judge(
         typer.Option(
             "--from",
             metavar="FORMAT",
-            help="Format of the files: run, json, parquet, pastrami, mlrsearch, trex, nfvbench, "
-            "csit, csv. Recognised by default.",
+            help=f"Format of the files: {', '.join(FORMATS)}. Recognised by default.",
             show_default=False,
         ),
     ] = None,
@@ -118,7 +118,7 @@ def judge(
 ) -> None:
     """Judge whether PDR, a single number, can stand for a load-loss curve.
 
-    Reads PASTRAMI, TRex, NFVbench, MLRsearch, CSIT, CSV, and Planewise's own results.
+    Reads Planewise's own results, those of other tools (--from names them), and CSV.
     """
     quiet = bool(context.obj and context.obj.quiet)
     if not files and example is None:

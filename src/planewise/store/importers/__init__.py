@@ -13,10 +13,13 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from planewise.errors import BadInputError
 from planewise.store.importers.text import HEAD_BYTES, decode, parse_json, read_bytes, read_text
-from planewise.store.loads import LoadTrials
+
+if TYPE_CHECKING:
+    from planewise.store.loads import LoadTrials
 
 MODULES = {
     "run": "run",

@@ -45,6 +45,7 @@ LooseText = Annotated[str | None, BeforeValidator(_none_unless(str))]
 
 _KINDS = {
     "float_type": "not a number",
+    "float_parsing": "not a number",
     "list_type": "not a list",
     "string_type": "not a text",
     "literal_error": "not what the format says",
@@ -62,7 +63,7 @@ def check(model: type[M], value: object, what: str, where: str, prefix: str = ""
         fault = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in fault["loc"])
     name = f"{prefix}{path}" if path else what
-    a_number = fault["type"] == "float_type"
+    a_number = fault["type"] in ("float_type", "float_parsing")
     problem = (
         f"{name} is missing"
         if fault["type"] == "missing" or fault["input"] is None
