@@ -13,6 +13,7 @@ from planewise.measure.matrix import (
     places,
     reasons,
 )
+from planewise.measure.trials import KINDS
 from planewise.testbed.planes import PLANES
 
 WHOLE = [
@@ -40,7 +41,12 @@ def test_a_guest_on_a_plane_is_told_in_a_word_where_it_can_be_measured() -> None
 
 
 def test_measurements_are_named_where_not_all_can_be_had() -> None:
-    assert places(without(measurement="tcp")) == "yes: connect, load, rtt, search, sweep"
+    others = ", ".join(sorted({*MEASUREMENTS} - {"tcp"}))
+    assert places(without(measurement="tcp")) == f"yes: {others}"
+
+
+def test_every_kind_of_trial_between_guests_is_in_the_table() -> None:
+    assert {kind.part for kind in KINDS} - {"alloc", "chain", "sweep"} <= {*MEASUREMENTS}
 
 
 def test_each_reason_is_given_once() -> None:

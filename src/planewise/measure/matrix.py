@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from planewise.measure.trials import KINDS
 from planewise.testbed import planes
 from planewise.testbed.planes.kinds import GuestKind
 
@@ -20,7 +21,8 @@ PLACES: tuple[HostPair, ...] = ("here", "two hosts")
 GUESTS: tuple[GuestKind, ...] = ("namespace", "container", "vm")
 """What can be a main guest; processes are functions of chains alone."""
 
-MEASUREMENTS = ("rtt", "load", "tcp", "connect", "sweep", "search")
+_OTHERS = tuple(kind.part for kind in KINDS if kind.own_part is not None)
+MEASUREMENTS = ("rtt", "load", "tcp", *_OTHERS, "sweep", "search")
 """Every station of guests offers what each of them needs."""
 
 
