@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from planewise.commands.alloc import POLICIES
 from planewise.commands.alloc.page import Gateway
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.alloc_client import Client
@@ -250,6 +251,8 @@ def test_the_description_is_openapi_and_the_answers_are_what_it_says(daemon: Dae
 
     description = daemon.client.get("/openapi.json")
     validate(description)
+    policy = description["components"]["schemas"]["WishedPolicy"]["properties"]["policy"]
+    assert policy["pattern"] == f"^({'|'.join(POLICIES)})$"
     for path in ("/status", "/plan", "/guests/busy"):
         operation = description["paths"][path.replace("busy", "{guest}")]["get"]
         schema = operation["responses"]["200"]["content"]["application/json"]["schema"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import polars as pl
 import pytest
 from hdrh.histogram import HdrHistogram
 
 from planewise.advise.recommend import recommend
+from planewise.commands.alloc import POLICIES
 from planewise.errors import PlanewiseError
 from planewise.judge.policies import policy_families
 from planewise.measure.allocation import (
@@ -23,14 +25,14 @@ from planewise.measure.allocation import (
     settings_of,
 )
 from planewise.measure.cells import cells_of
-from planewise.measure.design import AllocPart, Design
+from planewise.measure.design import AllocPart, Design, Policy
 from planewise.measure.design_file import load_design
 from planewise.measure.requests import SentRequests, parse_sent, script_of, streams_of
 from planewise.measure.schedule import make_schedule
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.publications.answers import answers, read_run
 from planewise.publications.claims import publications
-from planewise.report import html
+from planewise.report import allocation, html
 from planewise.report.allocation import hold_intervals
 from planewise.report.data import RunData
 from planewise.report.figures.allocation import latency, timeline
@@ -65,6 +67,11 @@ GUESTS = tuple(guest(number) for number in range(8))
 
 def wanted(policy: str, part: AllocPart = PART, draw: int = 0) -> AllocTrial:
     return AllocTrial("alloc:x", policy, 64, "icmp", part, draw)  # type: ignore[arg-type]
+
+
+def test_designs_and_reports_have_every_policy_of_the_allocator() -> None:
+    assert {*get_args(Policy)} == {*POLICIES, "none", "switch"}
+    assert {*allocation.POLICIES} == {*POLICIES, "none"}
 
 
 def test_the_policies_of_a_design_take_turns_on_the_guests_of_one_visit() -> None:

@@ -16,9 +16,7 @@ use counting::BYTES;
 
 fn main() {
     for count in [1_000_usize, 10_000] {
-        for policy in
-            [PolicyKind::Fair, PolicyKind::Activity, PolicyKind::Benefit, PolicyKind::Static]
-        {
+        for policy in PolicyKind::ALL {
             measure(count, policy);
         }
     }

@@ -22,6 +22,9 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
+    /// Every policy, in the order of readers.
+    pub const ALL: [Self; 4] = [Self::Fair, Self::Activity, Self::Benefit, Self::Static];
+
     /// Its name, as it is written in configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -161,11 +164,22 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use serde::de::IntoDeserializer;
+    use serde::de::value::StrDeserializer;
+
     use super::*;
 
     #[test]
     fn the_defaults_are_usable() {
         assert!(Settings::default().check().is_ok());
+    }
+
+    #[test]
+    fn every_policy_is_listed_by_the_name_that_configurations_have() {
+        let name: StrDeserializer<'_, serde::de::value::Error> = "nobody".into_deserializer();
+        let error = PolicyKind::deserialize(name).expect_err("no policy").to_string();
+        let names = PolicyKind::ALL.map(|kind| format!("`{}`", kind.as_str())).join(", ");
+        assert!(error.ends_with(&format!("one of {names}")), "{error}");
     }
 
     #[test]

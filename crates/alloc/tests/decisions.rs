@@ -14,9 +14,6 @@ use pw_alloc::model::{GuestView, Health, Holding, Origin, Rate, Snapshot, Stance
 use pw_alloc::plan::{Direction, Move, Reason};
 use pw_alloc::settings::{PolicyKind, Settings};
 
-const POLICIES: [PolicyKind; 4] =
-    [PolicyKind::Fair, PolicyKind::Activity, PolicyKind::Benefit, PolicyKind::Static];
-
 type AnyCase = (Vec<(u16, [u8; 3])>, [u8; 2], u8, Vec<(u8, u16)>);
 
 /// A random world, and an allocator that has watched it for a while.
@@ -53,7 +50,7 @@ fn any_world(case: &AnyCase, settings: Settings) -> (Allocator, Snapshot) {
 
 fn each_any_world(check: impl Fn(&mut Allocator, &Snapshot) + std::panic::RefUnwindSafe) {
     pw_cases::check!(120).with_type::<AnyCase>().for_each(|case| {
-        for policy in POLICIES {
+        for policy in PolicyKind::ALL {
             for (max_moves, min_residency_s) in [(None, 0.0), (Some(2), 30.0)] {
                 let chosen = Settings { max_moves, min_residency_s, ..settings(policy) };
                 let (mut allocator, now) = any_world(case, chosen);
@@ -102,7 +99,7 @@ fn the_quick_plan_is_the_decisions() {
     each_any_world(|allocator, now| assert_eq!(allocator.plan(now), allocator.decide(now).plan));
     // Without constraints, second by second: most decisions change nothing.
     pw_cases::check!(60).with_type::<(u8, Vec<[u8; 12]>)>().for_each(|(vfs_count, rates)| {
-        for policy in POLICIES {
+        for policy in PolicyKind::ALL {
             let mut allocator = allocator(settings(policy));
             let mut now = snapshot(0, guests(&[0.0; 12]), vfs("pf0", u16::from(vfs_count % 14)));
             for (second, rates) in rates.iter().enumerate() {
@@ -193,7 +190,7 @@ fn a_pinned_guest_waits_for_nobody_who_is_not_pinned() {
 fn while_there_are_enough_vfs_everybody_has_one() {
     pw_cases::check!().with_type::<(Vec<u16>, u8)>().for_each(|(rates, spare)| {
         let rates: Vec<f64> = rates.iter().take(30).map(|r| f64::from(*r)).collect();
-        for policy in POLICIES {
+        for policy in PolicyKind::ALL {
             let pool = vfs("pf0", rates.len() as u16 + u16::from(spare % 4));
             let mut now = snapshot(1_000, guests(&rates), pool);
             let mut allocator = allocator(settings(policy));

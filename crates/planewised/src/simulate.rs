@@ -51,8 +51,8 @@ pub struct Args {
     /// Number of such hosts.
     #[arg(long, value_name = "N")]
     hosts: Option<u32>,
-    /// Play only this policy (again for more): paravirtual, random, fair, activity, benefit.
-    #[arg(long = "policy", value_name = "NAME", value_parser = player)]
+    #[arg(long = "policy", value_name = "NAME", value_parser = player,
+        help = format!("Play only this policy (again for more): {}", names()))]
     players: Vec<Player>,
     /// As FlexVF decides: no limit to the moves of an interval, no residency.
     #[arg(long)]
@@ -72,9 +72,12 @@ pub struct Args {
 }
 
 fn player(name: &str) -> std::result::Result<Player, String> {
-    let names = PLAYERS.map(Player::as_str).join(", ");
     let found = PLAYERS.into_iter().find(|player| player.as_str() == name);
-    found.ok_or_else(|| format!("there is no policy of that name; choose one of {names}"))
+    found.ok_or_else(|| format!("there is no policy of that name; choose one of {}", names()))
+}
+
+fn names() -> String {
+    PLAYERS.map(Player::as_str).join(", ")
 }
 
 #[derive(Debug, Serialize)]

@@ -63,8 +63,8 @@ impl Serialize for Player {
 impl<'de> Deserialize<'de> for Player {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         let name = String::deserialize(from)?;
-        let all = PLAYERS.into_iter().chain([Self::Policy(PolicyKind::Static)]);
-        all.into_iter()
+        let policies = PolicyKind::ALL.map(Self::Policy);
+        ([Self::Paravirtual, Self::Random].into_iter().chain(policies))
             .find(|player| player.as_str() == name)
             .ok_or_else(|| serde::de::Error::custom(format!("there is no player {name:?}")))
     }

@@ -282,6 +282,8 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
 
 #[cfg(test)]
 mod tests {
+    use pw_alloc::settings::PolicyKind;
+
     use super::*;
 
     /// The commented example of the reference.
@@ -291,6 +293,8 @@ mod tests {
     fn the_example_is_read_and_says_the_defaults() {
         let read = parse(EXAMPLE, "example.toml").expect("the example");
         assert_eq!(read, Config::default());
+        let policies = PolicyKind::ALL.map(PolicyKind::as_str).join(" | ");
+        assert!(EXAMPLE.contains(&format!("# {policies}\n")), "it does not list {policies}");
         // Whatever is commented out in it is right, too.
         let all: String = EXAMPLE
             .lines()

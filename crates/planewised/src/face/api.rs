@@ -463,6 +463,16 @@ async fn description() -> Response {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_description_names_every_policy() {
+        let description = serde_json::to_value(openapi()).expect("a document");
+        let names = PolicyKind::ALL.map(PolicyKind::as_str).join("|");
+        for schema in ["Status", "WishedPolicy"] {
+            let policy = &description["components"]["schemas"][schema]["properties"]["policy"];
+            assert_eq!(policy["pattern"], format!("^({names})$"), "{schema}");
+        }
+    }
+
     /// Nobody takes requests here; the clock is made up.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_is_not_taken_within_30_s_is_withdrawn_and_never_performed() {

@@ -40,7 +40,7 @@ fn recorded(seed: u64, policy: &str, rounds: usize) -> Replayed {
 fn every_plan_of_a_recorded_daemon_is_decided_anew_to_the_byte() {
     let mut plans = 0;
     for seed in 0..5 {
-        for policy in ["benefit", "activity", "fair", "static"] {
+        for policy in PolicyKind::ALL.map(PolicyKind::as_str) {
             let replayed = recorded(seed, policy, 25);
             assert_eq!(replayed.difference, None, "seed {seed}, {policy}");
             assert!(replayed.decisions > 100 && replayed.readings > 500, "{replayed:?}");
