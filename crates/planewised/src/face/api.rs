@@ -39,7 +39,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 type Outcome = std::result::Result<Response, Problem>;
 
-/// What the operator wishes for a guest.
+/// The operator's stance on a guest.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct WishedStance {
@@ -48,7 +48,7 @@ struct WishedStance {
     stance: Stance,
 }
 
-/// Who ranks first.
+/// The policy.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct WishedPolicy {
@@ -61,11 +61,11 @@ struct WishedPolicy {
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct WishedDrain {
-    /// On: every VF goes back to its pool and none is given. Off: as usual again.
+    /// On: every VF returns to its pool and none is given. Off: VFs are given again.
     on: bool,
 }
 
-/// It is done, or begun.
+/// The request is done, or begun.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 struct Done {
     /// One sentence without a full stop.
@@ -99,7 +99,7 @@ struct Done {
 )]
 struct Description;
 
-/// By TCP, a token says who asks.
+/// Describes the tokens by which TCP authenticates callers.
 struct Tokens;
 
 impl Modify for Tokens {
@@ -132,13 +132,13 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .route("/events", get(events::events))
         .route("/metrics", get(metrics::metrics))
         .route("/openapi.json", get(description))
-        .fallback(nowhere)
+        .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(from_fn_with_state(shared.clone(), guard))
         .with_state(shared)
 }
 
-async fn nowhere() -> Problem {
+async fn no_such_path() -> Problem {
     Problem::new(Fault::NotFound, "there is nothing at this path", "/openapi.json lists all paths")
 }
 
@@ -181,7 +181,7 @@ async fn guard(
                 return without_token();
             }
         },
-        None => return Problem::new(Fault::Forbidden, "nobody asks", "").into_response(),
+        None => return Problem::new(Fault::Forbidden, "the caller is unknown", "").into_response(),
     };
     // Another site's page in an authorised user's browser (CSRF).
     if !reads && !of_same_origin(&request) {
@@ -270,11 +270,11 @@ fn named_guest(request: &HttpRequest) -> Result<GuestId, Problem> {
 
 fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
+    let mut encoded = text.bytes();
+    while let Some(byte) = encoded.next() {
         if byte == b'%' {
             let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-            let (high, low) = (digit(rest.next())?, digit(rest.next())?);
+            let (high, low) = (digit(encoded.next())?, digit(encoded.next())?);
             bytes.push((high * 16 + low) as u8);
         } else {
             bytes.push(byte);
@@ -283,7 +283,7 @@ fn percent_decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Asks the core.
+/// Sends the core a request and waits for its answer.
 async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer, Problem> {
     let unavailable = |what: &str, remedy: &str| Problem::new(Fault::Unavailable, what, remedy);
     let (reply, answer) = oneshot::channel();
@@ -302,9 +302,10 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
     )?;
     let outcome = match tokio::time::timeout(ANSWER, answer).await {
         Ok(Ok(answer)) => answer.map_err(Problem::from),
-        Ok(Err(_)) => {
-            Err(unavailable("the daemon stops and did not do it", "start it again and ask again"))
-        }
+        Ok(Err(_)) => Err(unavailable(
+            "the daemon stops and did not perform the request",
+            "start it again and ask again",
+        )),
         Err(_) => Err(unavailable(
             "the daemon is busy with a move and did not take the request: it is withdrawn",
             "see what it does with `planewise alloc status`, then ask again",
@@ -318,7 +319,7 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
     outcome
 }
 
-/// Asks the core, and writes its answer.
+/// Sends the core a request; its answer as JSON.
 async fn order(shared: Arc<Shared>, caller: Caller, request: Request) -> Outcome {
     Ok(match ask(&shared, caller, request).await? {
         Answer::Plan(plan) => json(&plan),
@@ -346,8 +347,8 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
 async fn guest(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Outcome {
     let name = named_guest(&request)?;
     let status = shared.ends.status.borrow().clone();
-    let found = status.guests.iter().find(|guest| guest.id == name);
-    found.map(json).ok_or_else(|| crate::daemon::request::Refused::unknown_guest(&name).into())
+    let guest = status.guests.iter().find(|guest| guest.id == name);
+    guest.map(json).ok_or_else(|| crate::daemon::request::Refused::unknown_guest(&name).into())
 }
 
 /// What would be done now

@@ -35,9 +35,9 @@ impl Feed {
             self.first = false;
             if let Some(status) = &mut self.status {
                 status.mark_unchanged();
-                return Some(self.told_status());
+                return Some(self.status_event());
             }
-            // Whoever has read this misses nothing from here on.
+            // A reader of this comment misses no later event.
             return Some(sse::Event::default().comment("listening"));
         }
         let changed = async {
@@ -51,29 +51,29 @@ impl Feed {
         };
         tokio::select! {
             biased;
-            () = stopped => self.rest(),
+            () = stopped => self.next_pending(),
             event = self.events.recv() => match event {
-                Ok(event) => Some(told("event", &event)),
+                Ok(event) => Some(sse_event("event", &event)),
                 Err(RecvError::Lagged(missed)) => {
-                    Some(told("missed", &serde_json::json!({ "missed": missed })))
+                    Some(sse_event("missed", &serde_json::json!({ "missed": missed })))
                 }
                 Err(RecvError::Closed) => None,
             },
-            alive = changed => alive.then(|| self.told_status()),
+            alive = changed => alive.then(|| self.status_event()),
         }
     }
 
-    /// Events emitted before the end.
-    fn rest(&mut self) -> Option<sse::Event> {
-        self.events.try_recv().ok().map(|event| told("event", &event))
+    /// The next event emitted before the end.
+    fn next_pending(&mut self) -> Option<sse::Event> {
+        self.events.try_recv().ok().map(|event| sse_event("event", &event))
     }
 
-    fn told_status(&self) -> sse::Event {
+    fn status_event(&self) -> sse::Event {
         sse::Event::default().event("status").data(&*self.shared.status_json())
     }
 }
 
-fn told(name: &str, value: &impl serde::Serialize) -> sse::Event {
+fn sse_event(name: &str, value: &impl serde::Serialize) -> sse::Event {
     sse::Event::default().event(name).data(serde_json::to_string(value).unwrap_or_default())
 }
 

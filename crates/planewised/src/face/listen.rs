@@ -41,7 +41,7 @@ const CONNECTIONS: usize = 64;
 const REFUSING: usize = 16;
 /// Time limit of a request's head, and of the pause between two requests.
 const HEAD: Duration = Duration::from_secs(10);
-/// Time limit of a reader that takes nothing of an answer, and of unacknowledged data (TCP_USER_TIMEOUT,
+/// Time limit of a client that reads nothing of an answer, and of unacknowledged data (TCP_USER_TIMEOUT,
 /// tcp(7)).
 const WRITE: Duration = Duration::from_secs(10);
 /// Connections by TCP from one address at once.
@@ -61,7 +61,7 @@ pub enum Door {
     Tls(Arc<Keys>),
 }
 
-/// The socket's path. It is removed once, and only if it is still ours.
+/// The socket's path, removed at the end unless another process replaced the socket.
 #[derive(Debug)]
 pub struct Socket {
     /// Where.
@@ -72,7 +72,7 @@ pub struct Socket {
 impl Socket {
     /// Removes the socket, unless it was replaced.
     pub fn remove(&self) {
-        if identity(&self.path).is_ok_and(|found| found == self.device_and_inode) {
+        if identity(&self.path).is_ok_and(|current| current == self.device_and_inode) {
             drop(std::fs::remove_file(&self.path));
         }
     }
@@ -97,27 +97,27 @@ pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         make_directory(directory).map_err(cannot)?;
     }
-    make_room(path)?;
+    remove_stale_socket(path)?;
     // Made under another name, and renamed once its mode is right.
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
-    let newborn = PathBuf::from(name);
-    drop(std::fs::remove_file(&newborn));
-    let listener = StdUnixListener::bind(&newborn).map_err(cannot)?;
+    let temporary = PathBuf::from(name);
+    drop(std::fs::remove_file(&temporary));
+    let listener = StdUnixListener::bind(&temporary).map_err(cannot)?;
     let placed = (|| {
         let mode = if gate.group.is_some() { 0o660 } else { 0o600 };
-        std::fs::set_permissions(&newborn, std::fs::Permissions::from_mode(mode))?;
+        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))?;
         if let Some(group) = gate.group {
-            std::os::unix::fs::chown(&newborn, None, Some(group.as_raw()))?;
+            std::os::unix::fs::chown(&temporary, None, Some(group.as_raw()))?;
         }
         listener.set_nonblocking(true)?;
-        std::fs::rename(&newborn, path)?;
+        std::fs::rename(&temporary, path)?;
         identity(path)
     })();
     match placed {
         Ok(device_and_inode) => Ok((Socket { path: path.to_owned(), device_and_inode }, listener)),
         Err(error) => {
-            drop(std::fs::remove_file(&newborn));
+            drop(std::fs::remove_file(&temporary));
             Err(cannot(error))
         }
     }
@@ -133,7 +133,7 @@ fn make_directory(directory: &Path) -> io::Result<()> {
 }
 
 /// Removes a socket that a killed daemon left; anything else is an error.
-fn make_room(path: &Path) -> Result<()> {
+fn remove_stale_socket(path: &Path) -> Result<()> {
     let Ok(data) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !data.file_type().is_socket() {
         return Err(Error::failed(
@@ -285,7 +285,7 @@ async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, ro
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of file descriptors, most likely: what is there goes on.
+            // Out of file descriptors, most likely: open connections continue.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -311,7 +311,7 @@ async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, ro
             Ok(caller) => match room.clone().try_acquire_owned() {
                 Ok(permit) => {
                     let connection =
-                        converse(stream, Door::Socket(caller), router.clone(), shared.clone());
+                        serve_http(stream, Door::Socket(caller), router.clone(), shared.clone());
                     tokio::spawn(async move {
                         connection.await;
                         drop(permit);
@@ -339,7 +339,7 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        // A full house is not explained to strangers: that would cost what there is none of.
+        // Closed without an answer, which would need a connection that is not available.
         let Some(peer) = peers.enter(from.ip()) else { continue };
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
         let acceptor = TlsAcceptor::from(tcp.keys.server());
@@ -348,7 +348,7 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
         tokio::spawn(async move {
             let handshake = accept_tls(&acceptor, stream);
             if let Ok(Ok(stream)) = timeout(HANDSHAKE, handshake).await {
-                converse(stream, door, router, shared).await;
+                serve_http(stream, door, router, shared).await;
             }
             drop((permit, peer));
         });
@@ -420,7 +420,7 @@ async fn refuse(mut stream: UnixStream, problem: &Problem) {
 }
 
 /// Serves the requests of one connection, one after the other.
-async fn converse<S>(stream: S, door: Door, router: Router, shared: Arc<Shared>)
+async fn serve_http<S>(stream: S, door: Door, router: Router, shared: Arc<Shared>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -495,7 +495,7 @@ mod tests {
         let router = Router::new().fallback(|| async { "an answer ".repeat(1000) });
         let door = Door::Socket(Caller::Local { uid: 0, pid: None });
         let begun = tokio::time::Instant::now();
-        let served = tokio::spawn(converse(stream, door, router, shared));
+        let served = tokio::spawn(serve_http(stream, door, router, shared));
         other.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("taken");
         let ended = timeout(10 * WRITE, served).await;
         assert!(ended.is_ok(), "it holds its place for ever");

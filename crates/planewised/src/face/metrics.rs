@@ -1,4 +1,4 @@
-//! The status as OpenMetrics. Knows nothing beyond the status, and what this process itself uses.
+//! The status, and the resources of this process, as OpenMetrics.
 
 use std::fmt::Error;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::problem::Problem;
 use crate::daemon::request::Fault;
 use crate::daemon::status::{DURATION_BOUNDS_S, Durations, How, Source, Status, VfState, unix_ms};
 
-/// What scrapers call this format.
+/// The media type of OpenMetrics.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Metrics of guests, VFs, pools and the daemon, as OpenMetrics
@@ -27,7 +27,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 ))]
 pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     let status = shared.ends.status.borrow().clone();
-    match written(status) {
+    match encoded(status) {
         Ok(text) => ([(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS))], text).into_response(),
         Err(_) => {
             let what = "the metrics cannot be written";
@@ -36,7 +36,7 @@ pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-fn written(status: Arc<Status>) -> Result<String, Error> {
+fn encoded(status: Arc<Status>) -> Result<String, Error> {
     let mut registry = Registry::with_prefix("planewise");
     registry.register_collector(Box::new(OfStatus(status)));
     let mut text = String::new();
@@ -183,7 +183,7 @@ impl OfStatus {
                 Some(([("guest", guest.id.as_str()), ("source", source)], of(&guest.rate)?))
             })
         };
-        let each = |of: fn(&crate::daemon::status::Guest) -> f64| {
+        let rows = |of: fn(&crate::daemon::status::Guest) -> f64| {
             guests.iter().map(move |guest| ([("guest", guest.id.as_str())], of(guest)))
         };
         to.gauge("guests", "Guests that are managed", guests.len() as f64)?;
@@ -200,41 +200,41 @@ impl OfStatus {
         to.gauges(
             "guest_holds_vf",
             "1: the guest has a VF; 0: it sends by its paravirtual path",
-            each(|guest| u8::from(guest.vf.is_some()).into()),
+            rows(|guest| u8::from(guest.vf.is_some()).into()),
         )?;
         to.gauges(
             "guest_since_timestamp_seconds",
             "When the guest got what it has, VF or none",
-            each(|guest| guest.since_unix_ms as f64 / 1e3),
+            rows(|guest| guest.since_unix_ms as f64 / 1e3),
         )?;
         to.gauges(
             "guest_marked",
             "1: the guest did not answer and is left alone",
-            each(|guest| u8::from(guest.marked.is_some()).into()),
+            rows(|guest| u8::from(guest.marked.is_some()).into()),
         )?;
         to.gauges(
             "guest_paravirtual_up",
             "1: the guest's paravirtual path works",
-            each(|guest| u8::from(guest.paravirtual_up).into()),
+            rows(|guest| u8::from(guest.paravirtual_up).into()),
         )
     }
 
     fn pools(&self, to: &mut Families<'_>) -> Result<(), Error> {
         let pools = &self.0.pools;
-        let each = |of: fn(&crate::daemon::status::Pool) -> f64| {
+        let rows = |of: fn(&crate::daemon::status::Pool) -> f64| {
             pools.iter().map(move |pool| ([("pf", pool.pf.as_str())], of(pool)))
         };
-        to.gauges("pool_vfs", "VFs that are managed", each(|pool| pool.vfs.into()))?;
-        to.gauges("pool_free_vfs", "VFs that can be given", each(|pool| pool.free.into()))?;
+        to.gauges("pool_vfs", "VFs that are managed", rows(|pool| pool.vfs.into()))?;
+        to.gauges("pool_free_vfs", "VFs that can be given", rows(|pool| pool.free.into()))?;
         to.gauges(
             "pool_quarantined_vfs",
             "VFs with which something is wrong",
-            each(|pool| pool.quarantined.into()),
+            rows(|pool| pool.quarantined.into()),
         )?;
         to.gauges(
             "pool_link_up",
             "1: the PF has a link",
-            each(|pool| u8::from(pool.link_up).into()),
+            rows(|pool| u8::from(pool.link_up).into()),
         )?;
         to.infos(
             "vf",
@@ -270,7 +270,7 @@ impl OfProcess {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let constant = |name| nix::unistd::sysconf(name).ok().flatten().map(|value| value as f64);
         // Fields 14 and 15 of proc_pid_stat(5), counted after the name, which may hold anything.
-        let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
         let ticks = |at| fields.split_whitespace().nth(at)?.parse::<f64>().ok();
         let per_s = constant(nix::unistd::SysconfVar::CLK_TCK);
         let cpu_s = (|| Some((ticks(11)? + ticks(12)?) / per_s?))();

@@ -59,7 +59,7 @@ impl Shared {
         let status = self.ends.status.borrow().clone();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         match &*written {
-            Some((of, text)) if Arc::ptr_eq(of, &status) => text.clone(),
+            Some((cached, text)) if Arc::ptr_eq(cached, &status) => text.clone(),
             _ => {
                 // Maps with keys that are no strings are all that could fail; there are none.
                 let text: Arc<str> = serde_json::to_string(&*status).unwrap_or_default().into();
@@ -76,11 +76,11 @@ impl Shared {
         while refusals.front().is_some_and(|at| now - *at > Duration::from_secs(10)) {
             refusals.pop_front();
         }
-        let told = refusals.len() < 10;
-        if told {
+        let logged = refusals.len() < 10;
+        if logged {
             refusals.push_back(now);
         }
-        told
+        logged
     }
 }
 
@@ -109,7 +109,7 @@ pub fn read_again(config: &Config) -> Result<Fresh> {
 /// Opens the socket, and TCP if it is configured, and serves both in a thread of its own.
 ///
 /// # Errors
-/// A place cannot be listened at, the group does not exist, TLS or tokens cannot be read or are not
+/// An address cannot be used, the group does not exist, TLS or tokens cannot be read or are not
 /// safe. Nothing listens then.
 pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
     let tls = config.tcp.as_ref().map(listen::Tls::load).transpose()?;
@@ -153,7 +153,7 @@ impl Face {
         self.tcp
     }
 
-    /// New connections are served with this certificate, and new requests by these tokens.
+    /// Uses this certificate for new connections, and these tokens for new requests.
     pub fn renew(&self, fresh: &Fresh) {
         if let (Some(keys), Some(tls)) = (&self.keys, &fresh.0) {
             keys.renew(tls);

@@ -4,7 +4,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use axum::response::{IntoResponse, Response};
 
 const PAGE: &str = include_str!("page.html");
-/// What stands in the page for a number that is used once.
+/// Placeholder of the nonce in the page.
 const MARK: &str = "NONCE";
 
 /// The live page
@@ -18,7 +18,7 @@ const MARK: &str = "NONCE";
 )]
 pub async fn page() -> Response {
     let nonce = nonce();
-    // Nothing but this page's own script and style runs, and it talks to nobody but its daemon.
+    // Only this page's script and style run, and it connects to its daemon alone.
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; \
          connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \

@@ -16,7 +16,7 @@ const MOST_GROUPS: usize = 65_536;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// The daemon's own user.
-    own: u32,
+    daemon_uid: u32,
     /// The group that may.
     pub group: Option<Gid>,
 }
@@ -28,7 +28,7 @@ impl Gate {
     /// There is no such group.
     pub fn new(group: Option<&str>) -> Result<Self> {
         let group = group.map(find_group).transpose()?;
-        Ok(Self { own: geteuid().as_raw(), group })
+        Ok(Self { daemon_uid: geteuid().as_raw(), group })
     }
 
     /// The caller of this connection.
@@ -48,7 +48,7 @@ impl Gate {
 
     fn permits(self, uid: u32, gid: u32, groups: impl FnOnce() -> Vec<u32>) -> bool {
         uid == 0
-            || uid == self.own
+            || uid == self.daemon_uid
             || self
                 .group
                 .is_some_and(|group| gid == group.as_raw() || groups().contains(&group.as_raw()))
@@ -60,8 +60,8 @@ impl Gate {
 fn find_group(name: &str) -> Result<Gid> {
     let of_line = |line: &str| {
         let mut fields = line.split(':');
-        let found = fields.next()? == name;
-        fields.nth(1)?.parse().ok().filter(|_| found).map(Gid::from_raw)
+        let matches = fields.next()? == name;
+        fields.nth(1)?.parse().ok().filter(|_| matches).map(Gid::from_raw)
     };
     let of_host = || {
         let text = std::fs::read_to_string("/etc/group").ok()?;
@@ -69,8 +69,8 @@ fn find_group(name: &str) -> Result<Gid> {
     };
     // Groups that a directory service knows.
     let of_service = || {
-        let done = Command::new("getent").args(["group", "--", name]).output().ok()?;
-        String::from_utf8_lossy(&done.stdout).lines().find_map(of_line)
+        let output = Command::new("getent").args(["group", "--", name]).output().ok()?;
+        String::from_utf8_lossy(&output.stdout).lines().find_map(of_line)
     };
     of_host().or_else(of_service).ok_or_else(|| {
         let remedy =
@@ -115,13 +115,13 @@ mod tests {
 
     #[test]
     fn root_the_own_user_and_the_groups_members_come_in_and_nobody_else() {
-        let gate = Gate { own: 7, group: Some(Gid::from_raw(50)) };
+        let gate = Gate { daemon_uid: 7, group: Some(Gid::from_raw(50)) };
         assert!(gate.permits(0, 1, Vec::new));
         assert!(gate.permits(7, 1, Vec::new));
         assert!(gate.permits(8, 50, Vec::new));
         assert!(gate.permits(8, 1, || vec![4, 50]));
         assert!(!gate.permits(8, 1, || vec![4, 5]));
-        assert!(!Gate { own: 7, group: None }.permits(8, 0, || vec![0]));
+        assert!(!Gate { daemon_uid: 7, group: None }.permits(8, 0, || vec![0]));
     }
 
     #[test]
@@ -137,8 +137,8 @@ mod tests {
         let gate = Gate::new(None).expect("no group");
         let pid = Some(std::process::id() as i32);
         assert_eq!(gate.admit(&here), Ok(Caller::Local { uid: geteuid().as_raw(), pid }));
-        let own: Vec<u32> =
+        let daemon_uid: Vec<u32> =
             nix::unistd::getgroups().expect("groups").iter().map(|gid| gid.as_raw()).collect();
-        assert_eq!(supplementary_groups(&here), own);
+        assert_eq!(supplementary_groups(&here), daemon_uid);
     }
 }

@@ -8,21 +8,21 @@ use utoipa::ToSchema;
 
 use crate::daemon::request::{Fault, Refused};
 
-/// Why it was not done.
+/// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Problem {
     #[serde(skip)]
     status: StatusCode,
-    /// What sort of refusal.
+    /// The kind of refusal.
     pub fault: Fault,
-    /// One sentence: what, and where.
+    /// What failed, one sentence.
     pub what: String,
     /// What to do about it.
     pub remedy: String,
 }
 
 impl Problem {
-    /// A problem of that sort.
+    /// A problem of that kind.
     pub fn new(fault: Fault, what: impl Into<String>, remedy: impl Into<String>) -> Self {
         let status = match fault {
             Fault::BadRequest => StatusCode::BAD_REQUEST,
@@ -35,7 +35,7 @@ impl Problem {
         Self { status, fault, what: what.into(), remedy: remedy.into() }
     }
 
-    /// The same, by a narrower status code.
+    /// The same with a more specific status code.
     #[must_use]
     pub const fn with_status(mut self, status: StatusCode) -> Self {
         self.status = status;
@@ -47,7 +47,7 @@ impl Problem {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The whole answer as it goes over a connection on which no request is read any more.
+    /// The whole HTTP response, for a connection that reads no more requests.
     pub fn raw(&self) -> String {
         let body = self.json();
         let reason = self.status.canonical_reason().unwrap_or_default();

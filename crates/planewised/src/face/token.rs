@@ -51,8 +51,7 @@ impl std::fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads a file of lines `NAME TOKEN [ROLE]`; the role is `read` or `order`, which it is when none
-    /// is written.
+    /// Reads a file of lines `NAME TOKEN [ROLE]`; the role is `read` or `order` (the default).
     ///
     /// # Errors
     /// It cannot be read, others than its owner and group can, or a line makes no sense.
@@ -72,7 +71,7 @@ impl Tokens {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            // Neither error shows what may be half a token.
+            // No error shows the line, which may contain a token.
             let wrong = |what: &str| {
                 Err(Error::bad_input(format!("{name}:{}: {what}", at + 1), remedy.clone()))
             };
@@ -107,11 +106,11 @@ impl Tokens {
     /// Name, presentation and rights of the token in these headers.
     pub fn owner(&self, headers: &HeaderMap) -> Option<(String, Shown, Role)> {
         let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
-        let (scheme, rest) = value.split_once(' ')?;
+        let (scheme, credentials) = value.split_once(' ')?;
         let (token, shown) = if scheme.eq_ignore_ascii_case("bearer") {
-            (rest.trim().to_owned(), Shown::Bearer)
+            (credentials.trim().to_owned(), Shown::Bearer)
         } else if scheme.eq_ignore_ascii_case("basic") {
-            let pair = String::from_utf8(STANDARD.decode(rest.trim()).ok()?).ok()?;
+            let pair = String::from_utf8(STANDARD.decode(credentials.trim()).ok()?).ok()?;
             (pair.split_once(':')?.1.to_owned(), Shown::Basic)
         } else {
             return None;

@@ -179,23 +179,23 @@ fn vlan(text: &str) -> Result<Vlan> {
     if parts.next().is_some() { Err(wrong()) } else { Ok(Vlan { id, qos, protocol }) }
 }
 
-type Here<'a> = Operator<'a, Linux>;
+type LinuxOperator<'a> = Operator<'a, Linux>;
 
 /// `vf setup`
-pub fn setup(args: &SetupArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
-    let wanted = Setup {
+pub fn setup(args: &SetupArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
+    let setup = Setup {
         count: args.count,
         first_mac: args.mac_base,
         driver: args.driver.clone(),
         force: args.how.force,
     };
-    let done = operator.setup(&args.pf, &wanted)?;
+    let done = operator.setup(&args.pf, &setup)?;
     print("vf setup", &args.how, &done.steps, Now::Pf(&done.now), json)
 }
 
 /// `vf set`
-pub fn set(args: &SetArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
-    let wanted = Settings {
+pub fn set(args: &SetArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
+    let settings = Settings {
         mac: args.mac,
         vlan: args.vlan,
         min_tx_mbps: args.min_rate,
@@ -208,26 +208,26 @@ pub fn set(args: &SetArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
             LinkStateArg::Disable => LinkState::Disable,
         }),
     };
-    if wanted == Settings::default() {
+    if settings == Settings::default() {
         return Err(Error::bad_input(
             "nothing is to be set",
             "name at least one of --mac, --vlan, --min-rate, --max-rate, --spoof-check, --trust, \
              --link-state",
         ));
     }
-    let done = operator.set(&args.vf, &wanted)?;
+    let done = operator.set(&args.vf, &settings)?;
     print("vf set", &args.how, &done.steps, Now::Vf(&done.now), json)
 }
 
 /// `vf bind`
-pub fn bind(args: &BindArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
+pub fn bind(args: &BindArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
     let done = operator.bind(&args.vf, &args.driver)?;
     print("vf bind", &args.how, &done.steps, Now::Vf(&done.now), json)
 }
 
 /// `vf move`
-pub fn move_vf(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
-    let wanted = Move {
+pub fn move_vf(args: &MoveArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
+    let change = Move {
         to: lookup::netns(&args.to)?,
         name: args.name.clone(),
         mac: args.mac,
@@ -236,18 +236,18 @@ pub fn move_vf(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<(
         up: !args.down,
         force: args.how.force,
     };
-    let done = operator.move_to_netns(&args.vf, &wanted)?;
+    let done = operator.move_to_netns(&args.vf, &change)?;
     print("vf move", &args.how, &done.steps, Now::Vf(&done.now), json)
 }
 
 /// `vf release`
-pub fn release(args: &ReleaseArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
+pub fn release(args: &ReleaseArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
     let done = operator.release(&args.vfs)?;
     print("vf release", &args.how, &done.steps, Now::Restored(&done), json)
 }
 
 /// `vf restore`
-pub fn restore(args: &RestoreArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
+pub fn restore(args: &RestoreArgs, operator: &mut LinuxOperator<'_>, json: bool) -> Result<()> {
     let done = operator.restore(&args.functions)?;
     print("vf restore", &args.how, &done.steps, Now::Restored(&done), json)
 }

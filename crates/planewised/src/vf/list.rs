@@ -22,23 +22,22 @@ pub struct Args {
 pub fn run(args: &Args, kernel: &mut dyn Kernel, state: &State, json: bool) -> Result<()> {
     let mut machine = discover::machine(kernel)?;
     state.annotate(&mut machine)?;
-    for wanted in &args.pfs {
-        if !machine.pfs.iter().any(|pf| is_named(pf, wanted)) {
+    for name in &args.pfs {
+        if !machine.pfs.iter().any(|pf| is_named(pf, name)) {
             return Err(Error::bad_input(
-                format!("there is no PF {wanted}"),
+                format!("there is no PF {name}"),
                 "list all with `planewised vf list`",
             ));
         }
     }
     if !args.pfs.is_empty() {
-        machine.pfs.retain(|pf| args.pfs.iter().any(|wanted| is_named(pf, wanted)));
+        machine.pfs.retain(|pf| args.pfs.iter().any(|name| is_named(pf, name)));
     }
     output::print("vf list", &machine, json, text)
 }
 
-fn is_named(pf: &Pf, wanted: &str) -> bool {
-    pf.address.to_string() == wanted
-        || pf.netdev.as_ref().is_some_and(|netdev| netdev.name == wanted)
+fn is_named(pf: &Pf, name: &str) -> bool {
+    pf.address.to_string() == name || pf.netdev.as_ref().is_some_and(|netdev| netdev.name == name)
 }
 
 fn text(machine: &Machine) -> String {

@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Setup(setup) => change::setup(setup, &mut operator, args.json),
         Command::Set(set) => change::set(set, &mut operator, args.json),
         Command::Bind(bind) => change::bind(bind, &mut operator, args.json),
-        Command::Move(wanted) => change::move_vf(wanted, &mut operator, args.json),
+        Command::Move(moved) => change::move_vf(moved, &mut operator, args.json),
         Command::Release(release) => change::release(release, &mut operator, args.json),
         Command::Restore(restore) => change::restore(restore, &mut operator, args.json),
     }
