@@ -42,14 +42,14 @@ pub trait Devices: std::fmt::Debug + Send + Sync {
     fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String>;
 }
 
-/// A pool in which the free VFs of PFs that others allocate to pods are used.
+/// A pool in which free VFs count as used where another component allocates VFs of their PF to pods.
 pub struct ExclusivePool {
     pool: Box<dyn Pool>,
     devices: Arc<dyn Devices>,
 }
 
 impl ExclusivePool {
-    /// This pool, less the PFs of `devices`.
+    /// This pool without the PFs of `devices`.
     pub fn new(pool: Box<dyn Pool>, devices: Arc<dyn Devices>) -> Self {
         Self { pool, devices }
     }
@@ -70,7 +70,7 @@ impl ExclusivePool {
             };
             let Some(user) = user else { continue };
             let free =
-                view.vfs.iter_mut().filter(|(vf, seen)| vf.pf == *id && seen.user.is_nobody());
+                view.vfs.iter_mut().filter(|(vf_id, vf)| vf_id.pf == *id && vf.user.is_nobody());
             free.for_each(|(_, vf)| vf.user = user.clone());
         }
     }
@@ -105,30 +105,30 @@ mod tests {
     use crate::daemon::simulated::World;
 
     #[derive(Debug, Clone)]
-    struct Told(std::result::Result<BTreeMap<PciAddress, String>, String>);
+    struct Allocated(std::result::Result<BTreeMap<PciAddress, String>, String>);
 
-    impl Devices for Told {
+    impl Devices for Allocated {
         fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String> {
             self.0.clone()
         }
     }
 
     /// The users of the two VFs of a made-up PF.
-    fn users(told: impl Fn(&PoolView) -> Told) -> Vec<User> {
+    fn users(devices: impl Fn(&PoolView) -> Allocated) -> Vec<User> {
         let world = World::new(&Simulated { vfs: 2, guests: BTreeMap::new(), pods: None });
         let mut pool = world.host().pool;
-        let devices = told(&pool.read().expect("a pool"));
+        let devices = devices(&pool.read().expect("a pool"));
         let view = ExclusivePool::new(pool, Arc::new(devices)).read().expect("a pool");
         view.vfs.into_values().map(|vf| vf.user).collect()
     }
 
     #[test]
     fn no_vf_of_a_pf_is_free_if_somebody_else_gives_one_of_them_to_pods_or_that_is_not_known() {
-        let nothing = users(|_| Told(Ok(BTreeMap::new())));
+        let nothing = users(|_| Allocated(Ok(BTreeMap::new())));
         assert!(nothing.iter().all(User::is_nobody), "{nothing:?}");
         let of_first = users(|view| {
             let first = view.vfs.values().next().expect("a VF").address;
-            Told(Ok([(first, "the device plugin of a/b".to_owned())].into()))
+            Allocated(Ok([(first, "the device plugin of a/b".to_owned())].into()))
         });
         assert_eq!(of_first.len(), 2);
         for user in of_first {
@@ -136,7 +136,7 @@ mod tests {
                 matches!(&user, User::Host(why) if why.starts_with("the device plugin of a/b"))
             );
         }
-        for user in users(|_| Told(Err("no answer yet".to_owned()))) {
+        for user in users(|_| Allocated(Err("no answer yet".to_owned()))) {
             assert_eq!(user, User::Unknown("no answer yet".to_owned()));
         }
     }

@@ -1,4 +1,4 @@
-//! The daemon's configuration: TOML, checked, with the line of what is wrong. Knows no files.
+//! The daemon's configuration: TOML, checked, with the line of an error. Knows no files.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -202,8 +202,8 @@ pub struct Simulated {
 pub fn read<T: DeserializeOwned>(text: &str, name: &str) -> Result<T> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map(|span| {
-            let before = text.get(..span.start).unwrap_or(text);
-            before.matches('\n').count() + 1
+            let preceding = text.get(..span.start).unwrap_or(text);
+            preceding.matches('\n').count() + 1
         });
         let place = line.map_or_else(|| name.to_owned(), |line| format!("{name}:{line}"));
         let what: Vec<&str> = error.message().lines().map(str::trim).collect();
@@ -250,8 +250,8 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
     }
     for (guest, namespace) in &config.containers.namespaces {
         let netns = namespace.netns.as_deref().unwrap_or(guest);
-        let given = || format!("{name}: containers.namespaces.{guest}");
-        netns.parse::<Netns>().map_err(|error| error.at(given()))?;
+        let key = || format!("{name}: containers.namespaces.{guest}");
+        netns.parse::<Netns>().map_err(|error| error.at(key()))?;
         if let Some(interface) = &namespace.interface
             && let Err(error) = pw_sriov::lookup::interface_name(interface)
         {

@@ -24,34 +24,34 @@ pub const EVENTS_KEPT: usize = 1024;
 pub enum Request {
     /// The plan as of now; changes nothing.
     Plan,
-    /// This guest has a VF, whatever its traffic.
+    /// Give this guest a VF, whatever its traffic.
     Pin {
         /// Which guest.
         guest: GuestId,
     },
-    /// This guest has none.
+    /// Give this guest no VF.
     Exclude {
         /// Which guest.
         guest: GuestId,
     },
-    /// The policy decides about this guest.
+    /// Leave this guest to the policy.
     Free {
         /// Which guest.
         guest: GuestId,
     },
-    /// Who ranks first from now on.
+    /// Use this policy from now on.
     Policy {
         /// The policy.
         policy: PolicyKind,
     },
     /// Decide now, not at the end of the interval, and perform the plan.
     Rebalance,
-    /// On: every VF goes back to its pool and none is given. Off: as usual again.
+    /// On: return every VF to its pool and give none. Off: give VFs again.
     Drain {
         /// On or off.
         on: bool,
     },
-    /// This marked guest is well again.
+    /// Remove the mark of a guest that works again.
     Unmark {
         /// Which guest.
         guest: GuestId,
@@ -76,7 +76,7 @@ impl Request {
         }
     }
 
-    /// The guest that it is about.
+    /// The guest that it concerns.
     pub const fn guest(&self) -> Option<&GuestId> {
         match self {
             Self::Pin { guest }
@@ -88,17 +88,17 @@ impl Request {
     }
 }
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// A process on this host, as the kernel names it.
     Local {
         /// Its user.
         uid: u32,
-        /// Itself.
+        /// Its process.
         pid: Option<i32>,
     },
-    /// Whoever has the token of this name.
+    /// The holder of the token of this name.
     Token(String),
 }
 
@@ -121,17 +121,17 @@ pub enum Answer {
     Done(String),
 }
 
-/// What sort of refusal it is.
+/// The kind of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
     /// The request makes no sense.
     BadRequest,
-    /// Who asks may not.
+    /// The caller is not permitted.
     Forbidden,
-    /// There is no such guest, or no such place.
+    /// There is no such guest, or no such path.
     NotFound,
-    /// It does not go with how things are.
+    /// It conflicts with the present state.
     Conflict,
     /// It could not be done.
     Failed,
@@ -142,16 +142,16 @@ pub enum Fault {
 /// A refused request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// What sort of refusal.
+    /// The kind.
     pub fault: Fault,
-    /// One sentence: what, and where.
+    /// What was refused, one sentence.
     pub what: String,
     /// What to do about it.
     pub remedy: String,
 }
 
 impl Refused {
-    /// A refusal of that sort.
+    /// A refusal of that kind.
     pub fn new(fault: Fault, what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { fault, what: what.into(), remedy: remedy.into() }
     }
@@ -186,7 +186,7 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// Has its caller given up? Then the request must not be performed, as the caller was told so.
+    /// Has its caller given up? Then the request must not be performed: the caller expects that.
     pub fn is_abandoned(&self) -> bool {
         self.reply.is_closed()
     }
@@ -197,7 +197,7 @@ impl Envelope {
     }
 }
 
-/// What happens, as it happens.
+/// An event of the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
@@ -207,7 +207,7 @@ pub enum Event {
     MoveStepped(MoveRecord),
     /// A move has ended.
     MoveEnded(MoveRecord),
-    /// It was decided who holds VFs.
+    /// A decision was made.
     Decided {
         /// Moves of the plan.
         moves: u64,
@@ -221,7 +221,7 @@ pub enum Event {
         /// Which.
         #[schema(value_type = String)]
         guest: GuestId,
-        /// What sort.
+        /// Its kind.
         kind: GuestKind,
     },
     /// A guest is gone.
@@ -235,10 +235,10 @@ pub enum Event {
         /// Which.
         #[schema(value_type = String)]
         guest: GuestId,
-        /// What it did not do.
+        /// The step that it did not answer.
         why: String,
     },
-    /// A guest is well again.
+    /// The mark of a guest was removed.
     GuestUnmarked {
         /// Which.
         #[schema(value_type = String)]
@@ -260,7 +260,7 @@ pub enum Event {
         /// Got or lost.
         up: bool,
     },
-    /// Something went wrong.
+    /// An error occurred.
     Error(ErrorRecord),
     /// A request was performed.
     Requested {
@@ -268,12 +268,12 @@ pub enum Event {
         request: String,
         /// By whom.
         caller: String,
-        /// What came of it: one sentence without a full stop.
+        /// The result: one sentence without a full stop.
         what: String,
     },
     /// The daemon stops; guests keep working as they are.
     Stopping {
-        /// What it leaves: one sentence without a full stop.
+        /// The state in which it leaves the guests: one sentence without a full stop.
         what: String,
     },
 }
@@ -358,7 +358,7 @@ pub struct FaceEnds {
     pub events: broadcast::Sender<Event>,
 }
 
-/// Both ends of everything between core and face.
+/// The channels between core and face: both ends.
 pub fn ends(first: Status) -> (CoreEnds, FaceEnds) {
     let (ask, requests) = mpsc::sync_channel(REQUESTS_WAITING);
     let (publish, status) = watch::channel(Arc::new(first));

@@ -27,7 +27,7 @@ pub struct Route {
     /// IPv6.
     pub six: bool,
     /// Its protocol (`RTPROT_…`); 4, static, in records of earlier versions.
-    #[serde(default = "made_by_hand")]
+    #[serde(default = "static_protocol")]
     pub protocol: u8,
     /// Its scope (`RT_SCOPE_…`); none in records of earlier versions: derived from the gateway.
     #[serde(default)]
@@ -40,7 +40,7 @@ pub struct Route {
     pub on_link: bool,
 }
 
-fn made_by_hand() -> u8 {
+fn static_protocol() -> u8 {
     RouteProtocol::Static.into()
 }
 
@@ -145,7 +145,7 @@ mod tests {
             shell(GUEST);
             shell(script);
             let before = told();
-            let mut net = Net::here().expect("Linux");
+            let mut net = Net::open().expect("Linux");
             let link = net.named("eth0").expect("answered").expect("just made");
             let routes = net.routes(link.index).expect("told");
             shell(&format!("ip link del eth0; {GUEST}"));

@@ -24,18 +24,18 @@ pub fn unix_ms() -> u64 {
         .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Everything that the daemon knows at one moment.
+/// The daemon's state at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// Version of this format.
     pub format: u32,
     /// Version of the daemon.
     pub version: String,
-    /// When this was so [ms since 1970].
+    /// When it was published [ms since 1970].
     pub at_unix_ms: u64,
-    /// Since when the daemon runs [ms since 1970].
+    /// When the daemon started [ms since 1970].
     pub started_unix_ms: u64,
-    /// Who ranks first.
+    /// The policy.
     #[schema(value_type = String, pattern = "^(fair|activity|benefit|static)$")]
     pub policy: PolicyKind,
     /// Time between two decisions [s].
@@ -56,12 +56,12 @@ pub struct Status {
     /// The latest errors, the last at the end.
     #[schema(value_type = Vec<ErrorRecord>)]
     pub errors: VecDeque<ErrorRecord>,
-    /// What was counted since the daemon started.
+    /// Counters since the daemon started.
     pub counters: Counters,
 }
 
 impl Status {
-    /// A daemon that has just started and knows nothing yet.
+    /// The status of a daemon that has just started.
     pub fn new(policy: PolicyKind, interval_s: f64, sample_s: f64) -> Self {
         let now = unix_ms();
         Self {
@@ -82,7 +82,7 @@ impl Status {
         }
     }
 
-    /// A move has begun, made a step, or ended: the record of the same operation is replaced.
+    /// Adds the record of a move, or replaces that of the same operation.
     pub fn record_move(&mut self, record: MoveRecord) {
         match self.moves.iter_mut().rfind(|kept| kept.operation == record.operation) {
             Some(kept) => *kept = record,
@@ -90,7 +90,7 @@ impl Status {
         }
     }
 
-    /// Something went wrong.
+    /// Adds an error.
     pub fn record_error(&mut self, record: ErrorRecord) {
         self.counters.errors += 1;
         push_bounded(&mut self.errors, record, ERRORS_KEPT);
@@ -104,7 +104,7 @@ fn push_bounded<T>(ring: &mut VecDeque<T>, item: T, most: usize) {
     ring.push_back(item);
 }
 
-/// What sort of guest it is.
+/// The kind of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuestKind {
@@ -114,7 +114,7 @@ pub enum GuestKind {
     Pod,
     /// A virtual machine.
     Vm,
-    /// One of a made-up host.
+    /// A guest of a made-up host.
     Simulated,
 }
 
@@ -124,7 +124,7 @@ pub struct Guest {
     /// Its name.
     #[schema(value_type = String)]
     pub id: GuestId,
-    /// What sort it is.
+    /// Its kind.
     pub kind: GuestKind,
     /// Its address, if it is known.
     #[schema(value_type = Option<String>)]
@@ -134,11 +134,11 @@ pub struct Guest {
     pub vf: Option<VfId>,
     /// Since when it has that VF, or none [ms since 1970].
     pub since_unix_ms: u64,
-    /// Why it has it, or has none: one sentence without a full stop.
+    /// Why it has a VF or none: one sentence without a full stop.
     pub why: String,
     /// Its traffic.
     pub rate: Rate,
-    /// What the operator wishes for it.
+    /// The operator's stance on it.
     #[schema(value_type = String, pattern = "^(free|pinned|excluded)$")]
     pub stance: Stance,
     /// Its priority.
@@ -147,19 +147,19 @@ pub struct Guest {
     pub moving: bool,
     /// Does its paravirtual path work?
     pub paravirtual_up: bool,
-    /// It did not answer, keeps what it has, and is left alone: what it did not do.
+    /// The step that it did not answer; none: it is not marked.
     pub marked: Option<String>,
 }
 
-/// Who counted.
+/// Where packets were counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// The host.
+    /// On the host.
     HostSide,
-    /// The guest: it may lie.
+    /// In the guest, which may lie.
     GuestReported,
-    /// Nobody: the rate is unknown, which is not zero.
+    /// Nowhere: the rate is unknown, which is not zero.
     Unsupported,
 }
 
@@ -170,7 +170,7 @@ pub struct Rate {
     pub pps: Option<f64>,
     /// Bytes per second; none: unknown.
     pub bytes_per_s: Option<f64>,
-    /// Who counted.
+    /// Where packets were counted.
     pub source: Source,
     /// Since when nothing has been counted [ms]; 0: the rate is of now.
     pub blind_ms: u64,
@@ -197,9 +197,9 @@ impl From<Option<model::Rate>> for Rate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VfState {
-    /// Nobody has it.
+    /// In the pool.
     Pool,
-    /// A guest has it, or it is on its way.
+    /// Held by a guest, or on its way to one.
     Held,
     /// Something is wrong with it: neither given nor taken.
     Quarantined,
@@ -213,7 +213,7 @@ pub struct Vf {
     pub id: VfId,
     /// Where it is.
     pub place: VfState,
-    /// Who has it.
+    /// Its holder.
     #[schema(value_type = Option<String>)]
     pub holder: Option<GuestId>,
     /// What is wrong with it.
@@ -244,16 +244,16 @@ pub struct Pool {
 pub enum How {
     /// As planned.
     Completed,
-    /// It could not be done and was turned round.
+    /// It could not be done and was undone.
     Undone,
-    /// The guest did not answer: it keeps what it has.
+    /// The guest did not answer and keeps its present path.
     Stuck,
     /// The guest no longer has the VF, and the VF is not fit for the pool.
     Quarantined,
 }
 
 impl How {
-    /// All of them, in the order of [`Endings`].
+    /// All endings, in the order of [`Endings`].
     pub const ALL: [Self; 4] = [Self::Completed, Self::Undone, Self::Stuck, Self::Quarantined];
 
     /// Its name, as it is written in JSON and metrics.
@@ -267,7 +267,7 @@ impl How {
     }
 }
 
-/// How a move ended, and why so.
+/// How a move ended, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Ending {
     /// How.
@@ -302,13 +302,13 @@ pub struct StepRecord {
 pub struct MoveRecord {
     /// Its number in the journal.
     pub operation: u64,
-    /// Into the guest's hands or out of them.
+    /// Given to the guest or taken from it.
     #[schema(value_type = String, pattern = "^(give|take)$")]
     pub direction: Direction,
-    /// Whose.
+    /// The guest.
     #[schema(value_type = String)]
     pub guest: GuestId,
-    /// Which VF.
+    /// The VF.
     #[schema(value_type = String)]
     pub vf: VfId,
     /// Why: one sentence without a full stop.
@@ -349,10 +349,10 @@ pub struct ErrorRecord {
     pub what: String,
     /// What to do about it; may be empty.
     pub remedy: String,
-    /// The guest that it is about.
+    /// The guest that it concerns.
     #[schema(value_type = Option<String>)]
     pub guest: Option<GuestId>,
-    /// The VF that it is about.
+    /// The VF that it concerns.
     #[schema(value_type = Option<String>)]
     pub vf: Option<VfId>,
 }
@@ -365,16 +365,16 @@ pub const DURATION_BOUNDS_S: [f64; 14] =
 /// Durations, counted by class.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Durations {
-    /// How many.
+    /// Number of durations.
     pub count: u64,
-    /// All together [s].
+    /// Sum of all [s].
     pub sum_s: f64,
     /// By class: how many were not longer than its bound, and longer than the bound before.
     pub classes: [u64; DURATION_BOUNDS_S.len() + 1],
 }
 
 impl Durations {
-    /// Counts one.
+    /// Counts one duration.
     pub fn observe(&mut self, duration_s: f64) {
         let class = DURATION_BOUNDS_S.partition_point(|bound| *bound < duration_s);
         self.classes[class] += 1;
@@ -388,7 +388,7 @@ impl Durations {
 pub struct Endings {
     /// As planned.
     pub completed: u64,
-    /// Turned round.
+    /// Undone.
     pub undone: u64,
     /// The guest did not answer.
     pub stuck: u64,
@@ -397,7 +397,7 @@ pub struct Endings {
 }
 
 impl Endings {
-    /// Those that ended so.
+    /// Number of moves that ended so.
     pub const fn of(&self, how: How) -> u64 {
         match how {
             How::Completed => self.completed,
@@ -417,7 +417,7 @@ impl Endings {
     }
 }
 
-/// What was counted since the daemon started.
+/// Counters since the daemon started.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Counters {
     /// VFs given, by ending.
@@ -434,14 +434,14 @@ pub struct Counters {
     pub decision_durations: Durations,
     /// How long readings of all counters took.
     pub sample_durations: Durations,
-    /// Errors told.
+    /// Errors reported.
     pub errors: u64,
     /// Requests that changed something, and were done.
     pub requests: u64,
 }
 
 impl Counters {
-    /// A move ended.
+    /// Counts a move that ended.
     pub fn count_move(&mut self, direction: Direction, how: How, duration_s: f64) {
         let (endings, durations) = match direction {
             Direction::Give => (&mut self.given, &mut self.give_durations),
@@ -457,27 +457,27 @@ impl Counters {
 /// One move of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedMove {
-    /// Into the guest's hands or out of them.
+    /// Given to the guest or taken from it.
     #[schema(value_type = String, pattern = "^(give|take)$")]
     pub direction: Direction,
-    /// Whose.
+    /// The guest.
     #[schema(value_type = String)]
     pub guest: GuestId,
-    /// Which VF.
+    /// The VF.
     #[schema(value_type = String)]
     pub vf: VfId,
     /// Why: one sentence without a full stop.
     pub why: String,
 }
 
-/// What would be done now, or what is being done.
+/// A plan: what would be done now, or is being done.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Planned {
     /// The moves, in order.
     pub moves: Vec<PlannedMove>,
     /// VFs that would be given too, were the moves of this interval not used up.
     pub deferred: u64,
-    /// They are being done: this answers `rebalance`, not `plan`.
+    /// The moves are being made: this answers `rebalance`, not `plan`.
     pub performed: bool,
 }
 

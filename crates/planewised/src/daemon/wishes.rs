@@ -12,7 +12,7 @@ use super::disk::write_json;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-struct Kept {
+struct Saved {
     stances: BTreeMap<GuestId, Stance>,
     policy: Option<PolicyKind>,
     draining: bool,
@@ -22,17 +22,17 @@ struct Kept {
 #[derive(Debug)]
 pub struct Wishes {
     path: PathBuf,
-    kept: Kept,
+    saved: Saved,
 }
 
 impl Wishes {
-    /// Reads them from this directory.
+    /// Reads the wishes from this directory.
     ///
     /// # Errors
     /// The file exists and cannot be read.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join("wishes.json");
-        let kept = match std::fs::read(&path) {
+        let saved = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| {
                 Error::failed(
                     format!("{} cannot be read", path.display()),
@@ -40,31 +40,31 @@ impl Wishes {
                 )
                 .caused_by(error)
             })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Saved::default(),
             Err(error) => {
                 return Err(
                     Error::failed(format!("cannot read {}", path.display()), "").caused_by(error)
                 );
             }
         };
-        Ok(Self { path, kept })
+        Ok(Self { path, saved })
     }
 
-    fn keep(&mut self, kept: Kept) -> Result<()> {
-        write_json(&self.path, &kept).map_err(|error| {
+    fn save(&mut self, saved: Saved) -> Result<()> {
+        write_json(&self.path, &saved).map_err(|error| {
             Error::failed(
                 format!("cannot write {}", self.path.display()),
                 "make space: a wish that would be forgotten is not granted",
             )
             .caused_by(error)
         })?;
-        self.kept = kept;
+        self.saved = saved;
         Ok(())
     }
 
     /// The operator's stance on this guest; none: no wish.
     pub fn stance(&self, guest: &GuestId) -> Option<Stance> {
-        self.kept.stances.get(guest).copied()
+        self.saved.stances.get(guest).copied()
     }
 
     /// Keeps the operator's stance on this guest.
@@ -72,17 +72,17 @@ impl Wishes {
     /// # Errors
     /// It cannot be written.
     pub fn set_stance(&mut self, guest: &GuestId, stance: Option<Stance>) -> Result<()> {
-        let mut kept = self.kept.clone();
+        let mut saved = self.saved.clone();
         match stance {
-            Some(stance) => kept.stances.insert(guest.clone(), stance),
-            None => kept.stances.remove(guest),
+            Some(stance) => saved.stances.insert(guest.clone(), stance),
+            None => saved.stances.remove(guest),
         };
-        self.keep(kept)
+        self.save(saved)
     }
 
     /// The operator's policy; none: the configuration's.
     pub const fn policy(&self) -> Option<PolicyKind> {
-        self.kept.policy
+        self.saved.policy
     }
 
     /// Keeps the policy.
@@ -90,12 +90,12 @@ impl Wishes {
     /// # Errors
     /// It cannot be written.
     pub fn set_policy(&mut self, policy: Option<PolicyKind>) -> Result<()> {
-        self.keep(Kept { policy, ..self.kept.clone() })
+        self.save(Saved { policy, ..self.saved.clone() })
     }
 
     /// Are all VFs to be returned to the pool?
     pub const fn draining(&self) -> bool {
-        self.kept.draining
+        self.saved.draining
     }
 
     /// Keeps whether all VFs are to be returned to the pool.
@@ -103,7 +103,7 @@ impl Wishes {
     /// # Errors
     /// It cannot be written.
     pub fn set_draining(&mut self, draining: bool) -> Result<()> {
-        self.keep(Kept { draining, ..self.kept.clone() })
+        self.save(Saved { draining, ..self.saved.clone() })
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
         wishes.set_policy(Some(PolicyKind::Fair)).expect("written");
         wishes.set_draining(true).expect("written");
         let again = Wishes::open(directory.path()).expect("read");
-        assert_eq!(again.kept, wishes.kept);
+        assert_eq!(again.saved, wishes.saved);
         assert_eq!(again.stance(&"web".into()), Some(Stance::Pinned));
     }
 

@@ -36,7 +36,7 @@ pub struct PoolVf {
     pub driver: Option<String>,
     /// Its user.
     pub user: User,
-    /// A guest of ours may have left it behind: its interface is in another namespace under the name that
+    /// A managed guest may have left it behind: its interface is in another namespace under the name that
     /// it has in guests, or in none that can be seen.
     pub strayed: bool,
     /// The PF's counters of it.
@@ -59,14 +59,14 @@ pub struct PoolView {
 /// The addresses of managed guests.
 #[derive(Debug, Clone, Default)]
 pub struct Addresses {
-    /// Executors of their guests see to them.
+    /// Addresses that executors set in filters.
     pub cared_for: BTreeSet<Mac>,
-    /// Of guests without a VF, with PFs that lead to their networks.
+    /// Addresses of guests without a VF, with the PFs that lead to their networks.
     pub resting: BTreeMap<Mac, Vec<PfId>>,
 }
 
 impl Addresses {
-    /// Whether a managed guest has it.
+    /// Does a managed guest have this address?
     pub fn contains(&self, mac: Mac) -> bool {
         self.cared_for.contains(&mac) || self.resting.contains_key(&mac)
     }
