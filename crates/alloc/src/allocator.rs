@@ -17,7 +17,7 @@ use pw_error::Result;
 pub struct Allocator {
     settings: Settings,
     histories: Histories,
-    /// What is asked and told is recorded.
+    /// Records all calls.
     recorder: Option<Box<Recorder>>,
 }
 
@@ -28,7 +28,7 @@ impl Allocator {
         Ok(Self { settings, histories: Histories::default(), recorder: None })
     }
 
-    /// Records from now on what this allocator, which has no past yet, is told and asked.
+    /// Records all calls from now on. Must be called before any other.
     pub fn record(&mut self) {
         self.recorder = Some(Box::new(Recorder::begun(&self.settings)));
     }
@@ -38,7 +38,7 @@ impl Allocator {
         self.recorder = None;
     }
 
-    /// The recording, if there is one: for counters, and for decisions that are acted upon.
+    /// The recording, if any, to which the caller adds counters and decisions that it performs.
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut()
     }
@@ -54,7 +54,7 @@ impl Allocator {
         &self.settings
     }
 
-    /// Other settings from now on; what is remembered stays.
+    /// Replaces the settings; histories stay.
     pub fn configure(&mut self, settings: Settings) -> Result<()> {
         settings.check()?;
         self.recorded(|| Entry::Configured(Box::new(settings.clone())));
@@ -62,7 +62,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// What is remembered.
+    /// The histories of guests.
     pub const fn histories(&self) -> &Histories {
         &self.histories
     }
@@ -76,7 +76,7 @@ impl Allocator {
         self.histories.observe(now, &self.settings);
     }
 
-    /// Takes in what a switch was measured to take and to lose.
+    /// Takes in the measured duration and losses of a switch.
     pub fn measured(&mut self, direction: Direction, seconds: f64, lost_packets: Option<f64>) {
         self.recorded(|| Entry::Measured(direction, seconds, lost_packets));
         let plug = direction == Direction::Give;
@@ -96,7 +96,7 @@ impl Allocator {
         self.histories.undone(guest, vf, now_ms, &self.settings);
     }
 
-    /// Whoever could not be given a VF is tried again with the next plan: this guest, or all.
+    /// Tries this guest, or all, again with the next plan after VFs could not be given.
     pub fn retry(&mut self, guest: Option<&GuestId>) {
         self.recorded(|| Entry::Retried(guest.cloned()));
         self.histories.retry(guest);

@@ -11,10 +11,10 @@ use crate::plan::{Decision, Direction, Move, Plan, Reason, Verdict};
 use crate::policy::{self, Standing, order_bits};
 use crate::settings::{PolicyKind, Settings};
 
-/// How firmly a guest stands before the policy has its say, from least to most.
+/// A guest's claim to a VF before the policy ranks guests, from weakest to strongest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Claim {
-    /// It lost its VF too recently: it gets what nobody else wants.
+    /// It lost its VF too recently: it gets only a VF that is left over.
     Cooling,
     /// It waits.
     Waiter,
@@ -28,7 +28,7 @@ enum Claim {
     Pinned,
 }
 
-/// What is remembered of a guest that has never been observed.
+/// The history of a guest that has never been observed.
 static BLANK: History = History::new();
 
 struct Contender<'a> {
@@ -40,7 +40,7 @@ struct Contender<'a> {
     claim: Claim,
     /// The PF of the VF that it holds and may keep.
     home: Option<usize>,
-    /// What it is seated by: claim, then standing; of those whose share is due, who is owed most.
+    /// Order of seating: claim, then standing; among guests whose share is due, the time owed.
     rank: u128,
 }
 
@@ -54,13 +54,13 @@ impl Contender<'_> {
     fn compare_standing(&self, other: &Self) -> Ordering {
         (other.standing.compare(&self.standing))
             .then_with(|| other.home.is_some().cmp(&self.home.is_some()))
-            // Of equals, whoever has waited longest.
+            // Of equals, the one that has waited longest.
             .then_with(|| self.history.changed_ms.cmp(&other.history.changed_ms))
             .then_with(|| self.view.id.cmp(&other.view.id))
     }
 }
 
-/// A contender in a queue of those that challenge or are challenged: greater is who ranks first.
+/// A contender in the queue of challengers or of challenged holders; the greater ranks first.
 struct Queued<'b, 'a> {
     key: u128,
     at: usize,
@@ -95,7 +95,7 @@ pub struct Draft<'a> {
     pfs: Vec<&'a PfId>,
     /// By PF and number.
     vfs: Vec<&'a VfView>,
-    /// Usable VFs that nobody holds, by PF; the lowest number last.
+    /// Usable VFs without a holder, by PF; the lowest number last.
     free: Vec<Vec<&'a VfId>>,
     /// VFs that can change hands, by PF.
     seats: Vec<usize>,
@@ -106,8 +106,8 @@ pub struct Draft<'a> {
     /// Places of guests that hold a VF or cannot be moved.
     noted: Vec<usize>,
     contenders: Vec<Contender<'a>>,
-    /// By contender: the PF that it is to be on.
-    wanted: Vec<Option<usize>>,
+    /// By contender: the PF that it is to have a VF of.
+    target: Vec<Option<usize>>,
     /// By guest: the VF in its hands once the plan is performed.
     holds: Vec<Option<&'a VfId>>,
     /// By guest.
@@ -115,7 +115,7 @@ pub struct Draft<'a> {
     /// What is to be done.
     pub plan: Plan,
     deferred: usize,
-    /// Where the holder stands that ranks last.
+    /// The standing of the holder that ranks last.
     worst: Option<Standing>,
 }
 
@@ -136,7 +136,7 @@ fn first_places(now: &Snapshot, histories: &Histories) -> (Vec<usize>, Vec<Optio
 }
 
 impl<'a> Draft<'a> {
-    /// The decision, but for the reasons of those for whom nothing changes.
+    /// The decision, without the reasons of guests for which nothing changes.
     pub fn made(now: &'a Snapshot, settings: &'a Settings, histories: &'a Histories) -> Self {
         let mut draft = Self::new(now, settings, histories);
         draft.evacuate();
@@ -167,7 +167,7 @@ impl<'a> Draft<'a> {
             pfs,
             vfs,
             contenders: Vec::new(),
-            wanted: Vec::new(),
+            target: Vec::new(),
             holds: vec![None; first.len()],
             reasons: std::iter::repeat_with(|| None).take(first.len()).collect(),
             first,
@@ -191,14 +191,14 @@ impl<'a> Draft<'a> {
         }
         for (vf, claims) in draft.vfs.iter().zip(&claims).rev() {
             let Some(pf) = draft.pf_of(&vf.id) else { continue };
-            // A VF in somebody's hands is counted with its holder.
+            // A held VF is counted with its holder.
             if vf.state == VfState::Usable && *claims == 0 {
                 draft.free[pf].push(&vf.id);
                 draft.seats[pf] += 1;
             }
         }
         for free in &mut draft.free {
-            // What could not be given last time comes last; the sort keeps the order of equals.
+            // VFs that could not be given come last; the sort keeps the order of equals.
             free.sort_by_key(|vf| Reverse(histories.refusals(vf)));
         }
         for &at in &draft.noted {
@@ -248,7 +248,7 @@ impl<'a> Draft<'a> {
         guest.wish.pfs.is_empty() || guest.wish.pfs.contains(pf)
     }
 
-    /// Takes VFs from those who may not keep them, whatever the interval's moves.
+    /// Takes VFs from guests that may not keep them, whatever the limit of moves.
     fn evacuate(&mut self) {
         for at in std::mem::take(&mut self.noted) {
             let guest = &self.now.guests[at];
@@ -274,7 +274,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Gathers all who may hold a VF.
+    /// Collects the guests that may hold a VF.
     fn contend(&mut self) {
         let residency_ms = (self.settings.min_residency_s * 1e3) as u64;
         self.contenders.reserve(self.now.guests.len());
@@ -318,10 +318,10 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Lets those who are not seated challenge those who are: the best of them first, each the worst
-    /// holder whose place it could take. Whoever is unseated may challenge in turn.
+    /// Lets waiters challenge holders: the best waiter first, each the worst holder whose place it could take.
+    /// A holder that loses its place may challenge in turn.
     fn challenge(&mut self) {
-        for (contender, seat) in self.contenders.iter_mut().zip(&self.wanted) {
+        for (contender, seat) in self.contenders.iter_mut().zip(&self.target) {
             if contender.claim == Claim::Waiter && seat.is_some() {
                 contender.claim = Claim::Settled;
             }
@@ -335,22 +335,22 @@ impl<'a> Draft<'a> {
         let mut seated: Vec<Vec<Reverse<Queued<'_, '_>>>> =
             self.pfs.iter().map(|_| Vec::new()).collect();
         for settled in of_claim(Claim::Settled) {
-            if let Some(pf) = self.wanted[settled.at] {
+            if let Some(pf) = self.target[settled.at] {
                 seated[pf].push(Reverse(settled));
             }
         }
         let mut seated: Vec<BinaryHeap<_>> = seated.into_iter().map(BinaryHeap::from).collect();
-        // Whoever ranks below all of them takes no place: those who hold one only become better.
+        // A waiter that ranks below all holders takes no place: holders are only replaced by better ones.
         let worst = seated.iter().filter_map(BinaryHeap::peek).map(|Reverse(last)| last.key).min();
         let Some(worst) = worst else { return };
         let mut waiting: BinaryHeap<Queued<'_, '_>> =
             of_claim(Claim::Waiter).filter(|waiter| waiter.key >= worst).collect();
-        // With a residency, whoever loses its place rests before it challenges.
+        // With a residency, a guest that lost its place rests before it challenges.
         let may_return = self.settings.min_residency_s == 0.0;
         while let Some(challenger) = waiting.pop() {
             if seated.iter().filter_map(BinaryHeap::peek).all(|Reverse(worst)| challenger < *worst)
             {
-                // It ranks below all who could lose their place, and so do all who come after it.
+                // It and all later waiters rank below all holders that could lose their place.
                 break;
             }
             let contender = challenger.contender;
@@ -366,23 +366,23 @@ impl<'a> Draft<'a> {
             ) {
                 continue;
             }
-            self.wanted[challenger.at] = Some(pf);
+            self.target[challenger.at] = Some(pf);
             let Some(Reverse(holder)) = seated[pf].pop() else { continue };
             seated[pf].push(Reverse(challenger));
-            self.wanted[holder.at] = None;
+            self.target[holder.at] = None;
             if may_return {
                 waiting.push(holder);
             }
         }
     }
 
-    /// Decides who is to be on which PF.
+    /// Assigns guests to PFs.
     fn seat(&mut self) {
-        self.wanted = self.contenders.iter().map(|contender| contender.home).collect();
-        let at_home = self.wanted.iter().flatten().count();
+        self.target = self.contenders.iter().map(|contender| contender.home).collect();
+        let at_home = self.target.iter().flatten().count();
         let at_once = |c: &Contender<'_>| c.home.is_none() && c.claim >= Claim::Owed;
         if at_home == self.seats.iter().sum::<usize>() && !self.contenders.iter().any(at_once) {
-            // All seats are taken by those who sit there, and nobody must be seated before them.
+            // The present holders take all seats, and no guest must be seated before them.
             return;
         }
         let numa: Vec<Option<u16>> = self
@@ -408,10 +408,10 @@ impl<'a> Draft<'a> {
             });
             seating.seat(Seeker { pfs, home: contender.home });
         }
-        self.wanted.fill(None);
+        self.target.fill(None);
         for (pf, taken) in seating.taken.iter().enumerate() {
             for &seeker in taken {
-                self.wanted[order[seeker]] = Some(pf);
+                self.target[order[seeker]] = Some(pf);
             }
         }
     }
@@ -420,7 +420,7 @@ impl<'a> Draft<'a> {
     fn exchange(&mut self) {
         let most = self.settings.max_moves.map_or(usize::MAX, |most| most as usize);
         let mut budget = most.saturating_sub(self.histories.given(self.now.now_ms, self.settings));
-        let moves = |&at: &usize| self.contenders[at].home != self.wanted[at];
+        let moves = |&at: &usize| self.contenders[at].home != self.target[at];
         let mut moving: Vec<usize> = (0..self.contenders.len()).filter(moves).collect();
         moving.sort_unstable_by(|&a, &b| self.contenders[a].compare(&self.contenders[b]));
         let mut outgoing = vec![Vec::new(); self.pfs.len()];
@@ -430,7 +430,7 @@ impl<'a> Draft<'a> {
             }
         }
         for at in moving {
-            let Some(pf) = self.wanted[at] else { continue };
+            let Some(pf) = self.target[at] else { continue };
             let place = self.contenders[at].place;
             if budget == 0 {
                 self.deferred += 1;
@@ -440,7 +440,7 @@ impl<'a> Draft<'a> {
             if self.free[pf].is_empty() {
                 while let Some(out) = outgoing[pf].pop() {
                     let leaving = &self.contenders[out];
-                    // Whoever has moved on by now holds a VF of another PF.
+                    // A guest that has moved to another PF meanwhile holds a VF there.
                     let held = self.holds[leaving.place].and_then(|vf| self.pf_of(vf));
                     if held == leaving.home {
                         let (place, reason) = (leaving.place, self.reason(leaving, false));

@@ -1,7 +1,6 @@
-//! What is observed of VFs and guests, and where it contradicts the ledger. Pure: no clock, no I/O.
+//! Observations of VFs and guests, and their contradictions to the ledger. Pure: no clock, no I/O.
 //!
-//! An observation is evidence only as far as it goes: what could not be seen is [`User::Unknown`] or
-//! `None`, and never reads as *nobody* or *nothing*.
+//! What could not be observed is [`User::Unknown`] or `None`, and never counts as *nobody* or *nothing*.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +10,7 @@ use crate::journal::Ledger;
 use crate::model::{GuestId, Mac, PfId, VfId};
 use crate::step::Join;
 
-/// Who uses a VF.
+/// The user of a VF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "user", content = "why")]
 pub enum User {
@@ -21,17 +20,17 @@ pub enum User {
     Host(String),
     /// A process through VFIO or another network namespace, and which: a guest, of ours or not.
     Guest(String),
-    /// It cannot be told, and why not. Never taken for free.
+    /// Unknown, and why. Such a VF never counts as free.
     Unknown(String),
 }
 
 impl User {
-    /// Is it certain that nobody uses the VF?
+    /// Is the VF certainly unused?
     pub const fn is_nobody(&self) -> bool {
         matches!(self, Self::Nobody)
     }
 
-    /// Why the VF cannot be given to anybody; none when nobody uses it.
+    /// Why the VF cannot be given; none when it is unused.
     pub fn unavailable_reason(&self) -> Option<String> {
         match self {
             Self::Nobody => None,
@@ -45,7 +44,7 @@ impl User {
 /// A VF as one sample shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedVf {
-    /// Who uses it.
+    /// Its user.
     pub user: User,
     /// The address that the NIC delivers to it; zero: none.
     pub mac: Mac,
@@ -59,7 +58,7 @@ pub struct ObservedGuest {
     /// What joins its paths. A bond gives its address to the member in use; with net_failover the VF
     /// that it has is the one that the NIC must deliver its frames to.
     pub join: Join,
-    /// The VFs of the pool that it has; none: it cannot be told at the moment.
+    /// The VFs of the pool that it has; none: unknown at the moment.
     pub has: Option<BTreeSet<VfId>>,
 }
 
@@ -72,25 +71,25 @@ pub struct Observation {
     pub vfs: BTreeMap<VfId, ObservedVf>,
     /// The guests that are managed.
     pub guests: BTreeMap<GuestId, ObservedGuest>,
-    /// All guests that there are, are in `guests`. False while a kind of guests cannot be asked.
+    /// `guests` has all guests. False while a kind of guests cannot be surveyed.
     pub complete: bool,
 }
 
-/// The VFs about which ledger and observation disagree, each with the reason. VFs with a move under
+/// The VFs on which ledger and observation disagree, each with the reason. VFs with a move under
 /// way are left out: they are between two states.
-pub fn doubt(ledger: &Ledger, seen: &Observation) -> BTreeMap<VfId, String> {
+pub fn doubt(ledger: &Ledger, observed: &Observation) -> BTreeMap<VfId, String> {
     let moving: BTreeSet<&VfId> = ledger.open.values().map(|open| &open.change.vf).collect();
-    let guest_macs: BTreeSet<Mac> = seen.guests.values().map(|guest| guest.mac).collect();
+    let guest_macs: BTreeSet<Mac> = observed.guests.values().map(|guest| guest.mac).collect();
     let has = |guest: &GuestId, vf: &VfId| {
-        seen.guests.get(guest).and_then(|guest| guest.has.as_ref()).map(|has| has.contains(vf))
+        observed.guests.get(guest).and_then(|guest| guest.has.as_ref()).map(|has| has.contains(vf))
     };
     let mut doubts = BTreeMap::new();
     // A PF without this VF. While the PF itself is away, its driver may be on its way back.
-    let gone = |vf: &&VfId| seen.pfs.contains(&vf.pf) && !seen.vfs.contains_key(*vf);
-    for vf in ledger.holders.keys().chain(ledger.quarantined.keys()).filter(gone) {
-        doubts.insert(vf.clone(), format!("{vf} is in the journal, and {} has it not", vf.pf));
+    let missing = |vf: &&VfId| observed.pfs.contains(&vf.pf) && !observed.vfs.contains_key(*vf);
+    for vf in ledger.holders.keys().chain(ledger.quarantined.keys()).filter(missing) {
+        doubts.insert(vf.clone(), format!("{vf} is in the journal, and {} lacks it", vf.pf));
     }
-    for (id, vf) in seen.vfs.iter().filter(|(id, _)| !moving.contains(id)) {
+    for (id, vf) in observed.vfs.iter().filter(|(id, _)| !moving.contains(id)) {
         let why = match (ledger.holders.get(id), &vf.user) {
             (Some(holder), User::Nobody) => {
                 Some(format!("{holder} holds {id} by the journal, and nobody uses it"))
@@ -99,13 +98,13 @@ pub fn doubt(ledger: &Ledger, seen: &Observation) -> BTreeMap<VfId, String> {
                 Some(format!("{holder} holds {id} by the journal, and the host uses it: {why}"))
             }
             (Some(_), User::Unknown(_)) => None,
-            (Some(holder), User::Guest(_)) => match seen.guests.get(holder) {
-                None => seen.complete.then(|| format!("{holder}, who holds {id}, is gone")),
+            (Some(holder), User::Guest(_)) => match observed.guests.get(holder) {
+                None => observed.complete.then(|| format!("{holder}, who holds {id}, is gone")),
                 Some(guest) => match has(holder, id) {
                     Some(false) => {
                         Some(format!("{holder} holds {id} by the journal, and does not have it"))
                     }
-                    // Its PF's driver was loaded anew on the way, or somebody told the PF another one.
+                    // The PF's driver was reloaded during the move, or somebody set another address.
                     Some(true) if guest.join == Join::Failover && vf.mac != guest.mac => {
                         Some(format!(
                             "{holder} has {id}, and its PF delivers {} to it in place of {}",
@@ -115,7 +114,7 @@ pub fn doubt(ledger: &Ledger, seen: &Observation) -> BTreeMap<VfId, String> {
                     _ => None,
                 },
             },
-            // Whoever kept it from being reset may have left it.
+            // The user that prevented its reset may have released it.
             (None, User::Nobody) if ledger.quarantined.contains_key(id) => {
                 Some(format!("{id} is quarantined, and nobody uses it: it is reset again"))
             }
@@ -123,7 +122,7 @@ pub fn doubt(ledger: &Ledger, seen: &Observation) -> BTreeMap<VfId, String> {
                 .contains(&vf.mac)
                 .then(|| format!("{id} is nobody's and has the address {} of a guest", vf.mac)),
             (None, _) if ledger.quarantined.contains_key(id) => None,
-            (None, _) => seen
+            (None, _) => observed
                 .guests
                 .keys()
                 .find(|guest| has(guest, id) == Some(true))

@@ -1,5 +1,5 @@
-//! Drives one move: which line to write, which step to do, and what to do when a step fails. Whoever
-//! performs it asks for the next action, does it, and reports. Knows no files and no devices.
+//! Drives one move: which line to write, which step to do, and what to do when a step fails. The caller
+//! gets the next action, performs it, and reports its result. Knows no files and no devices.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::model::Mac;
 use crate::plan::{Direction, Move};
 use crate::step::{self, Join, Path, Step};
 
-/// What is to be done next.
+/// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Write this line to the journal, and see that it is on the disk.
@@ -34,12 +34,12 @@ pub struct Failure {
 pub type Performed<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// One that the guest is not to blame for.
+    /// A failure that is not the guest's.
     pub fn new(why: impl Into<String>) -> Self {
         Self { why: why.into(), guest_silent: false }
     }
 
-    /// One by a guest that did not answer in time, or refused.
+    /// A failure of a guest that did not answer in time, or refused.
     pub fn silent(why: impl Into<String>) -> Self {
         Self { why: why.into(), guest_silent: true }
     }
@@ -96,7 +96,7 @@ impl Execution {
         &self.change
     }
 
-    /// What is to be done next. Every step is announced in the journal before it is to be done.
+    /// The next action. Every step is announced in the journal before it is to be done.
     pub fn next_action(&mut self) -> Action {
         if let Some(line) = self.lines.pop_front() {
             return Action::Write(line);
@@ -122,7 +122,7 @@ impl Execution {
         }
     }
 
-    /// Says how the step that was to be done went.
+    /// Takes the result of the step.
     pub fn report(&mut self, result: Performed) {
         let Some(step) = self.current.take() else { return };
         // An attempt may have got half way.
@@ -132,7 +132,7 @@ impl Execution {
                 self.detached |= matches!(step, Step::Detach { .. });
                 self.lines.push_back(Entry::Done { operation: self.operation });
             }
-            Err(failure) => self.turn(&step, failure),
+            Err(failure) => self.handle_failure(&step, failure),
         }
     }
 
@@ -142,8 +142,8 @@ impl Execution {
         Entry::End { operation: self.operation, ending }
     }
 
-    /// Turns a move round that cannot go on, as far as that is safe.
-    fn turn(&mut self, step: &Step, failure: Failure) {
+    /// Undoes a move of which a step failed, as far as that is safe.
+    fn handle_failure(&mut self, step: &Step, failure: Failure) {
         let Failure { why, guest_silent } = failure;
         let why = format!("could not {step}: {why}");
         let (guest, vf) = (self.change.guest.clone(), self.change.vf.clone());
@@ -152,11 +152,11 @@ impl Execution {
             Direction::Take => !self.detached,
         };
         if !in_guest && self.undoing.is_none() && self.change.direction == Direction::Give {
-            // Nothing reached the guest.
+            // The VF has not reached the guest.
             self.undoing = Some(why);
             self.steps = step::into_pool(&vf).into();
         } else if !in_guest {
-            // The guest is done with it; the VF is not fit for the pool.
+            // The guest no longer has the VF, which is not fit for the pool.
             self.end_later(Ending::Quarantined { why });
         } else if self.undoing.is_some() || matches!(step, Step::Detach { .. }) || guest_silent {
             self.end_later(Ending::Stuck { why });

@@ -1,18 +1,18 @@
-//! What the allocator remembers of the past: who held for how long, who changed when, what a switch
-//! was measured to cost, and what waiting has cost so far. Time comes with the snapshots.
+//! The allocator's history: how long guests held VFs and when that changed, the measured cost of a switch,
+//! and the cost of waiting so far. Time comes with the snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
-use crate::patience::{Advantages, KEEP_OWN, KEEP_SHARED, Switches};
+use crate::patience::{Advantages, KEEP_PER_GUEST, KEEP_SHARED, Switches};
 use crate::policy::{self, Past, Standing};
 use crate::settings::{PolicyKind, Settings};
 
-/// A guest that is gone is remembered for so long [ms]: coming back does not start its story anew.
+/// How long the history of a guest that is gone is kept [ms], for its return.
 const REMEMBERED_MS: u64 = 600_000;
-/// A lead or a debt of the policy `fair` is at most so many turns.
+/// Largest lead or debt under the policy `fair` [turns].
 const LAG_TURNS: f64 = 10.0;
-/// The debt of a guaranteed share is at most so long [ms].
+/// Largest debt of a guaranteed share [ms].
 const MOST_OWED_MS: f64 = 3_600_000.0;
 
 /// A guest's lead over a rival, from its beginning until it has shrunk by a price.
@@ -22,13 +22,13 @@ struct Advantage {
     most: f64,
     /// The part of the regret that came of waiting for a holder of which nothing was known [prices].
     blind: f64,
-    /// What it comes to now, once the VF is taken [prices].
+    /// Its present sum, once the VF is taken [prices].
     sum: f64,
     /// The price of the switch, when it was last known [µs].
     price_us: f64,
     /// What the switch and the one that undoes it cost.
     switches: Switches,
-    /// Whose VF it took, and the slot that this guest had then.
+    /// The guest that lost its VF to this one, and its slot then.
     rival: Option<(GuestId, usize)>,
 }
 
@@ -43,7 +43,7 @@ impl Advantage {
     };
 }
 
-/// What is remembered of one guest.
+/// The history of one guest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
     /// What policies rank it by, besides its traffic.
@@ -62,7 +62,7 @@ pub struct History {
     advantage: Advantage,
     /// How often in a row it could not be given a VF.
     pub undone: u32,
-    /// Not before this moment is it tried again [ms].
+    /// Earliest time at which it is tried again [ms].
     pub retry_ms: u64,
     holds: Option<VfId>,
 }
@@ -74,7 +74,7 @@ impl Default for History {
 }
 
 impl History {
-    /// Nothing is remembered.
+    /// An empty history.
     pub const fn new() -> Self {
         Self {
             past: Past::NONE,
@@ -124,7 +124,7 @@ pub struct SwitchCost {
 }
 
 impl SwitchCost {
-    /// Takes in one measured switch: seconds, and packets lost if somebody counted them.
+    /// Takes in one measured switch: seconds, and packets lost if they were counted.
     pub fn measured(
         &mut self,
         plug: bool,
@@ -133,10 +133,10 @@ impl SwitchCost {
         settings: &Settings,
     ) {
         const WEIGHT: f64 = 0.2;
-        let learn = |mean: &mut Option<f64>, before: f64, value: f64| {
+        let learn = |mean: &mut Option<f64>, initial: f64, value: f64| {
             if value.is_finite() && value >= 0.0 {
-                let before = mean.unwrap_or(before);
-                *mean = Some(before + WEIGHT * (value - before));
+                let current = mean.unwrap_or(initial);
+                *mean = Some(current + WEIGHT * (value - current));
             }
         };
         let prior = &settings.benefit;
@@ -156,7 +156,7 @@ impl SwitchCost {
         self.plug_s.unwrap_or(benefit.plug_s) + self.unplug_s.unwrap_or(benefit.unplug_s)
     }
 
-    /// The price of handing a VF over between guests that gain so much from it [µs].
+    /// The price of handing a VF over between guests with these gains [µs].
     pub fn price_us(&self, gain_in: f64, gain_out: f64, settings: &Settings) -> f64 {
         let benefit = &settings.benefit;
         benefit.fixed_us
@@ -165,7 +165,7 @@ impl SwitchCost {
     }
 }
 
-/// What is remembered of all guests.
+/// The histories of all guests.
 #[derive(Debug, Clone, Default)]
 pub struct Histories {
     /// By slot; a guest keeps its slot until it is forgotten.
@@ -201,8 +201,8 @@ pub struct Histories {
 type Ranked = u128;
 
 impl Histories {
-    /// What is remembered of the guest at this place of a snapshot: quicker when its guests are those of the
-    /// last one, in the same order.
+    /// The history of the guest at this place of a snapshot: quicker when its guests are those of the last
+    /// one, in the same order.
     pub fn at(&self, place: usize, id: &GuestId) -> Option<&History> {
         self.slot(place, id).map(|slot| &self.guests[slot])
     }
@@ -214,7 +214,7 @@ impl Histories {
         hint.or_else(|| self.slots.get(id).copied())
     }
 
-    /// What is remembered of the guest with this number.
+    /// The history of the guest with this number.
     pub(crate) fn in_slot(&self, slot: usize) -> &History {
         &self.guests[slot]
     }
@@ -238,7 +238,7 @@ impl Histories {
     /// Forgets guests that have been gone for long.
     fn forget(&mut self, now_ms: u64) {
         let keep = |history: &History| history.seen_ms + REMEMBERED_MS >= now_ms;
-        // While nobody is away nobody is forgotten.
+        // While no guest is away none is forgotten.
         if self.guests.len() != self.order.len() && !self.guests.iter().all(keep) {
             let kept: Vec<bool> = self.guests.iter().map(keep).collect();
             retain(&mut self.guests, &kept);
@@ -262,22 +262,22 @@ impl Histories {
         changes: impl Iterator<Item = (&'a GuestId, Option<&'a VfId>)>,
         now_ms: u64,
     ) {
-        // Whose VF a guest takes: it was taken from that one in the same plan.
+        // By VF: the guest that it was taken from in the same plan.
         let mut lost: BTreeMap<VfId, usize> = BTreeMap::new();
         for (id, holds) in changes {
             let slot = self.slot_or_new(id, History::default);
             let history = &mut self.guests[slot];
             history.changed_ms = Some(now_ms);
-            let before = std::mem::replace(&mut history.holds, holds.cloned());
+            let previous = std::mem::replace(&mut history.holds, holds.cloned());
             match holds {
                 None => {
-                    if let Some(vf) = before {
+                    if let Some(vf) = previous {
                         lost.insert(vf, slot);
                     }
                     self.end_advantage(slot);
                 }
                 Some(vf) => {
-                    // A VF that nobody held tells nothing of a lead.
+                    // A VF without a former holder has no rival to lead.
                     history.advantage = lost.get(vf).map_or(Advantage::NONE, |&rival| Advantage {
                         rival: Some((self.names[rival].clone(), rival)),
                         sum: history.advantage.most,
@@ -290,14 +290,14 @@ impl Histories {
         }
     }
 
-    /// A lead is over: its guest and all learn from it.
+    /// Ends a lead, from which its guest and all guests learn.
     fn end_advantage(&mut self, slot: usize) {
         let history = &mut self.guests[slot];
         let Advantage { most, switches, .. } =
             std::mem::replace(&mut history.advantage, Advantage::NONE);
         let used = history.past.threshold;
         for (learner, keep) in
-            [(&mut self.learned[slot], KEEP_OWN), (&mut self.advantages, KEEP_SHARED)]
+            [(&mut self.learned[slot], KEEP_PER_GUEST), (&mut self.advantages, KEEP_SHARED)]
         {
             learner.ended(most, switches, used, keep);
         }
@@ -327,10 +327,10 @@ impl Histories {
         self.refused.remove(vf);
     }
 
-    /// Whoever could not be given a VF may be tried again at once: this guest, or all.
+    /// Ends the wait of this guest, or of all, after VFs could not be given.
     pub fn retry(&mut self, id: Option<&GuestId>) {
         let all = self.names.iter().zip(&mut self.guests);
-        for (_, history) in all.filter(|(known, _)| id.is_none_or(|id| id == *known)) {
+        for (_, history) in all.filter(|(name, _)| id.is_none_or(|id| id == *name)) {
             (history.undone, history.retry_ms) = (0, 0);
         }
     }
@@ -346,8 +346,8 @@ impl Histories {
         let mut order = std::mem::take(&mut self.order);
         order.resize(now.guests.len(), usize::MAX);
         for (place, guest) in now.guests.iter().enumerate() {
-            let known = self.names.get(order[place]).is_some_and(|name| *name == guest.id);
-            if !known {
+            let same = self.names.get(order[place]).is_some_and(|name| *name == guest.id);
+            if !same {
                 order[place] = self.slot_or_new(&guest.id, || History {
                     past: Past { arrived_ms: now.now_ms, ..Past::NONE },
                     holds: guest.holds.as_ref().map(|held| held.vf.clone()),
@@ -364,24 +364,24 @@ impl Histories {
         }
     }
 
-    /// Keeps the turns of all within reach of each other: nobody saves up turns while it may not
-    /// have one, and nobody who comes late has turns to catch up on.
+    /// Keeps the turns of all guests within reach of each other: no guest saves up turns while it may not have
+    /// one, and none that comes late has turns to catch up on.
     fn level_turns(&mut self, now: &Snapshot, settings: &Settings) {
         let competes =
             |guest: &GuestView| guest.wish.stance == Stance::Free && guest.health == Health::Ready;
-        // Whoever arrived in this moment has no turns yet and sets no standard.
-        let (mut low, mut high, mut others) = (u64::MAX, 0, false);
+        // A guest that has just arrived has no turns yet and is left out.
+        let (mut low, mut high, mut any_left_out) = (u64::MAX, 0, false);
         for (guest, &slot) in now.guests.iter().zip(&self.order) {
             let history = &self.guests[slot];
             if competes(guest) && history.past.arrived_ms < now.now_ms {
                 (low, high) = (low.min(history.past.turns_ms), high.max(history.past.turns_ms));
             } else {
-                others = true;
+                any_left_out = true;
             }
         }
         let lag_ms = (settings.fair_turn_s * 1e3 * LAG_TURNS) as u64;
         let floor = low.max(high.saturating_sub(lag_ms));
-        if low == u64::MAX || floor == low && !others {
+        if low == u64::MAX || floor == low && !any_left_out {
             return;
         }
         for (guest, &slot) in now.guests.iter().zip(&self.order) {
@@ -423,7 +423,7 @@ impl Histories {
         {
             self.waiters.retain(|waiter| *waiter >= last);
         }
-        // All waiters behind as many as there are holders are held against the same one.
+        // All waiters beyond the number of holders are compared with the same holder.
         if (1..self.waiters.len()).contains(&paired) {
             self.waiters.select_nth_unstable_by(paired, |a, b| b.cmp(a));
         }
@@ -431,8 +431,8 @@ impl Histories {
         self.waiters[..paired].sort_unstable_by(|a, b| b.cmp(a));
     }
 
-    /// The waiter that ranks last of those who lead a holder, or led one and still have regret. Nothing changes
-    /// for those behind it, whomever they are held against. Where there is none, the greatest of all ranks.
+    /// The last-ranked waiter that leads a holder, or led one and still has regret. For waiters behind it nothing
+    /// changes, whichever holder they are compared with. Where there is none, the greatest of all ranks.
     fn last_with_a_lead(&self) -> Option<Ranked> {
         let gain = |holder: &Ranked| self.values[self.by_name[*holder as u32 as usize]];
         let least = self.holders.iter().map(gain).min_by(f64::total_cmp)?;
@@ -445,9 +445,9 @@ impl Histories {
         Some(leading.copied().min().unwrap_or(Ranked::MAX))
     }
 
-    /// Adds what waiting cost in the last seconds: the best waiter is held against the holder that
-    /// gains least, the second against the second, and so on. It falls again while the holder gains
-    /// more, and never below zero. Leads that ended are learned from.
+    /// Adds the cost of waiting in the last seconds: the best waiter is compared with the holder that gains
+    /// least, the second with the second, and so on. Regret falls again while the holder gains more, and never
+    /// below zero. Leads that ended are learned from.
     fn regret(&mut self, now: &Snapshot, settings: &Settings, seconds: f64) {
         self.rank(now, settings);
         // A rate over the time between two samples is on average half of it old.
@@ -460,21 +460,21 @@ impl Histories {
                 (self.by_name[!waiter as u32 as usize], self.by_name[holder as u32 as usize]);
             let (waiting, holding) = (self.values[slot], self.values[holder]);
             let history = &mut self.guests[slot];
-            // Who sees a lead late also sees its end late: a switch costs that much, too.
+            // A lead that is seen late also ends late: a switch costs that much, too.
             let ahead = (waiting - holding).max(0.0);
             let price_us = self.switch.price_us(waiting, holding, settings) + lag_s * ahead;
             let lead = in_prices((waiting - holding) * seconds, price_us);
             let begins = history.past.regret == 0.0;
             history.past.regret = (history.past.regret + lead).max(0.0);
             if unknown {
-                // Nobody can tell what it gains: no lead over it teaches anything.
+                // Its gain is unknown: nothing is learned from a lead over it.
                 history.past.threshold = Past::NONE.threshold;
                 history.advantage.blind = history.past.regret;
                 continue;
             }
             history.advantage.blind = history.advantage.blind.min(history.past.regret);
             if history.past.regret > history.advantage.most.max(history.advantage.blind) {
-                // Back again leads at most whom the VF was taken from, by all that it gains.
+                // In a switch back, the rival leads by its whole gain at most.
                 let back_us =
                     self.switch.price_us(holding, holding, settings) + lag_s * ahead.min(holding);
                 let passing_us = (self.switch.idle_s(settings) + lag_s) * ahead;
@@ -518,13 +518,13 @@ impl Histories {
     }
 }
 
-/// Keeps of these what is marked, place by place.
+/// Keeps the elements whose flag is set.
 fn retain<T>(all: &mut Vec<T>, kept: &[bool]) {
     let mut kept = kept.iter();
     all.retain(|_| kept.next() == Some(&true));
 }
 
-/// An amount in prices. What is free is worth any amount.
+/// An amount in prices, bounded where the price is zero.
 fn in_prices(amount_us: f64, price_us: f64) -> f64 {
     if amount_us == 0.0 {
         0.0

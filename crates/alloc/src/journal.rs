@@ -1,5 +1,5 @@
-//! The journal: what is about to be done, written before it is done. Lines with a checksum, so that a
-//! line torn by a crash is told from a whole one. Knows no files: text in, text out.
+//! The journal, a write-ahead log: each step is written before it is done. Lines have a checksum, by which a
+//! line torn by a crash is recognised. Knows no files: text in, text out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,11 +40,11 @@ pub enum Ending {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "entry")]
 pub enum Entry {
-    /// Everything that counts, so that nothing before this line is needed.
+    /// The whole state, so that no earlier line is needed.
     Checkpoint {
         /// Version of the lines.
         format: u32,
-        /// Who holds what.
+        /// Holders of VFs.
         holders: BTreeMap<VfId, GuestId>,
         /// Guests that did not answer, and what they did not do.
         marked: BTreeMap<GuestId, String>,
@@ -77,25 +77,25 @@ pub enum Entry {
         /// How.
         ending: Ending,
     },
-    /// The operator says that a marked guest is well again, or it was started anew.
+    /// The operator lifted a guest's mark, or the guest was restarted.
     Unmark {
         /// Which guest.
         guest: GuestId,
     },
-    /// VFs about which journal and world disagree are recovered; the steps follow as intents.
+    /// VFs on which journal and host disagree are recovered; the steps follow as intents.
     Recover {
         /// The recovery's number, from the same series as those of moves.
         operation: u64,
         /// Which VFs.
         vfs: BTreeSet<VfId>,
     },
-    /// What a recovery came to. Only what it is about changes; moves of these VFs are closed.
+    /// The result of a recovery. Only entries of its VFs and guests change; moves of these VFs are closed.
     Settled {
         /// Which recovery.
         operation: u64,
         /// The VFs that it is about.
         vfs: BTreeSet<VfId>,
-        /// Who holds which of them.
+        /// The holders of these VFs.
         holders: BTreeMap<VfId, GuestId>,
         /// Those of them that are not fit for the pool, and what is wrong with them.
         quarantined: BTreeMap<VfId, String>,
@@ -115,7 +115,7 @@ fn checksum(body: &str) -> String {
     format!("{:08x}", crc32fast::hash(body.as_bytes()))
 }
 
-/// What was read from a journal.
+/// A journal as read.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Read {
     /// The entries, in order.
@@ -124,23 +124,24 @@ pub struct Read {
     pub torn: bool,
     /// Numbers of other lines that cannot be read, from 1.
     pub damaged: Vec<usize>,
-    /// Number of the first line that a newer version wrote: whole, and not understood.
+    /// Number of the first line that a newer version wrote: its checksum is right.
     pub newer: Option<usize>,
 }
 
-/// Reads a journal. Never fails: what cannot be read is named, and the world decides.
+/// Reads a journal. Never fails: lines that cannot be read are reported, and recovery surveys the host.
 pub fn read(text: &[u8]) -> Read {
     let mut read = Read::default();
-    let mut rest = text;
+    let mut unread = text;
     let mut number = 0;
-    while !rest.is_empty() {
+    while !unread.is_empty() {
         number += 1;
-        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
+        let Some(end) = unread.iter().position(|byte| *byte == b'\n') else {
             read.torn = true;
             break;
         };
-        let (one, after) = (&rest[..end], &rest[end + 1..]);
-        match entry(one) {
+        let line = &unread[..end];
+        unread = &unread[end + 1..];
+        match entry(line) {
             Line::Entry(Entry::Checkpoint { format, .. }) if format > FORMAT => {
                 read.newer.get_or_insert(number);
             }
@@ -148,10 +149,9 @@ pub fn read(text: &[u8]) -> Read {
             Line::Newer => {
                 read.newer.get_or_insert(number);
             }
-            Line::Damaged if after.is_empty() => read.torn = true,
+            Line::Damaged if unread.is_empty() => read.torn = true,
             Line::Damaged => read.damaged.push(number),
         }
-        rest = after;
     }
     read
 }
@@ -184,10 +184,10 @@ pub struct Open {
     pub done: bool,
 }
 
-/// What a journal comes to.
+/// The state that a journal's entries add up to.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Ledger {
-    /// Who holds what, by moves that ended.
+    /// Holders of VFs, by moves that ended.
     pub holders: BTreeMap<VfId, GuestId>,
     /// Moves that have begun and not ended, by number.
     pub open: BTreeMap<u64, Open>,
@@ -204,14 +204,13 @@ impl Ledger {
     pub fn replay<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Self {
         let mut ledger = Self::default();
         for entry in entries {
-            ledger.take_in(entry);
+            ledger.apply(entry);
         }
         ledger
     }
 
-    /// Takes one more entry in. Entries that make no sense here (of a move that never began) change
-    /// nothing.
-    pub fn take_in(&mut self, entry: &Entry) {
+    /// Applies one more entry. Entries that make no sense (of a move that never began) change nothing.
+    pub fn apply(&mut self, entry: &Entry) {
         match entry {
             Entry::Checkpoint { holders, marked, quarantined, .. } => {
                 self.holders.clone_from(holders);
@@ -278,7 +277,7 @@ impl Ledger {
         }
     }
 
-    /// The VFs of which anything is known.
+    /// The VFs that are held, quarantined, or in a move under way.
     pub fn vfs(&self) -> impl Iterator<Item = &VfId> {
         let open = self.open.values().map(|open| &open.change.vf);
         self.holders.keys().chain(self.quarantined.keys()).chain(open)
@@ -291,7 +290,7 @@ impl Ledger {
             || self.open.values().any(|open| open.change.vf == *vf)
     }
 
-    /// The lines that make all lines before them dispensable: what counts, then the moves under way.
+    /// The lines that replace all earlier ones: a checkpoint, then the moves under way.
     pub fn digest(&self) -> Vec<Entry> {
         let mut lines = vec![Entry::Checkpoint {
             format: FORMAT,
@@ -393,7 +392,7 @@ mod tests {
         let mut ledger = Ledger::replay(&some_entries()[..4]);
         let (mended, other) = (VfId::new("pf0", 2), VfId::new("pf0", 0));
         assert!(ledger.knows(&mended) && ledger.open.len() == 1);
-        ledger.take_in(&Entry::Settled {
+        ledger.apply(&Entry::Settled {
             operation: 8,
             vfs: [mended.clone()].into(),
             holders: BTreeMap::new(),

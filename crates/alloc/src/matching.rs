@@ -1,4 +1,4 @@
-//! Seats guests on PFs so that whoever ranks first is seated, as long as any seating allows it.
+//! Seats guests on PFs by rank: a guest is seated if any seating of it and all before it exists.
 //! Knows only numbers: guests by rank, PFs by index, seats by PF.
 
 /// One guest that wants a seat.
@@ -10,7 +10,7 @@ pub struct Seeker {
     pub home: Option<usize>,
 }
 
-/// Who sits where, by PF.
+/// A seating of guests on PFs.
 #[derive(Debug)]
 pub struct Seating {
     seekers: Vec<Seeker>,
@@ -20,7 +20,7 @@ pub struct Seating {
 }
 
 impl Seating {
-    /// Nobody is seated yet; `seats` has the number of seats by PF.
+    /// An empty seating; `seats` has the number of seats by PF.
     pub fn new(seats: Vec<usize>) -> Self {
         let taken = vec![Vec::new(); seats.len()];
         Self { seekers: Vec::new(), seats, taken }
@@ -31,8 +31,8 @@ impl Seating {
         self.taken.iter().zip(&self.seats).all(|(taken, seats)| taken.len() >= *seats)
     }
 
-    /// Seats one more guest without unseating anybody; others may have to move to another PF, those
-    /// who sit at home last. True when there was a way.
+    /// Seats one more guest without unseating any; seated guests may have to move to another PF, those on
+    /// their present PF last. Returns whether it was possible.
     pub fn seat(&mut self, seeker: Seeker) -> bool {
         let guest = self.seekers.len();
         let home = seeker.home.filter(|home| seeker.pfs.contains(home));
@@ -48,7 +48,7 @@ impl Seating {
             || self.seat_on(guest, &pfs, true)
     }
 
-    /// The path without anybody in between.
+    /// Takes a free seat on one of these PFs, if there is one.
     fn take_free_seat(&mut self, guest: usize, pfs: &[usize]) -> bool {
         let free = pfs.iter().find(|&&pf| self.taken[pf].len() < self.seats[pf]);
         free.is_some_and(|&pf| {
@@ -78,10 +78,10 @@ impl Seating {
                 if self.seekers[seated].home == Some(pf) && !from_home_too {
                     continue;
                 }
-                for &other in &self.seekers[seated].pfs {
-                    if reached[other].is_none() {
-                        reached[other] = Some((seated, pf));
-                        queue.push_back(other);
+                for &next in &self.seekers[seated].pfs {
+                    if reached[next].is_none() {
+                        reached[next] = Some((seated, pf));
+                        queue.push_back(next);
                     }
                 }
             }
@@ -92,8 +92,8 @@ impl Seating {
     fn shift(&mut self, mut pf: usize, reached: &[Option<(usize, usize)>]) {
         while let Some((guest, from)) = reached[pf] {
             self.taken[pf].push(guest);
-            let Some(left) = self.taken.get_mut(from) else { return };
-            left.retain(|&seated| seated != guest);
+            let Some(former) = self.taken.get_mut(from) else { return };
+            former.retain(|&seated| seated != guest);
             pf = from;
         }
     }

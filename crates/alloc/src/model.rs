@@ -1,5 +1,5 @@
-//! The words of allocation as types: guests, VFs, what is wished for them, and one observation of
-//! all of them. Knows nothing of how they are observed.
+//! The types of allocation: guests, VFs, wishes, and one observation of all of them. Knows nothing of how
+//! they are observed.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -163,7 +163,7 @@ impl FromStr for Mac {
 
 pw_error::serde_as_text!(Mac);
 
-/// Who counted the packets.
+/// Where packets were counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -217,7 +217,7 @@ pub struct Wish {
     pub numa: Option<u16>,
 }
 
-/// How a guest is.
+/// Whether a guest can be moved.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
@@ -244,9 +244,9 @@ pub struct Holding {
 pub struct GuestView {
     /// Its name.
     pub id: GuestId,
-    /// Its traffic; none when nobody can tell, which is not zero.
+    /// Its traffic; none when unknown, which is not zero.
     pub rate: Option<Rate>,
-    /// What is wished for it.
+    /// Its constraints.
     pub wish: Wish,
     /// The VF that it holds.
     pub holds: Option<Holding>,
@@ -257,7 +257,7 @@ pub struct GuestView {
 }
 
 impl GuestView {
-    /// A guest that can be moved, of whose traffic nothing is known.
+    /// A guest that can be moved, of unknown traffic.
     pub fn new(id: impl Into<GuestId>) -> Self {
         Self {
             id: id.into(),
@@ -277,7 +277,7 @@ pub enum VfState {
     /// It can be given.
     #[default]
     Usable,
-    /// Its PF has no link: whoever holds it falls back.
+    /// Its PF has no link: its holder falls back.
     LinkDown,
     /// Something is wrong with it: not given, not taken.
     Quarantined(String),
@@ -311,7 +311,7 @@ impl Snapshot {
         self.guests.iter().find(|guest| guest.id == *id)
     }
 
-    /// Who holds this VF.
+    /// The holder of this VF.
     pub fn holder(&self, vf: &VfId) -> Option<&GuestView> {
         self.guests.iter().find(|guest| guest.holds.as_ref().is_some_and(|held| held.vf == *vf))
     }

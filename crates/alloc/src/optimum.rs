@@ -1,8 +1,8 @@
-//! The best that anybody could have done with the traffic of the past, switches paid: the yardstick
-//! of policies. Exact, by minimum-cost flow.
+//! The optimal allocation in hindsight, net of switches: the yardstick of policies. Exact, by minimum-cost
+//! flow.
 //!
-//! Each VF is one unit of flow through time. Per interval there is a hub, where VFs lie that nobody
-//! holds, and a node for each guest. Arcs: hub to guest (a VF is given: costs the price of the
+//! Each VF is one unit of flow through time. Per interval there is a hub, for VFs without a holder, and a
+//! node for each guest. Arcs: hub to guest (a VF is given: costs the price of the
 //! switch), guest to hub (it is taken), guest to the same guest one interval later (it is held: earns
 //! the gain; one VF at most), hub to hub. The flow of the highest value is found by successive
 //! shortest paths with potentials (Ahuja, Magnanti, Orlin: Network Flows, 1993, section 9.7), one path
@@ -77,16 +77,16 @@ impl Gains {
     }
 }
 
-/// The best that could have been had.
+/// The optimum.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Best {
-    /// What it collects, switches paid [µs].
+    /// Its gain, net of switches [µs].
     pub gain_us: f64,
     /// How many VFs it gives.
     pub gives: usize,
 }
 
-/// The most that `vfs` VFs could have collected.
+/// The optimum of `vfs` VFs.
 pub fn best(gains: &Gains, vfs: usize) -> Best {
     let mut network = Network::new(gains);
     for _ in 0..vfs.min(gains.guests) {
@@ -212,7 +212,7 @@ impl Network {
         }
     }
 
-    /// Sends one more VF the cheapest way through time; false when that would collect nothing.
+    /// Sends one more VF along the cheapest path through time; false when that would gain nothing.
     fn augment(&mut self) -> bool {
         let sink = self.hub(self.intervals);
         self.search(sink);
@@ -330,13 +330,13 @@ impl Network {
         let step = self.guests + 1;
         let mut node = sink;
         while node != 0 {
-            let (arc, before) = self.reached[node];
-            let before = before as usize;
+            let (arc, previous) = self.reached[node];
+            let previous = previous as usize;
             // The guest's node of the two, if any, in its interval.
-            let at = if node.is_multiple_of(step) { before } else { node };
+            let at = if node.is_multiple_of(step) { previous } else { node };
             let slot = (at / step) * self.guests + (at % step).saturating_sub(1);
             match arc {
-                Arc::Wait => self.waiting[before / step] += 1,
+                Arc::Wait => self.waiting[previous / step] += 1,
                 Arc::Unwait => self.waiting[node / step] -= 1,
                 Arc::Give => self.given[slot] = true,
                 Arc::Ungive => self.given[slot] = false,
@@ -345,7 +345,7 @@ impl Network {
                 Arc::Hold => self.held[slot - self.guests] = true,
                 Arc::Unhold => self.held[slot] = false,
             }
-            node = before;
+            node = previous;
         }
     }
 

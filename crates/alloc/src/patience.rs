@@ -3,7 +3,7 @@
 //!
 //! A waiter that gains more than a holder forgoes the difference second by second (rent), or pays a
 //! switch (buys). All amounts here are in prices of that switch. If the whole advantage will come to
-//! more than a price, the switch should be made at once, if to less, never; nobody knows which. With a
+//! more than a price, the switch should be made at once, if to less, never; which is unknown. With a
 //! threshold of one price the cost is at most twice that of knowing, for one advantage, and no rule
 //! without dice does better (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica
 //! 3, 1988). Where both ways count, as here, the threshold is two prices and the bound three (Borodin,
@@ -40,26 +40,26 @@ const THRESHOLDS: [f64; 12] = [
 ];
 const MOST: f64 = 4.0;
 
-/// So few advantages teach nothing yet.
+/// Fewer advantages than these teach nothing.
 const FEW: f32 = 5.0;
 /// What a learned threshold may cost more than that of the bound before it is given up [prices].
 const CREDIT: f64 = 2.0;
-/// An older advantage of one's own counts so much less than the next younger one: some fifty are remembered.
-pub const KEEP_OWN: f32 = 0.98;
+/// Weight of a guest's advantage relative to its next younger one: some fifty are remembered.
+pub const KEEP_PER_GUEST: f32 = 0.98;
 /// The same for those of all guests, some two hundred: fifty of a hundred guests are those of the last minute,
 /// which tell little.
 pub const KEEP_SHARED: f32 = 0.995;
-/// What is known of all guests counts as much as so many advantages of one's own, which is as many as are
-/// remembered: by its own few, a guest takes chance for its nature.
+/// The advantages of all guests weigh as much as so many of the guest itself, which is as many as are
+/// remembered: the few of one guest are too random.
 const SHARED: f32 = 50.0;
 
 /// What a switch and the one that undoes it cost [prices of the first].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Switches {
-    /// The part that is forgone of the advantage itself, while the VF moves and as long as what is seen is
-    /// old: an advantage that ends meanwhile costs no more than was left of it.
+    /// The part of the advantage that is forgone while the VF moves and until the switch is seen: an advantage
+    /// that ends meanwhile costs no more than its remainder.
     pub passing: f64,
-    /// The part that is paid whatever the advantage comes to.
+    /// The part that is paid in any case.
     pub sunk: f64,
 }
 
@@ -67,13 +67,13 @@ impl Switches {
     /// Both cost the same, and all of it is paid in any case.
     pub const ALIKE: Self = Self { passing: 0.0, sunk: 2.0 };
 
-    /// By so much that another threshold may be the best?
+    /// Do they differ enough for another threshold to be the best?
     pub fn differ(self, other: Self) -> bool {
         const LITTLE: f64 = 0.05;
         (self.passing - other.passing).abs().max((self.sunk - other.sunk).abs()) > LITTLE
     }
 
-    /// What an advantage costs somebody who switches at this threshold [prices].
+    /// The cost of an advantage for a guest that switches at this threshold [prices].
     fn cost(self, threshold: f64, advantage: f64) -> f64 {
         if advantage < threshold {
             advantage
@@ -83,7 +83,7 @@ impl Switches {
     }
 }
 
-/// Past advantages: how often they came to so much.
+/// A histogram of past advantages.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Advantages {
     /// By the number of thresholds that the advantage reached: how many, and what they came to [prices].
@@ -112,7 +112,7 @@ impl Advantages {
         *sum += advantage.min(2.0 * MOST) as f32;
     }
 
-    /// How many there were, older ones forgotten.
+    /// Weighted number of advantages.
     fn count(&self) -> f32 {
         self.bins.iter().map(|[count, _]| count).sum()
     }
@@ -127,8 +127,8 @@ impl Advantages {
         }
         let weight = if of_all > 0.0 { SHARED / of_all } else { 0.0 };
         let mut costs = [0.0; THRESHOLDS.len()];
-        for (reached, (own, all)) in self.bins.iter().zip(&shared.bins).enumerate() {
-            let [count, sum] = [0, 1].map(|of| f64::from(own[of] + weight * all[of]));
+        for (reached, (guest, all)) in self.bins.iter().zip(&shared.bins).enumerate() {
+            let [count, sum] = [0, 1].map(|of| f64::from(guest[of] + weight * all[of]));
             // Advantages between the same two thresholds are taken to be alike.
             let (bought, rented) = costs.split_at_mut(reached);
             for (cost, threshold) in bought.iter_mut().zip(THRESHOLDS) {
@@ -152,7 +152,7 @@ mod tests {
         let (mut own, nobody) = (Advantages::new(), Advantages::new());
         for advantage in advantages.iter().cycle().take(40) {
             let used = own.threshold(&nobody, switches);
-            own.ended(*advantage, switches, used, KEEP_OWN);
+            own.ended(*advantage, switches, used, KEEP_PER_GUEST);
         }
         own.threshold(&nobody, switches)
     }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(Advantages::new().threshold(&shared, Switches::ALIKE), 0.0);
         let mut own = Advantages::new();
         for _ in 0..40 {
-            own.ended(0.4, Switches::ALIKE, 2.0, KEEP_OWN);
+            own.ended(0.4, Switches::ALIKE, 2.0, KEEP_PER_GUEST);
         }
         assert!(own.threshold(&shared, Switches::ALIKE) > 0.4);
     }
@@ -212,7 +212,7 @@ mod tests {
         let mut own = Advantages::new();
         for _ in 0..3 {
             let used = own.threshold(&shared, Switches::ALIKE);
-            own.ended(used + 0.01, Switches::ALIKE, used, KEEP_OWN);
+            own.ended(used + 0.01, Switches::ALIKE, used, KEEP_PER_GUEST);
             shared.ended(used + 0.01, Switches::ALIKE, used, KEEP_SHARED);
         }
         assert_eq!(own.threshold(&shared, Switches::ALIKE), 2.0);
@@ -227,7 +227,7 @@ mod tests {
     fn numbers_that_make_no_sense_teach_nothing() {
         let mut own = Advantages::new();
         for advantage in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            own.ended(advantage, Switches::ALIKE, 2.0, KEEP_OWN);
+            own.ended(advantage, Switches::ALIKE, 2.0, KEEP_PER_GUEST);
         }
         assert_eq!(own, Advantages::new());
     }

@@ -1,5 +1,5 @@
-//! A plan: who gives up which VF and who gets it, in order. A value: it can be printed, tried on a
-//! snapshot, turned round, and written out as steps. Knows nothing of how steps are performed.
+//! A plan: moves of VFs from and to guests, in order. A value: it can be printed, tried on a snapshot,
+//! reversed, and written out as steps. Knows nothing of how steps are performed.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub enum Reason {
     Pinned,
     /// The operator excluded it.
     Excluded,
-    /// There is a VF for everybody who may have one.
+    /// There is a VF for every guest that may have one.
     EnoughForAll,
     /// It ranks above the cut.
     AboveCut {
@@ -28,7 +28,7 @@ pub enum Reason {
         /// Its packet rate [packets per second]; none when unknown.
         pps: Option<f64>,
     },
-    /// It ranks above the cut, yet what it would gain has not outweighed the switch.
+    /// It ranks above the cut, yet its gain would not outweigh the switch.
     NotWorthTheSwitch,
     /// Its guaranteed share of time is behind.
     GuaranteedShare,
@@ -139,7 +139,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// It without its reason, as `give pf0/1 to web`.
+    /// The move without its reason, as `give pf0/1 to web`.
     pub fn words(&self) -> String {
         match self.direction {
             Direction::Take => format!("take {} from {}", self.vf, self.guest),
@@ -190,7 +190,7 @@ impl Plan {
         })
     }
 
-    /// The plan that leads back.
+    /// The plan that reverses this one.
     #[must_use]
     pub fn undo(&self) -> Self {
         let back = |change: &Move| Move {
@@ -205,8 +205,8 @@ impl Plan {
     }
 
     /// The snapshot after this plan, or the first move that cannot be made, and why.
-    pub fn try_on(&self, before: &Snapshot) -> Result<Snapshot> {
-        let mut after = before.clone();
+    pub fn try_on(&self, snapshot: &Snapshot) -> Result<Snapshot> {
+        let mut next = snapshot.clone();
         for change in &self.moves {
             let refuse = |why: &str| {
                 Err(Error::bad_input(
@@ -214,9 +214,9 @@ impl Plan {
                     "ask for a new plan: things have changed",
                 ))
             };
-            let known = after.vfs.iter().find(|vf| vf.id == change.vf).map(|vf| vf.state.clone());
-            let held = after.holder(&change.vf).is_some();
-            let Some(guest) = after.guests.iter_mut().find(|guest| guest.id == change.guest) else {
+            let state = next.vfs.iter().find(|vf| vf.id == change.vf).map(|vf| vf.state.clone());
+            let held = next.holder(&change.vf).is_some();
+            let Some(guest) = next.guests.iter_mut().find(|guest| guest.id == change.guest) else {
                 return refuse("there is no such guest");
             };
             match change.direction {
@@ -233,21 +233,22 @@ impl Plan {
                     if held {
                         return refuse("somebody holds it");
                     }
-                    if known != Some(VfState::Usable) {
+                    if state != Some(VfState::Usable) {
                         return refuse("the VF cannot be used");
                     }
                     if guest.holds.is_some() {
                         return refuse("the guest holds another VF");
                     }
-                    guest.holds = Some(Holding { vf: change.vf.clone(), since_ms: before.now_ms });
+                    guest.holds =
+                        Some(Holding { vf: change.vf.clone(), since_ms: snapshot.now_ms });
                 }
             }
         }
-        Ok(after)
+        Ok(next)
     }
 }
 
-/// What is decided about one guest.
+/// The decision about one guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Which guest.
@@ -263,7 +264,7 @@ pub struct Verdict {
 pub struct Decision {
     /// What is to be done.
     pub plan: Plan,
-    /// What it comes to, guest by guest.
+    /// The verdict on each guest.
     pub verdicts: Vec<Verdict>,
     /// VFs that would have been given, had the interval's moves not been used up.
     pub deferred: usize,

@@ -6,16 +6,16 @@ use std::cmp::Ordering;
 use crate::model::{GuestView, Origin};
 use crate::settings::{PolicyKind, Settings};
 
-/// How much is known of a guest's traffic, from least to most reason to give it a VF.
+/// How a guest's traffic is known, from least to most reason to give it a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
-    /// The host sees next to none.
+    /// The host counts next to none.
     Idle,
-    /// Nobody can tell: unknown is not zero.
+    /// It is unknown, which is not zero.
     Unknown,
-    /// The guest says so.
+    /// The guest reports it.
     GuestReported,
-    /// The host sees it.
+    /// The host counts it.
     HostSide,
 }
 
@@ -29,12 +29,12 @@ pub struct Past {
     /// What it has forgone since it began to gain more than the holder whose VF it would take [prices
     /// of that switch].
     pub regret: f64,
-    /// With that regret it takes the VF (`patience`).
+    /// The regret at which it takes the VF (`patience`).
     pub threshold: f64,
 }
 
 impl Past {
-    /// Nothing is remembered.
+    /// No past.
     pub const NONE: Self = Self { arrived_ms: 0, turns_ms: 0, regret: 0.0, threshold: 2.0 };
 
     /// Has waiting cost it as much as `benefit` wants before it takes a VF?
@@ -48,9 +48,9 @@ impl Past {
 pub struct Standing {
     /// Not idle.
     pub active: bool,
-    /// Its priority class; who is idle is of the lowest.
+    /// Its priority class; the lowest for an idle guest.
     pub class: u8,
-    /// What its traffic is known by.
+    /// How its traffic is known.
     pub tier: Tier,
     /// What the policy ranks by.
     pub value: f64,
@@ -71,7 +71,7 @@ impl Standing {
             | value as u128
     }
 
-    /// Is nothing known of the traffic of whoever has this key?
+    /// Is the traffic of a guest with this key unknown?
     pub const fn is_unknown(key: u128) -> bool {
         (key >> 64) as u8 == Tier::Unknown as u8
     }
@@ -94,7 +94,7 @@ pub fn traffic(guest: &GuestView, settings: &Settings) -> (Tier, f64) {
         pps * (-(rate.blind_ms as f64 / 1e3 / settings.blind_half_life_s)).exp2()
     };
     let tier = match rate.origin {
-        // What is out of sight is not known to be idle.
+        // A guest that is no longer observed is not known to be idle.
         _ if pps < settings.idle_pps && rate.blind_ms > 0 => Tier::Unknown,
         _ if pps < settings.idle_pps => Tier::Idle,
         Origin::HostSide => Tier::HostSide,
@@ -103,7 +103,7 @@ pub fn traffic(guest: &GuestView, settings: &Settings) -> (Tier, f64) {
     (tier, pps)
 }
 
-/// Where this guest stands.
+/// The standing of this guest.
 pub fn standing(guest: &GuestView, past: &Past, settings: &Settings) -> Standing {
     let class = guest.wish.class;
     let (tier, pps) = traffic(guest, settings);
@@ -115,7 +115,7 @@ pub fn standing(guest: &GuestView, past: &Past, settings: &Settings) -> Standing
     };
     match settings.policy {
         PolicyKind::Activity | PolicyKind::Benefit => {
-            // Who is idle must not be safe by its class from one waiter and not from the next.
+            // An idle guest's class must not protect it from one waiter and not from the next.
             let active = tier != Tier::Idle;
             Standing { active, class: if active { class } else { 0 }, tier, value }
         }

@@ -1,4 +1,4 @@
-//! Whether a decision changes anything, told in one pass over the guests: most decisions of a day do not.
+//! Detects in one pass over the guests that a decision changes nothing, as most do not.
 //! Says *nothing changes* only where the whole decision would have no move; where constraints are at
 //! work it does not try to tell.
 
@@ -26,7 +26,7 @@ pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Historie
     let moved_lately = |history: &History| {
         history.changed_ms.is_some_and(|changed| now.now_ms.saturating_sub(changed) < residency_ms)
     };
-    // The holder that would be challenged: of those who may lose their VF, the one that ranks last.
+    // The holder that would be challenged: the last-ranked one that may lose its VF.
     let mut worst: Option<Standing> = None;
     for (place, guest) in now.guests.iter().enumerate().filter(|(_, guest)| guest.holds.is_some()) {
         let Some(history) = histories.at(place, &guest.id) else { return false };
@@ -45,7 +45,7 @@ pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Historie
         }
         if let Some(worst) = &worst
             && !moved_lately(history)
-            // Told without its traffic: by its class or by having waited does it take a VF.
+            // Checked without its traffic: it takes a VF by its class or by having waited.
             && (settings.policy != PolicyKind::Benefit
                 || history.past.has_waited()
                 || guest.wish.class > worst.class)
@@ -59,7 +59,7 @@ pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Historie
     true
 }
 
-/// May it hold any VF, and lose it to anybody who ranks higher?
+/// May it hold any VF, and lose it to any guest that ranks higher?
 fn unconstrained(guest: &GuestView) -> bool {
     let wish = &guest.wish;
     guest.health == Health::Ready

@@ -1,5 +1,4 @@
-//! A recording of what an allocator was told and asked, as lines of JSON (`replay` plays it again). Knows no
-//! files.
+//! A recording of the calls of an allocator, as lines of JSON (`replay` replays it). Knows no files.
 //!
 //! A snapshot is recorded as what differs from the one before, without rates: those follow from the
 //! counters, which are whole numbers.
@@ -16,7 +15,7 @@ use crate::signal::{Reading, Sample};
 /// The format that is written and read.
 pub const FORMAT: u32 = 1;
 
-/// One reading: guest, source, who counted, and packets and bytes received and sent (rx_packets, tx_packets,
+/// One reading: guest, source, origin, and packets and bytes received and sent (rx_packets, tx_packets,
 /// rx_bytes, tx_bytes); none when it is not counted.
 pub type Read = (GuestId, u64, Origin, Option<[u64; 4]>);
 
@@ -33,7 +32,7 @@ pub enum Entry {
     },
     /// Other settings from now on.
     Configured(Box<Settings>),
-    /// The guest's counters begin anew: it came, or was started anew.
+    /// The guest's counters begin anew: it is new, or was restarted.
     Anew(GuestId),
     /// Counters that were read at one moment [ms].
     Read(u64, Vec<Read>),
@@ -50,7 +49,7 @@ pub enum Entry {
     },
     /// The snapshot of this moment was observed [ms].
     Observed(u64),
-    /// On the snapshot of this moment [ms] it was decided so.
+    /// The decision on the snapshot of this moment [ms].
     Decided(u64, Plan),
     /// This plan is being performed since this moment [ms].
     Committed(u64, Plan),
@@ -64,7 +63,7 @@ pub enum Entry {
     Retried(Option<GuestId>),
 }
 
-/// What has been recorded and not been fetched yet.
+/// Entries that have not been fetched yet.
 #[derive(Debug, Clone, Default)]
 pub struct Recorder {
     guests: BTreeMap<GuestId, GuestView>,
@@ -100,29 +99,29 @@ impl Recorder {
     /// Records what this snapshot changes.
     pub fn snapshot(&mut self, now: &Snapshot) {
         let bare = |guest: &GuestView| GuestView { rate: None, ..guest.clone() };
-        let seen = now.guests.iter().map(|guest| (guest.id.clone(), bare(guest)));
-        let (guests, gone) = differences(&mut self.guests, seen.collect());
-        let seen = now.vfs.iter().map(|vf| (vf.id.clone(), vf.clone()));
-        let (vfs, gone_vfs) = differences(&mut self.vfs, seen.collect());
+        let guests = now.guests.iter().map(|guest| (guest.id.clone(), bare(guest)));
+        let (guests, gone) = differences(&mut self.guests, guests.collect());
+        let vfs = now.vfs.iter().map(|vf| (vf.id.clone(), vf.clone()));
+        let (vfs, gone_vfs) = differences(&mut self.vfs, vfs.collect());
         if guests.len() + gone.len() + vfs.len() + gone_vfs.len() > 0 {
             self.entries.push(Entry::Changed { guests, gone, vfs, gone_vfs });
         }
     }
 
-    /// What has been recorded since this was asked for last.
+    /// Returns the entries since the last call.
     pub fn drain(&mut self) -> Vec<Entry> {
         std::mem::take(&mut self.entries)
     }
 }
 
-/// What is other than before or new, and what is gone; afterwards `before` is `now`.
+/// Values that changed or are new, and keys that are gone. Replaces `last` by `current`.
 fn differences<I: Ord + Clone, V: PartialEq + Clone>(
-    before: &mut BTreeMap<I, V>,
-    now: BTreeMap<I, V>,
+    last: &mut BTreeMap<I, V>,
+    current: BTreeMap<I, V>,
 ) -> (Vec<V>, Vec<I>) {
-    let other = now.iter().filter(|(id, value)| before.get(id) != Some(value));
-    let other = other.map(|(_, value)| value.clone()).collect();
-    let gone = before.keys().filter(|id| !now.contains_key(id)).cloned().collect();
-    *before = now;
-    (other, gone)
+    let changed = current.iter().filter(|(id, value)| last.get(id) != Some(value));
+    let changed = changed.map(|(_, value)| value.clone()).collect();
+    let gone = last.keys().filter(|id| !current.contains_key(id)).cloned().collect();
+    *last = current;
+    (changed, gone)
 }

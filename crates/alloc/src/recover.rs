@@ -1,5 +1,5 @@
-//! After a crash: the journal says what was meant, the world what is. From both, the steps that bring
-//! them together. Every VF ends in the pool or with one guest; a guest that does not answer keeps what
+//! Recovery after a crash: compares the journal, which says what was intended, with the host's state, and
+//! derives the steps that reconcile them. Every VF ends in the pool or with one guest; a guest that does not answer keeps what
 //! it has and is marked.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,9 +10,9 @@ use crate::journal::{Entry, FORMAT, Ledger, Open};
 use crate::model::{GuestId, Mac, VfId};
 use crate::plan::Direction;
 use crate::step::{self, Join, Path, Step};
-use crate::world::{Found, FoundGuest, VfPlace};
+use crate::world::{GuestState, HostState, VfPlace};
 
-/// What is to be done after a crash, or where ledger and world disagree.
+/// A recovery: after a crash, or where ledger and host disagree.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Recovery {
     /// The VFs that it is about.
@@ -23,17 +23,16 @@ pub struct Recovery {
     pub steps: Vec<Step>,
     /// Why, one sentence for each thing found amiss.
     pub notes: Vec<String>,
-    /// Those of the guests that do not answer, and what is to be said of them.
+    /// Those of the guests that do not answer, with the reason of the mark.
     pub marked: BTreeMap<GuestId, String>,
-    /// Who holds which of the VFs once the steps are done.
+    /// The holders of the VFs once the steps are done.
     pub holders: BTreeMap<VfId, GuestId>,
     /// Those of the VFs that stay unfit for the pool, and why.
     pub quarantined: BTreeMap<VfId, String>,
 }
 
 impl Recovery {
-    /// The journal's line once the steps of a recovery of everything are done: with it all that was
-    /// open is closed.
+    /// The journal's line once the steps of a full recovery are done: it closes all open moves.
     pub fn checkpoint(&self) -> Entry {
         Entry::Checkpoint {
             format: FORMAT,
@@ -43,7 +42,7 @@ impl Recovery {
         }
     }
 
-    /// Does the ledger say anything else than what this recovery comes to?
+    /// Does the recovery change the ledger?
     pub fn changes(&self, ledger: &Ledger) -> bool {
         let differs = |vf: &VfId| {
             ledger.holders.get(vf) != self.holders.get(vf)
@@ -54,8 +53,7 @@ impl Recovery {
             || ledger.open.values().any(|open| self.vfs.contains(&open.change.vf))
     }
 
-    /// The journal's line once the steps are done. It changes what is said of these VFs and guests, and
-    /// nothing else, whatever has become of others meanwhile.
+    /// The journal's line once the steps are done. It changes the entries of these VFs and guests alone.
     pub fn settled(&self, operation: u64, ledger: &Ledger) -> Entry {
         let mut marks: BTreeMap<GuestId, Option<String>> = BTreeMap::new();
         let marked_before = ledger.marked.keys().filter(|guest| self.guests.contains(*guest));
@@ -77,68 +75,68 @@ impl Recovery {
     }
 }
 
-/// Compares journal and world. The world is believed where they differ: an empty journal (lost, or of
-/// the first start) adopts what it finds. What the world does not say stays as the journal has it.
-pub fn recover(ledger: &Ledger, found: &Found) -> Recovery {
-    let vfs = found.vfs.keys().cloned().collect();
-    let guests = found.guests.keys().chain(ledger.marked.keys()).cloned().collect();
-    recover_part(ledger, found, vfs, guests)
+/// Compares the journal with the host's state, which takes precedence: an empty journal (lost, or of the
+/// first start) adopts it. What is unknown of the host stays as the journal has it.
+pub fn recover(ledger: &Ledger, state: &HostState) -> Recovery {
+    let vfs = state.vfs.keys().cloned().collect();
+    let guests = state.guests.keys().chain(ledger.marked.keys()).cloned().collect();
+    recover_part(ledger, state, vfs, guests)
 }
 
-/// The same in parts that have neither a VF nor a guest in common, so that a guest that does not answer
-/// delays nobody else. `only`: of these VFs and guests, and of what belongs to the same guests; none: of
-/// all VFs and guests.
+/// Recovers in parts that have neither a VF nor a guest in common, so that a guest that does not answer
+/// delays no other. `scope`: these VFs and guests, and VFs of the same guests; none: all.
 pub fn recover_in_parts(
     ledger: &Ledger,
-    found: &Found,
-    only: Option<(&BTreeSet<VfId>, &BTreeSet<GuestId>)>,
+    state: &HostState,
+    scope: Option<(&BTreeSet<VfId>, &BTreeSet<GuestId>)>,
 ) -> Vec<Recovery> {
     // VFs that are gone for good are forgotten.
-    let all = || found.vfs.keys().chain(ledger.vfs());
-    let mut left: BTreeSet<&VfId> = match only {
+    let all = || state.vfs.keys().chain(ledger.vfs());
+    let mut remaining: BTreeSet<&VfId> = match scope {
         Some((vfs, guests)) => {
-            let theirs = |vf: &&VfId| {
-                concerned(ledger, found, vf).iter().any(|guest| guests.contains(*guest))
+            let of_guests = |vf: &&VfId| {
+                concerned(ledger, state, vf).iter().any(|guest| guests.contains(*guest))
             };
-            vfs.iter().chain(all().filter(theirs)).collect()
+            vfs.iter().chain(all().filter(of_guests)).collect()
         }
         None => all().collect(),
     };
     let mut parts = Vec::new();
     let mut done: BTreeSet<GuestId> = BTreeSet::new();
-    while let Some(first) = left.pop_first() {
+    while let Some(first) = remaining.pop_first() {
         let mut vfs: BTreeSet<VfId> = [first.clone()].into();
         let mut guests = BTreeSet::new();
         loop {
-            let known = (vfs.len(), guests.len());
-            guests.extend(vfs.iter().flat_map(|vf| concerned(ledger, found, vf)).cloned());
-            let of_them =
-                |vf: &&VfId| concerned(ledger, found, vf).iter().any(|one| guests.contains(*one));
-            vfs.extend(found.vfs.keys().filter(of_them).cloned());
-            if (vfs.len(), guests.len()) == known {
+            let sizes = (vfs.len(), guests.len());
+            guests.extend(vfs.iter().flat_map(|vf| concerned(ledger, state, vf)).cloned());
+            let of_guests = |vf: &&VfId| {
+                concerned(ledger, state, vf).iter().any(|guest| guests.contains(*guest))
+            };
+            vfs.extend(state.vfs.keys().filter(of_guests).cloned());
+            if (vfs.len(), guests.len()) == sizes {
                 break;
             }
         }
-        left.retain(|vf| !vfs.contains(*vf));
+        remaining.retain(|vf| !vfs.contains(*vf));
         done.extend(guests.iter().cloned());
-        parts.push(recover_part(ledger, found, vfs, guests));
+        parts.push(recover_part(ledger, state, vfs, guests));
     }
-    let others: BTreeSet<&GuestId> = match only {
+    let guests: BTreeSet<&GuestId> = match scope {
         Some((_, guests)) => guests.iter().collect(),
-        None => found.guests.keys().chain(ledger.marked.keys()).collect(),
+        None => state.guests.keys().chain(ledger.marked.keys()).collect(),
     };
-    for guest in others.into_iter().filter(|guest| !done.contains(*guest)) {
-        parts.push(recover_part(ledger, found, BTreeSet::new(), [guest.clone()].into()));
+    for guest in guests.into_iter().filter(|guest| !done.contains(*guest)) {
+        parts.push(recover_part(ledger, state, BTreeSet::new(), [guest.clone()].into()));
     }
     parts
 }
 
 /// The guests that have this VF, or had it by the journal.
-fn concerned<'a>(ledger: &'a Ledger, found: &'a Found, vf: &VfId) -> Vec<&'a GuestId> {
+fn concerned<'a>(ledger: &'a Ledger, state: &'a HostState, vf: &VfId) -> Vec<&'a GuestId> {
     let open = ledger.open.values().filter(|open| open.change.vf == *vf);
     let mut guests: Vec<&GuestId> = open.map(|open| &open.change.guest).collect();
     guests.extend(ledger.holders.get(vf));
-    if let Some(VfPlace::Guest(guest)) = found.vfs.get(vf).map(|vf| &vf.place) {
+    if let Some(VfPlace::Guest(guest)) = state.vfs.get(vf).map(|vf| &vf.place) {
         guests.push(guest);
     }
     guests
@@ -146,27 +144,25 @@ fn concerned<'a>(ledger: &'a Ledger, found: &'a Found, vf: &VfId) -> Vec<&'a Gue
 
 fn recover_part(
     ledger: &Ledger,
-    found: &Found,
+    state: &HostState,
     vfs: BTreeSet<VfId>,
     guests: BTreeSet<GuestId>,
 ) -> Recovery {
     let mut recovery = Recovery { vfs, guests, ..Recovery::default() };
-    recover_vfs(ledger, found, &mut recovery);
-    recover_guests(ledger, found, &mut recovery);
+    recover_vfs(ledger, state, &mut recovery);
+    recover_guests(ledger, state, &mut recovery);
     recovery
 }
 
-fn recover_vfs(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
+fn recover_vfs(ledger: &Ledger, state: &HostState, recovery: &mut Recovery) {
     // First what keeps frames from guests: addresses of VFs that no guest has.
     let vfs = recovery.vfs.clone();
-    for (id, vf) in found.vfs.iter().filter(|(id, _)| vfs.contains(*id)) {
+    for (id, vf) in state.vfs.iter().filter(|(id, _)| vfs.contains(*id)) {
         match &vf.place {
-            VfPlace::Guest(guest) if found.guests.contains_key(guest) => continue,
+            VfPlace::Guest(guest) if state.guests.contains_key(guest) => continue,
             VfPlace::Foreign(why) => {
                 if ledger.knows(id) {
-                    recovery
-                        .notes
-                        .push(format!("{id} is in other hands ({why}): it is left alone"));
+                    recovery.notes.push(format!("{id} has another user ({why}): it is left alone"));
                 }
                 continue;
             }
@@ -175,15 +171,14 @@ fn recover_vfs(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
                 continue;
             }
             VfPlace::Guest(guest) => {
-                recovery.notes.push(format!("{id} is not at home ({guest}, gone): it is fetched"));
+                recovery.notes.push(format!("{id} is in {guest}, which is gone: it is recalled"));
                 recovery.steps.push(Step::Recall { vf: id.clone() });
             }
             VfPlace::Lost => {
-                let whose = ledger
-                    .holders
-                    .get(id)
-                    .map_or_else(|| "no guest".to_owned(), |guest| format!("{guest}, gone"));
-                recovery.notes.push(format!("{id} is not at home ({whose}): it is fetched"));
+                let holder = ledger.holders.get(id).map_or("unknown", GuestId::as_str);
+                let note =
+                    format!("{id} is lost (its holder by the journal: {holder}): it is recalled");
+                recovery.notes.push(note);
                 recovery.steps.push(Step::Recall { vf: id.clone() });
             }
             VfPlace::Pool if vf.mac != Mac::ZERO => {
@@ -201,7 +196,7 @@ fn recover_vfs(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
     }
 }
 
-/// Nothing is known of the VF: whoever may have it, by the journal, keeps it.
+/// Leaves a VF of unknown use with its holder by the journal.
 fn stays_unknown(id: &VfId, why: &str, ledger: &Ledger, recovery: &mut Recovery) {
     let open = ledger.open.values().find(|open| open.change.vf == *id);
     let holder = ledger.holders.get(id).or_else(|| open.map(|open| &open.change.guest));
@@ -213,36 +208,36 @@ fn stays_unknown(id: &VfId, why: &str, ledger: &Ledger, recovery: &mut Recovery)
     }
 }
 
-fn recover_guests(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
+fn recover_guests(ledger: &Ledger, state: &HostState, recovery: &mut Recovery) {
     let guests = recovery.guests.clone();
     for (guest, why) in ledger.marked.iter().filter(|(guest, _)| guests.contains(*guest)) {
-        // A mark stays while its guest has a VF or does not answer, or cannot be asked about: until
-        // the operator lifts it, the guest releases what it kept, or it is started anew.
-        let stays = match found.guests.get(guest) {
-            Some(seen) => !seen.answers || found.attached(guest).next().is_some(),
-            None => !found.gaps.is_empty(),
+        // A mark stays while its guest has a VF, does not answer or cannot be surveyed: until the operator
+        // lifts it, the guest releases its VF, or it is restarted.
+        let stays = match state.guests.get(guest).map(|guest| guest.answers) {
+            Some(answers) => !answers || state.attached(guest).next().is_some(),
+            None => !state.gaps.is_empty(),
         };
         if stays {
             recovery.marked.insert(guest.clone(), why.clone());
         }
     }
     for id in &guests {
-        if let Some(guest) = found.guests.get(id) {
-            restore_guest(id, guest, ledger, found, recovery);
+        if let Some(guest) = state.guests.get(id) {
+            restore_guest(id, guest, ledger, state, recovery);
         }
     }
 }
 
 fn restore_guest(
     id: &GuestId,
-    guest: &FoundGuest,
+    guest: &GuestState,
     ledger: &Ledger,
-    found: &Found,
+    state: &HostState,
     recovery: &mut Recovery,
 ) {
-    let attached: Vec<&VfId> = found.attached(id).collect();
+    let attached: Vec<&VfId> = state.attached(id).collect();
     if !guest.answers || recovery.marked.contains_key(id) {
-        // It keeps what it has; the VF is nobody else's.
+        // It keeps its VF, which no other guest gets.
         for vf in &attached {
             recovery.holders.insert((*vf).clone(), id.clone());
         }
@@ -252,16 +247,16 @@ fn restore_guest(
         return;
     }
     // Of several, the one that the journal knows stays, else the one in use, else the first.
-    let meant = |vf: &VfId| ledger.holders.get(vf) == Some(id);
+    let recorded = |vf: &VfId| ledger.holders.get(vf) == Some(id);
     let kept = attached
         .iter()
-        .find(|vf| meant(vf))
+        .find(|vf| recorded(vf))
         .or_else(|| attached.iter().find(|vf| guest.active == Path::Vf((**vf).clone())))
         .or(attached.first());
     let mut on_paravirtual = kept.is_none();
     for vf in &attached {
         let open = ledger.open.values().find(|open| open.change.vf == **vf);
-        if Some(vf) == kept && stays(id, guest, vf, open, found) {
+        if Some(vf) == kept && stays(id, guest, vf, open, state) {
             recovery.holders.insert((*vf).clone(), id.clone());
             forward(id, guest, vf, recovery);
         } else if guest.paravirtual_up {
@@ -271,20 +266,26 @@ fn restore_guest(
             recovery.steps.extend(step::leave(id, vf, guest.join));
             on_paravirtual = false;
         } else {
-            // Its only path: it stays, wanted or not.
+            // The guest has no other path.
             recovery.notes.push(format!("{vf} stays with {id}, whose other path is down"));
             recovery.holders.insert((*vf).clone(), id.clone());
             forward(id, guest, vf, recovery);
         }
     }
     if on_paravirtual {
-        put_right(id, guest, &Path::Paravirtual, recovery);
+        restore_path(id, guest, &Path::Paravirtual, recovery);
     }
 }
 
 /// Does this VF stay with the guest that it is attached to?
-fn stays(id: &GuestId, guest: &FoundGuest, vf: &VfId, open: Option<&Open>, found: &Found) -> bool {
-    let has_address = found.vfs.get(vf).is_some_and(|vf| vf.mac == guest.mac);
+fn stays(
+    id: &GuestId,
+    guest: &GuestState,
+    vf: &VfId,
+    open: Option<&Open>,
+    state: &HostState,
+) -> bool {
+    let has_address = state.vfs.get(vf).is_some_and(|vf| vf.mac == guest.mac);
     match open.filter(|open| open.change.guest == *id).map(|open| open.change.direction) {
         Some(Direction::Take) => false,
         // Attached and up: the rest is quickly done. With net_failover it must have the address too.
@@ -296,19 +297,19 @@ fn stays(id: &GuestId, guest: &FoundGuest, vf: &VfId, open: Option<&Open>, found
 }
 
 /// Finishes what `give` began, as far as it is not done.
-fn forward(id: &GuestId, guest: &FoundGuest, vf: &VfId, recovery: &mut Recovery) {
+fn forward(id: &GuestId, guest: &GuestState, vf: &VfId, recovery: &mut Recovery) {
     if guest.vf_up {
-        put_right(id, guest, &Path::Vf(vf.clone()), recovery);
+        restore_path(id, guest, &Path::Vf(vf.clone()), recovery);
     } else if guest.paravirtual_up {
-        put_right(id, guest, &Path::Paravirtual, recovery);
+        restore_path(id, guest, &Path::Paravirtual, recovery);
     }
 }
 
-fn put_right(id: &GuestId, guest: &FoundGuest, path: &Path, recovery: &mut Recovery) {
+fn restore_path(id: &GuestId, guest: &GuestState, path: &Path, recovery: &mut Recovery) {
     if guest.active == *path && guest.directed == *path {
         return;
     }
-    recovery.notes.push(format!("{id} is not wholly on {path}: it is put right"));
+    recovery.notes.push(format!("{id} is only partly on {path}: the switch is completed"));
     let prefer = Step::Prefer { guest: id.clone(), path: path.clone() };
     let direct = Step::Direct { guest: id.clone(), path: path.clone() };
     recovery.steps.extend([prefer, direct]);

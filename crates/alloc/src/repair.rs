@@ -1,5 +1,5 @@
-//! Drives one recovery: which step is to be done next, and what becomes of guests and VFs of which a
-//! step fails. Whoever performs it journals each step first. Knows no files and no devices.
+//! Drives one recovery: returns its steps one by one, and marks guests and quarantines VFs of which a step
+//! fails. The caller journals each step before it performs it. Knows no files and no devices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,7 +8,7 @@ use crate::journal::{Entry, Ledger};
 use crate::model::{GuestId, VfId};
 use crate::recover::Recovery;
 use crate::step::Step;
-use crate::world::Found;
+use crate::world::HostState;
 
 /// A recovery under way.
 #[derive(Debug, Clone)]
@@ -18,21 +18,21 @@ pub struct Repair {
     steps: VecDeque<Step>,
     /// The step that is to be done and not reported yet.
     current: Option<Step>,
-    /// What guests had when the recovery began.
+    /// The VFs of guests when the recovery began.
     attached: BTreeMap<GuestId, Vec<VfId>>,
-    /// Guests of which a step failed: they keep what they have.
+    /// Guests of which a step failed: they keep their VFs.
     broken: BTreeSet<GuestId>,
     /// VFs about which no step is to follow; with the reason where the VF itself is to blame.
     stopped: BTreeMap<VfId, Option<String>>,
 }
 
 impl Repair {
-    /// The recovery `operation`, of what was found.
-    pub fn new(operation: u64, mut recovery: Recovery, found: &Found) -> Self {
+    /// The recovery `operation` of this state.
+    pub fn new(operation: u64, mut recovery: Recovery, state: &HostState) -> Self {
         let attached = recovery
             .guests
             .iter()
-            .map(|guest| (guest.clone(), found.attached(guest).cloned().collect()))
+            .map(|guest| (guest.clone(), state.attached(guest).cloned().collect()))
             .collect();
         Self {
             operation,
@@ -55,7 +55,7 @@ impl Repair {
         &self.recovery.guests
     }
 
-    /// Who is to hold what once it is done.
+    /// The holders of VFs once it is done.
     pub const fn holders(&self) -> &BTreeMap<VfId, GuestId> {
         &self.recovery.holders
     }
@@ -79,18 +79,18 @@ impl Repair {
         None
     }
 
-    /// Says how the step went. What is to be told of a failure.
+    /// Takes the step's result; returns the message of a failure.
     pub fn report(&mut self, result: Result<(), Failure>) -> Option<String> {
         let step = self.current.take()?;
         let failure = result.err()?;
         let why = format!("could not {step}: {}", failure.why);
         match step.guest() {
             Some(guest) => {
-                // It keeps what it has; nobody else gets it, and nothing more is done to it.
+                // It keeps its VF, which no other guest gets; no further step is done on either.
                 self.broken.insert(guest.clone());
-                for held in self.attached.get(guest).into_iter().flatten() {
-                    self.recovery.holders.insert(held.clone(), guest.clone());
-                    self.stopped.insert(held.clone(), None);
+                for vf in self.attached.get(guest).into_iter().flatten() {
+                    self.recovery.holders.insert(vf.clone(), guest.clone());
+                    self.stopped.insert(vf.clone(), None);
                 }
                 self.recovery.marked.insert(guest.clone(), why.clone());
                 if let Some(vf) = step.vf() {
@@ -106,7 +106,7 @@ impl Repair {
         Some(why)
     }
 
-    /// What the recovery came to, as the journal's line.
+    /// The journal's line of the recovery's result.
     pub fn settled(mut self, ledger: &Ledger) -> Entry {
         for (vf, why) in self.stopped {
             if let Some(why) = why.filter(|_| !self.recovery.holders.contains_key(&vf)) {
@@ -123,13 +123,13 @@ mod tests {
     use crate::model::Mac;
     use crate::recover::recover;
     use crate::step::{Join, Path};
-    use crate::world::{FoundGuest, FoundVf, VfPlace};
+    use crate::world::{GuestState, VfPlace, VfPlacement};
 
     #[test]
     fn nothing_more_is_done_to_the_vf_of_a_guest_that_stopped_answering() {
         // A VF on its way into a guest is taken back; the guest falls silent at the first step.
         let (vf, web) = (VfId::new("pf0", 0), GuestId::from("web"));
-        let guest = FoundGuest {
+        let guest = GuestState {
             mac: Mac([2, 0, 0, 0, 0, 1]),
             join: Join::Failover,
             answers: true,
@@ -139,11 +139,11 @@ mod tests {
             directed: Path::Paravirtual,
         };
         let place = VfPlace::Guest(web.clone());
-        let mut found = Found::default();
-        found.vfs.insert(vf.clone(), FoundVf { mac: guest.mac, place });
-        found.guests.insert(web.clone(), guest);
+        let mut state = HostState::default();
+        state.vfs.insert(vf.clone(), VfPlacement { mac: guest.mac, place });
+        state.guests.insert(web.clone(), guest);
         let ledger = Ledger::default();
-        let mut repair = Repair::new(7, recover(&ledger, &found), &found);
+        let mut repair = Repair::new(7, recover(&ledger, &state), &state);
         assert!(repair.next_step().is_some_and(|(_, step)| step.guest() == Some(&web)));
         let silent = Failure { why: "it does not answer".into(), guest_silent: true };
         assert!(repair.report(Err(silent)).is_some());

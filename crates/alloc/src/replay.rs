@@ -1,4 +1,4 @@
-//! Plays a recording again: the same counters go through the same signals and decisions, and each plan must
+//! Replays a recording: the same counters go through the same signals and decisions, and each plan must
 //! be the same to the byte. Knows no files.
 
 use std::collections::BTreeMap;
@@ -12,30 +12,30 @@ use crate::recording::{Entry, FORMAT};
 use crate::signal::{Counters, Reading, Sample, Tracker};
 use pw_error::{Error, Result};
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Replayed {
     /// Decisions that were made anew.
     pub decisions: usize,
-    /// Of which had moves.
+    /// Decisions with moves.
     pub plans: usize,
     /// Readings that went in.
     pub readings: usize,
-    /// The first decision that was another one: the line, what was recorded, and what was decided anew.
+    /// The first decision that differs: its line, the recorded one, and the one made anew.
     pub difference: Option<(usize, String, String)>,
 }
 
-/// An allocator that lives through a recording.
+/// A replay under way.
 struct Replay {
     allocator: Allocator,
     trackers: BTreeMap<GuestId, Tracker>,
     now: Snapshot,
     guests: BTreeMap<GuestId, GuestView>,
     vfs: BTreeMap<VfId, VfView>,
-    done: Replayed,
+    result: Replayed,
 }
 
-/// Plays a recording; `source` is what it is called in errors. Ends at the first plan that differs.
+/// Replays a recording; `source` is its name in errors. Ends at the first plan that differs.
 ///
 /// # Errors
 /// It cannot be read, or is not a recording of this format.
@@ -55,7 +55,7 @@ pub fn replay(source: &str, recording: impl BufRead) -> Result<Replayed> {
                     now: Snapshot::default(),
                     guests: BTreeMap::new(),
                     vfs: BTreeMap::new(),
-                    done: Replayed::default(),
+                    result: Replayed::default(),
                 });
             }
             (None, Entry::Began { format, .. }) => {
@@ -65,11 +65,11 @@ pub fn replay(source: &str, recording: impl BufRead) -> Result<Replayed> {
             (None, _) => return Err(wrong("it does not begin with the settings")),
             (Some(_), Entry::Began { .. }) => return Err(wrong("another recording begins here")),
             (Some(replay), entry) => {
-                if let Some(plan) = replay.take_in(entry)? {
+                if let Some(plan) = replay.apply(entry)? {
                     let text = serde_json::to_string(&plan)
                         .map_err(|error| wrong("a plan cannot be written").caused_by(error))?;
                     if text != line {
-                        replay.done.difference = Some((number, line, text));
+                        replay.result.difference = Some((number, line, text));
                         break;
                     }
                 }
@@ -77,23 +77,23 @@ pub fn replay(source: &str, recording: impl BufRead) -> Result<Replayed> {
         }
     }
     replay
-        .map(|replay| replay.done)
+        .map(|replay| replay.result)
         .ok_or_else(|| Error::bad_input(format!("{source}: the recording is empty"), remedy))
 }
 
 impl Replay {
-    /// Does what was done then; a decision comes back as it is made now.
-    fn take_in(&mut self, entry: Entry) -> Result<Option<Entry>> {
+    /// Repeats a recorded call; returns the decision made anew, if it was one.
+    fn apply(&mut self, entry: Entry) -> Result<Option<Entry>> {
         match entry {
             Entry::Began { .. } => {}
             Entry::Configured(settings) => self.allocator.configure(*settings)?,
             Entry::Anew(id) => drop(self.trackers.insert(id, Tracker::default())),
             Entry::Read(at_ms, reads) => {
                 let signal = self.allocator.settings().signal;
-                self.done.readings += reads.len();
+                self.result.readings += reads.len();
                 for (id, source, origin, counted) in reads {
-                    let reading = counted.map_or(Reading::Unsupported, |of| {
-                        let [rx_packets, tx_packets, rx_bytes, tx_bytes] = of;
+                    let reading = counted.map_or(Reading::Unsupported, |counts| {
+                        let [rx_packets, tx_packets, rx_bytes, tx_bytes] = counts;
                         Reading::Counted(Counters { rx_packets, tx_packets, rx_bytes, tx_bytes })
                     });
                     let sample = Sample { at_ms, source, origin, reading };
@@ -107,14 +107,14 @@ impl Replay {
                 self.vfs.retain(|id, _| !gone_vfs.contains(id));
             }
             Entry::Observed(now_ms) => {
-                self.look(now_ms);
+                self.update_snapshot(now_ms);
                 self.allocator.observe(&self.now);
             }
             Entry::Decided(now_ms, _) => {
-                self.look(now_ms);
+                self.update_snapshot(now_ms);
                 let plan = self.allocator.decide(&self.now).plan;
-                self.done.decisions += 1;
-                self.done.plans += usize::from(!plan.is_empty());
+                self.result.decisions += 1;
+                self.result.plans += usize::from(!plan.is_empty());
                 return Ok(Some(Entry::Decided(now_ms, plan)));
             }
             Entry::Committed(now_ms, plan) => self.allocator.commit(&plan, now_ms),
@@ -128,8 +128,8 @@ impl Replay {
         Ok(None)
     }
 
-    /// The snapshot of this moment, with the rates that follow from the counters.
-    fn look(&mut self, now_ms: u64) {
+    /// Sets the snapshot of this moment, with the rates that follow from the counters.
+    fn update_snapshot(&mut self, now_ms: u64) {
         let signal = self.allocator.settings().signal;
         let rate = |id: &GuestId| self.trackers.get(id)?.rate(now_ms, &signal);
         let guests = self.guests.values();

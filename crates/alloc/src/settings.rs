@@ -1,4 +1,4 @@
-//! What an operator can set about decisions, with its defaults and its limits. Knows no files.
+//! The operator's settings of decisions, with defaults and limits. Knows no files.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,14 +10,14 @@ use pw_error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
-    /// Everybody holds a VF for the same time, in turns (FlexVF, section 4.3).
+    /// Every guest holds a VF for the same time, in turns (FlexVF, section 4.3).
     Fair,
     /// The guests with the highest packet rates (FlexVF, section 4.3).
     Activity,
-    /// Whoever gains most, and only where the gain outweighs the switch.
+    /// The guests that gain most, and only where the gain outweighs the switch.
     #[default]
     Benefit,
-    /// First come, first served; nobody loses a VF to another.
+    /// First come, first served; no guest loses a VF to another.
     Static,
 }
 
@@ -49,9 +49,9 @@ pub struct BenefitSettings {
     pub unplug_s: f64,
     /// Packets lost in a switch.
     pub lost_packets: f64,
-    /// Beyond the time that switches are measured to take, so many seconds of the larger gain [s].
+    /// Seconds of the larger gain that are added to the measured time of a switch [s].
     pub penalty_s: f64,
-    /// What each switch costs besides, whoever switches [µs saved].
+    /// Fixed cost of each switch [µs saved].
     pub fixed_us: f64,
     /// What a packet lost in a switch costs [µs]; TCP waits at least 200 ms on Linux before it sends
     /// again.

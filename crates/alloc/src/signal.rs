@@ -1,5 +1,5 @@
 //! From counters to rates. A change of source re-bases, a wrap is counted, a reset is survived, and
-//! a counter that nobody fills is unknown, never zero. Knows no guests and no clock.
+//! an unsupported counter is unknown, never zero. Knows no guests and no clock.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub struct Counters {
     pub tx_bytes: u64,
 }
 
-/// What a source answered.
+/// A source's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
     /// It counted.
@@ -54,7 +54,7 @@ pub enum Smoothing {
 }
 
 impl Smoothing {
-    /// How old the traffic is, on average, that a rate tells of [s].
+    /// Mean age of the traffic that a rate is of [s].
     pub const fn lag_s(self) -> f64 {
         match self {
             Self::Ewma(over_s) => over_s,
@@ -72,7 +72,7 @@ pub struct SignalSettings {
     /// No interface is faster [packets per second]: a larger step is a reset, not traffic.
     pub fastest_pps: f64,
     /// After this long without a reading of its own, the host's last rate gives way to the guest's
-    /// word [s].
+    /// report [s].
     pub fresh_s: f64,
 }
 
@@ -110,7 +110,7 @@ const WINDOW_SAMPLES: usize = 256;
 /// Two readings closer than this say nothing about a rate [ms].
 const SHORTEST_MS: u64 = 10;
 
-/// What passed between two readings.
+/// Traffic between two readings.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
     seconds: f64,
@@ -133,7 +133,7 @@ struct Meter {
     rate: Option<(f64, f64)>,
     window: VecDeque<Passed>,
     /// Time that went into the average [s]: the first readings weigh as the only ones there are.
-    seen_s: f64,
+    averaged_s: f64,
     /// The time between the last two readings, in time constants, and what an exponential average keeps
     /// over it: most are alike.
     kept: (f64, f64),
@@ -146,7 +146,7 @@ impl Meter {
             base: None,
             rate: None,
             window: VecDeque::new(),
-            seen_s: 0.0,
+            averaged_s: 0.0,
             kept: (0.0, 1.0),
             last_ms: 0,
         }
@@ -171,12 +171,12 @@ impl Meter {
         let most = settings.fastest_pps * seconds;
         // A frame of Ethernet has at most 64 KiB where it is counted (segmentation offload).
         let most_bytes = most * 65_536.0;
-        let before = base.counters;
+        let last = base.counters;
         let (Some(rx), Some(tx), Some(rx_bytes), Some(tx_bytes)) = (
-            advance(before.rx_packets, counters.rx_packets, most),
-            advance(before.tx_packets, counters.tx_packets, most),
-            advance(before.rx_bytes, counters.rx_bytes, most_bytes),
-            advance(before.tx_bytes, counters.tx_bytes, most_bytes),
+            advance(last.rx_packets, counters.rx_packets, most),
+            advance(last.tx_packets, counters.tx_packets, most),
+            advance(last.rx_bytes, counters.rx_bytes, most_bytes),
+            advance(last.tx_bytes, counters.tx_bytes, most_bytes),
         ) else {
             return;
         };
@@ -188,17 +188,18 @@ impl Meter {
     }
 
     fn smooth(&mut self, passed: Passed, smoothing: Smoothing) {
-        let now = (passed.packets / passed.seconds, passed.bytes / passed.seconds);
+        let rate = (passed.packets / passed.seconds, passed.bytes / passed.seconds);
         match smoothing {
             Smoothing::Ewma(over_s) => {
-                self.seen_s += passed.seconds;
+                self.averaged_s += passed.seconds;
                 let span = passed.seconds / over_s;
                 if self.kept.0 != span {
                     self.kept = (span, (-span).exp());
                 }
-                let weight = (1.0 - self.kept.1).max(passed.seconds / self.seen_s);
-                let (pps, bytes) = self.rate.unwrap_or(now);
-                self.rate = Some((pps + weight * (now.0 - pps), bytes + weight * (now.1 - bytes)));
+                let weight = (1.0 - self.kept.1).max(passed.seconds / self.averaged_s);
+                let (pps, bytes) = self.rate.unwrap_or(rate);
+                self.rate =
+                    Some((pps + weight * (rate.0 - pps), bytes + weight * (rate.1 - bytes)));
             }
             Smoothing::Window(over_s) => {
                 if self.window.len() == WINDOW_SAMPLES
@@ -224,22 +225,22 @@ impl Meter {
 }
 
 /// By how much a counter advanced; none when it was reset. Counters of 32 and of 64 bits may wrap.
-fn advance(before: u64, after: u64, most: f64) -> Option<f64> {
+fn advance(last: u64, current: u64, most: f64) -> Option<f64> {
     const WRAP_32: u64 = 1 << 32;
     let plausible = |step: u64| (step as f64 <= most).then_some(step as f64);
-    if after >= before {
-        return plausible(after - before);
+    if current >= last {
+        return plausible(current - last);
     }
-    let wrapped_32 = (before < WRAP_32).then(|| after + (WRAP_32 - before));
+    let wrapped_32 = (last < WRAP_32).then(|| current + (WRAP_32 - last));
     // A small counter that falls back has wrapped only if it was near its end: else a reset to zero
     // followed by little traffic would look like billions of packets.
     wrapped_32
-        .filter(|_| before >= WRAP_32 / 2 && after < WRAP_32 / 2)
-        .or_else(|| (before > u64::MAX / 2).then(|| after.wrapping_sub(before)))
+        .filter(|_| last >= WRAP_32 / 2 && current < WRAP_32 / 2)
+        .or_else(|| (last > u64::MAX / 2).then(|| current.wrapping_sub(last)))
         .and_then(plausible)
 }
 
-/// A guest's traffic over time, from all sources that tell of it.
+/// A guest's traffic over time, from all its sources.
 #[derive(Debug, Clone)]
 pub struct Tracker {
     host: Meter,
@@ -263,17 +264,17 @@ impl Tracker {
         }
     }
 
-    /// The rate at this moment: the host's while it is fresh, else the guest's word while that is,
-    /// else the host's last one with its age; none when nobody has ever counted.
+    /// The rate at this moment: the host's while it is fresh, else the guest's report while that is,
+    /// else the host's last one with its age; none when it was never counted.
     pub fn rate(&self, now_ms: u64, settings: &SignalSettings) -> Option<Rate> {
-        let of = |meter: &Meter, origin| {
+        let rate_of = |meter: &Meter, origin| {
             let (pps, bytes_per_s) = meter.rate?;
             let age_ms = now_ms.saturating_sub(meter.last_ms);
             let blind_ms = if age_ms as f64 > settings.fresh_s * 1e3 { age_ms } else { 0 };
             Some(Rate { pps, bytes_per_s, origin, blind_ms })
         };
-        let host = of(&self.host, Origin::HostSide);
-        let guest = self.guest.as_deref().and_then(|meter| of(meter, Origin::GuestReported));
+        let host = rate_of(&self.host, Origin::HostSide);
+        let guest = self.guest.as_deref().and_then(|meter| rate_of(meter, Origin::GuestReported));
         match (host, guest) {
             (Some(host), _) if host.blind_ms == 0 => Some(host),
             (_, Some(guest)) if guest.blind_ms == 0 => Some(guest),

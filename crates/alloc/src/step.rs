@@ -44,7 +44,7 @@ pub enum Join {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "step")]
 pub enum Step {
-    /// The VF leaves the pool for this guest: from here on nobody else gets it.
+    /// The VF leaves the pool for this guest: no other guest gets it from here on.
     Reserve {
         /// Which VF.
         vf: VfId,
@@ -100,7 +100,7 @@ pub enum Step {
         /// Which VF.
         vf: VfId,
     },
-    /// Fetches the device from wherever it is: its guest is gone.
+    /// Returns the device to the host from the namespace of a guest that is gone.
     Recall {
         /// Which VF.
         vf: VfId,
@@ -133,7 +133,7 @@ impl fmt::Display for Step {
             Self::Direct { guest, path } => write!(f, "send {guest} its frames by {path}"),
             Self::Verify { guest, path } => write!(f, "see that {guest} is reached by {path}"),
             Self::Detach { guest, vf } => write!(f, "detach {vf} from {guest}"),
-            Self::Recall { vf } => write!(f, "fetch {vf} home"),
+            Self::Recall { vf } => write!(f, "recall {vf}"),
             Self::ClearMac { vf } => write!(f, "clear the address of {vf}"),
             Self::Reset { vf } => write!(f, "reset {vf}"),
             Self::Release { vf } => write!(f, "release {vf} to the pool"),
@@ -229,7 +229,7 @@ pub fn take(guest: &GuestId, vf: &VfId, join: Join) -> Vec<Step> {
     steps
 }
 
-/// The same from wherever it had got to.
+/// The steps that take a VF from a guest, from any stage of a move.
 pub(crate) fn leave(guest: &GuestId, vf: &VfId, join: Join) -> Vec<Step> {
     let (guest, vf) = (guest.clone(), vf.clone());
     let prefer = Step::Prefer { guest: guest.clone(), path: Path::Paravirtual };

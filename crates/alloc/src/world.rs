@@ -1,38 +1,38 @@
-//! What is found of VFs and guests, as recovery needs it; and a made-up world of the same kind that
-//! steps can be tried on, with guests that do not answer and crashes at any moment.
+//! The state of a host's VFs and guests, as recovery needs it. Steps can be tried on it, with guests that do
+//! not answer and crashes at any moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{GuestId, Mac, VfId};
 use crate::step::{Join, Path, Step};
 
-/// Where a VF is found.
+/// Where a VF is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VfPlace {
     /// With the host.
     Pool,
     /// In this guest.
     Guest(GuestId),
-    /// It left the host for a guest of ours that is gone: in a namespace of nobody. It is recalled.
+    /// In the namespace of a managed guest that is gone. It is recalled.
     Lost,
-    /// With the host itself or with somebody who is not managed, and how. It is not touched.
+    /// Used by the host or by somebody who is not managed, and how. It is not touched.
     Foreign(String),
-    /// It cannot be told, and why not. It is not touched, and stays whose the journal says it is.
+    /// Unknown, and why. It is not touched, and stays with its holder by the journal.
     Unknown(String),
 }
 
-/// A VF as it is found.
+/// A VF: where it is, and under which address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundVf {
+pub struct VfPlacement {
     /// The guest's address that it answers to; zero: none.
     pub mac: Mac,
     /// Where it is.
     pub place: VfPlace,
 }
 
-/// A guest as it is found.
+/// A guest and its paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundGuest {
+pub struct GuestState {
     /// Its address.
     pub mac: Mac,
     /// What joins its paths.
@@ -49,18 +49,23 @@ pub struct FoundGuest {
     pub directed: Path,
 }
 
-/// Everything that is found.
+/// All guests and VFs of a host, as far as they could be surveyed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Found {
+pub struct HostState {
     /// The pool's VFs.
-    pub vfs: BTreeMap<VfId, FoundVf>,
+    pub vfs: BTreeMap<VfId, VfPlacement>,
     /// The guests that are managed.
-    pub guests: BTreeMap<GuestId, FoundGuest>,
-    /// Kinds of guests that could not be asked, one sentence each: guests may be missing.
+    pub guests: BTreeMap<GuestId, GuestState>,
+    /// Kinds of guests that could not be surveyed, one sentence each: guests may be missing.
     pub gaps: Vec<String>,
 }
 
-impl Found {
+impl HostState {
+    /// A state of which nothing is known, for this reason.
+    pub fn unknown(gap: String) -> Self {
+        Self { gaps: vec![gap], ..Self::default() }
+    }
+
     /// The VFs that are attached to this guest.
     pub fn attached<'a>(&'a self, guest: &'a GuestId) -> impl Iterator<Item = &'a VfId> {
         self.vfs
@@ -69,7 +74,7 @@ impl Found {
             .map(|(id, _)| id)
     }
 
-    fn path_works(&self, id: &GuestId, guest: &FoundGuest, path: &Path) -> bool {
+    fn path_works(&self, id: &GuestId, guest: &GuestState, path: &Path) -> bool {
         match path {
             Path::Paravirtual => guest.paravirtual_up,
             Path::Vf(vf) => {
@@ -80,7 +85,7 @@ impl Found {
     }
 
     /// Do frames for this guest that come by `path` get through to it?
-    fn receives(&self, id: &GuestId, guest: &FoundGuest, path: &Path) -> bool {
+    fn receives(&self, id: &GuestId, guest: &GuestState, path: &Path) -> bool {
         self.path_works(id, guest, path)
             && match path {
                 // A bond's address has left the standby member; net_failover ignores it.
@@ -111,17 +116,17 @@ impl Found {
         self.guests.get(id).is_some_and(|guest| self.receives(id, guest, &guest.directed))
     }
 
-    /// All three.
+    /// Can it send, and is it reached from the wire and from the host?
     pub fn reachable(&self, id: &GuestId) -> bool {
         self.sends(id) && self.reached_from_wire(id) && self.reached_from_host(id)
     }
 
-    /// What is wrong with it, in words; nothing when all is consistent.
+    /// Inconsistencies, a sentence each.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        let mut seen = BTreeSet::new();
+        let mut macs = BTreeSet::new();
         for (id, vf) in &self.vfs {
-            if vf.mac != Mac::ZERO && !seen.insert(vf.mac) {
+            if vf.mac != Mac::ZERO && !macs.insert(vf.mac) {
                 faults.push(format!("{} is the address of two VFs", vf.mac));
             }
             match &vf.place {
@@ -146,12 +151,12 @@ impl Found {
         faults
     }
 
-    /// Does one step, as a world that behaves would. `Err` when the guest refuses or does not answer.
+    /// Performs one step. `Err` when the guest refuses or does not answer.
     pub fn perform(&mut self, step: &Step) -> Result<(), String> {
         self.perform_until(step, false)
     }
 
-    /// Does one step; `partly`: only its first half, as when a crash interrupts it.
+    /// Performs one step; `partly`: only its first half, as when a crash interrupts it.
     pub fn perform_until(&mut self, step: &Step, partly: bool) -> Result<(), String> {
         if let Some(id) = step.guest() {
             let guest = self.guests.get(id).ok_or_else(|| format!("{id} is gone"))?;
@@ -180,71 +185,70 @@ impl Found {
                 self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.mac = Mac::ZERO;
             }
             Step::Attach { guest, vf } => {
-                let found = self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?;
-                if found.place != VfPlace::Pool && found.place != VfPlace::Guest(guest.clone()) {
+                let place = &mut self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.place;
+                if *place != VfPlace::Pool && *place != VfPlace::Guest(guest.clone()) {
                     return Err(format!("{vf} is not in the pool"));
                 }
-                found.place = VfPlace::Guest(guest.clone());
+                *place = VfPlace::Guest(guest.clone());
             }
-            Step::AwaitPath { guest, vf } => {
-                if let Some(found) = self.guests.get_mut(guest).filter(|_| !partly) {
-                    found.vf_up = true;
-                    if found.join == Join::Failover {
-                        found.active = Path::Vf(vf.clone());
+            Step::AwaitPath { guest: id, vf } => {
+                if let Some(guest) = self.guests.get_mut(id).filter(|_| !partly) {
+                    guest.vf_up = true;
+                    if guest.join == Join::Failover {
+                        guest.active = Path::Vf(vf.clone());
                     }
                 }
             }
-            Step::Prefer { guest, path } => {
-                let Some(found) = self.guests.get(guest) else { return Ok(()) };
-                if !self.path_works(guest, found, path) {
-                    return Err(format!("{path} of {guest} does not work"));
+            Step::Prefer { guest: id, path } => {
+                let Some(guest) = self.guests.get(id) else { return Ok(()) };
+                if !self.path_works(id, guest, path) {
+                    return Err(format!("{path} of {id} does not work"));
                 }
-                let (join, mac) = (found.join, found.mac);
-                let others: Vec<VfId> = self.attached(guest).cloned().collect();
-                if join == Join::Failover && found.vf_up && !others.is_empty() {
-                    // Its kernel decides, and takes the VF.
-                    let vf = others.into_iter().find(|vf| *path == Path::Vf(vf.clone()));
-                    if let (Some(vf), Some(found)) = (vf, self.guests.get_mut(guest)) {
-                        found.active = Path::Vf(vf);
+                let (join, mac) = (guest.join, guest.mac);
+                let attached: Vec<VfId> = self.attached(id).cloned().collect();
+                if join == Join::Failover && guest.vf_up && !attached.is_empty() {
+                    // The guest's kernel decides, and prefers the VF.
+                    let vf = attached.into_iter().find(|vf| *path == Path::Vf(vf.clone()));
+                    if let (Some(vf), Some(guest)) = (vf, self.guests.get_mut(id)) {
+                        guest.active = Path::Vf(vf);
                     }
                     return Ok(());
                 }
-                if let Some(found) = self.guests.get_mut(guest) {
-                    found.active = path.clone();
+                if let Some(guest) = self.guests.get_mut(id) {
+                    guest.active = path.clone();
                 }
                 if join == Join::Bond {
                     // The bond's address follows its active member.
-                    for vf in others {
-                        let takes = *path == Path::Vf(vf.clone());
-                        if let Some(found) = self.vfs.get_mut(&vf) {
-                            found.mac = if takes { mac } else { Mac::ZERO };
+                    for id in attached {
+                        let active = *path == Path::Vf(id.clone());
+                        if let Some(vf) = self.vfs.get_mut(&id) {
+                            vf.mac = if active { mac } else { Mac::ZERO };
                         }
                     }
                 }
             }
-            Step::Direct { guest, path } => {
-                if let Some(found) = self.guests.get_mut(guest) {
-                    found.directed = path.clone();
+            Step::Direct { guest: id, path } => {
+                if let Some(guest) = self.guests.get_mut(id) {
+                    guest.directed = path.clone();
                 }
             }
-            Step::Verify { guest, path } => {
-                let works =
-                    self.guests.get(guest).is_some_and(|found| self.path_works(guest, found, path));
-                if !works {
-                    return Err(format!("{path} of {guest} does not work"));
+            Step::Verify { guest: id, path } => {
+                let guest = self.guests.get(id);
+                if !guest.is_some_and(|guest| self.path_works(id, guest, path)) {
+                    return Err(format!("{path} of {id} does not work"));
                 }
             }
-            Step::Detach { guest, vf } => {
-                if let Some(found) = self.guests.get_mut(guest) {
-                    found.vf_up = false;
-                    if found.active == Path::Vf(vf.clone()) {
-                        // What the kernel does when the active member goes.
-                        found.active = Path::Paravirtual;
+            Step::Detach { guest: id, vf } => {
+                if let Some(guest) = self.guests.get_mut(id) {
+                    guest.vf_up = false;
+                    if guest.active == Path::Vf(vf.clone()) {
+                        // The kernel falls back when the active member leaves.
+                        guest.active = Path::Paravirtual;
                     }
                 }
-                let found = self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?;
-                if found.place == VfPlace::Guest(guest.clone()) && !partly {
-                    found.place = VfPlace::Pool;
+                let place = &mut self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.place;
+                if *place == VfPlace::Guest(id.clone()) && !partly {
+                    *place = VfPlace::Pool;
                 }
             }
             Step::Recall { vf } => {
@@ -260,8 +264,8 @@ impl Found {
         for vf in self.vfs.values_mut().filter(|vf| vf.place == VfPlace::Guest(guest.clone())) {
             vf.place = VfPlace::Pool;
         }
-        if let Some(found) = self.guests.get_mut(guest) {
-            (found.vf_up, found.active) = (false, Path::Paravirtual);
+        if let Some(guest) = self.guests.get_mut(guest) {
+            (guest.vf_up, guest.active) = (false, Path::Paravirtual);
         }
     }
 
@@ -269,8 +273,8 @@ impl Found {
     /// paravirtual path as far as the host's bridge is concerned.
     pub fn restart(&mut self, guest: &GuestId) {
         self.release(guest);
-        if let Some(found) = self.guests.get_mut(guest) {
-            found.directed = Path::Paravirtual;
+        if let Some(guest) = self.guests.get_mut(guest) {
+            guest.directed = Path::Paravirtual;
         }
     }
 

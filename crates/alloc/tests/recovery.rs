@@ -12,15 +12,15 @@ use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::plan::{Direction, Move, Reason};
 use pw_alloc::recover::{Recovery, recover, recover_in_parts};
 use pw_alloc::step::{Join, Path, Step, give};
-use pw_alloc::world::{Found, FoundGuest, FoundVf, VfPlace};
+use pw_alloc::world::{GuestState, HostState, VfPlace, VfPlacement};
 
 /// A world, a journal, and a number of moments after which the daemon is dead.
 struct Host {
-    found: Found,
+    found: HostState,
     journal: String,
     moments: usize,
     /// Called after every whole step.
-    watch: fn(&Found, &Step),
+    watch: fn(&HostState, &Step),
 }
 
 /// The daemon is dead.
@@ -89,7 +89,7 @@ impl Host {
 }
 
 /// A recovery in parts does what one of everything does, and no two parts meet.
-fn assert_parts_are_the_whole(ledger: &Ledger, found: &Found, whole: &Recovery) {
+fn assert_parts_are_the_whole(ledger: &Ledger, found: &HostState, whole: &Recovery) {
     let parts = recover_in_parts(ledger, found, None);
     let steps = |recovery: &Recovery| recovery.steps.clone();
     let mut in_parts: Vec<Step> = parts.iter().flat_map(steps).collect();
@@ -121,12 +121,12 @@ fn change(direction: Direction, guest: &str, index: u16) -> Move {
 
 /// Guests a, b, c and VFs 0, 1, 2; a holds VF 0. The plan: a's goes to b, c gets VF 1.
 fn host(join: Join) -> (Host, Vec<Move>) {
-    let mut found = Found::default();
+    let mut found = HostState::default();
     for index in 0..3 {
-        found.vfs.insert(vf(index), FoundVf { mac: Mac::ZERO, place: VfPlace::Pool });
+        found.vfs.insert(vf(index), VfPlacement { mac: Mac::ZERO, place: VfPlace::Pool });
     }
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
-        let guest = FoundGuest {
+        let guest = GuestState {
             mac: Mac([2, 0, 0, 0, 0, number as u8]),
             join,
             answers: true,
@@ -164,7 +164,7 @@ fn perform_all(host: &mut Host, plan: &[Move]) -> Result<(), Killed> {
 }
 
 /// What may happen while the daemon is dead.
-const MEANWHILE: [fn(&mut Found); 8] = [
+const MEANWHILE: [fn(&mut HostState); 8] = [
     |_| (),
     |found| found.guests.values_mut().for_each(|guest| guest.vf_up = true),
     |found| found.guests.values_mut().for_each(|guest| guest.vf_up = false),
@@ -175,13 +175,13 @@ const MEANWHILE: [fn(&mut Found); 8] = [
     |found| paravirtual_down(found, "a"),
 ];
 
-fn silence(found: &mut Found, name: &str) {
+fn silence(found: &mut HostState, name: &str) {
     if let Some(guest) = found.guests.get_mut(&GuestId::from(name)) {
         guest.answers = false;
     }
 }
 
-fn paravirtual_down(found: &mut Found, name: &str) {
+fn paravirtual_down(found: &mut HostState, name: &str) {
     let id = GuestId::from(name);
     let up = found.guests.get(&id).is_some_and(|guest| guest.vf_up);
     let attached = found.attached(&id).count() == 1;
@@ -422,6 +422,6 @@ fn a_recovery_of_one_vf_leaves_all_others_as_they_are() {
     assert!(recovery.steps.iter().all(|step| format!("{step}").contains("pf0/2")));
     assert!(!recovery.steps.is_empty());
     let mut after = ledger.clone();
-    after.take_in(&recovery.settled(9, &ledger));
+    after.apply(&recovery.settled(9, &ledger));
     assert_eq!(after, Ledger { next_operation: after.next_operation, ..ledger });
 }

@@ -1,4 +1,4 @@
-//! `planewised simulate`: what the policies would do with given traffic. Touches nothing.
+//! `planewised simulate`: simulates the policies under given traffic. Changes nothing.
 
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read};
@@ -72,8 +72,8 @@ pub struct Args {
 }
 
 fn player(name: &str) -> std::result::Result<Player, String> {
-    let found = PLAYERS.into_iter().find(|player| player.as_str() == name);
-    found.ok_or_else(|| format!("there is no policy of that name; choose one of {}", names()))
+    let player = PLAYERS.into_iter().find(|player| player.as_str() == name);
+    player.ok_or_else(|| format!("there is no policy of that name; choose one of {}", names()))
 }
 
 fn names() -> String {
@@ -143,7 +143,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Plays the hosts on all CPUs that this process may use. Says on a terminal how long it will take.
+/// Plays the hosts on all CPUs that this process may use. Prints the time left on a terminal.
 fn on_all_cpus(
     scenario: &Scenario,
     players: &[Player],
@@ -158,7 +158,7 @@ fn on_all_cpus(
     let (end, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
         if std::io::stderr().is_terminal() {
-            scope.spawn(|| say_time_left(&done_s, all_s, ended));
+            scope.spawn(|| print_progress(&done_s, all_s, ended));
         }
         let played = simulate::compare_on(cpus, scenario, players, settings, shard, &done_s);
         drop(end);
@@ -166,8 +166,8 @@ fn on_all_cpus(
     })
 }
 
-/// Says each second how much was played, until the other end of `ended` is dropped.
-fn say_time_left(done_s: &AtomicU64, all_s: u64, ended: mpsc::Receiver<()>) {
+/// Prints the progress each second, until the other end of `ended` is dropped.
+fn print_progress(done_s: &AtomicU64, all_s: u64, ended: mpsc::Receiver<()>) {
     const CLEAR_LINE: &str = "\r\x1b[K";
     let began = Instant::now();
     while ended.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
@@ -268,7 +268,7 @@ fn play_trace(
 /// Adds shards up.
 fn merge(paths: &[PathBuf]) -> Result<Body> {
     let remedy = "give what each `planewised simulate … --shard I/N` of one simulation printed";
-    let mut whole: Option<ShardBody> = None;
+    let mut sum: Option<ShardBody> = None;
     let mut numbers = Vec::new();
     for path in paths {
         let wrong = |what: &str| Error::bad_input(format!("{}: {what}", path.display()), remedy);
@@ -279,32 +279,32 @@ fn merge(paths: &[PathBuf]) -> Result<Body> {
             return Err(wrong(&format!("shard {} is there twice", part.shard.number)));
         }
         numbers.push(part.shard.number);
-        match &mut whole {
-            None => whole = Some(part),
-            Some(whole) => {
+        match &mut sum {
+            None => sum = Some(part),
+            Some(sum) => {
                 let players = |body: &ShardBody| {
                     body.played.tallies.iter().map(|tally| tally.player).collect::<Vec<_>>()
                 };
-                if (&whole.scenario, &whole.settings, whole.shard.of)
+                if (&sum.scenario, &sum.settings, sum.shard.of)
                     != (&part.scenario, &part.settings, part.shard.of)
-                    || players(whole) != players(&part)
+                    || players(sum) != players(&part)
                 {
                     return Err(wrong("it is a shard of another simulation"));
                 }
-                whole.played.add(part.played);
+                sum.played.add(part.played);
             }
         }
     }
-    let Some(whole) = whole else { return Err(Error::bad_input("there are no shards", remedy)) };
-    if numbers.len() < whole.shard.of as usize {
-        let missing: Vec<String> = (1..=whole.shard.of)
+    let Some(sum) = sum else { return Err(Error::bad_input("there are no shards", remedy)) };
+    if numbers.len() < sum.shard.of as usize {
+        let missing: Vec<String> = (1..=sum.shard.of)
             .filter(|number| !numbers.contains(number))
             .map(|number| number.to_string())
             .collect();
-        let what = format!("shards {} of {} are missing", missing.join(", "), whole.shard.of);
+        let what = format!("shards {} of {} are missing", missing.join(", "), sum.shard.of);
         return Err(Error::bad_input(what, remedy));
     }
-    Ok(Body::new(whole.scenario, whole.settings, &whole.played))
+    Ok(Body::new(sum.scenario, sum.settings, &sum.played))
 }
 
 fn text(body: &Body) -> String {
@@ -338,10 +338,11 @@ fn text(body: &Body) -> String {
         ));
     }
     let shipped = simulate::built_in().unwrap_or_default();
-    if let Some(known) = shipped.iter().find(|known| known.of.groups == body.scenario.groups) {
+    if let Some(built_in) = shipped.iter().find(|shipped| shipped.of.groups == body.scenario.groups)
+    {
         lines.push(format!(
             "{}. Latencies are a model, moves and shares are the real code's.",
-            known.about
+            built_in.about
         ));
     }
     lines.join("\n")

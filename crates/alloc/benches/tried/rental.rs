@@ -4,7 +4,7 @@
 
 use std::f64::consts::E;
 
-use pw_alloc::patience::{Advantages, KEEP_OWN, KEEP_SHARED, Switches};
+use pw_alloc::patience::{Advantages, KEEP_PER_GUEST, KEEP_SHARED, Switches};
 use pw_alloc::traffic::Random;
 
 use crate::game::Policy;
@@ -99,7 +99,7 @@ impl SkiRental {
     fn end(&mut self, guest: usize) {
         let lead = std::mem::replace(&mut self.leads[guest], NONE);
         let Thresholds::Learned { class, classes, shared } = &mut self.thresholds else { return };
-        let keep = if shared.is_some() { KEEP_OWN } else { KEEP_SHARED };
+        let keep = if shared.is_some() { KEEP_PER_GUEST } else { KEEP_SHARED };
         classes[class[guest]].ended(lead.most, lead.switches, lead.threshold, keep);
         if let Some(shared) = shared {
             shared.ended(lead.most, lead.switches, lead.threshold, KEEP_SHARED);

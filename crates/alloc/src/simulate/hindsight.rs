@@ -1,9 +1,9 @@
-//! What could have been had with the future known.
+//! The optimum of a simulation, with the future known.
 
 use super::outcome::Hindsight;
 use crate::optimum::{Gains, best};
 
-/// Guest-intervals beyond which nobody looks for the optimum: it takes about 100 bytes for each.
+/// Guest-intervals beyond which the optimum is not computed: it takes about 100 bytes for each.
 pub const MOST_CELLS: usize = 20_000_000;
 
 /// Gains of all guests, interval by interval, as long as there are not too many.
@@ -69,13 +69,13 @@ impl Record {
                 *held = f64::from(*gain) * seconds;
             }
             // What the switch costs of this interval and of those after it.
-            let mut left_s = switch_s;
+            let mut remaining_s = switch_s;
             for row in self.rows[at..].iter().take((switch_s / seconds).ceil() as usize) {
-                let part_s = left_s.min(seconds);
+                let part_s = remaining_s.min(seconds);
                 for (price, gain) in price.iter_mut().zip(row) {
                     *price += part_s * f64::from(*gain);
                 }
-                left_s -= part_s;
+                remaining_s -= part_s;
             }
             gains.push(&held, &price);
         }

@@ -1,5 +1,5 @@
-//! One made-up host under one player: the daemon's own path from counters to plans, and an account of
-//! what each guest gets.
+//! One made-up host under one player: the daemon's path from counters to plans, and an account of each
+//! guest.
 
 use super::Player;
 use super::outcome::Tally;
@@ -45,7 +45,7 @@ struct Account {
     latency_us: f64,
     waited_s: f64,
     longest_wait_s: f64,
-    /// For so long a VF that it was given carries nothing yet [s].
+    /// How long the VF that it was given carries nothing yet [s].
     switching_s: f64,
 }
 
@@ -114,7 +114,7 @@ impl Host {
         name: &dyn Fn(usize) -> GuestId,
     ) -> Result<Option<Plan>> {
         self.now.now_ms = interval.from_ms;
-        let newcomers = self.come_and_go(interval, name);
+        let newcomers = self.update_guests(interval, name);
         if self.player == Player::Random && newcomers {
             self.give_at_random();
         }
@@ -137,28 +137,28 @@ impl Host {
         Ok(plan)
     }
 
-    /// Guests that send something are there, all others not. Are there new ones?
-    fn come_and_go(&mut self, interval: &Interval, name: &dyn Fn(usize) -> GuestId) -> bool {
-        let there = |number: &usize| !interval.pps[*number].is_nan();
+    /// Adds and removes guests by the interval's rates. Returns whether any came.
+    fn update_guests(&mut self, interval: &Interval, name: &dyn Fn(usize) -> GuestId) -> bool {
+        let is_present = |number: &usize| !interval.pps[*number].is_nan();
         let count = interval.pps.iter().filter(|pps| !pps.is_nan()).count();
-        if count == self.present.len() && self.present.iter().all(there) {
+        if count == self.present.len() && self.present.iter().all(is_present) {
             return false;
         }
         self.accounts.resize(interval.pps.len(), Account::default());
-        let mut before: Vec<Option<GuestView>> = vec![None; interval.pps.len()];
+        let mut staying: Vec<Option<GuestView>> = vec![None; interval.pps.len()];
         for (guest, number) in self.now.guests.drain(..).zip(self.present.drain(..)) {
-            if there(&number) {
-                before[number] = Some(guest);
+            if is_present(&number) {
+                staying[number] = Some(guest);
             } else {
-                // Whoever comes back is another guest, with counters of its own.
+                // A guest that returns counts as another, with new counters.
                 let account = &mut self.accounts[number];
                 (account.tracker, account.waited_s) = (Tracker::default(), 0.0);
             }
         }
         let mut newcomers = false;
-        for number in (0..interval.pps.len()).filter(there) {
-            newcomers |= before[number].is_none();
-            let guest = before[number].take().unwrap_or_else(|| GuestView::new(name(number)));
+        for number in (0..interval.pps.len()).filter(is_present) {
+            newcomers |= staying[number].is_none();
+            let guest = staying[number].take().unwrap_or_else(|| GuestView::new(name(number)));
             self.now.guests.push(guest);
             self.present.push(number);
         }
@@ -224,14 +224,14 @@ impl Host {
         self.moves += 1;
     }
 
-    /// Gives VFs that nobody has to guests drawn by lot, for as long as they stay.
+    /// Gives free VFs to guests drawn at random, for as long as they stay.
     fn give_at_random(&mut self) {
-        // A sequence of its own, so that the traffic is the same for all players.
-        let mut lots = Random::new(self.seed);
+        // A separate sequence, so that the traffic is the same for all players.
+        let mut random = Random::new(self.seed);
         let mut order: Vec<usize> =
             (0..self.now.guests.len()).filter(|&at| self.now.guests[at].holds.is_none()).collect();
         for at in (1..order.len()).rev() {
-            order.swap(at, (lots.draw() % (at as u64 + 1)) as usize);
+            order.swap(at, (random.draw() % (at as u64 + 1)) as usize);
         }
         let free: Vec<VfId> = self
             .now
@@ -246,7 +246,7 @@ impl Host {
         }
     }
 
-    /// What came of it; `group` tells each guest's group.
+    /// Sums up the guests' accounts; `group` maps a guest to its group.
     pub fn tally(&self, group: &dyn Fn(usize) -> usize) -> Tally {
         let mut tally = Tally::new(self.player);
         for (number, account) in self.accounts.iter().enumerate() {

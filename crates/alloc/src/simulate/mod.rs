@@ -1,4 +1,4 @@
-//! What policies would do with given traffic: FlexVF's scenarios, a few that it left out, and traces. Runs
+//! Simulates policies under given traffic: FlexVF's scenarios, a few that it left out, and traces. Runs
 //! the real path (counters, rates, decisions, plans) on made-up guests; the latencies are a model.
 
 mod hindsight;
@@ -23,10 +23,10 @@ pub use host::{Host, Interval};
 pub use outcome::{Five, GroupOutcome, Hindsight, Outcome, Played, Tally};
 pub use scenario::{BuiltIn, Group, Scenario, built_in};
 
-/// Who decides in a simulation.
+/// The decider of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Player {
-    /// Nobody has a VF.
+    /// No guest has a VF.
     Paravirtual,
     /// VFs are given at random, once.
     Random,
@@ -134,8 +134,8 @@ impl Feed for Counted<'_> {
     }
 }
 
-/// Plays what comes from a feed for all these players, interval by interval. `group` tells each guest's
-/// group; `look_back` wants what could have been had with the future known, which needs memory for it.
+/// Plays a feed for all these players, interval by interval. `group` maps a guest to its group; with
+/// `look_back` the optimum is computed, too, which needs memory for all intervals.
 ///
 /// # Errors
 /// The feed's, and settings that make no sense.
@@ -190,7 +190,7 @@ impl Shard {
     /// All hosts.
     pub const WHOLE: Self = Self { number: 1, of: 1 };
 
-    /// How many hosts of so many are in it.
+    /// How many of these hosts are in it.
     pub fn hosts(self, of_hosts: u32) -> u32 {
         of_hosts.saturating_sub(self.number - 1).div_ceil(self.of)
     }

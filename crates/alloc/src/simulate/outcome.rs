@@ -1,4 +1,4 @@
-//! How players fared: sums that can be added up over hosts and shards, and what they come to.
+//! Results of players: sums that can be added up over hosts and shards, and the outcomes derived from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ impl Five {
     }
 }
 
-/// How one group fared.
+/// The outcome of one group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupOutcome {
     /// Its name.
@@ -46,10 +46,10 @@ pub struct GroupOutcome {
     pub latency_us: Option<Five>,
 }
 
-/// How one player fared.
+/// The outcome of one player.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Who decided.
+    /// The player.
     pub player: Player,
     /// Group by group.
     pub groups: Vec<GroupOutcome>,
@@ -74,7 +74,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
-    /// Who decided.
+    /// The player.
     pub player: Player,
     /// Guest by guest: the group's number, the share of its time on a VF, and its packets' mean latency
     /// [µs], zero when it sent nothing.
@@ -161,7 +161,7 @@ pub struct Played {
     pub groups: Vec<String>,
     /// By player.
     pub tallies: Vec<Tally>,
-    /// None when it was not looked for on some host.
+    /// None when it was not computed on some host.
     pub hindsight: Option<Hindsight>,
 }
 
@@ -181,8 +181,8 @@ impl Played {
 
     /// Adds other hosts. The players must be the same.
     pub fn add(&mut self, other: Self) {
-        for (mine, theirs) in self.tallies.iter_mut().zip(other.tallies) {
-            mine.add(theirs);
+        for (tally, added) in self.tallies.iter_mut().zip(other.tallies) {
+            tally.add(added);
         }
         self.hindsight = self.hindsight.zip(other.hindsight).map(|(a, b)| Hindsight {
             optimum_us: a.optimum_us + b.optimum_us,
@@ -190,7 +190,7 @@ impl Played {
         });
     }
 
-    /// What it comes to, player by player.
+    /// The outcome of each player.
     pub fn outcomes(&self) -> Vec<Outcome> {
         let outcome = |tally: &Tally| tally.outcome(self.seconds, &self.groups, self.hindsight);
         self.tallies.iter().map(outcome).collect()

@@ -106,8 +106,8 @@ impl Scenario {
     /// The built-in scenario of that name.
     pub fn named(name: &str) -> Result<Self> {
         let shipped = built_in()?;
-        if let Some(found) = shipped.iter().find(|shipped| shipped.name == name) {
-            return Ok(found.of.clone());
+        if let Some(named) = shipped.iter().find(|shipped| shipped.name == name) {
+            return Ok(named.of.clone());
         }
         let names: Vec<&str> = shipped.iter().map(|shipped| shipped.name.as_str()).collect();
         Err(Error::bad_input(

@@ -231,7 +231,7 @@ impl<R: Read> Feed for Trace<R> {
             (Some(next), _) => self.step(at_ms, next)?,
             (None, Some(step_ms)) => step_ms,
             (None, None) => {
-                let what = "it has one time only, so that nobody can tell how long that lasts";
+                let what = "it has one time only, so that its length is unknown";
                 return Err(self.wrong(1, what, "give it two times or more"));
             }
         };

@@ -21,7 +21,7 @@ pub struct Filters {
     bridges: BTreeMap<String, String>,
     ports: BTreeMap<String, String>,
     rules: Vec<BridgeFilter>,
-    /// Why they are unknown.
+    /// Why filters are unknown.
     unknown: Option<String>,
 }
 
@@ -40,8 +40,8 @@ impl Filters {
             }
         }
         match disciplines() {
-            Ok(found) => {
-                for (index, kind) in found {
+            Ok(kinds) => {
+                for (index, kind) in kinds {
                     let port = links.iter().find(|link| link.index == index);
                     let Some(port) = port.filter(|link| link.master.is_some()) else { continue };
                     let what = format!("what tc does on its port {} ({kind})", port.name);
@@ -78,7 +78,7 @@ impl Filters {
 /// Interfaces by index that have such a queueing discipline, and its kind.
 fn disciplines() -> Result<BTreeMap<u32, String>> {
     let ask = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
-    let mut found = BTreeMap::new();
+    let mut kinds = BTreeMap::new();
     for answer in RouteSocket::open()?.dump(&ask)? {
         let RouteNetlinkMessage::NewQueueDiscipline(message) = answer else { continue };
         let kind = message.attributes.iter().find_map(|attribute| match attribute {
@@ -87,10 +87,10 @@ fn disciplines() -> Result<BTreeMap<u32, String>> {
         });
         let kind = kind.filter(|kind| DISCIPLINES.contains(kind));
         if let (Some(kind), Ok(index)) = (kind, u32::try_from(message.header.index)) {
-            found.insert(index, kind.to_owned());
+            kinds.insert(index, kind.to_owned());
         }
     }
-    Ok(found)
+    Ok(kinds)
 }
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ mod tests {
                     return None;
                 }
             }
-            let links = Net::here().and_then(|mut net| net.all()).expect("interfaces");
+            let links = Net::open().and_then(|mut net| net.all()).expect("interfaces");
             Some(Filters::read(&links).bypassed("pwbr", "pwport", &["pwwire"], false))
         };
         // A thread of its own keeps the namespace to itself.

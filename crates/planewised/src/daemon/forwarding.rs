@@ -1,6 +1,6 @@
 //! Keeps stations on the host's bridges reachable for guests on VFs: the NIC's embedded switch delivers to the
 //! PF only addresses in its filter, so those that the host's bridge has learned are added to it, and those of
-//! managed machines without a VF. Addresses that executors see to are left alone.
+//! managed machines without a VF. Addresses that executors set are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,28 +19,28 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long an address stays in the filter after the bridge has forgotten it, as bridges do after five
 /// minutes of silence.
 const REMEMBERED: Duration = Duration::from_secs(3600);
-/// The same after a managed machine is gone. A daemon that was started anew finds it meanwhile.
+/// The same after a managed machine is gone: long enough for a restarted daemon to find it again.
 const REMEMBERED_RESTING: Duration = Duration::from_secs(60);
 /// In place of a port: the address is that of a managed machine, which no budget limits.
 const RESTING: u32 = u32::MAX;
 
 /// An address in the filter of a PF.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Asked {
+struct Entry {
     pf: PfId,
     mac: Mac,
 }
 
-/// When and where the bridge last knew it.
+/// When and where the bridge learned an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Known {
-    /// When the bridge last knew the address.
+struct Learned {
+    /// When the bridge last had the address.
     at: Instant,
     /// The index of the port behind which it was learned; 0: the bridge itself; or [`RESTING`].
     port: u32,
 }
 
-impl Known {
+impl Learned {
     fn is_forgotten(&self, now: Instant) -> bool {
         now - self.at > if self.port == RESTING { REMEMBERED_RESTING } else { REMEMBERED }
     }
@@ -48,9 +48,9 @@ impl Known {
 
 /// An address on disk.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct Saved {
     #[serde(flatten)]
-    asked: Asked,
+    entry: Entry,
     #[serde(default)]
     port: u32,
 }
@@ -69,7 +69,7 @@ pub struct Budget {
 #[derive(Debug)]
 pub struct Forwarding {
     path: PathBuf,
-    asked: BTreeMap<Asked, Known>,
+    entries: BTreeMap<Entry, Learned>,
     budget: Budget,
     next: Instant,
 }
@@ -78,13 +78,13 @@ impl Forwarding {
     /// Reads the addresses of an earlier daemon.
     pub fn new(state_directory: &Path, budget: Budget) -> Self {
         let path = state_directory.join("forwarding.json");
-        let kept: Vec<Kept> = std::fs::read(&path)
+        let saved: Vec<Saved> = std::fs::read(&path)
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
         let at = Instant::now();
-        let asked = kept.into_iter().map(|Kept { asked, port }| (asked, Known { at, port }));
-        Self { path, asked: asked.collect(), budget, next: at }
+        let entries = saved.into_iter().map(|Saved { entry, port }| (entry, Learned { at, port }));
+        Self { path, entries: entries.collect(), budget, next: at }
     }
 
     /// Adds new addresses to the PFs' filters, and removes old ones.
@@ -97,77 +97,82 @@ impl Forwarding {
             return Ok(());
         }
         self.next = now + PAUSE;
-        let mut net = Net::here()?;
+        let mut net = Net::open()?;
         let (links, forwards) = (net.all()?, net.fdb_entries()?);
-        let mut wanted = wanted(view, &links, &forwards, managed);
-        wanted.extend(of_resting(managed, view));
-        for (asked, port) in &wanted {
-            self.asked
-                .entry(asked.clone())
-                .and_modify(|known| *known = Known { at: now, port: *port });
+        let mut required = learned_entries(view, &links, &forwards, managed);
+        required.extend(resting_entries(managed, view));
+        for (entry, port) in &required {
+            self.entries
+                .entry(entry.clone())
+                .and_modify(|learned| *learned = Learned { at: now, port: *port });
         }
-        let has = |asked: &Asked| {
-            let index = view.pfs.get(&asked.pf).map(|pf| pf.index);
+        let in_filter = |entry: &Entry| {
+            let index = view.pfs.get(&entry.pf).map(|pf| pf.index);
             forwards
                 .iter()
-                .any(|entry| entry.own && Some(entry.index) == index && entry.mac == asked.mac)
+                .any(|fdb| fdb.is_self && Some(fdb.index) == index && fdb.mac == entry.mac)
         };
-        // Addresses that others added are not ours; those of machines are, which executors leave there.
-        let left = |asked: &Asked, port| port == RESTING && !self.asked.contains_key(asked);
-        let wanted =
-            wanted.into_iter().filter(|(asked, port)| !has(asked) || left(asked, *port)).collect();
-        let (new, crowded) = admit(&self.asked, wanted, self.budget);
-        let gone: Vec<Asked> = self
-            .asked
+        // Entries that others added are left to them, but not those of machines, which executors leave behind.
+        let left_by_executor =
+            |entry: &Entry, port| port == RESTING && !self.entries.contains_key(entry);
+        let required = required
+            .into_iter()
+            .filter(|(entry, port)| !in_filter(entry) || left_by_executor(entry, *port))
+            .collect();
+        let (new, crowded) = admit(&self.entries, required, self.budget);
+        let expired: Vec<Entry> = self
+            .entries
             .iter()
-            .filter(|(asked, known)| {
-                known.is_forgotten(now) || managed.cared_for.contains(&asked.mac)
+            .filter(|(entry, learned)| {
+                learned.is_forgotten(now) || managed.cared_for.contains(&entry.mac)
             })
-            .map(|(asked, _)| asked.clone())
+            .map(|(entry, _)| entry.clone())
             .collect();
         let crowded = crowded.map_or(Ok(()), |port| {
             let name = links.iter().find(|link| link.index == port).map(|link| link.name.as_str());
             let Budget { per_port, per_pf } = self.budget;
             Err(Error::failed(
                 format!(
-                    "more addresses are behind {} than PFs are told to ask for: guests on VFs do not \
-                     reach the others by the NIC",
+                    "more addresses are behind {} than PFs may take: guests on VFs do not reach the \
+                     others by the NIC",
                     name.unwrap_or("a port of a bridge")
                 ),
                 format!(
-                    "if they are wanted: [pool] learned_per_port (now {per_port}) and learned_per_pf \
+                    "if guests need them: raise [pool] learned_per_port (now {per_port}) and learned_per_pf \
                      (now {per_pf})"
                 ),
             ))
         });
-        if new.is_empty() && gone.is_empty() {
+        if new.is_empty() && expired.is_empty() {
             return crowded;
         }
-        self.asked.extend(
-            new.iter().map(|(asked, port)| (asked.clone(), Known { at: now, port: *port })),
+        self.entries.extend(
+            new.iter().map(|(entry, port)| (entry.clone(), Learned { at: now, port: *port })),
         );
         // Written first: an address that is recorded and not added does no harm.
-        self.keep()?;
+        self.save()?;
         let mut refused = Ok(());
-        for asked in new.keys() {
-            if let Some(pf) = view.pfs.get(&asked.pf) {
-                refused = refused.and(net.set_nic_filter(asked.mac, pf.index, true));
+        for entry in new.keys() {
+            if let Some(pf) = view.pfs.get(&entry.pf) {
+                refused = refused.and(net.set_nic_filter(entry.mac, pf.index, true));
             }
         }
-        for asked in gone {
-            if let Some(pf) = view.pfs.get(&asked.pf).filter(|_| !managed.contains(asked.mac)) {
-                net.set_nic_filter(asked.mac, pf.index, false)?;
+        for entry in expired {
+            if let Some(pf) = view.pfs.get(&entry.pf).filter(|_| !managed.contains(entry.mac)) {
+                net.set_nic_filter(entry.mac, pf.index, false)?;
             }
-            self.asked.remove(&asked);
+            self.entries.remove(&entry);
         }
-        self.keep()?;
+        self.save()?;
         refused.and(crowded)
     }
 
-    fn keep(&self) -> Result<()> {
-        let kept =
-            |(asked, known): (&Asked, &Known)| Kept { asked: asked.clone(), port: known.port };
-        let all: Vec<Kept> = self.asked.iter().map(kept).collect();
+    fn save(&self) -> Result<()> {
+        let saved = |(entry, learned): (&Entry, &Learned)| Saved {
+            entry: entry.clone(),
+            port: learned.port,
+        };
+        let all: Vec<Saved> = self.entries.iter().map(saved).collect();
         write_json(&self.path, &all).map_err(|error| {
             Error::failed(format!("cannot write {}", self.path.display()), "make space")
                 .caused_by(error)
@@ -178,17 +183,18 @@ impl Forwarding {
 /// The new addresses within the budget, with their ports; and a port that exceeds it. Earlier addresses
 /// stay: a late station with many addresses displaces none.
 fn admit(
-    asked: &BTreeMap<Asked, Known>,
-    new: BTreeMap<Asked, u32>,
+    present: &BTreeMap<Entry, Learned>,
+    new: BTreeMap<Entry, u32>,
     budget: Budget,
-) -> (BTreeMap<Asked, u32>, Option<u32>) {
+) -> (BTreeMap<Entry, u32>, Option<u32>) {
     let mut per_port: BTreeMap<(PfId, u32), usize> = BTreeMap::new();
     let mut per_pf: BTreeMap<PfId, usize> = BTreeMap::new();
-    let counts =
-        |(asked, known): &(&Asked, &Known)| known.port != RESTING && !new.contains_key(*asked);
-    for (asked, known) in asked.iter().filter(counts) {
-        *per_port.entry((asked.pf.clone(), known.port)).or_default() += 1;
-        *per_pf.entry(asked.pf.clone()).or_default() += 1;
+    let counts = |(entry, learned): &(&Entry, &Learned)| {
+        learned.port != RESTING && !new.contains_key(*entry)
+    };
+    for (entry, learned) in present.iter().filter(counts) {
+        *per_port.entry((entry.pf.clone(), learned.port)).or_default() += 1;
+        *per_pf.entry(entry.pf.clone()).or_default() += 1;
     }
     let mut crowded = None;
     let mut admitted = BTreeMap::new();
@@ -199,9 +205,11 @@ fn admit(
         }
         let behind = per_port.entry((address.pf.clone(), port)).or_default();
         let of_pf = per_pf.entry(address.pf.clone()).or_default();
-        let again = asked.contains_key(&address);
-        // The bridge's own address is one, and nobody's to forge.
-        if again || port == 0 || *behind < budget.per_port && *of_pf < budget.per_pf {
+        // The bridge's own address is a single one, and no guest can choose it.
+        if present.contains_key(&address)
+            || port == 0
+            || *behind < budget.per_port && *of_pf < budget.per_pf
+        {
             *behind += 1;
             *of_pf += 1;
             admitted.insert(address, port);
@@ -212,32 +220,32 @@ fn admit(
     (admitted, crowded)
 }
 
-/// Those of guests without a VF, on all PFs of their bridges.
-fn of_resting(managed: &Addresses, view: &PoolView) -> impl Iterator<Item = (Asked, u32)> {
+/// The entries of managed guests without a VF, on all PFs of their bridges.
+fn resting_entries(managed: &Addresses, view: &PoolView) -> impl Iterator<Item = (Entry, u32)> {
     managed.resting.iter().flat_map(|(mac, pfs)| {
         let bridge = |pf: &PfId| view.pfs.get(pf).and_then(|pf| pf.bridge.as_ref());
         let bridges: BTreeSet<&String> = pfs.iter().filter_map(bridge).collect();
         view.pfs
             .iter()
             .filter(move |(_, pf)| pf.bridge.as_ref().is_some_and(|on| bridges.contains(on)))
-            .map(|(name, _)| (Asked { pf: name.clone(), mac: *mac }, RESTING))
+            .map(|(name, _)| (Entry { pf: name.clone(), mac: *mac }, RESTING))
     })
 }
 
-/// Addresses for PFs' filters, with their ports: those that the bridge has learned on other ports, and its own.
-fn wanted(
+/// Entries for PFs' filters, with their ports: the bridge's own address, and those learned on other ports.
+fn learned_entries(
     view: &PoolView,
     links: &[Link],
     forwards: &[FdbEntry],
     managed: &Addresses,
-) -> BTreeMap<Asked, u32> {
-    let mut wanted = BTreeMap::new();
+) -> BTreeMap<Entry, u32> {
+    let mut entries = BTreeMap::new();
     for (name, pf) in &view.pfs {
         let bridge = links.iter().find(|link| {
             link.kind.as_deref() == Some("bridge") && Some(&link.name) == pf.bridge.as_ref()
         });
         let Some(bridge) = bridge else { continue };
-        let own = links.iter().find(|link| link.index == pf.index).and_then(|link| link.mac);
+        let pf_mac = links.iter().find(|link| link.index == pf.index).and_then(|link| link.mac);
         let is_pf = |index: u32| view.pfs.values().any(|pf| pf.index == index);
         let port = |index: u32| {
             let link = links.iter().find(|link| link.index == index);
@@ -245,15 +253,15 @@ fn wanted(
         };
         let learned = forwards
             .iter()
-            .filter(|entry| !entry.own && !entry.permanent && port(entry.index))
+            .filter(|entry| !entry.is_self && !entry.permanent && port(entry.index))
             .map(|entry| (entry.mac, entry.index));
         for (mac, port) in learned.chain(bridge.mac.map(|mac| (mac, 0))) {
-            if Some(mac) != own && !managed.contains(mac) && mac.0[0] & 1 == 0 {
-                wanted.insert(Asked { pf: name.clone(), mac }, port);
+            if Some(mac) != pf_mac && !managed.contains(mac) && mac.0[0] & 1 == 0 {
+                entries.insert(Entry { pf: name.clone(), mac }, port);
             }
         }
     }
-    wanted
+    entries
 }
 
 #[cfg(test)]
@@ -264,7 +272,7 @@ mod tests {
 
     fn learned(index: u32, last: u8) -> FdbEntry {
         let mac = Mac([6, 0, 0, 0, 0, last]);
-        FdbEntry { index, mac, own: false, permanent: false, learned: true }
+        FdbEntry { index, mac, is_self: false, permanent: false, learned: true }
     }
 
     #[test]
@@ -290,14 +298,14 @@ mod tests {
             learned(2, 2),
             learned(1, 3),
             learned(3, 4),
-            FdbEntry { own: true, ..learned(2, 5) },
+            FdbEntry { is_self: true, ..learned(2, 5) },
             FdbEntry { permanent: true, ..learned(2, 6) },
             group,
         ];
         let cared_for = BTreeSet::from([Mac([6, 0, 0, 0, 0, 2])]);
         let managed = Addresses { cared_for, ..Addresses::default() };
-        let wanted = wanted(&view, &links, &forwards, &managed);
-        let macs: Vec<Mac> = wanted.into_keys().map(|asked| asked.mac).collect();
+        let entries = learned_entries(&view, &links, &forwards, &managed);
+        let macs: Vec<Mac> = entries.into_keys().map(|entry| entry.mac).collect();
         assert_eq!(macs, [Mac([2, 0, 0, 0, 0, 5]), Mac([6, 0, 0, 0, 0, 1])]);
     }
 
@@ -315,33 +323,34 @@ mod tests {
         let view = PoolView { pfs: pfs.collect(), ..PoolView::default() };
         let machines = (0..20).map(|last| (Mac([6, 0, 0, 0, 0, last]), vec!["pf0".into()]));
         let managed = Addresses { resting: machines.collect(), ..Addresses::default() };
-        let wanted: BTreeMap<Asked, u32> = of_resting(&managed, &view).collect();
-        let first = |asked: &&Asked| asked.mac == Mac([6, 0, 0, 0, 0, 0]);
+        let entries: BTreeMap<Entry, u32> = resting_entries(&managed, &view).collect();
+        let first = |entry: &&Entry| entry.mac == Mac([6, 0, 0, 0, 0, 0]);
         let on: Vec<String> =
-            wanted.keys().filter(first).map(|asked| asked.pf.to_string()).collect();
+            entries.keys().filter(first).map(|entry| entry.pf.to_string()).collect();
         assert_eq!(on, ["pf0", "pf1"]);
-        let (admitted, crowded) = admit(&BTreeMap::new(), wanted.clone(), BUDGET);
+        let (admitted, crowded) = admit(&BTreeMap::new(), entries.clone(), BUDGET);
         assert_eq!((admitted.len(), crowded), (40, None));
         // Nor do they take from that of others.
         let at = Instant::now();
-        let asked = wanted.into_iter().map(|(asked, port)| (asked, Known { at, port })).collect();
-        let learned = (Asked { pf: "pf0".into(), mac: Mac([6, 0, 0, 0, 1, 0]) }, 7);
-        assert_eq!(admit(&asked, [learned].into(), BUDGET).0.len(), 1);
+        let present =
+            entries.into_iter().map(|(entry, port)| (entry, Learned { at, port })).collect();
+        let learned = (Entry { pf: "pf0".into(), mac: Mac([6, 0, 0, 0, 1, 0]) }, 7);
+        assert_eq!(admit(&present, [learned].into(), BUDGET).0.len(), 1);
     }
 
     #[test]
     fn what_was_asked_for_is_known_after_a_restart() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut forwarding = Forwarding::new(directory.path(), BUDGET);
-        let asked = Asked { pf: "pf0".into(), mac: Mac([6, 0, 0, 0, 0, 1]) };
-        forwarding.asked.insert(asked.clone(), Known { at: Instant::now(), port: 7 });
-        forwarding.keep().expect("written");
+        let entry = Entry { pf: "pf0".into(), mac: Mac([6, 0, 0, 0, 0, 1]) };
+        forwarding.entries.insert(entry.clone(), Learned { at: Instant::now(), port: 7 });
+        forwarding.save().expect("written");
         let again = Forwarding::new(directory.path(), BUDGET);
-        assert_eq!(again.asked.get(&asked).map(|known| known.port), Some(7));
+        assert_eq!(again.entries.get(&entry).map(|known| known.port), Some(7));
         // As it was written before ports were kept.
         let old = r#"[{"pf":"pf0","mac":"06:00:00:00:00:01"}]"#;
         std::fs::write(directory.path().join("forwarding.json"), old).expect("written");
-        assert!(Forwarding::new(directory.path(), BUDGET).asked.contains_key(&asked));
+        assert!(Forwarding::new(directory.path(), BUDGET).entries.contains_key(&entry));
     }
 
     const BUDGET: Budget = Budget { per_port: 4, per_pf: 8 };
@@ -350,25 +359,25 @@ mod tests {
     fn a_thousand_forged_addresses_take_no_more_filters_than_one_port_may_have() {
         let address = |number: u32| {
             let [a, b, c, d] = number.to_be_bytes();
-            Asked { pf: "pf0".into(), mac: Mac([6, 0, a, b, c, d]) }
+            Entry { pf: "pf0".into(), mac: Mac([6, 0, a, b, c, d]) }
         };
         let forged = |from: u32, port| (from..from + 1000).map(|n| (address(n), port)).collect();
-        let mut asked = BTreeMap::new();
-        let take = |asked: &mut BTreeMap<Asked, Known>, new, port| {
-            let (admitted, crowded) = admit(asked, new, BUDGET);
+        let mut present = BTreeMap::new();
+        let take = |present: &mut BTreeMap<Entry, Learned>, new, port| {
+            let (admitted, crowded) = admit(present, new, BUDGET);
             assert_eq!(crowded, Some(port));
-            let known = |port| Known { at: Instant::now(), port };
-            asked.extend(admitted.into_iter().map(|(asked, port)| (asked, known(port))));
-            asked.len()
+            let known = |port| Learned { at: Instant::now(), port };
+            present.extend(admitted.into_iter().map(|(entry, port)| (entry, known(port))));
+            present.len()
         };
-        assert_eq!(take(&mut asked, forged(0, 2), 2), 4);
+        assert_eq!(take(&mut present, forged(0, 2), 2), 4);
         // Others of the same port, after the bridge has forgotten the first ones: none.
-        assert_eq!(take(&mut asked, forged(5000, 2), 2), 4);
+        assert_eq!(take(&mut present, forged(5000, 2), 2), 4);
         // Another guest still has its own; three guests together no more than the PF's budget.
-        assert_eq!(take(&mut asked, forged(10_000, 3), 3), 8);
-        assert_eq!(take(&mut asked, forged(20_000, 4), 4), 8);
+        assert_eq!(take(&mut present, forged(10_000, 3), 3), 8);
+        assert_eq!(take(&mut present, forged(20_000, 4), 4), 8);
         // The bridge's own address always; what was asked for before is asked for again.
-        let (admitted, _) = admit(&asked, [(address(99_999), 0), (address(0), 2)].into(), BUDGET);
+        let (admitted, _) = admit(&present, [(address(99_999), 0), (address(0), 2)].into(), BUDGET);
         assert_eq!(admitted.len(), 2);
     }
 }

@@ -57,7 +57,7 @@ impl Journal {
         Self::in_directory(directory, false)
     }
 
-    /// The same without changing it: a line that a crash cut short stays.
+    /// Opens it without changing it: a line that a crash cut short stays.
     ///
     /// # Errors
     /// As for [`Journal::open`].
@@ -101,8 +101,8 @@ impl Journal {
         if read.torn {
             // The next line must not be appended to half a line.
             let body = text.strip_suffix(b"\n").unwrap_or(text);
-            let whole = body.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-            length_bytes = whole as u64;
+            let newline = body.iter().rposition(|byte| *byte == b'\n');
+            length_bytes = newline.map_or(0, |index| index as u64 + 1);
             if !read_only {
                 storage
                     .truncate(length_bytes)
@@ -114,7 +114,7 @@ impl Journal {
         Ok((Self { name: name.to_owned(), storage, length_bytes, ledger }, notes))
     }
 
-    /// The sum of the lines.
+    /// The state that the lines add up to.
     pub const fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -131,7 +131,7 @@ impl Journal {
             return Err(failed("write", Path::new(&self.name)).caused_by(error));
         }
         self.length_bytes += line.len() as u64;
-        self.ledger.take_in(entry);
+        self.ledger.apply(entry);
         if self.length_bytes > LONG_BYTES {
             self.compact()?;
         }
@@ -152,7 +152,7 @@ impl Journal {
     }
 }
 
-/// The file.
+/// The journal's file.
 struct LogFile {
     path: PathBuf,
     file: Flock<File>,

@@ -81,10 +81,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// That of the calling thread's namespace.
-    fn here() -> Result<Self> {
+    /// Identity of the calling thread's namespace.
+    fn current() -> Result<Self> {
         let file = std::fs::metadata("/proc/thread-self/ns/net")
-            .map_err(|error| Error::failed("cannot look at this namespace", "").caused_by(error))?;
+            .map_err(|error| Error::failed("cannot read this namespace", "").caused_by(error))?;
         Ok(Self { inode: file.ino(), cookie: cookie()? })
     }
 }
@@ -97,7 +97,7 @@ pub struct FdbEntry {
     /// The address.
     pub mac: Mac,
     /// In the interface's own table (NTF_SELF, a NIC's filter), not its bridge's.
-    pub own: bool,
+    pub is_self: bool,
     /// The port's own address, or permanent.
     pub permanent: bool,
     /// Learned from a frame, not set.
@@ -105,16 +105,16 @@ pub struct FdbEntry {
 }
 
 impl Net {
-    /// Opens it in the calling thread's namespace.
+    /// Opens a socket in the calling thread's namespace.
     ///
     /// # Errors
     /// The kernel gives no socket.
-    pub fn here() -> Result<Self> {
+    pub fn open() -> Result<Self> {
         Ok(Self {
             socket: RouteSocket::open()?,
             links: Links::open()?,
             place: String::new(),
-            identity: Identity::here()?,
+            identity: Identity::current()?,
         })
     }
 
@@ -123,12 +123,12 @@ impl Net {
         self.identity
     }
 
-    /// Opens it in that namespace; it stays there.
+    /// Opens a socket in that namespace; it stays there.
     ///
     /// # Errors
     /// The namespace cannot be entered.
-    pub fn at(netns: &Netns) -> Result<Self> {
-        let mut net = run_in(Some(netns), Self::here)?;
+    pub fn open_in(netns: &Netns) -> Result<Self> {
+        let mut net = run_in(Some(netns), Self::open)?;
         net.place = format!(" in {netns}");
         Ok(net)
     }
@@ -191,9 +191,7 @@ impl Net {
             Ok(link) => Ok(link.map(read_link)),
             // ENODEV is an answer: there is no such interface.
             Err(libc::ENODEV) => Ok(None),
-            Err(code) => {
-                self.check(|| "ask about an interface".to_owned(), Err(code)).map(|()| None)
-            }
+            Err(code) => self.check(|| "query an interface".to_owned(), Err(code)).map(|()| None),
         }
     }
 
@@ -396,7 +394,7 @@ impl Net {
                 Some(FdbEntry {
                     index: message.header.ifindex,
                     mac: Mac(bytes.try_into().ok()?),
-                    own: message.header.flags.contains(NeighbourFlags::Own),
+                    is_self: message.header.flags.contains(NeighbourFlags::Own),
                     permanent: message.header.state == NeighbourState::Permanent,
                     learned: !matches!(
                         message.header.state,
@@ -413,8 +411,8 @@ impl Net {
     /// The socket failed.
     pub fn addresses(&mut self, name: &str) -> Result<Vec<String>> {
         let all = self.links.all(&pw_sriov::model::NetNs::Host)?;
-        let found = all.into_iter().find(|seen| seen.netdev.name == name);
-        Ok(found.map(|seen| seen.netdev.addresses).unwrap_or_default())
+        let link = all.into_iter().find(|link| link.netdev.name == name);
+        Ok(link.map(|link| link.netdev.addresses).unwrap_or_default())
     }
 
     /// Routes out of the main table by this interface that the kernel did not make itself.
@@ -422,19 +420,19 @@ impl Net {
     /// # Errors
     /// The socket failed.
     pub fn routes(&mut self, index: u32) -> Result<Vec<Route>> {
-        let mut found = Vec::new();
+        let mut routes = Vec::new();
         for route in self.socket.routes()? {
             let leaves = route.attributes.contains(&RouteAttribute::Oif(index));
             if leaves
                 && route.header.table == MAIN
                 && route.header.protocol != RouteProtocol::Kernel
             {
-                found.extend(Route::read(&route));
+                routes.extend(Route::read(&route));
             }
         }
         // The kernel accepts a route via a router only once the router is reachable.
-        found.sort_by_key(|route| route.via.is_some());
-        Ok(found)
+        routes.sort_by_key(|route| route.via.is_some());
+        Ok(routes)
     }
 
     /// Adds a route by this interface. Where its router is no longer reachable, as when the address on its
@@ -553,7 +551,7 @@ pub mod tests {
 
     #[test]
     fn the_loopback_interface_is_found_by_name_and_by_index() {
-        let mut net = Net::here().expect("Linux");
+        let mut net = Net::open().expect("Linux");
         let lo = net.named("lo").expect("answered").expect("everywhere");
         assert_eq!(
             net.indexed(lo.index).expect("answered").map(|link| link.name),
@@ -567,11 +565,15 @@ pub mod tests {
     fn what_is_no_port_of_a_bridge_has_nothing_to_forget() {
         let forgotten = std::thread::spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
-            let veth = ["link", "add", "pwa", "type", "veth", "peer", "pwb"];
-            std::process::Command::new("ip").args(veth).status().ok().filter(|s| s.success())?;
-            let mut net = Net::here().expect("Linux");
-            let one = net.named("pwa").expect("answered").expect("just made");
-            Some(net.delete_bridge_fdb(Mac([2, 0, 0, 0, 0, 1]), one.index))
+            let arguments = ["link", "add", "pwa", "type", "veth", "peer", "pwb"];
+            std::process::Command::new("ip")
+                .args(arguments)
+                .status()
+                .ok()
+                .filter(|s| s.success())?;
+            let mut net = Net::open().expect("Linux");
+            let veth = net.named("pwa").expect("answered").expect("just made");
+            Some(net.delete_bridge_fdb(Mac([2, 0, 0, 0, 0, 1]), veth.index))
         });
         match forgotten.join().expect("no panic") {
             Some(answer) => answer.expect("nothing to do"),

@@ -10,7 +10,7 @@ use crate::daemon::config;
 /// The newest format that this daemon reads; the first one knew no price of a switch.
 const FORMAT: u32 = 2;
 
-/// Read first, as files of other formats have other keys.
+/// The keys that files of all formats have.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
@@ -112,7 +112,7 @@ impl Host {
     ///
     /// # Errors
     /// /proc or /sys cannot be read.
-    pub fn here() -> Result<Self> {
+    pub fn read() -> Result<Self> {
         let text = |path: &str| {
             std::fs::read_to_string(path).map_err(|error| {
                 Error::failed(
@@ -130,12 +130,11 @@ impl Host {
     }
 }
 
-/// Reads a profile. `here` is the host that it must have been measured on; none: a made-up host, which
-/// takes any.
+/// Reads a profile. `host` is the host that it must have been measured on; none: any.
 ///
 /// # Errors
 /// It is not a profile, of another format or host, or its curve is invalid.
-pub fn parse(text: &str, name: &str, here: Option<&Host>) -> Result<Gain> {
+pub fn parse(text: &str, name: &str, host: Option<&Host>) -> Result<Gain> {
     let remedy =
         "measure this host: `planewise run experiments/boost.yaml`, then `planewise boost`";
     let wrong = |what: String| Error::bad_input(format!("{name}: {what}"), remedy);
@@ -155,18 +154,18 @@ pub fn parse(text: &str, name: &str, here: Option<&Host>) -> Result<Gain> {
         "the gain of {} over {} was measured by {}",
         profile.fast, profile.slow, profile.run
     )];
-    if let Some(here) = here {
-        let there = &profile.host;
-        if (&there.cpu_model, there.cpus) != (&here.cpu_model, here.cpus) {
+    if let Some(host) = host {
+        let measured = &profile.host;
+        if (&measured.cpu_model, measured.cpus) != (&host.cpu_model, host.cpus) {
             return Err(wrong(format!(
                 "it was measured on another host ({} × {}; this one has {} × {})",
-                there.cpus, there.cpu_model, here.cpus, here.cpu_model
+                measured.cpus, measured.cpu_model, host.cpus, host.cpu_model
             )));
         }
-        if there.kernel != here.kernel {
+        if measured.kernel != host.kernel {
             notes.push(format!(
                 "{name} was measured on kernel {} and this is {}: measure again when you can",
-                there.kernel, here.kernel
+                measured.kernel, host.kernel
             ));
         }
     }

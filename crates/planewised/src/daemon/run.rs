@@ -53,7 +53,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// A thread takes the signals and wakes the loop.
+    /// Starts a thread that receives the signals and wakes the loop.
     fn listen(wake: SyncSender<Envelope>) -> Result<Self> {
         let set: SigSet = [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
         let failed = |what: &dyn std::fmt::Display| {
@@ -91,8 +91,8 @@ fn read(path: &Path) -> Result<(Config, Vec<String>)> {
         config::parse(&text("configuration", path, example)?, &path.display().to_string())?;
     let Some(file) = &config.gain_profile else { return Ok((config, Vec::new())) };
     let profile = text("gain profile", file, "`planewise boost RUN -o FILE` writes one")?;
-    let here = if config.simulated.is_some() { None } else { Some(profile::Host::here()?) };
-    let gain = profile::parse(&profile, &file.display().to_string(), here.as_ref())?;
+    let host = if config.simulated.is_some() { None } else { Some(profile::Host::read()?) };
+    let gain = profile::parse(&profile, &file.display().to_string(), host.as_ref())?;
     config.alloc.benefit.curve = gain.curve;
     if let Some(switch) = gain.switch {
         switch.apply(&mut config.alloc.benefit);
@@ -213,14 +213,14 @@ pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
     tracing::info!("listens at {}", face.socket().display());
     let stop = Box::new(move || stop.load(Ordering::SeqCst));
     let core = Core::new(config, host, journal, core_ends, args.dry_run, stop)?;
-    let core = work(core, &face, &signals, args);
+    let core = run_core(core, &face, &signals, args);
     face.stop();
-    tracing::info!("ends; {}", core.leaves());
+    tracing::info!("ends; {}", core.final_state());
     Ok(())
 }
 
-/// The loop.
-fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
+/// The main loop: runs the core until a signal stops it, and then until no move is under way.
+fn run_core(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     while !signals.stop.load(Ordering::SeqCst) {
@@ -239,11 +239,11 @@ fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
             }
             Ok(envelope) => core.handle(envelope, now_ms()),
             Err(RecvTimeoutError::Timeout) => {}
-            // The signals' thread keeps its end: this is not to be.
+            // Unreachable: the signals' thread keeps a sender.
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait),
         }
     }
-    // What is under way comes to its end, as far as guests let it; the journal knows of the rest.
+    // Moves under way end first, unless guests delay them; the journal has the unfinished ones.
     let end = Instant::now() + Duration::from_secs_f64(2.0 * core.config().step_timeout_s);
     core.finish(now_ms());
     while !core.is_idle() && Instant::now() < end {
@@ -277,7 +277,7 @@ fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Settings that differ and cannot change in a running daemon.
+/// The first setting that differs and cannot change in a running daemon.
 fn fixed_difference(old: &Config, new: &Config) -> Option<&'static str> {
     let fixed = [
         ("socket", new.socket == old.socket),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::step::Step;
-use pw_alloc::world::Found;
+use pw_alloc::world::HostState;
 use pw_error::Result;
 
 use crate::daemon::pool::view::PoolView;
@@ -21,8 +21,8 @@ pub trait Executor: Send {
     fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed;
 }
 
-/// Surveys a kind of guests: its part of the world.
-pub type Search = Box<dyn FnOnce() -> Result<Found> + Send>;
+/// Surveys the guests of one kind and their VFs.
+pub type Search = Box<dyn FnOnce() -> Result<HostState> + Send>;
 
 /// The work of a task.
 pub enum Work {
@@ -47,7 +47,7 @@ pub enum Outcome {
     /// Of a step.
     Step(Performed),
     /// Of surveys.
-    Found(Vec<(usize, Result<Found>)>),
+    Survey(Vec<(usize, Result<HostState>)>),
 }
 
 /// A task.
@@ -59,30 +59,30 @@ pub struct Task {
 }
 
 impl Task {
-    /// Performs it.
+    /// Performs the task.
     pub fn perform(self) -> Report {
         let begun = Instant::now();
         let number = self.number;
         let outcome = match self.work {
             Work::Step { step, mut executors, pool, within } => {
                 let deadline = begun + within;
-                let done = executors
+                let result = executors
                     .iter_mut()
                     .try_for_each(|executors| executors.perform(&step, &pool, deadline));
-                Outcome::Step(done)
+                Outcome::Step(result)
             }
-            Work::Find(searches) => Outcome::Found(
+            Work::Find(searches) => Outcome::Survey(
                 searches.into_iter().map(|(kind, search)| (kind, search())).collect(),
             ),
         };
         Report { number, outcome, took: begun.elapsed() }
     }
 
-    /// The report of a task that failed for this reason.
+    /// The report of a task that could not be performed.
     fn failed(number: u64, is_step: bool, why: &str) -> Report {
         let failure = Failure::new(why);
         let outcome =
-            if is_step { Outcome::Step(Err(failure)) } else { Outcome::Found(Vec::new()) };
+            if is_step { Outcome::Step(Err(failure)) } else { Outcome::Survey(Vec::new()) };
         Report { number, outcome, took: Duration::ZERO }
     }
 }
@@ -142,16 +142,16 @@ impl TaskRunner for ThreadRunner {
         let is_step = matches!(task.work, Work::Step { .. });
         let (report, wake) = (self.report.clone(), Arc::clone(&self.wake));
         let run = move || {
-            let done = catch_unwind(AssertUnwindSafe(|| task.perform()));
-            let done = done.unwrap_or_else(|_| {
+            let ended = catch_unwind(AssertUnwindSafe(|| task.perform()));
+            let ended = ended.unwrap_or_else(|_| {
                 Task::failed(number, is_step, "a fault of planewised ended it: please report it")
             });
             // Without a receiver the daemon is ending.
-            let _ = report.send(done);
+            let _ = report.send(ended);
             wake();
         };
-        let named = std::thread::Builder::new().name(format!("move-{number}"));
-        if let Err(error) = named.spawn(run) {
+        let thread = std::thread::Builder::new().name(format!("move-{number}"));
+        if let Err(error) = thread.spawn(run) {
             let why = format!("the kernel gives no thread: {error}");
             let _ = self.report.send(Task::failed(number, is_step, &why));
         }

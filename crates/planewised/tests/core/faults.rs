@@ -11,7 +11,7 @@ use planewised::daemon::simulated::World;
 use pw_alloc::journal::{self, Entry};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::traffic::Traffic;
-use pw_alloc::world::{Found, VfPlace};
+use pw_alloc::world::{HostState, VfPlace};
 
 use super::{Daemon, SETTINGS, core_on, daemon, faults, id, start, vf};
 
@@ -129,9 +129,9 @@ fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_roo
     // A move is due, and a VF is to be recovered that its holder has left with its address.
     daemon.world.restart("a");
     daemon.world.send("b", Traffic::Constant(5000.0));
-    let before = daemon.world.found();
+    let before = daemon.world.state();
     daemon.pass(60);
-    assert_eq!(daemon.world.found(), before, "nothing was touched");
+    assert_eq!(daemon.world.state(), before, "nothing was touched");
     let told =
         daemon.core.status().errors.iter().filter(|error| error.what.contains("cannot write"));
     assert_eq!(told.count(), 1, "it is said once");
@@ -250,12 +250,12 @@ fn a_vf_of_a_guest_that_is_not_managed_is_neither_fetched_nor_given() {
     world.add("thief", Traffic::Constant(9000.0));
     world.add("waiting", Traffic::Constant(100.0));
     // It is there, and holds a VF by somebody else's doing; for its address it is not managed.
-    world.address("thief", world.found().guests[&id("honest")].mac);
+    world.address("thief", world.state().guests[&id("honest")].mac);
     world.place(&vf(1), VfPlace::Guest(id("thief")));
     let mut daemon = start(SETTINGS, world, tempfile::tempdir().expect("a directory"), 0);
     daemon.pass(60);
     assert_eq!(daemon.holders(), ["honest"]);
-    assert_eq!(daemon.world.found().vfs[&vf(1)].place, VfPlace::Guest(id("thief")));
+    assert_eq!(daemon.world.state().vfs[&vf(1)].place, VfPlace::Guest(id("thief")));
     leaves_alone(&mut daemon, &vf(1));
 }
 
@@ -355,7 +355,7 @@ fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_wit
 /// A disk that takes so many lines and is full then, and how the world was when it refused the first.
 #[derive(Clone)]
 struct Filling {
-    room: Arc<Mutex<(u64, Option<Found>)>>,
+    room: Arc<Mutex<(u64, Option<HostState>)>>,
     world: World,
 }
 
@@ -364,7 +364,7 @@ impl Storage for Filling {
         let mut room = self.room.lock().expect("no panic");
         if room.0 == 0 {
             let world = &self.world;
-            room.1.get_or_insert_with(|| world.found());
+            room.1.get_or_insert_with(|| world.state());
             return Err(Error::from(ErrorKind::StorageFull));
         }
         room.0 -= 1;
@@ -398,7 +398,7 @@ fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce
         daemon.pass(40);
         let Some(then) = disk.room.lock().expect("no panic").1.take() else { break };
         refused += 1;
-        assert_eq!(daemon.world.found(), then, "after {lines} lines");
+        assert_eq!(daemon.world.state(), then, "after {lines} lines");
         // There is room: all that was left undone is made good.
         disk.room.lock().expect("no panic").0 = u64::MAX;
         daemon.world.send("b", Traffic::Constant(5000.0));

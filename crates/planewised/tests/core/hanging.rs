@@ -67,7 +67,7 @@ impl TaskRunner for Clocked {
     fn begin(&mut self, task: Task) {
         let takes_ms = match &task.work {
             Work::Step { step, .. } => {
-                let found = self.world.found();
+                let found = self.world.state();
                 let guest = step.guest().and_then(|guest| found.guests.get(guest));
                 if guest.is_some_and(|guest| !guest.answers) { TIMEOUT_MS } else { 200 }
             }

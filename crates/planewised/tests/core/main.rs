@@ -80,7 +80,7 @@ impl Daemon {
         if !self.core.is_settled() {
             return;
         }
-        let found = self.world.found();
+        let found = self.world.state();
         let status = self.core.status();
         for guest in &status.guests {
             let attached: Vec<_> = found.attached(&guest.id).cloned().collect();
@@ -132,7 +132,7 @@ fn the_busiest_hold_and_a_vf_follows_when_traffic_shifts() {
     daemon.world.send("d", Traffic::Constant(700.0));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["b", "d"]);
-    assert!(daemon.world.found().faults().is_empty(), "{:?}", daemon.world.found().faults());
+    assert!(daemon.world.state().faults().is_empty(), "{:?}", daemon.world.state().faults());
     let last = daemon.core.status().moves.back().expect("moves").clone();
     assert_eq!((last.guest.as_str(), last.ending.map(|end| end.why)), ("d", Some(None)));
     assert!(last.duration_ms.is_some() && last.steps.len() >= 6 && !last.why.is_empty());
@@ -145,15 +145,15 @@ fn pfs_take_the_addresses_of_those_without_a_vf_also_of_who_never_had_one() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 900.0), ("c", 0.0)]);
     daemon.core.tick(0);
     // Until all is known somebody may have a VF, by which its frames must not come twice.
-    assert_eq!(daemon.world.told(), [vec![], vec![id("a"), id("b"), id("c")]]);
+    assert_eq!(daemon.world.addresses(), [vec![], vec![id("a"), id("b"), id("c")]]);
     daemon.pass(20);
-    assert_eq!(daemon.world.told(), [vec![id("a"), id("c")], vec![id("b")]]);
+    assert_eq!(daemon.world.addresses(), [vec![id("a"), id("c")], vec![id("b")]]);
     daemon.world.send("b", Traffic::Constant(1.0));
     daemon.pass(20);
-    assert_eq!(daemon.world.told(), [vec![id("b"), id("c")], vec![id("a")]]);
+    assert_eq!(daemon.world.addresses(), [vec![id("b"), id("c")], vec![id("a")]]);
     let mut daemon = daemon.restarted(|_| ());
     daemon.core.tick(0);
-    assert_eq!(daemon.world.told()[0], Vec::<GuestId>::new());
+    assert_eq!(daemon.world.addresses()[0], Vec::<GuestId>::new());
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_restart_finds_what_was_left() {
     first.pass(20);
     let moves = first.moves();
     let Daemon { core, world, directory, now_ms, .. } = first;
-    assert!(core.leaves().contains("a on simulated0/"), "{}", core.leaves());
+    assert!(core.final_state().contains("a on simulated0/"), "{}", core.final_state());
     drop(core);
     let mut second = start(SETTINGS, world, directory, 0);
     second.pass(20);
@@ -199,7 +199,7 @@ fn a_guest_that_dies_with_a_vf_in_its_hands_loses_nobody_a_vf() {
         daemon.world.destroy("a", strands);
         daemon.pass(20);
         assert_eq!(daemon.holders(), ["b"]);
-        assert!(daemon.world.found().faults().is_empty(), "{:?}", daemon.world.found().faults());
+        assert!(daemon.world.state().faults().is_empty(), "{:?}", daemon.world.state().faults());
     }
 }
 
@@ -399,7 +399,7 @@ fn no_sequence_of_troubles_loses_a_vf_or_gives_one_twice() {
             drop(daemon.ask(Request::Unmark { guest: id(name) }));
         }
         daemon.pass(20);
-        let faults = daemon.world.found().faults();
+        let faults = daemon.world.state().faults();
         assert!(faults.is_empty(), "{faults:?}");
         assert!(daemon.core.status().guests.iter().all(|guest| guest.marked.is_none()));
     });
@@ -410,7 +410,7 @@ fn vf(index: u16) -> VfId {
 }
 
 fn faults(daemon: &Daemon) -> Vec<String> {
-    daemon.world.found().faults()
+    daemon.world.state().faults()
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn a_vf_that_the_host_uses_or_of_which_nothing_is_known_is_given_to_nobody() {
         daemon.world.place(&vf(0), place.clone());
         daemon.pass(40);
         assert_eq!(daemon.holders(), ["a"], "{place:?}");
-        assert_eq!(daemon.world.found().vfs[&vf(0)].place, place);
+        assert_eq!(daemon.world.state().vfs[&vf(0)].place, place);
         let told = daemon.core.status().vfs.iter().find(|seen| seen.id == vf(0)).cloned();
         assert!(told.and_then(|seen| seen.why).is_some_and(|why| why.contains(": ")));
         // Once it is free it is anybody's.
@@ -470,14 +470,14 @@ fn guests_that_cannot_be_asked_about_keep_what_they_have_also_over_a_restart() {
     let mut first = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
     first.pass(20);
     assert_eq!(first.holders(), ["a", "b"]);
-    let before = first.world.found();
+    let before = first.world.state();
     let mut second = first.restarted(|world| world.silence(Some("Docker does not answer")));
     second.pass(30);
-    assert_eq!(second.world.found(), before, "nothing was touched");
+    assert_eq!(second.world.state(), before, "nothing was touched");
     second.world.silence(None);
     second.pass(30);
     assert_eq!(second.holders(), ["a", "b"]);
-    assert_eq!(second.world.found(), before);
+    assert_eq!(second.world.state(), before);
     assert_eq!(second.moves(), 0);
 }
 

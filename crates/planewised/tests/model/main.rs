@@ -236,7 +236,7 @@ impl Model {
 
     /// Somebody else takes a VF that is with the host, or it cannot be told who has it.
     fn take_vf(&mut self, vf: &VfId) {
-        if self.world.found().vfs.get(vf).is_none_or(|vf| vf.place != VfPlace::Pool) {
+        if self.world.state().vfs.get(vf).is_none_or(|vf| vf.place != VfPlace::Pool) {
             return;
         }
         let place = if self.chance.below(2) == 0 {
@@ -262,7 +262,7 @@ impl Model {
     fn check(&self) {
         let violations = self.made.shared().violations.clone();
         assert!(violations.is_empty(), "{violations:?}");
-        let found = self.world.found();
+        let found = self.world.state();
         let ours = found.vfs.iter().filter(|(_, vf)| {
             !matches!(vf.place, VfPlace::Foreign(_) | VfPlace::Unknown(_)) && vf.mac != Mac::ZERO
         });
@@ -319,7 +319,7 @@ impl Model {
                 }
             }
         }
-        let found = self.world.found();
+        let found = self.world.state();
         assert_eq!(found.faults(), Vec::<String>::new(), "{found:?}");
         let Some((core, _)) = &self.daemon else { return };
         let status = core.status();
@@ -399,7 +399,7 @@ fn seeds_that_found_faults_once_find_none_any_more() {
 /// Faults that planewised had once are put back one at a time: each is to be noticed.
 #[test]
 fn faults_that_are_put_back_are_noticed() {
-    let eyes = |fault: Fault| move |model: &Model| model.world.put_back(fault);
+    let eyes = |fault: Fault| move |model: &Model| model.world.inject(fault);
     let noticed = |what: &str, prepare: &dyn Fn(&Model)| {
         let result = catch_unwind(AssertUnwindSafe(|| run(20_000, 1, prepare)));
         let why = result.err().and_then(|why| why.downcast_ref::<String>().cloned());

@@ -142,7 +142,7 @@ impl Made {
             Step::Reserve { vf, .. }
             | Step::SetMac { vf, .. }
             | Step::ClearMac { vf }
-            | Step::Reset { vf } => match self.world.found().vfs.get(vf).map(|vf| &vf.place) {
+            | Step::Reset { vf } => match self.world.state().vfs.get(vf).map(|vf| &vf.place) {
                 Some(VfPlace::Guest(guest)) => {
                     let why = format!("{vf} is left alone: {guest} has it");
                     Err(Failure { why, guest_silent: false })
@@ -156,7 +156,7 @@ impl Made {
 
     /// What no step may do, as it is about to change the world.
     fn check(&self, number: u64, step: &Step) {
-        let found = self.world.found();
+        let found = self.world.state();
         let mut shared = self.shared();
         shared.steps += 1;
         let told = format!("{} ms, operation {number}: {step}", shared.now_ms);
@@ -208,7 +208,7 @@ impl TaskRunner for Made {
         let takes_ms = match &task.work {
             Work::Step { step, .. } => {
                 self.check(task.number, step);
-                let found = self.world.found();
+                let found = self.world.state();
                 let silent = step.guest().and_then(|guest| found.guests.get(guest));
                 match silent {
                     Some(guest) if !guest.answers => STEP_TIMEOUT_MS,

@@ -50,7 +50,7 @@ pub struct Host {
     pub tasks: Box<dyn TaskRunner>,
 }
 
-/// A guest that is managed.
+/// A managed guest.
 struct Tracked {
     /// Its kind, as an index of the list of kinds.
     kind: usize,
@@ -62,11 +62,11 @@ struct Tracked {
     why: String,
 }
 
-/// A VF about which journal and world disagree.
+/// A VF on which journal and host disagree.
 #[derive(Debug, Clone)]
 struct Doubt {
     why: String,
-    /// Consecutive samples that showed it; more than there were where one is enough.
+    /// Consecutive samples that showed it; counted twice where one is enough.
     samples: u32,
     /// Recoveries that did not resolve it.
     tries: u32,
@@ -96,17 +96,17 @@ pub struct Core {
     status: Status,
     ends: CoreEnds,
     dry_run: bool,
-    /// Journal and world have to be reconciled before anything is moved.
+    /// Journal and host have to be reconciled before anything is moved.
     doubtful: bool,
     /// Earliest time of the next attempt [ms].
     doubtful_after_ms: u64,
     /// Consecutive failed attempts.
     doubtful_tries: u32,
-    /// VFs on which journal and world disagree.
+    /// VFs on which journal and host disagree.
     doubts: BTreeMap<VfId, Doubt>,
     /// VFs that count as doubtful with the next sample, whatever it shows.
     suspects: BTreeMap<VfId, String>,
-    /// Guests to be recovered, whatever they hold.
+    /// Guests to be recovered, with or without a VF.
     suspected: BTreeSet<GuestId>,
     /// Guests that could not be surveyed when they were to be recovered.
     unseen: BTreeMap<GuestId, Unseen>,
@@ -120,7 +120,7 @@ pub struct Core {
     queue: VecDeque<Move>,
     /// Steps that could not be begun.
     failed_at_once: Vec<(u64, Failure)>,
-    /// The survey of the world under way.
+    /// The survey under way.
     survey: Option<Survey>,
     /// The journal is to be compacted once nothing is under way.
     checkpoint_due: bool,
@@ -203,16 +203,16 @@ impl Core {
         &self.status
     }
 
-    /// Do journal and world agree, and is nothing under way?
+    /// Do journal and host agree, and is nothing under way?
     pub fn is_settled(&self) -> bool {
-        let known = |vf: &VfId| self.view.vfs.contains_key(vf);
+        let exists = |vf: &VfId| self.view.vfs.contains_key(vf);
         !self.doubtful
             && self.doubts.is_empty()
             && self.is_idle()
             && self.survey.is_none()
             && self.suspected.is_empty()
             && self.unseen.is_empty()
-            && self.journal.ledger().vfs().all(known)
+            && self.journal.ledger().vfs().all(exists)
     }
 
     /// Is no move and no recovery under way?
@@ -243,7 +243,7 @@ impl Core {
             self.next_decision_ms = now_ms + (self.allocator.settings().interval_s * 1e3) as u64;
             let decision = self.decide(now_ms);
             if !self.dry_run && !self.doubtful {
-                self.plan_moves(decision.plan.moves);
+                self.queue.extend(decision.plan.moves);
             }
         }
         self.begin_queued(now_ms);
@@ -281,14 +281,14 @@ impl Core {
                     Outcome::Step(result) => {
                         self.step_ended(report.number, result, seconds, now_ms)
                     }
-                    Outcome::Found(parts) => self.finish_survey(parts, now_ms),
+                    Outcome::Survey(parts) => self.finish_survey(parts, now_ms),
                 }
             }
             self.begin_queued(now_ms);
         }
     }
 
-    /// Compacts the journal once nothing is under way after a full recovery.
+    /// Compacts the journal after a full recovery, once nothing is under way.
     fn compact_journal(&mut self) {
         if self.checkpoint_due && self.active.is_empty() && self.survey.is_none() {
             match self.journal.compact() {
@@ -298,7 +298,7 @@ impl Core {
         }
     }
 
-    /// The journal cannot be written: nothing is moved until journal and world are reconciled.
+    /// Stops all moves until journal and host are reconciled: the journal cannot be written.
     fn journal_failed(&mut self, error: &Error) {
         self.report_once(error);
         self.doubtful = true;
@@ -306,7 +306,7 @@ impl Core {
         self.postpone_recovery(self.now_ms);
     }
 
-    /// Pauses after a failed attempt to reconcile journal and world.
+    /// Pauses after a failed attempt to reconcile journal and host.
     fn postpone_recovery(&mut self, now_ms: u64) {
         self.doubtful_after_ms = now_ms + backoff_ms(self.doubtful_tries);
         self.doubtful_tries = self.doubtful_tries.saturating_add(1);

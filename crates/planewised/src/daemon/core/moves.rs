@@ -94,7 +94,7 @@ impl Active {
             Kind::Move { execution, .. } => execution.change().words(),
             Kind::Recovery(repair) => {
                 let vfs: Vec<String> = repair.vfs().iter().map(ToString::to_string).collect();
-                format!("bring {} in order", vfs.join(", "))
+                format!("recover {}", vfs.join(", "))
             }
         }
     }
@@ -135,25 +135,20 @@ impl Core {
         decision
     }
 
-    /// Is a move of this VF under way or queued, or a recovery that includes it under way?
+    /// Is a move of this VF under way or queued, or a recovery of it under way?
     pub(super) fn is_vf_under_way(&self, vf: &VfId) -> bool {
         self.active.values().any(|active| active.is_about_vf(vf))
             || self.queue.iter().any(|change| change.vf == *vf)
     }
 
-    /// The same of a guest.
+    /// Is a move of this guest under way or queued, or a recovery of it under way?
     pub(super) fn is_guest_under_way(&self, guest: &GuestId) -> bool {
         self.active.values().any(|active| active.is_about_guest(guest))
             || self.queue.iter().any(|change| change.guest == *guest)
     }
 
-    /// Queues these moves; each begins once nothing else about its guest or VF is under way. A plan leaves
-    /// out guests and VFs under way, so that queued moves stay valid.
-    pub(super) fn plan_moves(&mut self, moves: Vec<Move>) {
-        self.queue.extend(moves);
-    }
-
-    /// Begins the moves that need not wait.
+    /// Begins queued moves of which neither guest nor VF is under way. A plan leaves out guests and VFs under
+    /// way, so that queued moves stay valid.
     pub(super) fn begin_queued(&mut self, now_ms: u64) {
         let mut waiting = VecDeque::new();
         let (mut vfs, mut guests) = (BTreeSet::new(), BTreeSet::new());
@@ -173,7 +168,7 @@ impl Core {
                 continue;
             }
             let ledger = self.journal.ledger();
-            let stands = match change.direction {
+            let is_valid = match change.direction {
                 // The take before it may have failed, or the VF may be in doubt by now.
                 Direction::Give => {
                     !ledger.knows(&change.vf)
@@ -184,7 +179,7 @@ impl Core {
                 }
                 Direction::Take => ledger.holders.get(&change.vf) == Some(&change.guest),
             };
-            if stands {
+            if is_valid {
                 self.begin_move(change, now_ms);
             }
         }
@@ -271,7 +266,7 @@ impl Core {
         if let Some(guest) = step.guest() {
             match self.guests.get(guest) {
                 Some(tracked) => executors.push(self.host.kinds[tracked.kind].executor(guest)?),
-                // The guest is gone: nothing has to be sent to it.
+                // The guest is gone: its frames need no path.
                 None if matches!(
                     step,
                     Step::Direct { .. } | Step::Prefer { path: Path::Paravirtual, .. }
@@ -284,7 +279,7 @@ impl Core {
         Ok(executors)
     }
 
-    /// A step has been done, or has failed.
+    /// Continues an operation after a step was done or failed.
     pub(super) fn step_ended(
         &mut self,
         operation: u64,
@@ -318,7 +313,7 @@ impl Core {
             }
         }
         if self.doubtful {
-            // The journal cannot be written: recovery finds out later.
+            // The journal cannot be written: a recovery surveys the result later.
             self.active.remove(&operation);
             return;
         }
@@ -334,7 +329,7 @@ impl Core {
         record.ending = Some(status::Ending::from(ending));
         self.report_ending(execution.change(), ending, seconds);
         self.record_move(&record, Event::MoveEnded);
-        // Places and addresses have changed, and whoever else may have taken the VF meanwhile.
+        // Places and addresses have changed, and another user may have taken the VF meanwhile.
         self.read_pool(self.now_ms);
     }
 
@@ -365,7 +360,7 @@ impl Core {
             }
             Ending::Stuck { why } => {
                 let error = Error::failed(
-                    format!("{} keeps what it has and is left alone: {why}", change.guest),
+                    format!("{} keeps its present path and is left alone: {why}", change.guest),
                     format!("when it is well again: planewise alloc unmark {}", change.guest),
                 );
                 self.report_error(&error, Some(&change.guest), Some(&change.vf));
@@ -375,7 +370,7 @@ impl Core {
             Ending::Quarantined { why } => {
                 let error = Error::failed(
                     format!("{} is not given any more: {why}", change.vf),
-                    "it is reset again once nobody uses it, ever more seldom",
+                    "it is reset again once it is unused, at growing intervals",
                 );
                 self.report_error(&error, Some(&change.guest), Some(&change.vf));
                 let (vf, why) = (change.vf.clone(), why.clone());
@@ -406,7 +401,7 @@ impl Core {
             }
             active.overdue_reported = true;
             let step = active.step.as_ref().map(ToString::to_string).unwrap_or_default();
-            overdue.push(format!("cannot {}: to {step} does not end", active.words()));
+            overdue.push(format!("cannot {}: the step `{step}` does not end", active.words()));
         }
         for what in overdue {
             let remedy = "the kernel may wait for whoever uses the device; everything else goes on";
@@ -414,7 +409,7 @@ impl Core {
         }
     }
 
-    /// Releases guests that are no longer managed, once they hold nothing.
+    /// Releases guests that are no longer to be managed, once they hold no VF.
     pub(super) fn release_leaving(&mut self) {
         let leaving: Vec<(GuestId, usize)> = self
             .guests

@@ -17,9 +17,9 @@ use crate::daemon::pool::Addresses;
 use crate::daemon::request::Event;
 use crate::daemon::status::unix_ms;
 
-/// Between two full readings of the pool while a guest may have left a VF behind [ms].
+/// Interval of full readings of the pool while a guest may have left a VF behind [ms].
 const READ_STRAYED_MS: u64 = 2_000;
-/// The same while a VF has another user, who may end at any time.
+/// The same while a VF has another user, which may end at any time.
 const READ_FOREIGN_MS: u64 = 10_000;
 /// The same otherwise. The host's use of a VF is checked again before it is given.
 const READ_MS: u64 = 60_000;
@@ -79,23 +79,21 @@ impl Core {
     }
 
     fn observe_pool(&mut self, now_ms: u64) {
-        let links: Vec<_> =
-            self.view.pfs.iter().map(|(pf, seen)| (pf.clone(), seen.link_up)).collect();
+        let links: Vec<_> = self.view.pfs.iter().map(|(id, pf)| (id.clone(), pf.link_up)).collect();
         let unused = |core: &Self| -> BTreeSet<VfId> {
             let vfs = core.view.vfs.iter().filter(|(_, vf)| vf.user.is_nobody());
             vfs.map(|(id, _)| id.clone()).collect()
         };
-        let before = unused(self);
-        let known = !self.view.pfs.is_empty();
-        let sampled = known && self.host.pool.sample(&mut self.view).is_ok();
+        let unused_before = unused(self);
+        let has_pfs = !self.view.pfs.is_empty();
+        let sampled = has_pfs && self.host.pool.sample(&mut self.view).is_ok();
         // The users of VFs, the host's own use, and new PFs take a full reading.
-        if !sampled || now_ms >= self.next_read_ms || unused(self) != before {
+        if !sampled || now_ms >= self.next_read_ms || unused(self) != unused_before {
             self.read_pool(now_ms);
         }
-        let after = unused(self);
-        self.decide_now |= known && after.difference(&before).next().is_some();
+        self.decide_now |= has_pfs && unused(self).difference(&unused_before).next().is_some();
         for (pf, was_up) in links {
-            let up = self.view.pfs.get(&pf).is_some_and(|seen| seen.link_up);
+            let up = self.view.pfs.get(&pf).is_some_and(|pf| pf.link_up);
             if up != was_up {
                 // Its holders fall back, or may have VFs again: decide at once.
                 self.decide_now = true;
@@ -140,66 +138,66 @@ impl Core {
 
     /// Compares the journal with this sample.
     fn observe_doubts(&mut self, now_ms: u64) {
-        let mut seen = Observation {
+        let mut observation = Observation {
             complete: self.host.kinds.iter().all(|kind| kind.gap().is_none()),
             pfs: self.view.pfs.keys().cloned().collect(),
             ..Observation::default()
         };
         for (id, vf) in &self.view.vfs {
             let observed = ObservedVf { user: vf.user.clone(), mac: vf.mac };
-            seen.vfs.insert(id.clone(), observed);
+            observation.vfs.insert(id.clone(), observed);
         }
         for (id, guest) in &self.guests {
             let Managed { mac, join, .. } = guest.managed;
             let observed = ObservedGuest { mac, join, has: Some(BTreeSet::new()) };
-            seen.guests.insert(id.clone(), observed);
+            observation.guests.insert(id.clone(), observed);
         }
-        for (at, kind) in self.host.kinds.iter_mut().enumerate() {
+        for (index, kind) in self.host.kinds.iter_mut().enumerate() {
             for (id, has) in kind.holdings(&self.view) {
-                let of_kind = self.guests.get(&id).is_some_and(|guest| guest.kind == at);
-                if let Some(guest) = seen.guests.get_mut(&id).filter(|_| of_kind) {
+                let of_kind = self.guests.get(&id).is_some_and(|guest| guest.kind == index);
+                if let Some(guest) = observation.guests.get_mut(&id).filter(|_| of_kind) {
                     guest.has = has;
                 }
             }
         }
-        let mut found = doubt(self.journal.ledger(), &seen);
+        let mut doubts = doubt(self.journal.ledger(), &observation);
         let suspects = std::mem::take(&mut self.suspects);
-        for (vf, why) in suspects.iter().filter(|(vf, _)| seen.vfs.contains_key(*vf)) {
-            found.entry(vf.clone()).or_insert_with(|| why.clone());
+        for (vf, why) in suspects.iter().filter(|(vf, _)| observation.vfs.contains_key(*vf)) {
+            doubts.entry(vf.clone()).or_insert_with(|| why.clone());
         }
-        self.doubts.retain(|vf, _| found.contains_key(vf));
-        for (vf, why) in found {
+        self.doubts.retain(|vf, _| doubts.contains_key(vf));
+        for (vf, why) in doubts {
             let certain = suspects.contains_key(&vf)
-                || seen.vfs.get(&vf).is_some_and(|vf| vf.user.is_nobody());
-            // Guests' devices may be reported later than changes of their VFs: only the kernel is believed
-            // at once, everything else when seen twice.
+                || observation.vfs.get(&vf).is_some_and(|vf| vf.user.is_nobody());
+            // Guests' devices may be reported later than changes of their VFs: a single sample counts from
+            // the kernel alone.
             let samples = if certain { 2 } else { 1 };
-            let known = self.doubts.entry(vf).or_insert(Doubt {
+            let doubt = self.doubts.entry(vf).or_insert(Doubt {
                 why,
                 samples: 0,
                 tries: 0,
                 next_ms: now_ms,
             });
-            known.samples = known.samples.saturating_add(samples);
+            doubt.samples = doubt.samples.saturating_add(samples);
         }
-        self.drop_marks_of_the_gone(seen.complete);
+        self.unmark_absent_guests(observation.complete);
     }
 
-    /// Removes marks of guests that are gone: another guest of that name has nothing to do with them.
-    fn drop_marks_of_the_gone(&mut self, complete: bool) {
+    /// Removes the marks of guests that are gone, so that no later guest of the name inherits them.
+    fn unmark_absent_guests(&mut self, complete: bool) {
         if !complete || self.doubtful || self.dry_run {
             return;
         }
         let ledger = self.journal.ledger();
         let holds = |id: &GuestId| ledger.holders.values().any(|holder| holder == id);
-        let gone: Vec<GuestId> = ledger
+        let absent: Vec<GuestId> = ledger
             .marked
             .keys()
             .filter(|id| !self.guests.contains_key(*id) && !holds(id))
             .filter(|id| !self.is_guest_under_way(id))
             .cloned()
             .collect();
-        for guest in gone {
+        for guest in absent {
             if let Err(error) = self.journal.append(&Entry::Unmark { guest }) {
                 return self.journal_failed(&error);
             }
@@ -207,34 +205,34 @@ impl Core {
     }
 
     fn discover(&mut self, now_ms: u64) {
-        for at in 0..self.host.kinds.len() {
-            let kind = &mut self.host.kinds[at];
-            let found = match kind.discover(&self.view) {
+        for index in 0..self.host.kinds.len() {
+            let kind = &mut self.host.kinds[index];
+            let guests = match kind.discover(&self.view) {
                 Ok(Discovery::Unchanged) => None,
-                Ok(Discovery::Guests(found)) => Some(found),
+                Ok(Discovery::Guests(guests)) => Some(guests),
                 Err(error) => {
                     self.report_once(&error);
                     None
                 }
             };
-            for trouble in self.host.kinds[at].troubles() {
+            for trouble in self.host.kinds[index].troubles() {
                 self.report_once(&Error::failed(trouble, ""));
             }
-            if let Some(found) = found {
-                self.update_guests(at, found, now_ms);
+            if let Some(guests) = guests {
+                self.update_guests(index, guests, now_ms);
             }
         }
     }
 
-    fn update_guests(&mut self, kind: usize, found: Vec<Managed>, now_ms: u64) {
-        let names: BTreeSet<&GuestId> = found.iter().map(|guest| &guest.id).collect();
-        let gone: Vec<GuestId> = self
+    fn update_guests(&mut self, kind: usize, guests: Vec<Managed>, now_ms: u64) {
+        let names: BTreeSet<&GuestId> = guests.iter().map(|guest| &guest.id).collect();
+        let absent: Vec<GuestId> = self
             .guests
             .iter()
             .filter(|(id, guest)| guest.kind == kind && !names.contains(id))
             .map(|(id, _)| id.clone())
             .collect();
-        for id in gone {
+        for id in absent {
             self.guests.remove(&id);
             self.suspect(&id, "is gone");
             if self.clashes.remove(&id) {
@@ -242,18 +240,18 @@ impl Core {
             }
             self.ends.emit(Event::GuestGone { guest: id });
         }
-        for managed in found {
+        for managed in guests {
             let id = managed.id.clone();
             match self.guests.get_mut(&id) {
-                Some(known) if known.kind == kind => {
-                    let anew = known.managed.incarnation != managed.incarnation;
-                    known.managed = managed;
-                    if anew {
+                Some(guest) if guest.kind == kind => {
+                    let restarted = guest.managed.incarnation != managed.incarnation;
+                    guest.managed = managed;
+                    if restarted {
                         self.restarted(&id, now_ms);
                     }
                 }
-                Some(known) => {
-                    let other = self.host.kinds[known.kind].name();
+                Some(guest) => {
+                    let other = self.host.kinds[guest.kind].name();
                     let this = self.host.kinds[kind].name();
                     self.clashes.insert(id.clone());
                     self.report_once(&Error::failed(
@@ -288,7 +286,7 @@ impl Core {
         }
     }
 
-    /// Does another guest have this one's address? A NIC sends frames for an address to one VF.
+    /// Does another guest have this guest's address? A NIC sends frames for an address to one VF.
     fn clashes_by_address(&mut self, managed: &Managed) -> bool {
         let other = self.guests.iter().find(|(_, guest)| guest.managed.mac == managed.mac);
         let Some(other) = other.map(|(id, _)| id.clone()) else { return false };
@@ -300,7 +298,7 @@ impl Core {
         true
     }
 
-    /// The VFs that a guest holds by the journal become doubtful: it is gone, or another one.
+    /// Marks the VFs that a guest holds by the journal as doubtful: it is gone, or was replaced.
     pub(super) fn suspect(&mut self, id: &GuestId, what: &str) {
         let ledger = self.journal.ledger();
         let held = ledger.holders.iter().filter(|(_, holder)| *holder == id);
@@ -311,7 +309,7 @@ impl Core {
         self.suspected.insert(id.clone());
     }
 
-    /// A guest was restarted between two samples: nothing known of it holds any more.
+    /// Discards all observations of a guest that was restarted between two samples.
     fn restarted(&mut self, id: &GuestId, now_ms: u64) {
         if let Some(guest) = self.guests.get_mut(id) {
             guest.tracker = Tracker::default();
@@ -354,31 +352,31 @@ impl Core {
         wish
     }
 
-    /// The VF, neither held by this guest nor being given to it, that the NIC delivers its address to. With
-    /// another VF the address would be on two: somebody took the VF before its address was cleared.
+    /// The VF that has this guest's address and is neither held by it nor being given to it: another user took
+    /// the VF before its address was cleared. While it has the address, the guest gets no other VF.
     pub(super) fn address_elsewhere(&self, guest: &GuestId, mac: Mac) -> Option<&VfId> {
         let ledger = self.journal.ledger();
-        let is_its = |vf: &VfId| {
+        let belongs = |vf: &VfId| {
             let being_given = |open: &Open| open.change.vf == *vf && open.change.guest == *guest;
             ledger.holders.get(vf) == Some(guest) || ledger.open.values().any(being_given)
         };
-        let of_it = self.view.vfs.iter().filter(|(_, vf)| vf.mac == mac);
-        of_it.map(|(id, _)| id).find(|id| !is_its(id))
+        let with_mac = self.view.vfs.iter().filter(|(_, vf)| vf.mac == mac);
+        with_mac.map(|(id, _)| id).find(|id| !belongs(id))
     }
 
-    /// Reports guests without a VF whose address somebody else's VF has: no step of ours may touch that one.
+    /// Reports guests without a VF whose address is on a VF of another user, which no step may touch.
     fn report_addresses_elsewhere(&mut self) {
-        let mut found = Vec::new();
+        let mut reports = Vec::new();
         for (id, guest) in &self.guests {
             let mac = guest.managed.mac;
             if self.held_by(id).is_none()
                 && let Some(vf) = self.address_elsewhere(id, mac)
                 && let Some(why) = self.unavailable_reason(vf)
             {
-                found.push(format!("{id} gets no VF: its address {mac} is on {vf}, and {why}"));
+                reports.push(format!("{id} gets no VF: its address {mac} is on {vf}, and {why}"));
             }
         }
-        for what in found {
+        for what in reports {
             self.report_once(&Error::failed(what, "end that use: the address is cleared then"));
         }
     }
@@ -389,17 +387,17 @@ impl Core {
             return Some(doubt.why.clone());
         }
         // A move may have waited while its PF went away.
-        let Some(seen) = self.view.vfs.get(id) else {
-            return Some("it is not to be seen on this host".to_owned());
+        let Some(vf) = self.view.vfs.get(id) else {
+            return Some("this host does not show it".to_owned());
         };
         match self.journal.ledger().holders.get(id) {
-            // It could not be known to be free once taken.
-            Some(holder) if self.guests.contains_key(holder) => match &seen.user {
+            // Once taken, it could not be known to be free.
+            Some(holder) if self.guests.contains_key(holder) => match &vf.user {
                 unknown @ User::Unknown(_) => unknown.unavailable_reason(),
                 _ => None,
             },
-            Some(holder) => Some(format!("{holder} holds it, of which nothing is known")),
-            None => seen.user.unavailable_reason(),
+            Some(holder) => Some(format!("{holder}, which is not a known guest, holds it")),
+            None => vf.user.unavailable_reason(),
         }
     }
 

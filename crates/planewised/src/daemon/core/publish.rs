@@ -36,20 +36,20 @@ impl Core {
         self.ends.emit(Event::Error(record));
     }
 
-    /// Reports a lasting error once, and again when it comes back after it was away.
+    /// Reports a lasting error once, and again when it returns after `AWAY_MS`.
     pub(super) fn report_once(&mut self, error: &Error) {
         if self.is_new(&error.what) {
             self.report_error(error, None, None);
         }
     }
 
-    /// Has this not been seen for `AWAY_MS`? The map is cleared before it grows without bound.
+    /// Has this error not occurred for `AWAY_MS`? The map is cleared before it grows without bound.
     pub(super) fn is_new(&mut self, what: &str) -> bool {
         if self.reported.len() > 1000 {
             self.reported.clear();
         }
-        let seen_ms = self.reported.insert(what.to_owned(), self.now_ms);
-        seen_ms.is_none_or(|seen_ms| self.now_ms.saturating_sub(seen_ms) >= AWAY_MS)
+        let last_ms = self.reported.insert(what.to_owned(), self.now_ms);
+        last_ms.is_none_or(|last_ms| self.now_ms.saturating_sub(last_ms) >= AWAY_MS)
     }
 
     pub(super) fn publish(&mut self, now_ms: u64) {
@@ -100,20 +100,20 @@ impl Core {
             .view
             .pfs
             .iter()
-            .map(|(pf, seen)| {
+            .map(|(id, pf)| {
                 let count = |place: Option<status::VfState>| {
                     let of = self.status.vfs.iter().filter(|vf| {
-                        vf.id.pf == *pf && place.is_none_or(|place| vf.place == place)
+                        vf.id.pf == *id && place.is_none_or(|place| vf.place == place)
                     });
                     u32::try_from(of.count()).unwrap_or(u32::MAX)
                 };
                 status::Pool {
-                    pf: pf.clone(),
+                    pf: id.clone(),
                     vfs: count(None),
                     free: count(Some(status::VfState::Pool)),
                     quarantined: count(Some(status::VfState::Quarantined)),
-                    link_up: seen.link_up,
-                    numa: seen.numa,
+                    link_up: pf.link_up,
+                    numa: pf.numa,
                 }
             })
             .collect();

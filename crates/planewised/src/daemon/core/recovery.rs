@@ -1,5 +1,5 @@
-//! Reconciles journal and world: at the start all of it, later only the VFs on which they disagree. The
-//! survey of the world may take long; repairs are made in parts, so that a guest that does not answer
+//! Reconciles journal and host: at the start all of it, later only the VFs on which they disagree. The
+//! survey of the host may take long; repairs are made in parts, so that a guest that does not answer
 //! delays no other.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use pw_alloc::evidence::User;
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::recover::{Recovery, recover_in_parts};
 use pw_alloc::repair::Repair;
-use pw_alloc::world::{Found, FoundVf, VfPlace};
+use pw_alloc::world::{HostState, VfPlace, VfPlacement};
 use pw_error::{Error, Result};
 
 use super::moves::Active;
@@ -17,31 +17,30 @@ use crate::daemon::guests::Finding;
 use crate::daemon::tasks::{Task, Work};
 
 /// VFs and guests; none: all.
-type Only = Option<(BTreeSet<VfId>, BTreeSet<GuestId>)>;
+type Scope = Option<(BTreeSet<VfId>, BTreeSet<GuestId>)>;
 
 /// Number of the survey's task; operations count up from 0.
 const SURVEY: u64 = u64::MAX;
 
-/// A survey of the world.
+/// A survey of the host.
 pub(super) struct Survey {
-    /// The VFs and guests it is for; none: all.
-    only: Only,
+    scope: Scope,
     /// Results so far, by kind of guests.
-    parts: Vec<(usize, Result<Found>)>,
+    parts: Vec<(usize, Result<HostState>)>,
 }
 
 impl Core {
-    /// Begins a survey where journal and world may disagree, if one is due.
+    /// Begins a survey where journal and host may disagree, if one is due.
     pub(super) fn recover_what_is_due(&mut self, now_ms: u64) {
         if self.survey.is_some() {
             return;
         }
         if self.doubtful {
             // Kinds that answer later would be recovered twice.
-            let unasked =
+            let pending =
                 now_ms < FIRST_LOOK_MS && self.host.kinds.iter().any(|kind| kind.is_pending());
             let idle = self.active.values().all(Active::is_overdue);
-            if now_ms >= self.doubtful_after_ms && idle && !unasked {
+            if now_ms >= self.doubtful_after_ms && idle && !pending {
                 self.begin_survey(None, now_ms);
             }
             return;
@@ -53,10 +52,11 @@ impl Core {
             .filter(|(vf, _)| !self.is_vf_under_way(vf))
             .map(|(vf, _)| vf.clone())
             .collect();
+        let unseen_due = self.unseen.iter().filter(|(_, unseen)| unseen.next_ms <= now_ms);
         let guests: BTreeSet<GuestId> = self
             .suspected
             .iter()
-            .chain(self.unseen.iter().filter(|(_, one)| one.next_ms <= now_ms).map(|(id, _)| id))
+            .chain(unseen_due.map(|(id, _)| id))
             .filter(|guest| !self.is_guest_under_way(guest))
             .cloned()
             .collect();
@@ -74,28 +74,26 @@ impl Core {
         self.begin_survey(Some((due, guests)), now_ms);
     }
 
-    /// The world could not be read: it is tried again later.
-    fn survey_failed(&mut self, error: &Error, only: Only, now_ms: u64) {
+    /// Schedules another survey after one failed.
+    fn survey_failed(&mut self, error: &Error, scope: Scope, now_ms: u64) {
         self.report_once(error);
-        self.suspected.extend(only.into_iter().flat_map(|(_, guests)| guests));
+        self.suspected.extend(scope.into_iter().flat_map(|(_, guests)| guests));
         self.postpone_recovery(now_ms);
     }
 
-    fn begin_survey(&mut self, only: Only, now_ms: u64) {
+    fn begin_survey(&mut self, scope: Scope, now_ms: u64) {
         match self.host.pool.read() {
             Ok(view) => self.view = view,
-            Err(error) => {
-                return self.survey_failed(&error, only, now_ms);
-            }
+            Err(error) => return self.survey_failed(&error, scope, now_ms),
         }
         let (mut parts, mut later) = (Vec::new(), Vec::new());
-        for (at, kind) in self.host.kinds.iter_mut().enumerate() {
+        for (index, kind) in self.host.kinds.iter_mut().enumerate() {
             match kind.find(&self.view) {
-                Finding::Found(found) => parts.push((at, Ok(found))),
-                Finding::Later(search) => later.push((at, search)),
+                Finding::Done(state) => parts.push((index, Ok(state))),
+                Finding::Later(search) => later.push((index, search)),
             }
         }
-        self.survey = Some(Survey { only, parts });
+        self.survey = Some(Survey { scope, parts });
         if later.is_empty() {
             self.finish_survey(Vec::new(), now_ms);
         } else {
@@ -104,26 +102,24 @@ impl Core {
     }
 
     /// The survey is complete: begins the repairs.
-    pub(super) fn finish_survey(&mut self, parts: Vec<(usize, Result<Found>)>, now_ms: u64) {
+    pub(super) fn finish_survey(&mut self, parts: Vec<(usize, Result<HostState>)>, now_ms: u64) {
         let Some(mut survey) = self.survey.take() else { return };
         survey.parts.extend(parts);
-        let found = match self.merge(survey.parts) {
-            Ok(found) => found,
-            Err(error) => {
-                return self.survey_failed(&error, survey.only, now_ms);
-            }
+        let state = match self.merge(survey.parts) {
+            Ok(state) => state,
+            Err(error) => return self.survey_failed(&error, survey.scope, now_ms),
         };
-        if survey.only.is_none() {
+        if survey.scope.is_none() {
             (self.doubtful, self.checkpoint_due) = (false, true);
         }
-        let only = survey.only.as_ref().map(|(vfs, guests)| (vfs, guests));
-        let parts = recover_in_parts(self.journal.ledger(), &found, only);
-        let mut meant: BTreeSet<GuestId> =
+        let scope = survey.scope.as_ref().map(|(vfs, guests)| (vfs, guests));
+        let parts = recover_in_parts(self.journal.ledger(), &state, scope);
+        let mut recovered: BTreeSet<GuestId> =
             parts.iter().flat_map(|part| &part.guests).cloned().collect();
-        if survey.only.is_none() {
-            meant.extend(self.guests.keys().chain(self.unseen.keys()).cloned());
+        if survey.scope.is_none() {
+            recovered.extend(self.guests.keys().chain(self.unseen.keys()).cloned());
         }
-        self.retry_unseen(meant, &found, now_ms);
+        self.retry_unseen(recovered, &state, now_ms);
         for part in parts {
             // A move that was begun meanwhile goes first; a doubt that it leaves is surveyed again.
             let busy = part.vfs.iter().any(|vf| self.is_vf_under_way(vf))
@@ -131,7 +127,7 @@ impl Core {
             if busy || self.doubtful {
                 self.suspected.extend(part.guests);
             } else {
-                self.begin_recovery(part, &found, now_ms);
+                self.begin_recovery(part, &state, now_ms);
             }
         }
         if !self.doubtful {
@@ -140,11 +136,11 @@ impl Core {
         self.next_read_ms = 0;
     }
 
-    /// Of the guests being recovered, those that are managed and were not found are surveyed again, at
-    /// growing intervals: their VFs may never become doubtful again.
-    fn retry_unseen(&mut self, meant: BTreeSet<GuestId>, found: &Found, now_ms: u64) {
-        for guest in meant {
-            if found.guests.contains_key(&guest) || !self.guests.contains_key(&guest) {
+    /// Schedules surveys, at growing intervals, of recovered guests that are managed and were not found: their
+    /// VFs may never become doubtful again.
+    fn retry_unseen(&mut self, recovered: BTreeSet<GuestId>, state: &HostState, now_ms: u64) {
+        for guest in recovered {
+            if state.guests.contains_key(&guest) || !self.guests.contains_key(&guest) {
                 self.unseen.remove(&guest);
             } else {
                 let unseen = self.unseen.entry(guest).or_default();
@@ -154,7 +150,7 @@ impl Core {
         }
     }
 
-    fn begin_recovery(&mut self, part: Recovery, found: &Found, now_ms: u64) {
+    fn begin_recovery(&mut self, part: Recovery, state: &HostState, now_ms: u64) {
         for note in &part.notes {
             tracing::warn!("{note}");
         }
@@ -162,14 +158,14 @@ impl Core {
             return self.keep_holders(&part.holders, now_ms);
         }
         let operation = self.journal.ledger().next_operation;
-        let repair = Repair::new(operation, part, found);
+        let repair = Repair::new(operation, part, state);
         if let Err(error) = self.journal.append(&repair.begin()) {
             return self.journal_failed(&error);
         }
         self.begin(operation, Active::recovery(repair), now_ms);
     }
 
-    /// These guests keep the VFs that they have.
+    /// Notes that these guests keep their VFs.
     pub(super) fn keep_holders(&mut self, holders: &BTreeMap<VfId, GuestId>, now_ms: u64) {
         for (vf, guest) in holders {
             if let Some(tracked) = self.guests.get_mut(guest) {
@@ -179,24 +175,21 @@ impl Core {
         }
     }
 
-    /// The world by all kinds of guests and by the pool.
-    fn merge(&mut self, mut parts: Vec<(usize, Result<Found>)>) -> Result<Found> {
+    /// Merges the surveys of all kinds of guests with the pool.
+    fn merge(&mut self, mut parts: Vec<(usize, Result<HostState>)>) -> Result<HostState> {
         parts.sort_by_key(|(kind, _)| *kind);
-        let mut found = Found::default();
-        for at in 0..self.host.kinds.len() {
-            let part = parts.iter().position(|(kind, _)| *kind == at).map(|at| parts.remove(at).1);
+        let mut state = HostState::default();
+        for index in 0..self.host.kinds.len() {
+            let place = parts.iter().position(|(kind, _)| *kind == index);
             // A kind that does not answer is a gap, and fails no other.
-            let name = self.host.kinds[at].name();
-            let mut part = match part {
+            let name = self.host.kinds[index].name();
+            let mut part = match place.map(|place| parts.remove(place).1) {
                 Some(Ok(part)) => part,
-                Some(Err(error)) => Found { gaps: vec![error.what], ..Found::default() },
-                None => {
-                    let gap = format!("{name} could not be looked at");
-                    Found { gaps: vec![gap], ..Found::default() }
-                }
+                Some(Err(error)) => HostState::unknown(error.what),
+                None => HostState::unknown(format!("{name} could not be surveyed")),
             };
-            // Of two guests of one name and two kinds the first one is managed.
-            let of_kind = |id: &GuestId| self.guests.get(id).map(|guest| guest.kind == at);
+            // Of two guests of the same name, only the first is managed.
+            let of_kind = |id: &GuestId| self.guests.get(id).map(|guest| guest.kind == index);
             part.guests.retain(|id, _| of_kind(id) == Some(true));
             for vf in part.vfs.values_mut() {
                 let VfPlace::Guest(guest) = &vf.place else { continue };
@@ -210,20 +203,20 @@ impl Core {
                     }
                 };
             }
-            found.vfs.extend(part.vfs);
-            found.guests.extend(part.guests);
-            found.gaps.extend(part.gaps);
+            state.vfs.extend(part.vfs);
+            state.guests.extend(part.guests);
+            state.gaps.extend(part.gaps);
         }
         // A VF may have been released during the survey.
         self.host.pool.sample(&mut self.view)?;
         let ledger = self.journal.ledger();
-        let addresses: BTreeSet<Mac> = found.guests.values().map(|guest| guest.mac).collect();
+        let addresses: BTreeSet<Mac> = state.guests.values().map(|guest| guest.mac).collect();
         for (id, vf) in &self.view.vfs {
-            if found.vfs.contains_key(id) {
+            if state.vfs.contains_key(id) {
                 continue;
             }
             let left_behind = vf.strayed && ledger.knows(id);
-            let place = match (&vf.user, found.gaps.first()) {
+            let place = match (&vf.user, state.gaps.first()) {
                 (User::Nobody, _) => VfPlace::Pool,
                 (User::Host(why), _) => VfPlace::Foreign(why.clone()),
                 (_, None) if left_behind => VfPlace::Lost,
@@ -233,8 +226,8 @@ impl Core {
                 (User::Unknown(why), _) => VfPlace::Unknown(why.clone()),
             };
             let mac = if addresses.contains(&vf.mac) { vf.mac } else { Mac::ZERO };
-            found.vfs.insert(id.clone(), FoundVf { mac, place });
+            state.vfs.insert(id.clone(), VfPlacement { mac, place });
         }
-        Ok(found)
+        Ok(state)
     }
 }

@@ -95,7 +95,7 @@ impl Core {
                 self.suspect(guest, "was unmarked");
                 self.next_sample_ms = 0;
                 self.decide_now = true;
-                Ok(Answer::Done(format!("{guest} is taken part of again")))
+                Ok(Answer::Done(format!("{guest} takes part again")))
             }
             Request::Reload => Err(Refused::new(
                 Fault::Unavailable,
@@ -186,16 +186,16 @@ impl Core {
         &self.config
     }
 
-    /// The state that the daemon leaves when it stops, in a sentence.
-    pub fn leaves(&self) -> String {
+    /// The state in which the daemon leaves the guests when it stops, in a sentence.
+    pub fn final_state(&self) -> String {
         let holders = &self.journal.ledger().holders;
         let held: Vec<String> =
             holders.iter().map(|(vf, guest)| format!("{guest} on {vf}")).collect();
-        let others = self.guests.len().saturating_sub(holders.len());
+        let without_vf = self.guests.len().saturating_sub(holders.len());
         match held.len() {
-            0 => format!("{others} guests stay on their paravirtual paths"),
+            0 => format!("{without_vf} guests stay on their paravirtual paths"),
             _ => format!(
-                "stay as they are: {}; and {others} guests on their paravirtual paths",
+                "stay as they are: {}; and {without_vf} guests on their paravirtual paths",
                 held.join(", ")
             ),
         }
@@ -203,7 +203,7 @@ impl Core {
 
     /// Emits that the daemon stops.
     pub fn stopping(&mut self) {
-        let what = self.leaves();
+        let what = self.final_state();
         self.ends.emit(Event::Stopping { what });
     }
 }

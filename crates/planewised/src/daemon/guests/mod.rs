@@ -12,7 +12,7 @@ use pw_alloc::execute::Performed;
 use pw_alloc::model::{GuestId, Mac, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::Join;
-use pw_alloc::world::Found;
+use pw_alloc::world::HostState;
 use pw_error::Result;
 
 use crate::daemon::config::Config;
@@ -20,7 +20,7 @@ use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 use crate::daemon::tasks::{Executor, Search};
 
-/// A guest that is managed now.
+/// A managed guest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Managed {
     /// Its name, unique on the host.
@@ -53,7 +53,7 @@ pub enum Discovery {
 /// Result of [`Guests::find`].
 pub enum Finding {
     /// The result.
-    Found(Found),
+    Done(HostState),
     /// A survey that may block, for a task.
     Later(Search),
 }
@@ -96,13 +96,12 @@ pub trait Guests: Send {
         false
     }
 
-    /// Surveys its part of the world: all its guests, and the VFs in them (`VfPlace::Guest`) or in
+    /// Surveys all its guests, and the VFs in them (`VfPlace::Guest`) or in
     /// unmanaged ones of this kind (`VfPlace::Foreign`). Other VFs are left out. Whatever does not answer
-    /// is a gap ([`Found::gaps`]), not *nothing*.
+    /// is a gap ([`HostState::gaps`]), not *nothing*.
     fn find(&mut self, pool: &PoolView) -> Finding;
 
-    /// Whether the pool is to let PFs take the addresses of its guests without a VF: those of other kinds are taken
-    /// from a guest's adoption on.
+    /// Must the pool have PFs take the addresses of guests without a VF? Other kinds do it at adoption.
     fn needs_filters(&self) -> bool {
         false
     }

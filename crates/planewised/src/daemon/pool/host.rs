@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Age at which the host's filters are read again.
 const FILTERS_OLD: Duration = Duration::from_secs(5);
 
-/// The VFs of these PFs.
+/// The VFs of this host's PFs.
 #[derive(Debug)]
 pub struct HostPool {
     /// The PFs by interface; none: all that have VFs.
@@ -57,7 +57,7 @@ impl HostPool {
         Self { pfs, kernel, state, forwarding, filters: Arc::default(), filters_due }
     }
 
-    /// The host's filters, read within `FILTERS_OLD`.
+    /// The host's filters, not older than `FILTERS_OLD`.
     fn filters(&mut self, net: &mut Net) -> Result<Arc<Filters>> {
         if Instant::now() >= self.filters_due {
             self.filters = Arc::new(Filters::read(&net.all()?));
@@ -96,7 +96,7 @@ impl PoolExecutor {
         let pf = discover::settled_pf(&mut self.kernel, pf)?;
         let index = u32::from(id.index);
         let vf = pf.vfs.iter().find(|vf| vf.index == index).cloned().ok_or_else(|| {
-            Error::failed(format!("the VF {id} is gone"), "`planewised vf list` shows what is")
+            Error::failed(format!("the VF {id} is gone"), "`planewised vf list` shows the VFs")
         })?;
         Ok((pf, vf))
     }
@@ -132,8 +132,8 @@ impl PoolExecutor {
         step: &Step,
         deadline: Instant,
     ) -> Result<plan::Plan> {
-        let tell = |setting| plan::Step::Set { pf: address, vf: u32::from(id.index), setting };
-        let mac = |mac: Mac| tell(Setting::Mac(pw_sriov::mac::Mac(mac.0)));
+        let set = |setting| plan::Step::Set { pf: address, vf: u32::from(id.index), setting };
+        let set_mac = |mac: Mac| set(Setting::Mac(pw_sriov::mac::Mac(mac.0)));
         if let Step::Recall { .. } = step {
             let (_, vf) = self.vf(id, address)?;
             return Ok(match &vf.netdev {
@@ -146,23 +146,23 @@ impl PoolExecutor {
         let (pf, vf) = self.unused_vf(id, address, deadline)?;
         Ok(match step {
             // From its first frame on a guest's VF sends by its own address only, and can take no other.
-            Step::Reserve { .. } => confinement(vf.config.as_ref()).into_iter().map(tell).collect(),
-            Step::SetMac { mac: wanted, .. } => vec![mac(*wanted)],
-            Step::ClearMac { .. } => vec![mac(Mac::ZERO)],
-            Step::Reset { .. } => Self::reset(&pf, &vf, &tell)?,
+            Step::Reserve { .. } => confinement(vf.config.as_ref()).into_iter().map(set).collect(),
+            Step::SetMac { mac, .. } => vec![set_mac(*mac)],
+            Step::ClearMac { .. } => vec![set_mac(Mac::ZERO)],
+            Step::Reset { .. } => Self::reset(&pf, &vf, &set)?,
             _ => Vec::new(),
         })
     }
 
     fn names(&mut self) -> Result<Vec<String>> {
-        Ok(self.kernel.links(&NetNs::Host)?.into_iter().map(|seen| seen.netdev.name).collect())
+        Ok(self.kernel.links(&NetNs::Host)?.into_iter().map(|link| link.netdev.name).collect())
     }
 
-    /// The driver bound anew, and all that the PF can say of a VF as it is when nobody said anything.
+    /// Rebinds the driver, and resets all settings that the PF has for the VF to their defaults.
     fn reset(
         pf: &model::Pf,
         vf: &model::Vf,
-        tell: &dyn Fn(Setting) -> plan::Step,
+        set: &dyn Fn(Setting) -> plan::Step,
     ) -> Result<plan::Plan> {
         let mut plan = plan::Plan::new();
         if vf.driver.is_some() {
@@ -171,17 +171,17 @@ impl PoolExecutor {
         let config = vf.config.clone().unwrap_or_default();
         let untagged = Vlan { id: 0, qos: 0, protocol: VlanProtocol::Dot1q };
         if config.vlan.is_some_and(|vlan| vlan != untagged) {
-            plan.push(tell(Setting::Vlan(untagged)));
+            plan.push(set(Setting::Vlan(untagged)));
         }
         let limited = |rate: Option<u32>| rate.is_some_and(|rate| rate != 0);
         if limited(config.min_tx_mbps) || limited(config.max_tx_mbps) {
-            plan.push(tell(Setting::Rate { min_tx_mbps: 0, max_tx_mbps: 0 }));
+            plan.push(set(Setting::Rate { min_tx_mbps: 0, max_tx_mbps: 0 }));
         }
-        plan.extend(confinement(Some(&config)).into_iter().map(tell));
+        plan.extend(confinement(Some(&config)).into_iter().map(set));
         if config.link_state.is_some_and(|state| state != LinkState::Auto) {
-            plan.push(tell(Setting::LinkState(LinkState::Auto)));
+            plan.push(set(Setting::LinkState(LinkState::Auto)));
         }
-        plan.push(tell(Setting::Mac(pw_sriov::mac::Mac::NONE)));
+        plan.push(set(Setting::Mac(pw_sriov::mac::Mac::NONE)));
         if let Some(driver) = Driver::Network.name(pf)? {
             plan::bind(vf.address, &driver, None, &mut plan);
         }
@@ -192,16 +192,16 @@ impl PoolExecutor {
 impl Pool for HostPool {
     fn read(&mut self) -> Result<PoolView> {
         let machine = discover::machine(&mut self.kernel)?;
-        let mut net = Net::here()?;
+        let mut net = Net::open()?;
         let links = net.all()?;
         let host_use = HostUse::of(&mut self.kernel, &self.state)?;
         let mut view = PoolView { filters: self.filters(&mut net)?, ..PoolView::default() };
         for pf in machine.pfs {
             let Some(netdev) = &pf.netdev else { continue };
             let name = PfId::from(netdev.name.as_str());
-            let wanted =
+            let in_pool =
                 if self.pfs.is_empty() { pf.num_vfs > 0 } else { self.pfs.contains(&name) };
-            if !wanted {
+            if !in_pool {
                 continue;
             }
             let link = links.iter().find(|link| link.index == netdev.index);
@@ -211,7 +211,7 @@ impl Pool for HostPool {
                 .find(|link| Some(link.index) == master && link.kind.as_deref() == Some("bridge"));
             for vf in &pf.vfs {
                 let Ok(index) = u16::try_from(vf.index) else { continue };
-                let seen = PoolVf {
+                let pool_vf = PoolVf {
                     address: vf.address,
                     mac: mac_of(vf),
                     driver: vf.driver.clone(),
@@ -219,23 +219,23 @@ impl Pool for HostPool {
                     strayed: strayed(vf),
                     counters: reading(&vf.counters),
                 };
-                view.vfs.insert(VfId::new(name.clone(), index), seen);
+                view.vfs.insert(VfId::new(name.clone(), index), pool_vf);
             }
-            let seen = PoolPf {
+            let pool_pf = PoolPf {
                 index: netdev.index,
                 address: pf.address,
                 numa: pf.numa_node.and_then(|node| u16::try_from(node).ok()),
                 link_up: link.is_some_and(|link| link.up && link.carrier),
                 bridge: bridge.map(|link| link.name.clone()),
             };
-            view.pfs.insert(name, seen);
+            view.pfs.insert(name, pool_pf);
         }
         view.missing = self.pfs.iter().filter(|pf| !view.pfs.contains_key(*pf)).cloned().collect();
         Ok(view)
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        let mut net = Net::here()?;
+        let mut net = Net::open()?;
         view.filters = self.filters(&mut net)?;
         let mut links = Links::open()?;
         for (name, pf) in &mut view.pfs {
@@ -261,12 +261,12 @@ impl Pool for HostPool {
             }
         }
         for (id, vf) in &mut view.vfs {
-            let seen = self.quick_user(vf.address);
-            // This shows that a user came or went; who it is, and the host's own use, takes `read`.
+            let user = self.quick_user(vf.address);
+            // This shows that a user came or went; its identity, and the host's own use, take `read`.
             let with_host = matches!(vf.user, User::Nobody | User::Host(_));
-            if seen.is_nobody() != with_host {
-                tracing::debug!("{id}: {seen:?} was {:?}", vf.user);
-                vf.user = seen;
+            if user.is_nobody() != with_host {
+                tracing::debug!("{id}: {user:?} was {:?}", vf.user);
+                vf.user = user;
             }
         }
         Ok(())
@@ -313,15 +313,15 @@ struct HostUse {
 }
 
 impl HostUse {
-    /// Reads it.
+    /// Reads the vital interfaces and the records.
     fn of(kernel: &mut Linux, state: &State) -> Result<Self> {
         Ok(Self { vital: vital_interfaces(kernel)?, records: state.all()? })
     }
 
     fn user(&self, vf: &model::Vf) -> User {
-        let used = || vf.used_by.clone().unwrap_or_default();
+        let used_by = || vf.used_by.clone().unwrap_or_default();
         if vf.use_is_unknown {
-            return User::Unknown(used());
+            return User::Unknown(used_by());
         }
         if vf.driver.as_deref() == Some(driver::VFIO) {
             return match &vf.used_by {
@@ -333,12 +333,12 @@ impl HostUse {
             None if vf.driver.is_some() => {
                 User::Unknown("its interface is in no namespace that can be seen".to_owned())
             }
-            Some(netdev) if !netdev.netns.is_host() => User::Guest(used()),
+            Some(netdev) if !netdev.netns.is_host() => User::Guest(used_by()),
             Some(netdev) => match self.vital.get(&netdev.name) {
                 Some(reason) => {
                     User::Host(format!("its interface {} carries {reason}", netdev.name))
                 }
-                None if vf.used_by.is_some() => User::Host(used()),
+                None if vf.used_by.is_some() => User::Host(used_by()),
                 None => self.recorded(vf),
             },
             None => self.recorded(vf),
@@ -360,8 +360,8 @@ impl HostUse {
     }
 }
 
-/// Has a VF's PF make this setting; `what` says it in words, as `set the VLAN of`.
-pub fn tell(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
+/// Applies a setting of a VF by its PF; `what` describes it in errors, as `set the VLAN of`.
+pub fn apply_setting(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
     let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
     let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), setting)?;
     answer.map_err(|code| Error::failed(format!("cannot {what} {vf}: {}", explain(code)), ""))
@@ -375,7 +375,7 @@ fn confinement(config: Option<&VfConfig>) -> Vec<Setting> {
     check.into_iter().chain(trusted.then_some(Setting::Trust(false))).collect()
 }
 
-/// May a guest of ours have left this VF behind?
+/// May a managed guest have left this VF behind?
 fn strayed(vf: &model::Vf) -> bool {
     match &vf.netdev {
         Some(netdev) => !netdev.netns.is_host() && netdev.name == VF_NAME,
@@ -386,8 +386,8 @@ fn strayed(vf: &model::Vf) -> bool {
 /// The address whose frames the NIC delivers to the VF: the PF's setting, else its interface's.
 fn mac_of(vf: &model::Vf) -> Mac {
     let by_pf = vf.config.as_ref().and_then(|config| config.mac).map(|mac| Mac(mac.0));
-    let own = vf.netdev.as_ref().and_then(|netdev| netdev.mac).map(|mac| Mac(mac.0));
-    by_pf.filter(|mac| *mac != Mac::ZERO).or(own).unwrap_or(Mac::ZERO)
+    let by_interface = vf.netdev.as_ref().and_then(|netdev| netdev.mac).map(|mac| Mac(mac.0));
+    by_pf.filter(|mac| *mac != Mac::ZERO).or(by_interface).unwrap_or(Mac::ZERO)
 }
 
 fn reading(counters: &model::Counters) -> Reading {
@@ -490,7 +490,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let budget = Budget { per_port: 1, per_pf: 1 };
         let mut machine = HostPool::new(Vec::new(), directory.path(), budget);
-        let loopback = Net::here().and_then(|mut net| net.named("lo")).expect("Linux");
+        let loopback = Net::open().and_then(|mut net| net.named("lo")).expect("Linux");
         let loopback = loopback.expect("everywhere").index;
         let mut sampled = |name: &str, index| {
             let address = "0000:01:00.0".parse().expect("valid");

@@ -19,20 +19,27 @@ pub(super) struct Addresses<'a> {
     pub forwards: &'a [FdbEntry],
     /// The addresses of its gateways.
     pub gateways: &'a [Mac],
-    /// Guests that are managed.
+    /// The managed guests.
     pub guests: &'a [(GuestId, Mac)],
     pub pool: &'a PoolView,
 }
 
 impl Addresses<'_> {
-    /// Why this address is not that of the guest behind this port; None: it seems to be its own. `given`:
-    /// addresses that the guest was assigned; empty: unknown.
-    pub fn conflict(&self, id: &GuestId, mac: Mac, given: &[Mac], port: &Link) -> Option<String> {
-        if !given.is_empty() && !given.contains(&mac) {
-            let given: Vec<String> = given.iter().map(ToString::to_string).collect();
-            return Some(format!("it was given {}", given.join(" or ")));
+    /// Why this address is not that of the guest behind this port; None: no conflict. `assigned`: addresses
+    /// that the guest was assigned; empty: unknown.
+    pub fn conflict(
+        &self,
+        id: &GuestId,
+        mac: Mac,
+        assigned: &[Mac],
+        port: &Link,
+    ) -> Option<String> {
+        if !assigned.is_empty() && !assigned.contains(&mac) {
+            let assigned: Vec<String> = assigned.iter().map(ToString::to_string).collect();
+            return Some(format!("it was given {}", assigned.join(" or ")));
         }
-        if let Some((other, _)) = self.guests.iter().find(|(other, its)| *its == mac && other != id)
+        if let Some((other, _)) =
+            self.guests.iter().find(|(other, its_mac)| *its_mac == mac && other != id)
         {
             return Some(format!("it is the guest {other}'s"));
         }
@@ -59,9 +66,9 @@ impl Addresses<'_> {
                 && !is_pf(entry.index)
                 && other.is_some_and(|other| other.master.is_some() && other.master == port.master)
         };
-        let seen = self.forwards.iter().find(elsewhere)?;
-        let other = self.links.iter().find(|link| link.index == seen.index)?;
-        Some(format!("frames from it come by {}", other.name))
+        let entry = self.forwards.iter().find(elsewhere)?;
+        let port = self.links.iter().find(|link| link.index == entry.index)?;
+        Some(format!("frames from it come by {}", port.name))
     }
 }
 
@@ -75,7 +82,7 @@ pub(super) fn gateways() -> Result<Vec<Mac>> {
         _ => None,
     });
     let gateways: Vec<NeighbourAddress> = gateways.map(Into::into).collect();
-    let mut found = Vec::new();
+    let mut macs = Vec::new();
     for answer in socket.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()))? {
         let RouteNetlinkMessage::NewNeighbour(neighbour) = answer else { continue };
         let is_gateway = neighbour.attributes.iter().any(|attribute| match attribute {
@@ -85,12 +92,12 @@ pub(super) fn gateways() -> Result<Vec<Mac>> {
         if !is_gateway {
             continue;
         }
-        found.extend(neighbour.attributes.into_iter().find_map(|attribute| match attribute {
+        macs.extend(neighbour.attributes.into_iter().find_map(|attribute| match attribute {
             NeighbourAttribute::LinkLayerAddress(bytes) => bytes.try_into().ok().map(Mac),
             _ => None,
         }));
     }
-    Ok(found)
+    Ok(macs)
 }
 
 #[cfg(test)]
@@ -134,7 +141,7 @@ mod tests {
     }
 
     fn learned(index: u32) -> FdbEntry {
-        FdbEntry { index, mac: MINE, own: false, permanent: false, learned: true }
+        FdbEntry { index, mac: MINE, is_self: false, permanent: false, learned: true }
     }
 
     #[test]

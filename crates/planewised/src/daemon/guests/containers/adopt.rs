@@ -22,7 +22,7 @@ pub const VETH_NAME: &str = "pw-veth";
 /// Name of the bond before it takes the veth's.
 const BOND_NAME: &str = "pw-bond";
 
-/// A guest whose paths are joined by our bond.
+/// A guest whose paths a bond made here joins.
 #[derive(Debug)]
 pub struct Adopted {
     /// Its namespace.
@@ -63,7 +63,7 @@ pub struct Paths {
 impl Adopted {
     /// A clone for another thread, with a socket of its own.
     pub fn try_clone(&self) -> Result<Self> {
-        let net = Net::at(&self.netns)?;
+        let net = Net::open_in(&self.netns)?;
         if net.identity() != self.net.identity() {
             return Err(Error::failed(
                 "the guest's namespace is gone: another one has its name".to_owned(),
@@ -94,11 +94,11 @@ impl Adopted {
 
 /// Settings of adoption.
 pub struct AdoptionSettings<'a> {
-    /// Directory of their records.
+    /// Directory of guests' records.
     pub records: &'a Path,
-    /// Only check whether they could be guests.
+    /// Only check whether a namespace could be a guest.
     pub dry_run: bool,
-    /// Their VFs can only have the address that their PF sets.
+    /// VFs of guests can only have the address that their PF sets.
     pub enforce_mac: bool,
     /// The present guests, with their addresses.
     pub guests: &'a [(GuestId, Mac)],
@@ -109,16 +109,16 @@ pub fn adopt(
     id: &GuestId,
     spec: &Spec,
     settings: &AdoptionSettings<'_>,
-    home: &mut Net,
+    host: &mut Net,
     pool: &PoolView,
 ) -> Result<Adopted> {
     let AdoptionSettings { records, dry_run, .. } = *settings;
     if inode(&spec.netns).is_none() {
         return Err(Error::failed(format!("there is no namespace {}", spec.netns), ""));
     }
-    let mut net = Net::at(&spec.netns)?;
+    let mut net = Net::open_in(&spec.netns)?;
     let namespace = net.identity();
-    if namespace == home.identity() {
+    if namespace == host.identity() {
         return Err(Error::failed(
             "its network namespace is the host's",
             "give it one of its own: a VF is moved into it",
@@ -131,41 +131,43 @@ pub fn adopt(
         other => {
             // The namespace that the guest had before may have had another address.
             if let Some(other) = other.filter(|_| !dry_run) {
-                forget_address(other.mac, home, pool)?;
+                forget_address(other.mac, host, pool)?;
             }
             record_state(id, spec, &mut net)?
         }
     };
     record.container.clone_from(&spec.container);
-    let port = home.indexed(record.port)?.ok_or_else(|| {
+    let port = host.indexed(record.port)?.ok_or_else(|| {
         Error::failed(
             "the other end of its veth is not in the host's namespace",
             "the daemon must run where the bridge is",
         )
     })?;
     let bridge = match port.master {
-        Some(master) => home.indexed(master)?.map(|link| link.name),
+        Some(master) => host.indexed(master)?.map(|link| link.name),
         None => None,
     };
     let pfs: Vec<PfId> = pfs_of(pool, bridge.as_deref()).map(|(name, _)| name.clone()).collect();
     if pfs.is_empty() {
-        let of = bridge.as_deref().unwrap_or("none");
+        let name = bridge.as_deref().unwrap_or("none");
         return Err(Error::failed(
-            format!("no PF of the pool is a port of its bridge ({of}): a VF would lead elsewhere"),
+            format!(
+                "no PF of the pool is a port of its bridge ({name}): a VF would lead elsewhere"
+            ),
             "join the PF to the bridge: ip link set PF master BRIDGE",
         ));
     }
     let addresses = Addresses {
-        links: &home.all()?,
-        forwards: &home.fdb_entries()?,
+        links: &host.all()?,
+        forwards: &host.fdb_entries()?,
         gateways: &gateways()?,
         guests: settings.guests,
         pool,
     };
-    if let Some(whose) = addresses.conflict(id, record.mac, &spec.macs, &port) {
+    if let Some(conflict) = addresses.conflict(id, record.mac, &spec.macs, &port) {
         return Err(Error::failed(
-            format!("its address {} is not its own: {whose}", record.mac),
-            "give it one that nobody else has: bridge and PF are told it for good",
+            format!("its address {} is not its own: {conflict}", record.mac),
+            "give it a unique one: the entries in bridge and PF do not age",
         ));
     }
     let (bond, veth) = if dry_run {
@@ -198,7 +200,7 @@ pub fn adopt(
         record,
     };
     if !dry_run {
-        settle(&adopted, home, pool)?;
+        settle(&adopted, host, pool)?;
     }
     Ok(adopted)
 }
@@ -213,7 +215,7 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
             Error::failed(format!("it has no interface {name}"), "name the one that it has")
         })?,
         None => match veths().collect::<Vec<_>>()[..] {
-            [only] => only,
+            [veth] => veth,
             [] => {
                 return Err(Error::failed(
                     "it has no veth to the host's bridge",
@@ -222,7 +224,7 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
             }
             _ => {
                 return Err(Error::failed(
-                    "it has several veths, and nobody says which leads to the bridge",
+                    "it has several veths, and it is not known which leads to the bridge",
                     "name it: interface = \"eth0\", or the label planewise.interface",
                 ));
             }
@@ -238,7 +240,7 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
     if link.master.is_some() {
         return Err(Error::failed(
             format!("its interface {} is a member of a bond or bridge already", link.name),
-            "take it out: somebody else cares for it",
+            "take it out: it can be a member of one only",
         ));
     }
     Ok(Record {
@@ -260,10 +262,10 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
 }
 
 fn find_bond<'a>(links: &'a [Link], record: &Record) -> Option<&'a Link> {
-    let ours = |name: &str| {
+    let bond = |name: &str| {
         links.iter().find(|link| link.name == name && link.kind.as_deref() == Some("bond"))
     };
-    ours(BOND_NAME).or_else(|| ours(&record.interface))
+    bond(BOND_NAME).or_else(|| bond(&record.interface))
 }
 
 fn find_veth<'a>(links: &'a [Link], record: &Record) -> Result<&'a Link> {
@@ -325,28 +327,28 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
 }
 
 /// Removes an address from NICs' filters and bridges.
-pub fn forget_address(mac: Mac, home: &mut Net, pool: &PoolView) -> Result<()> {
+pub fn forget_address(mac: Mac, host: &mut Net, pool: &PoolView) -> Result<()> {
     for pf in pool.pfs.values() {
-        home.set_nic_filter(mac, pf.index, false)?;
-        home.delete_bridge_fdb(mac, pf.index)?;
+        host.set_nic_filter(mac, pf.index, false)?;
+        host.delete_bridge_fdb(mac, pf.index)?;
     }
     Ok(())
 }
 
 /// Adds a guest on its paravirtual path to the NICs' filters, by which guests on VFs reach it.
-fn settle(adopted: &Adopted, home: &mut Net, pool: &PoolView) -> Result<()> {
+fn settle(adopted: &Adopted, host: &mut Net, pool: &PoolView) -> Result<()> {
     let mac = adopted.record.mac;
     if pool.vfs.values().any(|vf| vf.mac == mac) {
         return Ok(());
     }
     for (_, pf) in pfs_of(pool, adopted.bridge.as_deref()) {
-        home.set_nic_filter(mac, pf.index, true)?;
+        host.set_nic_filter(mac, pf.index, true)?;
     }
-    home.set_bridge_fdb(mac, adopted.port, true)
+    host.set_bridge_fdb(mac, adopted.port, true)
 }
 
 /// Restores the guest to its state before it was managed.
-pub fn restore(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Result<()> {
+pub fn restore(adopted: &mut Adopted, host: &mut Net, records: &Path) -> Result<()> {
     // If this is interrupted and the guest adopted again, its addresses are added again.
     adopted.record.taken_over = false;
     record::write(records, &adopted.record)?;
@@ -380,14 +382,14 @@ pub fn restore(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Result<
     for route in &record.routes {
         net.add_route(veth.index, route)?;
     }
-    for entry in home.fdb_entries()? {
-        if entry.mac == record.mac && entry.own {
-            home.set_nic_filter(record.mac, entry.index, false)?;
+    for entry in host.fdb_entries()? {
+        if entry.mac == record.mac && entry.is_self {
+            host.set_nic_filter(record.mac, entry.index, false)?;
         }
     }
     if adopted.bridge.is_some() {
         // From now on the bridge learns by itself.
-        home.delete_bridge_fdb(record.mac, adopted.port)?;
+        host.delete_bridge_fdb(record.mac, adopted.port)?;
     }
     Ok(())
 }
@@ -398,9 +400,9 @@ mod tests {
 
     #[test]
     fn the_hosts_own_namespace_is_never_taken_in() {
-        let Ok(mut home) = Net::here() else { return };
+        let Ok(mut host) = Net::open() else { return };
         let pid = std::process::id();
-        if Net::at(&Netns::Pid(pid)).is_err() {
+        if Net::open_in(&Netns::Pid(pid)).is_err() {
             eprintln!("not as root: no namespace can be entered");
             return;
         }
@@ -418,7 +420,7 @@ mod tests {
             enforce_mac: true,
             guests: &[],
         };
-        let refused = adopt(&GuestId::from("a"), &spec, &settings, &mut home, &PoolView::default());
+        let refused = adopt(&GuestId::from("a"), &spec, &settings, &mut host, &PoolView::default());
         assert_eq!(refused.expect_err("it is refused").what, "its network namespace is the host's");
     }
 }

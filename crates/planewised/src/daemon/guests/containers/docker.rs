@@ -23,10 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach Docker, and two listings without an event.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Docker, watched.
+/// A watched Docker daemon.
 #[derive(Debug)]
 pub struct Docker {
-    seen: Arc<Mutex<SourceState>>,
+    state: Arc<Mutex<SourceState>>,
     socket: PathBuf,
 }
 
@@ -37,8 +37,8 @@ impl Docker {
             return None;
         }
         let unanswered = KnownContainers::Unknown("Docker has not answered yet".to_owned());
-        let seen = Arc::new(Mutex::new(SourceState { containers: unanswered, trouble: None }));
-        let (weak, path) = (Arc::downgrade(&seen), socket.to_path_buf());
+        let state = Arc::new(Mutex::new(SourceState { containers: unanswered, trouble: None }));
+        let (weak, path) = (Arc::downgrade(&state), socket.to_path_buf());
         let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(watch(&weak, &path)),
             Err(error) => tracing::error!("Docker is not watched: {error}"),
@@ -46,13 +46,13 @@ impl Docker {
         if let Err(error) = std::thread::Builder::new().name("docker".into()).spawn(run) {
             tracing::error!("Docker is not watched: {error}");
         }
-        Some(Self { seen, socket: socket.to_path_buf() })
+        Some(Self { state, socket: socket.to_path_buf() })
     }
 }
 
 impl Source for Docker {
     fn state(&self) -> SourceState {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn is_present(&self) -> bool {
@@ -60,23 +60,23 @@ impl Source for Docker {
     }
 }
 
-/// Lists the containers at every event, until the last owner is gone.
-async fn watch(seen: &Weak<Mutex<SourceState>>, socket: &Path) {
-    while seen.strong_count() > 0 {
-        if let Err(why) = follow(seen, socket).await {
-            let Some(seen) = seen.upgrade() else { return };
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+/// Lists the containers at every event, until the last [`Docker`] is dropped.
+async fn watch(state: &Weak<Mutex<SourceState>>, socket: &Path) {
+    while state.strong_count() > 0 {
+        if let Err(why) = follow(state, socket).await {
+            let Some(state) = state.upgrade() else { return };
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
             // Its containers may run without it, but are unknown from now on.
             let why = format!("Docker does not answer at {}: {why}", socket.display());
-            seen.trouble = socket.exists().then(|| why.clone());
-            seen.containers = KnownContainers::Unknown(why);
+            state.trouble = socket.exists().then(|| why.clone());
+            state.containers = KnownContainers::Unknown(why);
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// One connection to Docker, until it breaks.
-async fn follow(seen: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), String> {
+async fn follow(state: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), String> {
     let path = socket.to_str().ok_or("its path is no text")?;
     let client = Client::connect_with_unix(path, PATIENCE.as_secs(), API_DEFAULT_VERSION)
         .map_err(|error| error.to_string())?;
@@ -90,9 +90,9 @@ async fn follow(seen: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), St
     loop {
         let containers = list(&client).await?;
         {
-            let Some(seen) = seen.upgrade() else { return Ok(()) };
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            *seen = SourceState { containers: KnownContainers::All(containers), trouble: None };
+            let Some(state) = state.upgrade() else { return Ok(()) };
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            *state = SourceState { containers: KnownContainers::All(containers), trouble: None };
         }
         match tokio::time::timeout(PAUSE, events.next()).await {
             Ok(None) => return Err("its events end".to_owned()),
@@ -102,8 +102,8 @@ async fn follow(seen: &Weak<Mutex<SourceState>>, socket: &Path) -> Result<(), St
     }
 }
 
-async fn within<T>(ask: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, ask).await {
+async fn within<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, request).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
         Err(_) => Err(format!("nothing came within {} s", PATIENCE.as_secs())),
     }
@@ -113,19 +113,19 @@ async fn within<T>(ask: impl Future<Output = Result<T, Error>>) -> Result<T, Str
 async fn list(client: &Client) -> Result<Vec<Container>, String> {
     let filters = HashMap::from([("label", vec![LABEL])]);
     let options = ListContainersOptionsBuilder::default().filters(&filters).build();
-    let mut found = Vec::new();
+    let mut containers = Vec::new();
     for listed in within(client.list_containers(Some(options))).await? {
         let Some(id) = &listed.id else { return Err("it lists a container without id".into()) };
-        let asked = tokio::time::timeout(PATIENCE, client.inspect_container(id, None)).await;
-        match asked {
-            Ok(Ok(inspected)) => found.extend(container(&listed, &inspected)),
+        let answer = tokio::time::timeout(PATIENCE, client.inspect_container(id, None)).await;
+        match answer {
+            Ok(Ok(inspected)) => containers.extend(container(&listed, &inspected)),
             // It has ended meanwhile.
             Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {}
             Ok(Err(error)) => return Err(format!("{id}: {error}")),
             Err(_) => return Err(format!("{id}: nothing came within {} s", PATIENCE.as_secs())),
         }
     }
-    Ok(found)
+    Ok(containers)
 }
 
 /// A running container; none where it does not run.
@@ -154,7 +154,8 @@ fn container(listed: &ContainerSummary, inspected: &ContainerInspectResponse) ->
             .unwrap_or_default(),
         numa: label("numa").and_then(|text| text.parse().ok()),
     };
-    let networks = inspected.network_settings.iter().flat_map(|given| &given.networks).flatten();
+    let networks =
+        inspected.network_settings.iter().flat_map(|settings| &settings.networks).flatten();
     let macs = networks.filter_map(|(_, network)| network.mac_address.as_deref()?.parse().ok());
     Some(Container {
         id: GuestId::from(name.filter(|name| !name.is_empty()).unwrap_or(id)),
@@ -241,7 +242,7 @@ mod tests {
     }
 
     /// What is seen once it is no longer the first answer.
-    fn seen(directory: &tempfile::TempDir) -> SourceState {
+    fn state(directory: &tempfile::TempDir) -> SourceState {
         let docker = Docker::watch(&directory.path().join("sock")).expect("watched");
         let first = docker.state();
         assert!(
@@ -258,22 +259,22 @@ mod tests {
     #[test]
     fn a_container_is_gone_only_when_docker_says_404() {
         let there = made_up(|path| answer(path, (200, INSPECTED)));
-        let KnownContainers::All(all) = seen(&there).containers else { panic!("it answers") };
+        let KnownContainers::All(all) = state(&there).containers else { panic!("it answers") };
         assert_eq!(all.len(), 1);
         let gone = made_up(|path| answer(path, (404, r#"{"message":"no such container"}"#)));
-        assert_eq!(seen(&gone).containers, KnownContainers::All(Vec::new()));
+        assert_eq!(state(&gone).containers, KnownContainers::All(Vec::new()));
         let broken = made_up(|path| answer(path, (500, r#"{"message":"out of memory"}"#)));
-        let seen = seen(&broken);
-        assert!(matches!(seen.containers, KnownContainers::Unknown(_)), "{seen:?}");
-        assert!(seen.trouble.is_some());
+        let state = state(&broken);
+        assert!(matches!(state.containers, KnownContainers::Unknown(_)), "{state:?}");
+        assert!(state.trouble.is_some());
     }
 
     #[test]
     fn a_host_without_docker_has_no_trouble_and_nothing_is_known_of_its_containers() {
         assert!(Docker::watch(Path::new("")).is_none());
         let docker = Docker::watch(Path::new("/nonexistent/docker.sock")).expect("watched");
-        let seen = docker.state();
-        assert!(matches!(seen.containers, KnownContainers::Unknown(_)) && seen.trouble.is_none());
+        let state = docker.state();
+        assert!(matches!(state.containers, KnownContainers::Unknown(_)) && state.trouble.is_none());
         assert!(!docker.is_present());
     }
 }

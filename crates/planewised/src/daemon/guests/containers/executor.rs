@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::step::{Join, Path, Step};
-use pw_alloc::world::{FoundGuest, FoundVf, VfPlace};
+use pw_alloc::world::{GuestState, VfPlace, VfPlacement};
 use pw_error::{Error, Result};
 use pw_sriov::link::{Change, Links, Setting};
 
@@ -18,7 +18,7 @@ use super::adopt::{self, Adopted, Paths};
 use super::{VF_NAME, pfs_of};
 use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
-use crate::daemon::pool::host::tell;
+use crate::daemon::pool::host::apply_setting;
 use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::tasks::Executor;
 
@@ -30,25 +30,25 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Performs steps of one guest.
 pub(super) struct ContainerExecutor {
     adopted: Adopted,
-    home: Net,
+    host: Net,
 }
 
 impl ContainerExecutor {
     /// An executor of this guest.
     pub(super) fn new(adopted: Adopted) -> Result<Self> {
-        Ok(Self { adopted, home: Net::here()? })
+        Ok(Self { adopted, host: Net::open()? })
     }
 }
 
 impl Executor for ContainerExecutor {
     fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed {
-        let Self { adopted, home } = self;
+        let Self { adopted, host } = self;
         match step {
-            Step::Attach { vf, .. } => adopted.attach(home, pool, vf)?,
+            Step::Attach { vf, .. } => adopted.attach(host, pool, vf)?,
             Step::AwaitPath { vf, .. } => adopted.await_path(pool, vf, deadline)?,
-            Step::Prefer { path, .. } => adopted.prefer(home, pool, path)?,
-            Step::Direct { path, .. } => adopted.direct(home, pool, path)?,
-            Step::Verify { path, .. } => adopted.verify(home, pool, path)?,
+            Step::Prefer { path, .. } => adopted.prefer(host, pool, path)?,
+            Step::Direct { path, .. } => adopted.direct(host, pool, path)?,
+            Step::Verify { path, .. } => adopted.verify(host, pool, path)?,
             Step::Detach { vf, .. } => adopted.detach(pool, vf)?,
             _ => {}
         }
@@ -57,9 +57,9 @@ impl Executor for ContainerExecutor {
 }
 
 /// The address of an inactive member: unique, and the same each time.
-fn inactive_mac(of: &str) -> Mac {
+fn inactive_mac(device: &str) -> Mac {
     // FNV-1a.
-    let hash = of
+    let hash = device
         .bytes()
         .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let [_, a, b, c] = hash.to_be_bytes();
@@ -68,8 +68,8 @@ fn inactive_mac(of: &str) -> Mac {
 
 /// Sets the VF's address by its PF, so that it can have no other; None: the VF may choose.
 fn set_vf_mac(pool: &PoolView, vf: &VfId, mac: Option<Mac>) -> Result<()> {
-    let told = mac.map_or(pw_sriov::mac::Mac::NONE, |mac| pw_sriov::mac::Mac(mac.0));
-    tell(vf, pool, Setting::Mac(told), &format!("tell {} the address of", vf.pf))
+    let mac = mac.map_or(pw_sriov::mac::Mac::NONE, |mac| pw_sriov::mac::Mac(mac.0));
+    apply_setting(vf, pool, Setting::Mac(mac), "set the address of")
 }
 
 impl Adopted {
@@ -83,39 +83,39 @@ impl Adopted {
     }
 
     fn bond(&mut self) -> Result<Link> {
-        let gone = format!("its bond {} is gone", self.record.interface);
-        self.net.indexed(self.bond)?.ok_or_else(|| Error::failed(gone, ""))
+        let missing = format!("its bond {} is gone", self.record.interface);
+        self.net.indexed(self.bond)?.ok_or_else(|| Error::failed(missing, ""))
     }
 
     fn veth(&mut self) -> Result<Link> {
-        let gone = format!("its veth {} is gone", adopt::VETH_NAME);
-        self.net.indexed(self.veth)?.ok_or_else(|| Error::failed(gone, ""))
+        let missing = format!("its veth {} is gone", adopt::VETH_NAME);
+        self.net.indexed(self.veth)?.ok_or_else(|| Error::failed(missing, ""))
     }
 
-    fn attach(&mut self, home: &mut Net, pool: &PoolView, vf: &VfId) -> Result<()> {
+    fn attach(&mut self, host: &mut Net, pool: &PoolView, vf: &VfId) -> Result<()> {
         let bond = self.bond()?;
-        let known = pool.vfs.get(vf).ok_or_else(|| {
+        let pool_vf = pool.vfs.get(vf).ok_or_else(|| {
             Error::failed(format!("the VF {vf} is not known"), "`planewised vf list` shows them")
         })?;
         if self.vf_link(pool, vf)?.is_none() {
-            let address = known.address.to_string();
-            let here = home.all()?;
-            let link = here
+            let address = pool_vf.address.to_string();
+            let links = host.all()?;
+            let link = links
                 .iter()
                 .find(|link| link.device.as_deref() == Some(&address))
                 .ok_or_else(|| {
-                    let driver = known.driver.as_deref().unwrap_or("none");
+                    let driver = pool_vf.driver.as_deref().unwrap_or("none");
                     Error::failed(
                         format!("the VF {vf} has no interface here: its driver is {driver}"),
                         format!("planewised vf bind {vf} netdev"),
                     )
                 })?;
             // From the first frame on the VF can have no other address, nor receive others' frames.
-            let rest = self.enforce_mac.then(|| inactive_mac(&address));
-            set_vf_mac(pool, vf, rest)?;
-            home.change(link, &Change::Up(false))?;
+            let inactive = self.enforce_mac.then(|| inactive_mac(&address));
+            set_vf_mac(pool, vf, inactive)?;
+            host.change(link, &Change::Up(false))?;
             let netns = self.open()?;
-            home.move_to_netns(link, netns.as_fd(), VF_NAME)?;
+            host.move_to_netns(link, netns.as_fd(), VF_NAME)?;
         }
         failpoint::reached(|| "inside/attach".to_owned());
         let link = self.vf_link(pool, vf)?.ok_or_else(|| {
@@ -161,24 +161,24 @@ impl Adopted {
 
     fn set_mac(&mut self, link: &Link, mac: Mac) -> Result<()> {
         match self.net.indexed(link.index)? {
-            Some(now) if now.mac == Some(mac) => Ok(()),
+            Some(current) if current.mac == Some(mac) => Ok(()),
             _ => self.net.change(link, &Change::Mac(pw_sriov::mac::Mac(mac.0))),
         }
     }
 
     /// Switches the guest to `path`. During the switch both members receive and have its address, so that
     /// no frame is lost; some arrive twice.
-    fn prefer(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
+    fn prefer(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
         let bond = self.bond()?;
         let veth = self.veth()?;
         let mac = self.record.mac;
         self.net.set_all_ports_active(&bond, true)?;
-        let done = match path {
-            Path::Vf(vf) => self.go_to_vf(home, pool, vf, &bond, &veth),
-            Path::Paravirtual => self.go_to_veth(home, pool, &bond, &veth),
+        let switched = match path {
+            Path::Vf(vf) => self.switch_to_vf(host, pool, vf, &bond, &veth),
+            Path::Paravirtual => self.switch_to_veth(host, pool, &bond, &veth),
         };
         self.net.set_all_ports_active(&bond, false)?;
-        done?;
+        switched?;
         self.paths().on_vf = None;
         if let Path::Vf(vf) = path {
             let link = self.vf_link(pool, vf)?;
@@ -193,9 +193,9 @@ impl Adopted {
         Ok(())
     }
 
-    fn go_to_vf(
+    fn switch_to_vf(
         &mut self,
-        home: &mut Net,
+        host: &mut Net,
         pool: &PoolView,
         vf: &VfId,
         bond: &Link,
@@ -206,7 +206,7 @@ impl Adopted {
             .vf_link(pool, vf)?
             .ok_or_else(|| Error::failed(format!("{vf} is not in the guest"), ""))?;
         if self.enforce_mac && link.mac != Some(mac) {
-            // An address that the PF was told could not be replaced by the bond's.
+            // The bond could not replace an address that the PF has set.
             set_vf_mac(pool, vf, None)?;
         }
         // From here on the NIC delivers to the VF, which receives.
@@ -224,15 +224,15 @@ impl Adopted {
         }
         failpoint::reached(|| "inside/prefer-vf".to_owned());
         self.net.set_active(bond, &link)?;
-        self.direct(home, pool, &Path::Vf(vf.clone()))?;
+        self.direct(host, pool, &Path::Vf(vf.clone()))?;
         // Frames in flight by the bridge arrive while the veth has the address, too.
         std::thread::sleep(OVERLAP);
         self.set_mac(veth, inactive_mac(&mac.to_string()))
     }
 
-    fn go_to_veth(
+    fn switch_to_veth(
         &mut self,
-        home: &mut Net,
+        host: &mut Net,
         pool: &PoolView,
         bond: &Link,
         veth: &Link,
@@ -243,7 +243,7 @@ impl Adopted {
             self.net.set_active(bond, veth)?;
         }
         failpoint::reached(|| "inside/prefer-veth".to_owned());
-        self.direct(home, pool, &Path::Paravirtual)?;
+        self.direct(host, pool, &Path::Paravirtual)?;
         // Frames that the VF received and has not delivered yet are delivered meanwhile.
         std::thread::sleep(OVERLAP);
         for link in self.net.all()? {
@@ -251,76 +251,76 @@ impl Adopted {
                 && link.mac == Some(mac)
                 && let Some(device) = &link.device
             {
-                let rest = inactive_mac(device);
+                let inactive = inactive_mac(device);
                 let vf = pool.vfs.iter().find(|(_, vf)| vf.address.to_string() == *device);
                 match vf.filter(|_| self.enforce_mac) {
                     Some((vf, _)) => {
                         set_vf_mac(pool, vf, None)?;
-                        self.set_mac(&link, rest)?;
-                        set_vf_mac(pool, vf, Some(rest))?;
+                        self.set_mac(&link, inactive)?;
+                        set_vf_mac(pool, vf, Some(inactive))?;
                     }
-                    None => self.set_mac(&link, rest)?,
+                    None => self.set_mac(&link, inactive)?,
                 }
             }
         }
         Ok(())
     }
 
-    fn direct(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
+    fn direct(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
         let mac = self.record.mac;
         match path {
             Path::Vf(vf) => {
                 let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
                 if pf.bridge == self.bridge && pf.bridge.is_some() {
-                    home.set_bridge_fdb(mac, pf.index, true)?;
+                    host.set_bridge_fdb(mac, pf.index, true)?;
                 }
-                home.set_nic_filter(mac, pf.index, false)?;
+                host.set_nic_filter(mac, pf.index, false)?;
             }
             Path::Paravirtual => {
                 for (_, pf) in pfs_of(pool, self.bridge.as_deref()) {
-                    home.set_nic_filter(mac, pf.index, true)?;
+                    host.set_nic_filter(mac, pf.index, true)?;
                 }
                 if self.bridge.is_some() {
-                    home.set_bridge_fdb(mac, self.port, true)?;
+                    host.set_bridge_fdb(mac, self.port, true)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn verify(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
+    fn verify(&mut self, host: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
         let mac = self.record.mac;
-        let no = |what: String| Err(Error::failed(what, ""));
+        let failed = |what: String| Err(Error::failed(what, ""));
         match path {
             Path::Paravirtual => {
                 let veth = self.veth()?;
-                let port = home.indexed(self.port)?;
+                let port = host.indexed(self.port)?;
                 if !(veth.up && veth.carrier) || veth.master != Some(self.bond) {
-                    return no(format!("{} in the guest is down", veth.name));
+                    return failed(format!("{} in the guest is down", veth.name));
                 }
                 if port.is_none_or(|port| !port.up || !port.carrier) {
-                    return no("the host's end of its veth is down".to_owned());
+                    return failed("the host's end of its veth is down".to_owned());
                 }
             }
             Path::Vf(vf) => {
                 let bond = self.bond()?;
                 let Some(link) = self.vf_link(pool, vf)? else {
-                    return no(format!("{vf} is not in the guest"));
+                    return failed(format!("{vf} is not in the guest"));
                 };
                 if bond.active != Some(link.index) {
-                    return no(format!("the guest does not send by {vf}"));
+                    return failed(format!("the guest does not send by {vf}"));
                 }
                 if !link.carrier || link.mac != Some(mac) {
-                    return no(format!("{vf} has no link or not the guest's address"));
+                    return failed(format!("{vf} has no link or not the guest's address"));
                 }
-                let told = Links::open()?.vfs(vf.pf.as_str())?.unwrap_or_default();
-                let told = told
+                let infos = Links::open()?.vfs(vf.pf.as_str())?.unwrap_or_default();
+                let by_pf = infos
                     .iter()
                     .find(|info| info.index == u32::from(vf.index))
                     .and_then(|info| info.config.mac);
                 // Zeros: the PF has set no address.
-                if told.is_some_and(|told| told.0 != mac.0 && told.0 != Mac::ZERO.0) {
-                    return no(format!("the NIC does not send {mac} to {vf}"));
+                if by_pf.is_some_and(|set| set.0 != mac.0 && set.0 != Mac::ZERO.0) {
+                    return failed(format!("the NIC does not send {mac} to {vf}"));
                 }
             }
         }
@@ -334,26 +334,26 @@ impl Adopted {
         }
         failpoint::reached(|| "inside/detach".to_owned());
         self.net.change(&link, &Change::Up(false))?;
-        move_here(&mut self.net, &link)?;
+        return_to_host(&mut self.net, &link)?;
         let mut paths = self.paths();
         paths.on_vf = None;
         paths.has.remove(vf);
         Ok(())
     }
 
-    /// Its part of the world.
+    /// Surveys the guest and the VFs in it.
     pub(super) fn find(
         &mut self,
         id: &GuestId,
         pool: &PoolView,
-        home: &mut Net,
-    ) -> Result<(FoundGuest, BTreeMap<VfId, FoundVf>)> {
+        host: &mut Net,
+    ) -> Result<(GuestState, BTreeMap<VfId, VfPlacement>)> {
         let mac = self.record.mac;
         let links = self.net.all()?;
         let bond = links.iter().find(|link| link.index == self.bond);
         let veth = links.iter().find(|link| link.index == self.veth);
-        let port = home.indexed(self.port)?;
-        let mut found = FoundGuest {
+        let port = host.indexed(self.port)?;
+        let mut guest = GuestState {
             mac,
             join: Join::Bond,
             answers: bond.is_some(),
@@ -365,51 +365,54 @@ impl Adopted {
         };
         let mut vfs = BTreeMap::new();
         let mut paths = Paths::default();
-        let forwards = home.fdb_entries()?;
-        let on_pf = |pf: &PoolPf, own: bool| {
-            forwards
-                .iter()
-                .any(|entry| entry.mac == mac && entry.index == pf.index && entry.own == own)
+        let forwards = host.fdb_entries()?;
+        let on_pf = |pf: &PoolPf, is_self: bool| {
+            forwards.iter().any(|entry| {
+                entry.mac == mac && entry.index == pf.index && entry.is_self == is_self
+            })
         };
-        for (vf, seen) in &pool.vfs {
-            let address = seen.address.to_string();
+        for (vf, pool_vf) in &pool.vfs {
+            let address = pool_vf.address.to_string();
             let Some(link) = links.iter().find(|link| link.device.as_deref() == Some(&address))
             else {
                 continue;
             };
             paths.has.insert(vf.clone(), link.index);
-            let has = seen.mac == mac || link.mac == Some(mac);
+            let has_mac = pool_vf.mac == mac || link.mac == Some(mac);
             let place = VfPlace::Guest(id.clone());
-            vfs.insert(vf.clone(), FoundVf { mac: if has { mac } else { Mac::ZERO }, place });
+            vfs.insert(
+                vf.clone(),
+                VfPlacement { mac: if has_mac { mac } else { Mac::ZERO }, place },
+            );
             let member = link.master == Some(self.bond);
-            found.vf_up |= member && link.up && link.carrier && link.member_up == Some(true);
-            if bond.is_some_and(|bond| bond.active == Some(link.index)) && has {
-                found.active = Path::Vf(vf.clone());
+            guest.vf_up |= member && link.up && link.carrier && link.member_up == Some(true);
+            if bond.is_some_and(|bond| bond.active == Some(link.index)) && has_mac {
+                guest.active = Path::Vf(vf.clone());
                 paths.on_vf = Some((vf.clone(), link.index));
             }
             let Some(pf) = pool.pfs.get(&vf.pf) else { continue };
             let bridged = pf.bridge == self.bridge && pf.bridge.is_some();
             if !on_pf(pf, true) && (!bridged || on_pf(pf, false)) {
-                found.directed = Path::Vf(vf.clone());
+                guest.directed = Path::Vf(vf.clone());
             }
         }
-        if found.directed == Path::Paravirtual {
-            // Of a VF that has left it only the PF is known: any of its VFs stands for it.
-            let led = pfs_of(pool, self.bridge.as_deref()).find(|(_, pf)| on_pf(pf, false));
-            let vf = led.and_then(|(name, _)| pool.vfs.keys().find(|vf| vf.pf == *name));
-            found.directed = vf.map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone()));
+        if guest.directed == Path::Paravirtual {
+            // Of a VF that has left the guest only the PF is known: any VF of the PF represents it.
+            let pf = pfs_of(pool, self.bridge.as_deref()).find(|(_, pf)| on_pf(pf, false));
+            let vf = pf.and_then(|(name, _)| pool.vfs.keys().find(|vf| vf.pf == *name));
+            guest.directed = vf.map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone()));
         }
         *self.paths() = paths;
-        Ok((found, vfs))
+        Ok((guest, vfs))
     }
 }
 
 /// Moves an interface into this thread's namespace. The kernel gives it the first free number there, as
 /// several may come at once.
-fn move_here(from: &mut Net, link: &Link) -> Result<()> {
-    let here = File::open("/proc/thread-self/ns/net")
-        .map_err(|error| Error::failed("cannot open this namespace", "").caused_by(error))?;
-    from.move_to_netns(link, here.as_fd(), "vf%d")
+fn return_to_host(guest: &mut Net, link: &Link) -> Result<()> {
+    let netns = File::open("/proc/thread-self/ns/net")
+        .map_err(|error| Error::failed("cannot open the host's namespace", "").caused_by(error))?;
+    guest.move_to_netns(link, netns.as_fd(), "vf%d")
 }
 
 #[cfg(test)]
@@ -428,7 +431,7 @@ mod tests {
     fn interfaces_that_come_home_at_once_all_arrive() {
         const COUNT: usize = 8;
         let (arrive, leave) = (Barrier::new(COUNT), Barrier::new(COUNT));
-        let Some(home) =
+        let Some(host) =
             std::thread::scope(|scope| scope.spawn(unshared).join().expect("no panic"))
         else {
             return eprintln!("skipped: needs root");
@@ -438,16 +441,16 @@ mod tests {
             let mut ip = std::process::Command::new("ip");
             ip.args(["link", "add", VF_NAME, "type", "veth", "peer", "other"]);
             ip.status().ok().filter(std::process::ExitStatus::success)?;
-            let mut net = Net::here().ok()?;
+            let mut net = Net::open().ok()?;
             let link = net.named(VF_NAME).ok()??;
-            nix::sched::setns(&home, nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
-            Some((net, link, Net::here().ok()?))
+            nix::sched::setns(&host, nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+            Some((net, link, Net::open().ok()?))
         };
         // Nobody fails before all have met: the others would wait for ever.
         let come_home = || {
             let mut away = leave_home();
             arrive.wait();
-            let moved = away.as_mut().map(|(net, link, _)| move_here(net, link));
+            let moved = away.as_mut().map(|(net, link, _)| return_to_host(net, link));
             leave.wait();
             moved.expect("as root, with ip").expect("moved");
             away.and_then(|(_, _, mut there)| there.all().ok()).map_or(0, |links| links.len())

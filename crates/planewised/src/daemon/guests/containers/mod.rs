@@ -17,7 +17,7 @@ use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
-use pw_alloc::world::Found;
+use pw_alloc::world::HostState;
 use pw_error::Result;
 use pw_linux::netns::Netns;
 
@@ -37,6 +37,7 @@ use executor::ContainerExecutor;
 pub const VF_NAME: &str = "pw-vf";
 /// Pause before another attempt to adopt a guest.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
+
 /// A guest as configured, or as its source describes it.
 #[derive(Debug, Clone, PartialEq)]
 struct Spec {
@@ -50,12 +51,12 @@ struct Spec {
     wish: Wish,
 }
 
-/// A guest that is known.
+/// A guest of the configuration, of the source, or of a record.
 #[derive(Debug)]
-struct Known {
+struct Guest {
     spec: Spec,
     adopted: Option<Adopted>,
-    /// It is no longer wanted.
+    /// It is no longer to be managed.
     leaving: bool,
     retry_at: Option<Instant>,
     /// Why it could not be adopted.
@@ -64,7 +65,7 @@ struct Known {
     bypassed: Option<String>,
 }
 
-impl Known {
+impl Guest {
     const fn new(spec: Spec, leaving: bool) -> Self {
         Self { spec, adopted: None, leaving, retry_at: None, refused: None, bypassed: None }
     }
@@ -79,8 +80,8 @@ pub struct Containers {
     records: PathBuf,
     dry_run: bool,
     bypass_filters: bool,
-    home: Net,
-    known: BTreeMap<GuestId, Known>,
+    host: Net,
+    guests: BTreeMap<GuestId, Guest>,
     /// The guests as last published.
     published: Vec<Managed>,
     /// They are to be published again, changed or not.
@@ -120,8 +121,8 @@ impl Containers {
         dry_run: bool,
     ) -> Result<Self> {
         let records = config.state_directory.join(directory);
-        let mut known = BTreeMap::new();
-        // Guests that were managed, and may no longer be wanted.
+        let mut guests = BTreeMap::new();
+        // Guests that were managed, and may no longer be.
         for record in record::all(&records)? {
             let spec = Spec {
                 netns: record.netns.parse()?,
@@ -131,7 +132,7 @@ impl Containers {
                 wish: Wish::default(),
             };
             let id = record.guest.clone();
-            known.insert(id, Known::new(spec, true));
+            guests.insert(id, Guest::new(spec, true));
         }
         Ok(Self {
             source,
@@ -140,8 +141,8 @@ impl Containers {
             records,
             dry_run,
             bypass_filters: config.pool.bypass_filters,
-            home: Net::here()?,
-            known,
+            host: Net::open()?,
+            guests,
             published: Vec::new(),
             unpublished: true,
             troubles: Vec::new(),
@@ -149,9 +150,9 @@ impl Containers {
         })
     }
 
-    /// The wanted guests. Containers are left out while they are unknown.
-    fn wanted(&mut self) -> BTreeMap<GuestId, Spec> {
-        let mut wanted = BTreeMap::new();
+    /// The guests to be managed. Containers are left out while they are unknown.
+    fn specs(&mut self) -> BTreeMap<GuestId, Spec> {
+        let mut specs = BTreeMap::new();
         for (name, namespace) in &self.config.namespaces {
             let netns = namespace.netns.as_deref().unwrap_or(name);
             // The configuration has been checked.
@@ -159,12 +160,12 @@ impl Containers {
             let interface = namespace.interface.clone();
             let (macs, wish) = (namespace.mac.into_iter().collect(), Wish::default());
             let spec = Spec { netns, interface, container: None, macs, wish };
-            wanted.insert(GuestId::from(name.as_str()), spec);
+            specs.insert(GuestId::from(name.as_str()), spec);
         }
         if let Some(source) = &self.source {
-            let seen = source.state();
-            self.troubles.extend(seen.trouble);
-            let containers = match seen.containers {
+            let state = source.state();
+            self.troubles.extend(state.trouble);
+            let containers = match state.containers {
                 KnownContainers::All(containers) => containers,
                 KnownContainers::Unknown(_) => Vec::new(),
             };
@@ -176,115 +177,116 @@ impl Containers {
                     macs: container.macs,
                     wish: container.wish,
                 };
-                wanted.entry(container.id).or_insert(spec);
+                specs.entry(container.id).or_insert(spec);
             }
         }
-        wanted
+        specs
     }
 
     fn refresh(&mut self, pool: &PoolView) {
         self.troubles.clear();
-        let wanted = self.wanted();
+        let specs = self.specs();
         let unanswered = self.source.as_ref().is_some_and(|source| source.gap().is_some());
-        for (id, known) in &mut self.known {
-            // Of containers nothing is known while the source does not answer: they stay as they are.
-            let unknown = unanswered && known.spec.container.is_some();
-            known.leaving = !wanted.contains_key(id) && !unknown;
+        for (id, guest) in &mut self.guests {
+            // Containers are unknown while the source does not answer: they stay as they are.
+            let unknown = unanswered && guest.spec.container.is_some();
+            guest.leaving = !specs.contains_key(id) && !unknown;
         }
-        for (id, spec) in wanted {
-            match self.known.get_mut(&id) {
-                Some(known) if known.spec == spec => {}
-                Some(known) => {
+        for (id, spec) in specs {
+            match self.guests.get_mut(&id) {
+                Some(guest) if guest.spec == spec => {}
+                Some(guest) => {
                     // Another namespace under the same name is another guest; the bond goes with the
                     // old one.
-                    if known.spec.netns != spec.netns || known.spec.container != spec.container {
-                        known.adopted = None;
-                        known.retry_at = None;
+                    if guest.spec.netns != spec.netns || guest.spec.container != spec.container {
+                        guest.adopted = None;
+                        guest.retry_at = None;
                     }
-                    known.spec = spec;
+                    guest.spec = spec;
                 }
                 None => {
-                    self.known.insert(id, Known::new(spec, false));
+                    self.guests.insert(id, Guest::new(spec, false));
                 }
             }
         }
-        let mut gone = Vec::new();
-        let mut guests = self.addresses();
-        for (id, known) in &mut self.known {
-            let inode = inode(&known.spec.netns);
-            if known.adopted.as_ref().is_some_and(|adopted| Some(adopted.inode) != inode) {
-                // Nothing of ours must keep the namespace alive: the kernel sends its VF home.
-                known.adopted = None;
-                known.retry_at = None;
+        let mut absent = Vec::new();
+        let mut addresses = self.addresses();
+        for (id, guest) in &mut self.guests {
+            let inode = inode(&guest.spec.netns);
+            if guest.adopted.as_ref().is_some_and(|adopted| Some(adopted.inode) != inode) {
+                // An open handle would keep the namespace alive; without one the kernel returns its VF.
+                guest.adopted = None;
+                guest.retry_at = None;
             }
             let recorded = record::path(&self.records, id).exists();
-            match fate(known.leaving, known.spec.container.is_some(), inode.is_some(), recorded) {
-                Fate::Gone => {
-                    gone.push(id.clone());
+            match presence(guest.leaving, guest.spec.container.is_some(), inode.is_some(), recorded)
+            {
+                Presence::Absent => {
+                    absent.push(id.clone());
                     continue;
                 }
-                Fate::Unknown => continue,
-                Fate::There => {}
+                Presence::Unknown => continue,
+                Presence::Present => {}
             }
-            let due = known.retry_at.is_none_or(|again| again <= Instant::now());
-            if known.adopted.is_some() || !due {
+            let due = guest.retry_at.is_none_or(|again| again <= Instant::now());
+            if guest.adopted.is_some() || !due {
                 continue;
             }
             let settings = AdoptionSettings {
                 records: &self.records,
                 dry_run: self.dry_run,
                 enforce_mac: self.config.enforce_mac,
-                guests: &guests,
+                guests: &addresses,
             };
-            match adopt::adopt(id, &known.spec, &settings, &mut self.home, pool) {
+            match adopt::adopt(id, &guest.spec, &settings, &mut self.host, pool) {
                 Ok(adopted) => {
-                    guests.push((id.clone(), adopted.record.mac));
-                    known.adopted = Some(adopted);
-                    (known.retry_at, known.refused) = (None, None);
+                    addresses.push((id.clone(), adopted.record.mac));
+                    guest.adopted = Some(adopted);
+                    (guest.retry_at, guest.refused) = (None, None);
                 }
                 Err(error) => {
-                    known.refused = Some(error.what);
-                    known.retry_at = Some(Instant::now() + RETRY_AFTER);
+                    guest.refused = Some(error.what);
+                    guest.retry_at = Some(Instant::now() + RETRY_AFTER);
                 }
             }
         }
-        self.look_at_filters(pool);
+        self.check_filters(pool);
         self.set_refused();
-        for id in gone {
+        for id in absent {
             if let Err(error) = self.forget(&id, pool) {
                 self.troubles.push(error.what);
             }
-            if self.known.get(&id).is_some_and(|known| known.leaving) {
-                self.known.remove(&id);
+            if self.guests.get(&id).is_some_and(|guest| guest.leaving) {
+                self.guests.remove(&id);
             }
         }
     }
 
     /// The guests that are managed, with their addresses.
     fn addresses(&self) -> Vec<(GuestId, Mac)> {
-        let adopted = |known: &Known| known.adopted.as_ref().map(|adopted| adopted.record.mac);
-        self.known.iter().filter_map(|(id, known)| Some((id.clone(), adopted(known)?))).collect()
+        let adopted = |guest: &Guest| guest.adopted.as_ref().map(|adopted| adopted.record.mac);
+        self.guests.iter().filter_map(|(id, guest)| Some((id.clone(), adopted(guest)?))).collect()
     }
 
-    /// Sees whose frames the host filters: that may begin and end at any moment.
-    fn look_at_filters(&mut self, pool: &PoolView) {
-        for known in self.known.values_mut() {
-            let adopted = known.adopted.as_ref().filter(|_| !self.bypass_filters);
-            known.bypassed = adopted.and_then(|adopted| {
+    /// Updates whose frames the host filters.
+    fn check_filters(&mut self, pool: &PoolView) {
+        for guest in self.guests.values_mut() {
+            let adopted = guest.adopted.as_ref().filter(|_| !self.bypass_filters);
+            guest.bypassed = adopted.and_then(|adopted| {
                 let pfs: Vec<&str> = adopted.pfs.iter().map(PfId::as_str).collect();
                 pool.filters.bypassed(adopted.bridge.as_deref()?, &adopted.port_name, &pfs, false)
             });
         }
     }
 
-    /// Tells the source, and the status, who cannot be given a VF.
+    /// Reports the guests that cannot be given a VF to the source and the status.
     fn set_refused(&mut self) {
         let mut refused = BTreeMap::new();
-        for (id, known) in &self.known {
-            if known.leaving {
+        for (id, guest) in &self.guests {
+            if guest.leaving {
                 continue;
             }
-            let (verb, why) = match (&known.bypassed, &known.refused) {
+            let (verb, why) = match (&guest.bypassed, &guest.refused) {
                 (Some(filter), _) => {
                     ("gets no VF", format!("it would bypass {filter} ([pool] bypass_filters)"))
                 }
@@ -305,7 +307,7 @@ impl Containers {
             return Ok(());
         }
         if let Some(record) = record::read(&self.records, id)? {
-            adopt::forget_address(record.mac, &mut self.home, pool)?;
+            adopt::forget_address(record.mac, &mut self.host, pool)?;
             record::remove(&self.records, id)?;
         }
         Ok(())
@@ -313,47 +315,47 @@ impl Containers {
 
     fn managed(&self) -> Vec<Managed> {
         let mut all = Vec::new();
-        for (id, known) in &self.known {
-            let Some(adopted) = &known.adopted else { continue };
+        for (id, guest) in &self.guests {
+            let Some(adopted) = &guest.adopted else { continue };
             let port = self.links.get(&adopted.port);
-            let mut wish = known.spec.wish.clone();
+            let mut wish = guest.spec.wish.clone();
             if wish.pfs.is_empty() {
                 wish.pfs.clone_from(&adopted.pfs);
             }
             all.push(Managed {
                 id: id.clone(),
-                incarnation: incarnation(known.spec.container.as_deref(), adopted.net.identity()),
+                incarnation: incarnation(guest.spec.container.as_deref(), adopted.net.identity()),
                 mac: adopted.record.mac,
                 join: Join::Bond,
                 wish,
-                barred: known.bypassed.is_some(),
+                barred: guest.bypassed.is_some(),
                 paravirtual_up: port.is_none_or(|port| port.up && port.carrier),
-                leaving: known.leaving,
+                leaving: guest.leaving,
             });
         }
         all
     }
 }
 
-/// Whether a guest is still there.
+/// Whether a guest still exists.
 #[derive(Debug, PartialEq)]
-enum Fate {
-    There,
-    /// Neither seen nor known to be gone.
+enum Presence {
+    Present,
+    /// Neither present nor known to be gone.
     Unknown,
-    Gone,
+    Absent,
 }
 
-/// Whether a guest is still there, whose namespace is `there` or not. A source names a namespace by a
+/// Whether a guest still exists, whose namespace exists or not. A source names a namespace by a
 /// process, which may end while others of its pod keep the namespace: a guest that the source still has is
 /// gone only once it names another namespace.
-const fn fate(leaving: bool, container: bool, there: bool, recorded: bool) -> Fate {
-    match (leaving, there) {
-        (true, true) if !recorded => Fate::Gone,
-        (_, true) => Fate::There,
-        (true, false) => Fate::Gone,
-        (false, false) if recorded && !container => Fate::Gone,
-        (false, false) => Fate::Unknown,
+const fn presence(leaving: bool, container: bool, exists: bool, recorded: bool) -> Presence {
+    match (leaving, exists) {
+        (true, true) if !recorded => Presence::Absent,
+        (_, true) => Presence::Present,
+        (true, false) => Presence::Absent,
+        (false, false) if recorded && !container => Presence::Absent,
+        (false, false) => Presence::Unknown,
     }
 }
 
@@ -363,9 +365,9 @@ fn incarnation(run: Option<&str>, namespace: Identity) -> String {
     format!("{}/{}", run.unwrap_or_default(), cookie.unwrap_or(inode))
 }
 
-/// The namespace's inode; none: it is not there.
+/// The namespace's inode; none: it does not exist.
 fn inode(netns: &Netns) -> Option<u64> {
-    std::fs::metadata(netns.path()).ok().map(|found| found.ino())
+    std::fs::metadata(netns.path()).ok().map(|metadata| metadata.ino())
 }
 
 /// The PFs that are ports of this bridge.
@@ -396,13 +398,13 @@ impl Guests for Containers {
     }
 
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
-        if self.known.is_empty() {
+        if self.guests.is_empty() {
             return;
         }
-        let Ok(links) = self.home.all() else { return };
+        let Ok(links) = self.host.all() else { return };
         self.links = links.into_iter().map(|link| (link.index, link)).collect();
-        for (id, known) in &mut self.known {
-            let Some(adopted) = &mut known.adopted else { continue };
+        for (id, guest) in &mut self.guests {
+            let Some(adopted) = &mut guest.adopted else { continue };
             let on_vf = adopted.paths().on_vf.clone();
             let (source, reading) = match on_vf {
                 None => {
@@ -413,8 +415,8 @@ impl Guests for Containers {
                     let source = 1 << 32 | u64::from(index);
                     match pool.vfs.get(&vf).map(|vf| vf.counters) {
                         Some(Reading::Counted(counters)) => (source, Reading::Counted(counters)),
-                        // The kernel's own, in the guest's namespace: as good as the host's. The bond's,
-                        // since the VF's own count what the NIC delivers for others, too.
+                        // The kernel's counters in the guest's namespace are as good as the host's. The
+                        // bond's, since the VF's include what the NIC delivers for others.
                         _ => match adopted.net.indexed(adopted.bond) {
                             Ok(Some(link)) => (source | 1 << 33, Reading::Counted(link.counters)),
                             _ => (source, Reading::Unsupported),
@@ -429,14 +431,14 @@ impl Guests for Containers {
 
     fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
         let mut holdings = BTreeMap::new();
-        for (id, known) in &mut self.known {
-            let Some(adopted) = &mut known.adopted else { continue };
-            let there = adopted.paths().has.clone();
-            if there.is_empty() {
+        for (id, guest) in &mut self.guests {
+            let Some(adopted) = &mut guest.adopted else { continue };
+            let vfs = adopted.paths().has.clone();
+            if vfs.is_empty() {
                 continue;
             }
             let mut has = Some(BTreeSet::new());
-            for (vf, index) in &there {
+            for (vf, index) in &vfs {
                 match adopted.net.indexed(*index) {
                     Ok(None) => {}
                     Ok(Some(_)) => {
@@ -452,19 +454,19 @@ impl Guests for Containers {
 
     fn gap(&self) -> Option<String> {
         let recorded = |id: &GuestId| record::path(&self.records, id).exists();
-        let missing = self.known.iter().find(|(id, known)| {
-            let there = inode(&known.spec.netns).is_some();
-            let container = known.spec.container.is_some();
-            known.adopted.is_none()
+        let missing = self.guests.iter().find(|(id, guest)| {
+            let exists = inode(&guest.spec.netns).is_some();
+            let container = guest.spec.container.is_some();
+            guest.adopted.is_none()
                 && recorded(id)
-                && fate(known.leaving, container, there, true) != Fate::Gone
+                && presence(guest.leaving, container, exists, true) != Presence::Absent
         });
         // A host whose Docker was never there has no containers.
-        let containers = || self.known.values().any(|known| known.spec.container.is_some());
+        let containers = || self.guests.values().any(|guest| guest.spec.container.is_some());
         let source = self.source.as_ref().filter(|source| source.is_present() || containers());
         source
             .and_then(|source| source.gap())
-            .or_else(|| missing.map(|(id, _)| format!("{id} could not be taken in again yet")))
+            .or_else(|| missing.map(|(id, _)| format!("{id} could not be adopted again yet")))
     }
 
     fn republish(&mut self) {
@@ -473,38 +475,38 @@ impl Guests for Containers {
     }
 
     fn find(&mut self, pool: &PoolView) -> Finding {
-        let mut found = Found::default();
-        for (id, known) in &mut self.known {
-            let Some(adopted) = &mut known.adopted else { continue };
-            match adopted.find(id, pool, &mut self.home) {
+        let mut state = HostState::default();
+        for (id, guest) in &mut self.guests {
+            let Some(adopted) = &mut guest.adopted else { continue };
+            match adopted.find(id, pool, &mut self.host) {
                 Ok((guest, vfs)) => {
-                    found.guests.insert(id.clone(), guest);
-                    found.vfs.extend(vfs);
+                    state.guests.insert(id.clone(), guest);
+                    state.vfs.extend(vfs);
                 }
-                Err(error) => found.gaps.push(format!("{id} cannot be looked at: {}", error.what)),
+                Err(error) => state.gaps.push(format!("{id} cannot be surveyed: {}", error.what)),
             }
         }
-        found.gaps.extend(self.gap());
-        Finding::Found(found)
+        state.gaps.extend(self.gap());
+        Finding::Done(state)
     }
 
     fn executor(&mut self, id: &GuestId) -> Performed<Box<dyn Executor>> {
-        let adopted = self.known.get(id).and_then(|known| known.adopted.as_ref());
+        let adopted = self.guests.get(id).and_then(|guest| guest.adopted.as_ref());
         let Some(adopted) = adopted else {
             return Err(Failure::silent(format!("{id} is gone")));
         };
         Ok(Box::new(adopted.try_clone().and_then(ContainerExecutor::new)?))
     }
 
-    fn release(&mut self, guest: &GuestId) -> Result<()> {
-        if let Some(known) = self.known.get_mut(guest)
-            && let Some(adopted) = &mut known.adopted
+    fn release(&mut self, id: &GuestId) -> Result<()> {
+        if let Some(guest) = self.guests.get_mut(id)
+            && let Some(adopted) = &mut guest.adopted
         {
-            adopt::restore(adopted, &mut self.home, &self.records)?;
-            record::remove(&self.records, guest)?;
+            adopt::restore(adopted, &mut self.host, &self.records)?;
+            record::remove(&self.records, id)?;
         }
-        self.known.remove(guest);
-        self.published.retain(|told| told.id != *guest);
+        self.guests.remove(id);
+        self.published.retain(|managed| managed.id != *id);
         Ok(())
     }
 
@@ -540,15 +542,15 @@ mod tests {
     }
     #[test]
     fn a_container_whose_named_process_ended_is_not_taken_for_gone_while_it_is_told_of() {
-        let (leaving, container, there, recorded) = (true, true, true, true);
-        assert_eq!(fate(!leaving, container, !there, recorded), Fate::Unknown);
-        assert_eq!(fate(leaving, container, !there, recorded), Fate::Gone);
-        assert_eq!(fate(!leaving, container, there, recorded), Fate::There);
+        let (leaving, container, exists, recorded) = (true, true, true, true);
+        assert_eq!(presence(!leaving, container, !exists, recorded), Presence::Unknown);
+        assert_eq!(presence(leaving, container, !exists, recorded), Presence::Absent);
+        assert_eq!(presence(!leaving, container, exists, recorded), Presence::Present);
         // A name of the configuration names its namespace itself.
-        assert_eq!(fate(!leaving, !container, !there, recorded), Fate::Gone);
-        assert_eq!(fate(!leaving, !container, !there, !recorded), Fate::Unknown);
+        assert_eq!(presence(!leaving, !container, !exists, recorded), Presence::Absent);
+        assert_eq!(presence(!leaving, !container, !exists, !recorded), Presence::Unknown);
         // To be given back first.
-        assert_eq!(fate(leaving, container, there, recorded), Fate::There);
-        assert_eq!(fate(leaving, container, there, !recorded), Fate::Gone);
+        assert_eq!(presence(leaving, container, exists, recorded), Presence::Present);
+        assert_eq!(presence(leaving, container, exists, !recorded), Presence::Absent);
     }
 }

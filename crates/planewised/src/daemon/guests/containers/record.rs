@@ -16,14 +16,14 @@ use crate::daemon::route::Route;
 pub struct Record {
     /// Its name.
     pub guest: GuestId,
-    /// Its namespace, as it is named.
+    /// Name or path of its namespace.
     pub netns: String,
     /// The namespace's inode: another one is another guest.
     pub inode: u64,
     /// The namespace's cookie, which no other namespace of this boot has; none before Linux 5.14.
     #[serde(default)]
     pub cookie: Option<u64>,
-    /// The container that it is of, by Docker's id; none: a namespace of the configuration.
+    /// Its container, by Docker's id; none: a namespace of the configuration.
     #[serde(default)]
     pub container: Option<String>,
     /// The bond has taken over addresses and routes, which are the guest's own from then on. True in
@@ -44,7 +44,7 @@ pub struct Record {
     pub addresses: Vec<String>,
     /// The routes by it.
     pub routes: Vec<Route>,
-    /// The PFs that were told its address, and the host's end of its veth.
+    /// Index of the host's end of its veth.
     pub port: u32,
 }
 
@@ -53,7 +53,7 @@ const fn yes() -> bool {
 }
 
 impl Record {
-    /// Is it of this very namespace?
+    /// Is it the record of this namespace?
     pub fn is_of(&self, namespace: Identity) -> bool {
         let same = match (self.cookie, namespace.cookie) {
             (Some(recorded), Some(cookie)) => recorded == cookie,
@@ -89,7 +89,7 @@ pub fn path(directory: &Path, guest: &GuestId) -> PathBuf {
 fn failed(what: &str, path: &Path) -> Error {
     Error::failed(
         format!("cannot {what} {}", path.display()),
-        "without it, what a guest was before could not be given back: make space, or remove it",
+        "without it a guest cannot be restored to its former state: make space, or remove it",
     )
 }
 
@@ -108,12 +108,12 @@ pub fn read(directory: &Path, guest: &GuestId) -> Result<Option<Record>> {
     }
 }
 
-/// All records of this boot; older ones are removed: nothing is as it was.
+/// All records of this boot; older ones no longer apply and are removed.
 ///
 /// # Errors
 /// One cannot be read.
 pub fn all(directory: &Path) -> Result<Vec<Record>> {
-    let mut found = Vec::new();
+    let mut records = Vec::new();
     let boot = boot();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -125,12 +125,12 @@ pub fn all(directory: &Path) -> Result<Vec<Record>> {
         let record: Record = serde_json::from_slice(&text)
             .map_err(|error| failed("read", &path).caused_by(error))?;
         if record.boot == boot {
-            found.push(record);
+            records.push(record);
         } else {
             let _ = fs::remove_file(&path);
         }
     }
-    Ok(found)
+    Ok(records)
 }
 
 /// Writes a record durably.

@@ -1,6 +1,6 @@
 //! Counters from agents in machines (guest-network-get-interfaces of the QEMU guest agent). They are the
-//! guests' own claims. Asks in a thread of its own, one after the other, and agents
-//! that do not answer at growing intervals.
+//! guests' own claims. Queries them in a thread of its own, one after the other; agents that do not answer,
+//! at growing intervals.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,26 +24,26 @@ const QUESTION: &str = r#"{"execute":"guest-network-get-interfaces"}"#;
 
 /// An agent's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Word {
-    /// The guest has a NIC beside the paravirtual one (and what joins the two) under its address.
+pub struct Report {
+    /// Under its address the guest has the VF beside its paravirtual NIC (and the device that joins them).
     pub drives: bool,
     /// That NIC's counters, if the agent has them.
     pub counters: Option<Counters>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct Agent {
     domain: Domain,
     mac: Mac,
     next: Instant,
     pause: Duration,
-    word: Option<(Word, Instant)>,
+    report: Option<(Report, Instant)>,
 }
 
 /// The agents.
 pub struct Agents {
     libvirt: Arc<dyn Libvirt>,
-    asked: Mutex<BTreeMap<Uuid, Asked>>,
+    agents: Mutex<BTreeMap<Uuid, Agent>>,
     threaded: bool,
 }
 
@@ -54,13 +54,13 @@ impl std::fmt::Debug for Agents {
 }
 
 impl Agents {
-    /// Asks in a thread, which ends with the last owner.
+    /// Queries agents in a thread, which ends with the last owner.
     pub fn start(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
-        let agents = Arc::new(Self { libvirt, asked: Mutex::default(), threaded: true });
+        let agents = Arc::new(Self { libvirt, agents: Mutex::default(), threaded: true });
         let weak: Weak<Self> = Arc::downgrade(&agents);
         let run = move || {
             while let Some(agents) = weak.upgrade() {
-                agents.turn();
+                agents.poll();
                 drop(agents);
                 std::thread::sleep(LOOK);
             }
@@ -70,67 +70,67 @@ impl Agents {
         agents
     }
 
-    /// Asks only when [`Agents::turn`] is called.
+    /// Queries agents only when [`Agents::poll`] is called.
     #[cfg(test)]
     pub fn idle(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
-        Arc::new(Self { libvirt, asked: Mutex::default(), threaded: false })
+        Arc::new(Self { libvirt, agents: Mutex::default(), threaded: false })
     }
 
-    fn asked(&self) -> MutexGuard<'_, BTreeMap<Uuid, Asked>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn agents(&self) -> MutexGuard<'_, BTreeMap<Uuid, Agent>> {
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the agents to ask.
-    pub fn want(&self, wanted: impl Iterator<Item = (Domain, Mac)>) {
-        let mut asked = self.asked();
-        let mut before = std::mem::take(&mut *asked);
-        for (domain, mac) in wanted {
-            let kept =
-                before.remove(&domain.uuid).filter(|one| one.domain == domain && one.mac == mac);
-            let fresh = || Asked {
+    /// Sets the agents to query.
+    pub fn set_agents(&self, machines: impl Iterator<Item = (Domain, Mac)>) {
+        let mut agents = self.agents();
+        let mut previous = std::mem::take(&mut *agents);
+        for (domain, mac) in machines {
+            let same = |agent: &Agent| agent.domain == domain && agent.mac == mac;
+            let kept = previous.remove(&domain.uuid).filter(same);
+            let fresh = || Agent {
                 domain: domain.clone(),
                 mac,
                 next: Instant::now(),
                 pause: EVERY,
-                word: None,
+                report: None,
             };
-            asked.insert(domain.uuid, kept.unwrap_or_else(fresh));
+            agents.insert(domain.uuid, kept.unwrap_or_else(fresh));
         }
     }
 
     /// Counters of the NIC beside the paravirtual one, and their age.
     pub fn counters(&self, uuid: &Uuid) -> Option<(Counters, Duration)> {
-        let (word, at) = self.asked().get(uuid)?.word?;
-        Some((word.counters?, at.elapsed()))
+        let (report, at) = self.agents().get(uuid)?.report?;
+        Some((report.counters?, at.elapsed()))
     }
 
     /// Does the guest claim to drive a NIC beside the paravirtual one? Waits for its agent.
     pub fn drives(&self, domain: &Domain, mac: Mac) -> bool {
         let deadline = Instant::now() + PATIENCE;
         let answer = self.libvirt.agent(domain, QUESTION, deadline);
-        answer.ok().and_then(|answer| read(&answer, mac)).is_some_and(|word| word.drives)
+        answer.ok().and_then(|answer| read(&answer, mac)).is_some_and(|report| report.drives)
     }
 
-    /// Asks all agents that are due.
-    pub fn turn(&self) {
+    /// Queries all agents that are due.
+    pub fn poll(&self) {
         let now = Instant::now();
         let due: Vec<(Domain, Mac)> = self
-            .asked()
+            .agents()
             .values()
-            .filter(|one| one.next <= now || !self.threaded)
-            .map(|one| (one.domain.clone(), one.mac))
+            .filter(|agent| agent.next <= now || !self.threaded)
+            .map(|agent| (agent.domain.clone(), agent.mac))
             .collect();
         for (domain, mac) in due {
             let answer = self.libvirt.agent(&domain, QUESTION, Instant::now() + PATIENCE);
-            let word = answer.ok().and_then(|answer| read(&answer, mac));
-            let mut asked = self.asked();
-            let Some(one) = asked.get_mut(&domain.uuid) else { continue };
+            let report = answer.ok().and_then(|answer| read(&answer, mac));
+            let mut agents = self.agents();
+            let Some(agent) = agents.get_mut(&domain.uuid) else { continue };
             let now = Instant::now();
-            one.pause = if word.is_some() { EVERY } else { (one.pause * 2).min(LONGEST) };
-            one.next = now + one.pause;
-            // The former answer stays, and ages.
-            if let Some(word) = word {
-                one.word = Some((word, now));
+            agent.pause = if report.is_some() { EVERY } else { (agent.pause * 2).min(LONGEST) };
+            agent.next = now + agent.pause;
+            // The former report stays, and ages.
+            if let Some(report) = report {
+                agent.report = Some((report, now));
             }
         }
     }
@@ -158,28 +158,28 @@ struct Statistics {
     tx_packets: u64,
 }
 
-/// Parses an agent's answer. With the VF a guest has three interfaces under its address: what
-/// joins the pair and its two halves. The joint counts the traffic of both, which is the largest.
-fn read(answer: &str, mac: Mac) -> Option<Word> {
+/// Parses an agent's answer. With the VF a guest has three interfaces under its address: the VF, the
+/// paravirtual NIC, and the bond or failover device, which counts the traffic of both.
+fn read(answer: &str, mac: Mac) -> Option<Report> {
     let answer: Answer = serde_json::from_str(answer).ok()?;
-    let ours: Vec<Interface> = answer
+    let interfaces: Vec<Interface> = answer
         .interfaces
         .into_iter()
-        .filter(|one| {
-            one.hardware_address.as_deref().and_then(|text| text.parse().ok()) == Some(mac)
+        .filter(|interface| {
+            interface.hardware_address.as_deref().and_then(|text| text.parse().ok()) == Some(mac)
         })
         .collect();
-    let counters = ours
+    let counters = interfaces
         .iter()
-        .filter_map(|one| one.statistics)
-        .max_by_key(|one| one.rx_packets.saturating_add(one.tx_packets))
-        .map(|one| Counters {
-            rx_packets: one.rx_packets,
-            tx_packets: one.tx_packets,
-            rx_bytes: one.rx_bytes,
-            tx_bytes: one.tx_bytes,
+        .filter_map(|interface| interface.statistics)
+        .max_by_key(|statistics| statistics.rx_packets.saturating_add(statistics.tx_packets))
+        .map(|statistics| Counters {
+            rx_packets: statistics.rx_packets,
+            tx_packets: statistics.tx_packets,
+            rx_bytes: statistics.rx_bytes,
+            tx_bytes: statistics.tx_bytes,
         });
-    Some(Word { drives: ours.len() >= 3, counters })
+    Some(Report { drives: interfaces.len() >= 3, counters })
 }
 
 #[cfg(test)]
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(word.counters.map(|counters| counters.rx_packets), Some(7));
         assert!(!read(&answer(&[&other, &one, &most]), mac).expect("a word").drives);
         let silent = "{\"return\":[{\"name\":\"lo\"}]}";
-        assert_eq!(read(silent, mac), Some(Word { drives: false, counters: None }));
+        assert_eq!(read(silent, mac), Some(Report { drives: false, counters: None }));
         assert_eq!(read("{\"error\":{}}", mac), None);
     }
 

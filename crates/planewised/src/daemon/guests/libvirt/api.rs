@@ -96,7 +96,7 @@ pub trait Libvirt: Send + Sync {
     /// The domains that run.
     ///
     /// # Errors
-    /// As all of them: libvirt is gone, late, or refuses.
+    /// Libvirt is gone, late, or refuses.
     fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>>;
 
     /// The live XML of each of these domains, in their order.

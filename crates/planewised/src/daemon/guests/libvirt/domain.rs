@@ -1,5 +1,5 @@
-//! What a domain's live XML says of its network (https://libvirt.org/formatdomain.html), and the XML
-//! of a VF that is plugged into it. Pure: asks nobody.
+//! The network of a domain by its live XML (https://libvirt.org/formatdomain.html), and the XML of a VF that
+//! is plugged into it. Pure: no I/O.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 /// The XML namespace of the element `managed` in a domain's metadata.
 pub const NAMESPACE: &str = "urn:planewise:libvirt:1";
-/// The alias of the VF that is plugged in here. The same for every VF: QEMU remembers the first
+/// The alias of VFs that this daemon plugs in. The same for every VF: QEMU remembers the first
 /// partner of a failover NIC by it, and refuses others. libvirt keeps aliases that begin with `ua-`.
 pub const ALIAS: &str = "ua-planewise-vf";
 /// The guest agent's port.
@@ -71,46 +71,28 @@ pub fn read(xml: &str) -> Result<Described, String> {
     if !domain.has_tag_name("domain") {
         return Err("it describes no domain".into());
     }
-    let mark = child(domain, "metadata")
-        .and_then(|metadata| {
-            metadata.children().find(|one| one.has_tag_name((NAMESPACE, "managed")))
-        })
-        .map(read_mark);
+    let mark = child(domain, "metadata").and_then(|metadata| {
+        metadata.children().find(|node| node.has_tag_name((NAMESPACE, "managed")))
+    });
     let devices = child(domain, "devices");
     let all = |name: &'static str| {
         devices
             .into_iter()
             .flat_map(move |devices| devices.children())
-            .filter(move |one| one.has_tag_name(name))
+            .filter(move |node| node.has_tag_name(name))
     };
-    let chosen = mark.as_ref().and_then(|_| chosen_nic(domain));
     let functions = all("hostdev").chain(all("interface")).filter_map(read_function).collect();
     let agent = all("channel").filter_map(|channel| child(channel, "target")).any(|target| {
         target.attribute("name") == Some(AGENT) && target.attribute("state") == Some("connected")
     });
-    let joined_by_guest = chosen.as_ref().is_some_and(|chosen| chosen.joined_by_guest);
-    let wanted = chosen.and_then(|chosen| chosen.interface);
-    let nic = find_nic(&all("interface").collect::<Vec<_>>(), wanted, joined_by_guest);
-    Ok(Described { mark, nic, functions, agent })
+    let name = mark.and_then(|mark| mark.attribute("interface"));
+    let joined_by_guest = mark.and_then(|mark| mark.attribute("join")) == Some("guest");
+    let nic = find_nic(&all("interface").collect::<Vec<_>>(), name, joined_by_guest);
+    Ok(Described { mark: mark.map(read_mark), nic, functions, agent })
 }
 
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
-    node.children().find(|one| one.has_tag_name(name))
-}
-
-/// The NIC that the mark names, and how it is joined with the VF.
-struct Chosen<'a> {
-    interface: Option<&'a str>,
-    joined_by_guest: bool,
-}
-
-fn chosen_nic<'a>(domain: Node<'a, '_>) -> Option<Chosen<'a>> {
-    let metadata = child(domain, "metadata")?;
-    let mark = metadata.children().find(|one| one.has_tag_name((NAMESPACE, "managed")))?;
-    Some(Chosen {
-        interface: mark.attribute("interface"),
-        joined_by_guest: mark.attribute("join") == Some("guest"),
-    })
+    node.children().find(|child| child.has_tag_name(name))
 }
 
 fn read_mark(mark: Node<'_, '_>) -> Mark {
@@ -118,7 +100,7 @@ fn read_mark(mark: Node<'_, '_>) -> Mark {
     for attribute in mark.attributes() {
         let value = attribute.value();
         let wish = &mut read.wish;
-        let known = match attribute.name() {
+        let is_valid = match attribute.name() {
             "class" => value.parse().map(|class| wish.class = class).is_ok(),
             "min-share" => value
                 .parse()
@@ -131,22 +113,16 @@ fn read_mark(mark: Node<'_, '_>) -> Mark {
                 wish.pfs = value.split_whitespace().map(PfId::from).collect();
                 true
             }
-            "stance" => match value {
-                "free" | "pinned" | "excluded" => {
-                    wish.stance = match value {
-                        "pinned" => Stance::Pinned,
-                        "excluded" => Stance::Excluded,
-                        _ => Stance::Free,
-                    };
-                    true
-                }
-                _ => false,
-            },
+            "stance" => {
+                let stances = [Stance::Free, Stance::Pinned, Stance::Excluded];
+                let named = ["free", "pinned", "excluded"].iter().position(|name| *name == value);
+                named.map(|index| wish.stance = stances[index]).is_some()
+            }
             "interface" => true,
             "join" => matches!(value, "host" | "guest"),
             _ => false,
         };
-        if !known {
+        if !is_valid {
             let name = attribute.name();
             let what = format!("its mark says {name}={value:?}, which is not understood");
             read.wrong.get_or_insert(what);
@@ -157,49 +133,47 @@ fn read_mark(mark: Node<'_, '_>) -> Mark {
 
 fn find_nic(
     interfaces: &[Node<'_, '_>],
-    wanted: Option<&str>,
+    name: Option<&str>,
     joined_by_guest: bool,
 ) -> Result<Nic, String> {
-    let persistent = |one: &Node<'_, '_>| {
-        child(*one, "teaming").and_then(|team| team.attribute("type")) == Some("persistent")
+    let persistent = |node: &Node<'_, '_>| {
+        child(*node, "teaming").and_then(|team| team.attribute("type")) == Some("persistent")
     };
-    let virtio = |one: &Node<'_, '_>| {
-        child(*one, "model")
+    let virtio = |node: &Node<'_, '_>| {
+        child(*node, "model")
             .and_then(|model| model.attribute("type"))
             .is_some_and(|kind| kind.starts_with("virtio"))
     };
-    let named = |one: &Node<'_, '_>, name: &str| {
-        let is = |tag: &str, attribute: &str| {
-            child(*one, tag).and_then(|found| found.attribute(attribute))
+    let named = |node: &Node<'_, '_>, name: &str| {
+        let value = |tag: &str, attribute: &str| {
+            child(*node, tag).and_then(|child| child.attribute(attribute))
         };
-        is("alias", "name") == Some(name)
-            || is("target", "dev") == Some(name)
-            || is("mac", "address").is_some_and(|mac| mac.eq_ignore_ascii_case(name))
+        value("alias", "name") == Some(name)
+            || value("target", "dev") == Some(name)
+            || value("mac", "address").is_some_and(|mac| mac.eq_ignore_ascii_case(name))
     };
-    let suits = |one: &Node<'_, '_>| virtio(one) && (joined_by_guest || persistent(one));
-    let mut suitable = interfaces.iter().filter(|one| suits(one));
-    let found = match wanted {
-        Some(name) => match interfaces.iter().find(|one| named(one, name)) {
+    let suits = |node: &Node<'_, '_>| virtio(node) && (joined_by_guest || persistent(node));
+    let mut suitable = interfaces.iter().filter(|node| suits(node));
+    let nic = match name {
+        Some(name) => match interfaces.iter().find(|node| named(node, name)) {
             None => return Err(format!("it has no interface {name}")),
-            Some(one) if !suits(one) => {
+            Some(node) if !suits(node) => {
                 return Err(format!(
                     "its interface {name} is no virtio NIC with <teaming type='persistent'/>"
                 ));
             }
-            found => found,
+            node => node,
         },
         None => suitable.next(),
     };
-    let Some(nic) = found else {
+    let Some(nic) = nic else {
         return Err("it has no virtio NIC with <teaming type='persistent'/>".into());
     };
-    if wanted.is_none() && suitable.next().is_some() {
-        return Err(
-            "it has several NICs that could be meant: name one in its mark (interface='…')".into(),
-        );
+    if name.is_none() && suitable.next().is_some() {
+        return Err("it has several suitable NICs: name one in its mark (interface='…')".into());
     }
     let text =
-        |tag: &str, attribute: &str| child(*nic, tag).and_then(|one| one.attribute(attribute));
+        |tag: &str, attribute: &str| child(*nic, tag).and_then(|node| node.attribute(attribute));
     let mac = text("mac", "address").and_then(|mac| mac.parse().ok());
     let tap = text("target", "dev").filter(|tap| !tap.is_empty());
     let (Some(mac), Some(tap)) = (mac, tap) else {
@@ -260,7 +234,7 @@ pub fn hostdev(address: PciAddress, teams: Option<&str>) -> String {
     if let Some(persistent) = teams {
         let _ = write!(xml, "<teaming type='transient' persistent='{}'/>", escaped(persistent));
     }
-    // No ROM: what it holds is for booting from the network.
+    // No ROM, which is for booting from the network.
     let _ = write!(xml, "<alias name='{ALIAS}'/><rom enabled='no'/></hostdev>");
     xml
 }

@@ -75,8 +75,8 @@ impl DomainExecutor {
         Ok(())
     }
 
-    /// Its live XML. Waits for a libvirt that is restarting. None: it no longer runs.
-    fn now(&self, domain: &Domain, deadline: Instant) -> Performed<Option<Described>> {
+    /// The machine as its live XML describes it; none: it no longer runs. Waits for a restarting libvirt.
+    fn describe(&self, domain: &Domain, deadline: Instant) -> Performed<Option<Described>> {
         let texts = self
             .patiently(deadline, |libvirt| libvirt.xml(std::slice::from_ref(domain), deadline))?;
         match texts.into_iter().next() {
@@ -111,7 +111,7 @@ impl DomainExecutor {
     ) -> Performed {
         let vf = address_of(pool, vf_id)?;
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
-        let gone = || Failure::new(format!("{id} does not run any more"));
+        let stopped = || Failure::new(format!("{id} does not run any more"));
         // The VF has its address, and is not up yet: meanwhile the PF receives its frames, too, and the
         // guest receives by its tap.
         self.direct(&Path::Paravirtual, pool)?;
@@ -120,8 +120,8 @@ impl DomainExecutor {
         }
         let device = domain::hostdev(vf, nic.teams.as_deref());
         loop {
-            let described = self.now(&domain, deadline)?.ok_or_else(gone)?;
-            if described.functions.iter().any(|one| one.address == vf) {
+            let described = self.describe(&domain, deadline)?.ok_or_else(stopped)?;
+            if described.functions.iter().any(|function| function.address == vf) {
                 return Ok(());
             }
             match self.libvirt.attach(&domain, &device, deadline) {
@@ -130,7 +130,7 @@ impl DomainExecutor {
                 Err(Refusal { why: Why::Gone, .. }) if Instant::now() + RETRY < deadline => {
                     std::thread::sleep(RETRY);
                 }
-                Err(Refusal { why: Why::NoDomain, .. }) => return Err(gone()),
+                Err(Refusal { why: Why::NoDomain, .. }) => return Err(stopped()),
                 Err(refusal) => return Err(refusal.into()),
             }
         }
@@ -170,17 +170,18 @@ impl DomainExecutor {
         deadline: Instant,
     ) -> Performed {
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
-        let mut asked: Option<Instant> = None;
+        let mut asked_at: Option<Instant> = None;
         let (mut requests, mut refusals) = (0_u32, 0);
         let mut silenced = self.host.in_use(vf) != Some(true);
         let mut why = String::new();
         loop {
             // A request of the last moment gets one more query.
-            let last = asked.is_some() && Instant::now() >= deadline;
-            let look_by = deadline.max(Instant::now() + LAST_QUERY);
-            // A machine that is gone holds nothing.
-            let Some(described) = self.now(&domain, look_by)? else { return Ok(()) };
-            let Some(function) = described.functions.into_iter().find(|one| one.address == vf)
+            let last = asked_at.is_some() && Instant::now() >= deadline;
+            let query_deadline = deadline.max(Instant::now() + LAST_QUERY);
+            // A machine that does not run holds nothing.
+            let Some(described) = self.describe(&domain, query_deadline)? else { return Ok(()) };
+            let Some(function) =
+                described.functions.into_iter().find(|function| function.address == vf)
             else {
                 let settles = (self.settles * requests.max(1)).min(SETTLES_MOST);
                 lock(&self.settling).insert(domain.uuid, Instant::now() + settles);
@@ -192,24 +193,24 @@ impl DomainExecutor {
             if last {
                 return Err(Failure::silent(format!("{id} has not released it in time{why}")));
             }
-            let kept = self.refusals(&domain, &alias);
-            let patience = if kept > refusals {
+            let refused = self.refusals(&domain, &alias);
+            let patience = if refused > refusals {
                 ASK_AGAIN
             } else {
                 ASK_SILENT * (1 << requests.saturating_sub(1).min(6))
             };
-            if asked.is_none_or(|asked| asked.elapsed() >= patience) {
-                refusals = kept;
+            if asked_at.is_none_or(|at| at.elapsed() >= patience) {
+                refusals = refused;
                 requests += 1;
                 match self.libvirt.detach(&domain, &alias, deadline) {
-                    Ok(()) => asked = Some(Instant::now()),
+                    Ok(()) => asked_at = Some(Instant::now()),
                     // The next query shows it.
                     Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => {
-                        asked = Some(Instant::now());
+                        asked_at = Some(Instant::now());
                     }
                     Err(Refusal { why: Why::Gone, .. }) => std::thread::sleep(RETRY),
                     Err(refusal) if matches!(refusal.why, Why::Unplugging | Why::Late) => {
-                        asked = Some(Instant::now());
+                        asked_at = Some(Instant::now());
                         why = format!(" ({refusal})");
                     }
                     Err(refusal) => return Err(refusal.into()),
@@ -233,7 +234,7 @@ impl DomainExecutor {
     /// How often the guest has refused to release this device.
     fn refusals(&self, domain: &Domain, alias: &str) -> u32 {
         let board = self.watch.board();
-        board.kept.get(&(domain.uuid, alias.to_owned())).copied().unwrap_or(0)
+        board.refusals.get(&(domain.uuid, alias.to_owned())).copied().unwrap_or(0)
     }
 
     /// Does the guest drive the VF, by the host's or its agent's view?
@@ -254,12 +255,12 @@ impl DomainExecutor {
                 );
                 return Err(Failure::new(why));
             }
-            match self.now(&self.guest.domain, deadline)? {
+            match self.describe(&self.guest.domain, deadline)? {
                 None => return Err(Failure::new(format!("{id} does not run any more"))),
-                Some(seen) if seen.functions.iter().all(|function| function.address != vf) => {
-                    return Err(Failure::new(format!(
-                        "{id} let it go before it had brought it up"
-                    )));
+                Some(described)
+                    if described.functions.iter().all(|function| function.address != vf) =>
+                {
+                    return Err(Failure::new(format!("{id} released it before bringing it up")));
                 }
                 Some(_) => self.watch.pause(POLL),
             }
@@ -283,7 +284,7 @@ impl DomainExecutor {
             }
             Path::Paravirtual => {
                 let described = self
-                    .now(&self.guest.domain, deadline)?
+                    .describe(&self.guest.domain, deadline)?
                     .ok_or_else(|| Failure::new(format!("{id} does not run any more")))?;
                 let nic = described.nic.map_err(Failure::new)?;
                 let taps = self.host.taps()?;
@@ -321,26 +322,21 @@ impl Executor for DomainExecutor {
             Step::Prefer { guest, path: path @ Path::Vf(_) } => {
                 self.verify(guest, path, pool, deadline)
             }
-            Step::Prefer { .. } => Ok(()),
             Step::Direct { path, .. } => self.direct(path, pool),
             Step::Verify { guest, path } => self.verify(guest, path, pool, deadline),
             Step::Detach { guest, vf } => self.detach(guest, vf, pool, deadline),
-            Step::SetMac { .. }
-            | Step::Recall { .. }
-            | Step::ClearMac { .. }
-            | Step::Reset { .. }
-            | Step::Release { .. } => Ok(()),
+            _ => Ok(()),
         }
     }
 }
 
-/// What there is to do about a machine that does not run, or is not managed and holds nothing.
+/// Performs steps of a machine that does not run, or is not managed and holds nothing.
 pub(super) struct NoMachine;
 
 impl Executor for NoMachine {
     fn perform(&mut self, step: &Step, _: &PoolView, _: Instant) -> Performed {
         match step {
-            // It has left everything behind, and nobody is left to send anything to.
+            // It holds no device, and its frames need no path.
             Step::Detach { .. }
             | Step::Direct { .. }
             | Step::Prefer { path: Path::Paravirtual, .. } => Ok(()),
@@ -353,6 +349,6 @@ impl Executor for NoMachine {
 }
 
 fn address_of(pool: &PoolView, vf: &VfId) -> Performed<PciAddress> {
-    let found = pool.vfs.get(vf).map(|vf| vf.address);
-    found.ok_or_else(|| Failure::new(format!("there is no VF {vf}")))
+    let address = pool.vfs.get(vf).map(|vf| vf.address);
+    address.ok_or_else(|| Failure::new(format!("there is no VF {vf}")))
 }

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::step::{Join, Path};
-use pw_alloc::world::{Found, FoundGuest, FoundVf, VfPlace};
+use pw_alloc::world::{GuestState, HostState, VfPlace, VfPlacement};
 use pw_error::Result;
 
 use super::agent::Agents;
 use super::api::{Libvirt, Refusal, Uuid, Why};
 use super::host::Host;
-use super::{FIND, away, has_ours, holds, watch};
+use super::{FIND, has_managed_vf, holds, unavailable, watch};
 use crate::daemon::pool::PoolView;
 
 /// One survey.
@@ -28,29 +28,29 @@ pub(super) struct Finder {
 
 impl Finder {
     /// The machines that are managed, and where the VFs are that machines have.
-    pub(super) fn find(&mut self, pool: &PoolView) -> Result<Found> {
+    pub(super) fn find(&mut self, pool: &PoolView) -> Result<HostState> {
         let deadline = Instant::now() + FIND;
-        let mut found = Found::default();
-        let asked = self
+        let mut state = HostState::default();
+        let answer = self
             .libvirt
             .domains(deadline)
             .and_then(|domains| watch::describe(&*self.libvirt, domains, deadline));
-        let known = match asked {
-            Ok(known) => known,
-            Err(Refusal { why: Why::Gone, .. }) if self.may_be_missing => return Ok(found),
+        let machines = match answer {
+            Ok(machines) => machines,
+            Err(Refusal { why: Why::Gone, .. }) if self.may_be_missing => return Ok(state),
             Err(refusal) => {
-                found.gaps.push(away(&refusal).what);
-                return Ok(found);
+                state.gaps.push(unavailable(&refusal).what);
+                return Ok(state);
             }
         };
         let taps = self.host.taps()?;
         let directed = self.host.directed(pool)?;
-        for known in known {
-            let id = GuestId::from(known.domain.name.as_str());
-            let described = match known.described {
+        for machine in machines {
+            let id = GuestId::from(machine.domain.name.as_str());
+            let described = match machine.described {
                 Ok(described) => described,
                 Err(why) => {
-                    found.gaps.push(format!("the XML of {id} cannot be read: {why}"));
+                    state.gaps.push(format!("the XML of {id} cannot be read: {why}"));
                     continue;
                 }
             };
@@ -59,24 +59,26 @@ impl Finder {
             if !managed && held.is_empty() {
                 continue;
             }
-            let ours = managed
-                || self.leaving.contains(&known.domain.uuid)
-                || has_ours(&described.functions, pool);
+            let movable = managed
+                || self.leaving.contains(&machine.domain.uuid)
+                || has_managed_vf(&described.functions, pool);
             let nic = match described.nic {
-                Ok(nic) if ours => nic,
-                // VFs that others plugged in, or that cannot be moved, are not ours to take.
+                Ok(nic) if movable => nic,
+                // VFs that others plugged in, or that cannot be moved, are never taken.
                 _ => {
                     for vf in held {
                         let place = VfPlace::Foreign(format!("the machine {id} has it"));
                         let mac = Mac::ZERO;
-                        found.vfs.insert(vf, FoundVf { mac, place });
+                        state.vfs.insert(vf, VfPlacement { mac, place });
                     }
                     continue;
                 }
             };
             for vf in &held {
                 let mac = pool.vfs.get(vf).map_or(Mac::ZERO, |vf| vf.mac);
-                found.vfs.insert(vf.clone(), FoundVf { mac, place: VfPlace::Guest(id.clone()) });
+                state
+                    .vfs
+                    .insert(vf.clone(), VfPlacement { mac, place: VfPlace::Guest(id.clone()) });
             }
             let tap = taps.get(&nic.tap);
             let agent = described.agent;
@@ -84,14 +86,14 @@ impl Finder {
                 let address = pool.vfs.get(*vf).map(|vf| vf.address);
                 address.is_some_and(|address| {
                     self.host.in_use(address) == Some(true)
-                        || agent && self.agents.drives(&known.domain, nic.mac)
+                        || agent && self.agents.drives(&machine.domain, nic.mac)
                 })
             });
-            // Of a VF that it has let go of by itself only the PF is known: any of its VFs stands for it.
+            // Of a VF that it released by itself only the PF is known: any VF of the PF represents it.
             let by_pf = directed.get(&nic.mac);
             let of_pf = |vf: &&VfId| by_pf == Some(&vf.pf);
             let by_vf = held.iter().find(of_pf).or_else(|| pool.vfs.keys().find(of_pf));
-            let guest = FoundGuest {
+            let guest = GuestState {
                 mac: nic.mac,
                 join: Join::Failover,
                 answers: true,
@@ -100,8 +102,8 @@ impl Finder {
                 active: up.map_or(Path::Paravirtual, |vf| Path::Vf((*vf).clone())),
                 directed: by_vf.map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
             };
-            found.guests.insert(id, guest);
+            state.guests.insert(id, guest);
         }
-        Ok(found)
+        Ok(state)
     }
 }

@@ -17,7 +17,7 @@ use pw_sriov::plan;
 
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::PoolView;
-use crate::daemon::pool::host::tell;
+use crate::daemon::pool::host::apply_setting;
 
 /// A tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,11 +34,11 @@ pub struct Tap {
 
 /// The host's side.
 pub trait Host: Send {
-    /// The same for another thread.
+    /// A clone for another thread.
     ///
     /// # Errors
     /// The kernel gives no socket.
-    fn another(&self) -> Result<Box<dyn Host>>;
+    fn try_clone(&self) -> Result<Box<dyn Host>>;
 
     /// All interfaces that may be taps, by name.
     ///
@@ -99,14 +99,14 @@ impl Linux {
     ///
     /// # Errors
     /// The kernel gives no socket.
-    pub fn here() -> Result<Self> {
-        Ok(Self { net: Net::here()?, sysfs: "/sys".into() })
+    pub fn open() -> Result<Self> {
+        Ok(Self { net: Net::open()?, sysfs: "/sys".into() })
     }
 }
 
 impl Host for Linux {
-    fn another(&self) -> Result<Box<dyn Host>> {
-        Ok(Box::new(Self::here()?))
+    fn try_clone(&self) -> Result<Box<dyn Host>> {
+        Ok(Box::new(Self::open()?))
     }
 
     fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
@@ -161,25 +161,25 @@ impl Host for Linux {
     }
 
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()> {
-        tell(vf, pool, Setting::Mac(pw_sriov::mac::Mac::NONE), "clear the address of")
+        apply_setting(vf, pool, Setting::Mac(pw_sriov::mac::Mac::NONE), "clear the address of")
     }
 
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()> {
         let vlan = Vlan { id: u32::from(vlan), qos: 0, protocol: VlanProtocol::Dot1q };
-        tell(vf, pool, Setting::Vlan(vlan), "set the VLAN of")
+        apply_setting(vf, pool, Setting::Vlan(vlan), "set the VLAN of")
     }
 
     fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()> {
         for (name, pf) in &pool.pfs {
-            let here = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
-            let beside = pf.bridge.is_some() && pf.bridge == tap.bridge;
-            if here {
+            let by_vf = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
+            let same_bridge = pf.bridge.is_some() && pf.bridge == tap.bridge;
+            if by_vf {
                 // Both would receive the frames.
                 self.net.set_nic_filter(mac, pf.index, false)?;
-                if beside {
+                if same_bridge {
                     self.net.set_bridge_fdb(mac, pf.index, true)?;
                 }
-            } else if beside {
+            } else if same_bridge {
                 // Frames from other VFs of this PF arrive by the bridge.
                 self.net.set_nic_filter(mac, pf.index, true)?;
             }
@@ -207,7 +207,7 @@ impl Host for Linux {
         let entries = self.net.fdb_entries()?;
         Ok(entries
             .into_iter()
-            .filter(|entry| !entry.own && !entry.permanent)
+            .filter(|entry| !entry.is_self && !entry.permanent)
             .filter_map(|entry| Some((entry.mac, (*by_index.get(&entry.index)?).clone())))
             .collect())
     }

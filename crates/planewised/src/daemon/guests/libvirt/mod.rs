@@ -26,7 +26,7 @@ use pw_alloc::execute::Performed;
 use pw_alloc::model::{GuestId, Origin, PfId, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
-use pw_alloc::world::Found;
+use pw_alloc::world::HostState;
 use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 
@@ -37,7 +37,7 @@ use self::executor::{DomainExecutor, NoMachine, SETTLES, Settling};
 use self::find::Finder;
 use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
-use self::watch::{Known, Watch};
+use self::watch::{RunningDomain, Watch};
 use crate::daemon::filters::Filters;
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::pool::PoolView;
@@ -65,7 +65,7 @@ pub struct Machines {
     agents: Arc<Agents>,
     host: Box<dyn Host>,
     guests: BTreeMap<GuestId, Guest>,
-    /// Version of the watcher's knowledge that the guests were made from.
+    /// Version of the watcher's state that the guests were made from.
     version: Option<u64>,
     taps: BTreeMap<String, Tap>,
     /// Paths have changed since the guests were made.
@@ -92,7 +92,7 @@ impl std::fmt::Debug for Machines {
 
 impl Machines {
     /// The machines of the libvirt at the first of these sockets that answers; of the usual ones when
-    /// none is given. It need not be there.
+    /// none is given. It need not exist.
     ///
     /// # Errors
     /// The kernel gives no socket for netlink.
@@ -103,10 +103,10 @@ impl Machines {
             sockets
         };
         let libvirt: Arc<dyn Libvirt> = Arc::new(Socket::new(paths.clone(), true));
-        // Agents have a connection of their own: those that do not answer would fill the other's.
+        // Agents have a connection of their own: silent ones would use up the limit of calls.
         let agents = Agents::start(Arc::new(Socket::new(paths, false)));
         let watch = Watch::start(Arc::clone(&libvirt));
-        let machines = Self::with(libvirt, watch, agents, Box::new(Linux::here()?));
+        let machines = Self::with(libvirt, watch, agents, Box::new(Linux::open()?));
         Ok(Self { bypass_filters, settles: SETTLES, ..machines })
     }
 
@@ -135,9 +135,9 @@ impl Machines {
         }
     }
 
-    /// Makes the guests from the watcher's knowledge.
+    /// Makes the guests from the watcher's state.
     fn refresh(&mut self, pool: &PoolView) {
-        let (version, known): (u64, Vec<Arc<Known>>) = {
+        let (version, domains): (u64, Vec<Arc<RunningDomain>>) = {
             let board = self.watch.board();
             let same = self.version == Some(board.version) && self.filters == pool.filters;
             if same && !self.paths_changed {
@@ -148,53 +148,54 @@ impl Machines {
         self.version = Some(version);
         self.paths_changed = false;
         self.filters = Arc::clone(&pool.filters);
-        let before = std::mem::take(&mut self.guests);
+        let previous = std::mem::take(&mut self.guests);
         self.troubles.clear();
         let mut still_leaving = BTreeSet::new();
-        for known in known {
-            let Some(guest) = self.guest_of(&known, &before, pool) else { continue };
+        for running in domains {
+            let Some(guest) = self.guest_of(&running, &previous, pool) else { continue };
             if guest.managed.leaving {
                 still_leaving.insert(guest.domain.uuid);
             }
             self.guests.insert(guest.managed.id.clone(), guest);
         }
         self.leaving = still_leaving;
-        self.agents.want(
+        self.agents.set_agents(
             self.guests
                 .values()
                 .filter(|guest| guest.agent && !holds(&guest.functions, pool).is_empty())
                 .map(|guest| (guest.domain.clone(), guest.nic.mac)),
         );
-        self.unpublished |= self.guests.len() != before.len()
-            || before
-                .iter()
-                .any(|(id, was)| self.guests.get(id).is_none_or(|is| is.managed != was.managed));
+        self.unpublished |= self.guests.len() != previous.len()
+            || previous.iter().any(|(id, guest)| {
+                self.guests.get(id).is_none_or(|new| new.managed != guest.managed)
+            });
     }
 
     fn guest_of(
         &mut self,
-        known: &Known,
-        before: &BTreeMap<GuestId, Guest>,
+        running: &RunningDomain,
+        previous: &BTreeMap<GuestId, Guest>,
         pool: &PoolView,
     ) -> Option<Guest> {
-        let name = &known.domain.name;
+        let name = &running.domain.name;
         let id = GuestId::from(name.as_str());
-        let described = match &known.described {
+        let described = match &running.described {
             Ok(described) => described.clone(),
             Err(why) => {
                 self.troubles.push(format!("the XML of {name} cannot be read: {why}"));
                 // It stays as known until it can be read again.
-                return before.get(&id).filter(|one| one.domain == known.domain).cloned();
+                return previous.get(&id).filter(|guest| guest.domain == running.domain).cloned();
             }
         };
         let wrong = described.mark.as_ref().and_then(|mark| mark.wrong.clone());
         let held = holds(&described.functions, pool);
-        let was = before.get(&id).is_some_and(|one| one.domain.uuid == known.domain.uuid)
-            || self.leaving.contains(&known.domain.uuid)
-            || has_ours(&described.functions, pool);
+        let was_managed =
+            previous.get(&id).is_some_and(|guest| guest.domain.uuid == running.domain.uuid)
+                || self.leaving.contains(&running.domain.uuid)
+                || has_managed_vf(&described.functions, pool);
         let managed = described.mark.is_some() && wrong.is_none();
-        // Our VFs are taken before it is released.
-        let leaving = !managed && !held.is_empty() && was;
+        // Its VFs are taken before it is released.
+        let leaving = !managed && !held.is_empty() && was_managed;
         if let Some(wrong) = wrong {
             self.troubles.push(format!("{name} is not managed: {wrong}"));
         }
@@ -214,18 +215,18 @@ impl Machines {
         let mut barred = false;
         if let Some(bridge) = tap.and_then(|tap| tap.bridge.as_ref()) {
             // Only VFs of its bridge's PFs lead to the same network.
-            let beside =
+            let same_bridge =
                 |pf: &PfId| pool.pfs.get(pf).is_some_and(|pf| pf.bridge.as_ref() == Some(bridge));
-            let asked = !wish.pfs.is_empty();
-            if !asked {
+            let named = !wish.pfs.is_empty();
+            if !named {
                 wish.pfs = pool.pfs.keys().cloned().collect();
             }
-            wish.pfs.retain(beside);
+            wish.pfs.retain(same_bridge);
             if wish.pfs.is_empty() {
                 barred = true;
                 self.troubles.push(format!(
                     "{name} gets no VF: no PF {}is a port of its bridge {bridge}",
-                    if asked { "that its mark names " } else { "of the pool " }
+                    if named { "that its mark names " } else { "of the pool " }
                 ));
             }
         }
@@ -245,7 +246,7 @@ impl Machines {
         }
         let managed = Managed {
             id,
-            incarnation: incarnation(&known.domain),
+            incarnation: incarnation(&running.domain),
             mac: nic.mac,
             join: Join::Failover,
             wish,
@@ -255,28 +256,23 @@ impl Machines {
         };
         let functions = described.functions;
         let agent = described.agent;
-        Some(Guest { domain: known.domain.clone(), nic, functions, agent, managed })
+        Some(Guest { domain: running.domain.clone(), nic, functions, agent, managed })
     }
 }
 
 /// The VFs of the pool among these functions.
 fn holds(functions: &[Function], pool: &PoolView) -> Vec<VfId> {
-    let mut found = Vec::new();
-    for (id, vf) in &pool.vfs {
-        if functions.iter().any(|one| one.address == vf.address) {
-            found.push(id.clone());
-        }
-    }
-    found
+    let held = |address| functions.iter().any(|function| function.address == address);
+    pool.vfs.iter().filter(|(_, vf)| held(vf.address)).map(|(id, _)| id.clone()).collect()
 }
 
 /// Is one of these functions a VF of the pool that this daemon plugged in?
-fn has_ours(functions: &[Function], pool: &PoolView) -> bool {
-    let ours = |function: &Function| {
+fn has_managed_vf(functions: &[Function], pool: &PoolView) -> bool {
+    let plugged = |function: &Function| {
         function.alias.as_deref() == Some(domain::ALIAS)
             && pool.vfs.values().any(|vf| vf.address == function.address)
     };
-    functions.iter().any(ours)
+    functions.iter().any(plugged)
 }
 
 /// One run of a domain: libvirt assigns a new id at every start.
@@ -285,7 +281,7 @@ fn incarnation(domain: &Domain) -> String {
     format!("{uuid}/{}", domain.id)
 }
 
-fn away(refusal: &Refusal) -> Error {
+fn unavailable(refusal: &Refusal) -> Error {
     Error::failed(
         format!("libvirt cannot be asked: {refusal}"),
         "its machines stay as they are until it is back",
@@ -310,7 +306,7 @@ impl Guests for Machines {
             let board = self.watch.board();
             // A host without libvirt has no machines, which is no error.
             if let Some(trouble) = board.trouble.as_ref().filter(|_| !board.empty) {
-                return Err(away(trouble));
+                return Err(unavailable(trouble));
             }
         }
         self.refresh(pool);
@@ -339,7 +335,8 @@ impl Guests for Machines {
             let tap = self.taps.get(&guest.nic.tap);
             let up = guest.nic.plugged && tap.is_some_and(|tap| tap.works);
             self.paths_changed |= up != guest.managed.paravirtual_up;
-            let held = guest.functions.iter().find_map(|one| by_address.get(&one.address));
+            let held =
+                guest.functions.iter().find_map(|function| by_address.get(&function.address));
             let Some(vf) = held.and_then(|id| pool.vfs.get(*id)) else {
                 if let Some(tap) = tap {
                     let reading = Reading::Counted(tap.counters);
@@ -367,12 +364,12 @@ impl Guests for Machines {
     }
 
     fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
-        let unheard = self.gap().is_some();
+        let unknown = self.gap().is_some();
         self.guests
             .iter()
             .filter(|(_, guest)| !guest.functions.is_empty())
             .map(|(id, guest)| {
-                let has = (!unheard).then(|| holds(&guest.functions, pool).into_iter().collect());
+                let has = (!unknown).then(|| holds(&guest.functions, pool).into_iter().collect());
                 (id.clone(), has)
             })
             .collect()
@@ -383,7 +380,7 @@ impl Guests for Machines {
         match &board.trouble {
             // A host that never had a libvirt has no machines.
             Some(_) if board.empty && !self.libvirt.installed() => None,
-            Some(trouble) => Some(away(trouble).what),
+            Some(trouble) => Some(unavailable(trouble).what),
             None => board.empty.then(|| "libvirt has not answered yet".to_owned()),
         }
     }
@@ -399,7 +396,7 @@ impl Guests for Machines {
             libvirt: Arc::clone(&self.libvirt),
             watch: Arc::clone(&self.watch),
             agents: Arc::clone(&self.agents),
-            host: self.host.another()?,
+            host: self.host.try_clone()?,
             guest,
             settling: Arc::clone(&self.settling),
             settles: self.settles,
@@ -411,11 +408,9 @@ impl Guests for Machines {
     }
 
     fn find(&mut self, pool: &PoolView) -> Finding {
-        let host = match self.host.another() {
+        let host = match self.host.try_clone() {
             Ok(host) => host,
-            Err(error) => {
-                return Finding::Found(Found { gaps: vec![error.what], ..Found::default() });
-            }
+            Err(error) => return Finding::Done(HostState::unknown(error.what)),
         };
         let mut finder = Finder {
             libvirt: Arc::clone(&self.libvirt),

@@ -90,13 +90,13 @@ pub fn call(program: u32, procedure: i32, serial: u32, arguments: Writer) -> Vec
     packet
 }
 
-/// The bytes that follow a packet's length; none when the length is none.
-pub fn rest_of(length: [u8; 4]) -> Option<usize> {
+/// Number of bytes that follow a packet's length; none when the length is invalid.
+pub fn remaining_bytes(length: [u8; 4]) -> Option<usize> {
     let length = u32::from_be_bytes(length) as usize;
     (HEADER_BYTES..=LONGEST_BYTES).contains(&length).then(|| length - 4)
 }
 
-/// The header and what it is about, of a packet without its length.
+/// Header and body of a packet without its length.
 pub fn split(packet: &[u8]) -> Option<(Header, &[u8])> {
     let mut reader = Reader::new(packet);
     let (program, _version, procedure) = (reader.u32()?, reader.u32()?, reader.i32()?);
@@ -107,7 +107,7 @@ pub fn split(packet: &[u8]) -> Option<(Header, &[u8])> {
         (2, 0) => Kind::Event,
         _ => Kind::Other,
     };
-    Some((Header { program, procedure, kind, serial }, reader.rest()))
+    Some((Header { program, procedure, kind, serial }, reader.remaining()))
 }
 
 /// A domain, as arguments have it.
@@ -125,12 +125,12 @@ fn read_domain(reader: &mut Reader<'_>) -> Option<Domain> {
 pub fn domains(body: &[u8]) -> Option<Vec<Domain>> {
     let mut reader = Reader::new(body);
     let count = reader.u32()? as usize;
-    // A domain has 28 bytes at least: what cannot be there is not made room for.
+    // A domain has 28 bytes at least: a larger count is refused before memory is allocated for it.
     (count <= body.len() / 28).then_some(())?;
     (0..count).map(|_| read_domain(&mut reader)).collect()
 }
 
-/// The answer to `AUTH_LIST`: can we go on without?
+/// The answer to `AUTH_LIST`: does libvirt need no authentication?
 pub fn needs_no_authentication(body: &[u8]) -> Option<bool> {
     let mut reader = Reader::new(body);
     let count = reader.u32()?;
@@ -152,7 +152,7 @@ pub fn refusal(body: &[u8]) -> Refusal {
 
 /// What kind of refusal a code of `virErrorNumber` and its words are.
 fn kind(code: i32, words: &str) -> Why {
-    // QEMU's words come as an internal error, and are all that tells these apart.
+    // QEMU's messages come as an internal error, and only their text distinguishes them.
     let unplugging = ["already in the process of unplug", "rejected by the guest", "guest is busy"];
     if unplugging.iter().any(|part| words.contains(part)) {
         return Why::Unplugging;
@@ -167,7 +167,7 @@ fn kind(code: i32, words: &str) -> Why {
     }
 }
 
-/// What happened; none for what we did not ask for.
+/// Parses an event; none for one that was not subscribed to.
 pub fn event(procedure: i32, body: &[u8]) -> Option<Event> {
     let mut reader = Reader::new(body);
     let _callback = reader.i32()?;
@@ -198,12 +198,12 @@ mod tests {
     fn a_call_is_a_packet_whose_length_and_header_are_read_again() {
         let packet = call(REMOTE, procedure::CONNECT_OPEN, 7, Writer::default().u32(1));
         let (length, rest) = packet.split_first_chunk::<4>().expect("a length");
-        assert_eq!(rest_of(*length), Some(rest.len()));
+        assert_eq!(remaining_bytes(*length), Some(rest.len()));
         let (header, body) = split(rest).expect("a header");
         assert_eq!((header.program, header.procedure, header.serial), (REMOTE, 1, 7));
         assert_eq!(body, [0, 0, 0, 1]);
         for length in [0, 27, LONGEST_BYTES as u32 + 1, u32::MAX] {
-            assert_eq!(rest_of(length.to_be_bytes()), None, "{length}");
+            assert_eq!(remaining_bytes(length.to_be_bytes()), None, "{length}");
         }
     }
 

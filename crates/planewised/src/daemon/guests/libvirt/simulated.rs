@@ -276,8 +276,8 @@ impl Machine {
 
     /// Does it drive this VF?
     pub fn drives(&self, address: PciAddress) -> bool {
-        let found = self.vfs.iter().find(|vf| vf.address == address);
-        found.is_some_and(|vf| self.drives_after.is_some_and(|after| vf.looks >= after))
+        let attached = self.vfs.iter().find(|vf| vf.address == address);
+        attached.is_some_and(|vf| self.drives_after.is_some_and(|after| vf.looks >= after))
     }
 }
 
@@ -397,7 +397,7 @@ impl Libvirt for Simulated {
 }
 
 impl Host for Simulated {
-    fn another(&self) -> Result<Box<dyn Host>> {
+    fn try_clone(&self) -> Result<Box<dyn Host>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -427,7 +427,7 @@ impl Host for Simulated {
 
     fn prepare(&mut self, vf: PciAddress) -> Result<()> {
         let mut world = self.world();
-        if let Some(vf) = world.vfs.values_mut().find(|one| one.address == vf) {
+        if let Some(vf) = world.vfs.values_mut().find(|pool_vf| pool_vf.address == vf) {
             vf.driver = Some("vfio-pci".into());
         }
         Ok(())
@@ -477,7 +477,9 @@ impl Pool for Simulated {
         let world = self.world();
         let mut vfs = world.vfs.clone();
         for vf in vfs.values_mut() {
-            let held = |machine: &Machine| machine.vfs.iter().any(|one| one.address == vf.address);
+            let held = |machine: &Machine| {
+                machine.vfs.iter().any(|attached| attached.address == vf.address)
+            };
             if let Some(machine) = world.machines.values().find(|machine| held(machine)) {
                 vf.user = User::Guest(format!("the process of {} holds it", machine.name));
             }

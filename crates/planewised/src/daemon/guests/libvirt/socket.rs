@@ -33,41 +33,41 @@ pub struct Socket {
     /// It subscribes to events.
     listens: bool,
     connection: Mutex<Option<Arc<Connection>>>,
-    happened: Sender<Event>,
-    happenings: Mutex<Receiver<Event>>,
+    events: Sender<Event>,
+    received: Mutex<Receiver<Event>>,
 }
 
 impl Socket {
-    /// The libvirt at the first of these paths that answers. Connects later. Only one that listens is
-    /// told what happens.
+    /// The libvirt at the first of these paths that answers. Connects later. With `listens` it subscribes to
+    /// events.
     pub fn new(paths: Vec<PathBuf>, listens: bool) -> Self {
-        let (happened, happenings) = channel();
+        let (events, received) = channel();
         Self {
             paths,
             listens,
             connection: Mutex::new(None),
-            happened,
-            happenings: Mutex::new(happenings),
+            events,
+            received: Mutex::new(received),
         }
     }
 
     fn connection(&self) -> Answer<Arc<Connection>> {
-        let mut held = lock(&self.connection);
-        if let Some(connection) = held.as_ref().filter(|connection| connection.works()) {
+        let mut current = lock(&self.connection);
+        if let Some(connection) = current.as_ref().filter(|connection| connection.works()) {
             return Ok(Arc::clone(connection));
         }
-        *held = None;
+        *current = None;
         let mut last = Refusal::new(Why::Gone, "no socket of libvirt's is known");
         for path in &self.paths {
-            match Connection::open(path, self.listens.then(|| self.happened.clone())) {
+            match Connection::open(path, self.listens.then(|| self.events.clone())) {
                 Ok(connection) => {
                     if self.listens {
-                        let _ = self.happened.send(Event::Connected);
+                        let _ = self.events.send(Event::Connected);
                     }
-                    *held = Some(Arc::clone(&connection));
+                    *current = Some(Arc::clone(&connection));
                     return Ok(connection);
                 }
-                // What one socket says counts for more than that another is not there.
+                // An answer of one socket takes precedence over the absence of another.
                 Err(refusal) if refusal.why != Why::Gone => last = refusal,
                 Err(refusal) if last.why == Why::Gone => last = refusal,
                 Err(_) => {}
@@ -85,17 +85,17 @@ impl Libvirt for Socket {
     fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>> {
         let arguments = Writer::default().i32(1).u32(ACTIVE);
         let body = self.ask(procedure::CONNECT_LIST_ALL_DOMAINS, arguments, deadline)?;
-        packet::domains(&body).ok_or_else(nonsense)
+        packet::domains(&body).ok_or_else(unreadable)
     }
 
     fn xml(&self, domains: &[Domain], deadline: Instant) -> Answer<Vec<Answer<String>>> {
         let connection = self.connection()?;
         let mut answers = Vec::with_capacity(domains.len());
         let mut waiting = std::collections::VecDeque::new();
-        let mut rest = domains.iter();
+        let mut remaining = domains.iter();
         loop {
             while waiting.len() < AT_A_TIME {
-                let Some(domain) = rest.next() else { break };
+                let Some(domain) = remaining.next() else { break };
                 let arguments = packet::domain(Writer::default(), domain).u32(0);
                 waiting.push_back(connection.start(
                     REMOTE,
@@ -106,7 +106,7 @@ impl Libvirt for Socket {
             let Some((serial, answer)) = waiting.pop_front() else { return Ok(answers) };
             match connection.finish(serial, &answer, deadline) {
                 Ok(body) => {
-                    answers.push(Ok(Reader::new(&body).string().ok_or_else(nonsense)?));
+                    answers.push(Ok(Reader::new(&body).string().ok_or_else(unreadable)?));
                 }
                 Err(refusal) if matches!(refusal.why, Why::Gone | Why::Late) => {
                     return Err(refusal);
@@ -127,21 +127,22 @@ impl Libvirt for Socket {
     }
 
     fn agent(&self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String> {
-        // In whole seconds, and libvirt has to say that it was in vain before we give up.
-        let left_s = deadline.saturating_duration_since(Instant::now()).as_secs().saturating_sub(1);
-        let patience_s = i32::try_from(left_s).unwrap_or(i32::MAX).max(1);
+        // In whole seconds; libvirt must report its timeout before the deadline.
+        let remaining_s =
+            deadline.saturating_duration_since(Instant::now()).as_secs().saturating_sub(1);
+        let patience_s = i32::try_from(remaining_s).unwrap_or(i32::MAX).max(1);
         let arguments =
             packet::domain(Writer::default(), domain).string(command).i32(patience_s).u32(0);
         let connection = self.connection()?;
         let body =
             connection.call(QEMU, procedure::QEMU_DOMAIN_AGENT_COMMAND, arguments, deadline)?;
-        Reader::new(&body).optional_string().flatten().ok_or_else(nonsense)
+        Reader::new(&body).optional_string().flatten().ok_or_else(unreadable)
     }
 
     fn events(&self, wait: Duration) -> Vec<Event> {
-        let happenings = lock(&self.happenings);
-        let first = happenings.recv_timeout(wait).ok();
-        first.into_iter().chain(happenings.try_iter()).collect()
+        let received = lock(&self.received);
+        let first = received.recv_timeout(wait).ok();
+        first.into_iter().chain(received.try_iter()).collect()
     }
 
     fn installed(&self) -> bool {
@@ -154,8 +155,8 @@ impl Libvirt for Socket {
     }
 }
 
-fn nonsense() -> Refusal {
-    Refusal::new(Why::Refused, "libvirt answered what cannot be read")
+fn unreadable() -> Refusal {
+    Refusal::new(Why::Refused, "libvirt's answer cannot be read")
 }
 
 /// Calls that wait for answers; none once the connection is lost.
@@ -177,29 +178,29 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    fn open(path: &std::path::Path, happened: Option<Sender<Event>>) -> Answer<Arc<Self>> {
-        let gone = |error: std::io::Error| {
+    fn open(path: &std::path::Path, events: Option<Sender<Event>>) -> Answer<Arc<Self>> {
+        let unreachable = |error: std::io::Error| {
             Refusal::new(
                 Why::Gone,
                 format!("libvirt does not answer at {}: {error}", path.display()),
             )
         };
-        let stream = UnixStream::connect(path).map_err(gone)?;
-        stream.set_write_timeout(Some(HELLO)).map_err(gone)?;
-        let reading = stream.try_clone().map_err(gone)?;
+        let stream = UnixStream::connect(path).map_err(unreachable)?;
+        stream.set_write_timeout(Some(HELLO)).map_err(unreachable)?;
+        let reading = stream.try_clone().map_err(unreachable)?;
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let waiters = Arc::clone(&waiting);
-        let listens = happened.is_some();
+        let listens = events.is_some();
         std::thread::Builder::new()
             .name("libvirt".into())
             .spawn(move || {
-                read_all(reading, &waiters, happened.as_ref());
+                read_all(reading, &waiters, events.as_ref());
                 *lock(&waiters) = None;
-                if let Some(happened) = happened {
-                    let _ = happened.send(Event::Lost);
+                if let Some(events) = events {
+                    let _ = events.send(Event::Lost);
                 }
             })
-            .map_err(gone)?;
+            .map_err(unreachable)?;
         let connection = Arc::new(Self { stream, serial: Mutex::new(0), waiting });
         connection.introduce(listens)?;
         Ok(connection)
@@ -208,7 +209,7 @@ impl Connection {
     fn introduce(&self, listens: bool) -> Answer<()> {
         let deadline = Instant::now() + HELLO;
         let body = self.call(REMOTE, procedure::AUTH_LIST, Writer::default(), deadline)?;
-        if !packet::needs_no_authentication(&body).ok_or_else(nonsense)? {
+        if !packet::needs_no_authentication(&body).ok_or_else(unreadable)? {
             return Err(Refusal::new(Why::Refused, "libvirt asks for a password: run as root"));
         }
         let open = Writer::default().optional_string(Some("qemu:///system")).u32(0);
@@ -246,7 +247,7 @@ impl Connection {
         };
         let packet = packet::call(program, number, *serial, arguments);
         if (&self.stream).write_all(&packet).is_err() {
-            // Half a packet is the end of all that would follow.
+            // After half a packet libvirt understands no other.
             let _ = self.stream.shutdown(Shutdown::Both);
             return Err(lost());
         }
@@ -272,19 +273,19 @@ fn lost() -> Refusal {
     Refusal::new(Why::Gone, "the connection to libvirt was lost")
 }
 
-/// Reads until the connection ends or says what cannot be understood.
-fn read_all(mut stream: UnixStream, waiting: &Waiting, happened: Option<&Sender<Event>>) {
+/// Reads packets until the connection ends or one cannot be understood.
+fn read_all(mut stream: UnixStream, waiting: &Waiting, events: Option<&Sender<Event>>) {
     let mut packet = Vec::new();
     loop {
         let mut length = [0; 4];
         if stream.read_exact(&mut length).is_err() {
             return;
         }
-        let Some(rest) = packet::rest_of(length) else { return };
+        let Some(length) = packet::remaining_bytes(length) else { return };
         packet.clear();
-        // By as much as comes: a length alone takes no memory.
-        match Read::by_ref(&mut stream).take(rest as u64).read_to_end(&mut packet) {
-            Ok(read) if read == rest => {}
+        // Memory is allocated for received bytes alone, whatever the length says.
+        match Read::by_ref(&mut stream).take(length as u64).read_to_end(&mut packet) {
+            Ok(read) if read == length => {}
             _ => return,
         }
         let Some((header, body)) = packet::split(&packet) else { return };
@@ -298,8 +299,8 @@ fn read_all(mut stream: UnixStream, waiting: &Waiting, happened: Option<&Sender<
             }
             Kind::Event if header.program == REMOTE => {
                 let event = packet::event(header.procedure, body);
-                if let (Some(event), Some(happened)) = (event, happened) {
-                    let _ = happened.send(event);
+                if let (Some(event), Some(events)) = (event, events) {
+                    let _ = events.send(event);
                 }
             }
             Kind::Event | Kind::Other => {}

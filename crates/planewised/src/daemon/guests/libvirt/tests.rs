@@ -306,7 +306,7 @@ fn a_device_that_leaves_the_guest_again_is_not_waited_for() {
     let begun = Instant::now();
     let ending = daemon.give(0, 0);
     let Ending::Undone { why } = ending else { panic!("{ending:?}") };
-    assert!(why.contains("m0 let it go before it had brought it up"), "{why}");
+    assert!(why.contains("m0 released it before bringing it up"), "{why}");
     assert!(begun.elapsed() < PATIENCE / 10);
     assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::ZERO);
     assert!(daemon.find().faults().is_empty());
@@ -463,7 +463,7 @@ fn a_guests_word_is_marked_as_such_and_asked_only_where_the_host_is_blind() {
     }
     let mut daemon = Daemon::on(&simulated);
     drop(daemon.managed());
-    daemon.agents.turn();
+    daemon.agents.poll();
     let origins = |samples: &[(GuestId, Sample)]| {
         samples
             .iter()
@@ -477,7 +477,7 @@ fn a_guests_word_is_marked_as_such_and_asked_only_where_the_host_is_blind() {
     assert_eq!(daemon.give(0, 0), Ending::Completed);
     let pool = daemon.pool();
     drop(daemon.machines.discover(&pool));
-    daemon.agents.turn();
+    daemon.agents.poll();
     let word = ("m0".to_owned(), Origin::GuestReported, false);
     assert_eq!(origins(&daemon.samples()), [host("m0", true), word, host("m1", false)]);
     // The host's own reading, where a PF counts.

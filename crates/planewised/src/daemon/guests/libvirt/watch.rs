@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A running domain and its live XML.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Known {
+pub struct RunningDomain {
     /// The domain.
     pub domain: Domain,
     /// Its parsed XML, or why that failed.
@@ -26,13 +26,13 @@ pub struct Known {
 #[derive(Debug, Clone, Default)]
 pub struct Board {
     /// Domains that run.
-    pub domains: BTreeMap<Uuid, Arc<Known>>,
+    pub domains: BTreeMap<Uuid, Arc<RunningDomain>>,
     /// Counts up with every change.
     pub version: u64,
     /// Why libvirt does not answer; none when it does.
     pub trouble: Option<Refusal>,
     /// Devices that guests refused to release, and how often.
-    pub kept: BTreeMap<(Uuid, String), u32>,
+    pub refusals: BTreeMap<(Uuid, String), u32>,
     /// Never read yet.
     pub empty: bool,
 }
@@ -80,7 +80,7 @@ impl Watch {
         watch
     }
 
-    /// Watches only when it is asked.
+    /// Watches only when it is queried.
     pub fn idle(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
         Arc::new(Self::with(libvirt, false))
     }
@@ -151,38 +151,30 @@ impl Watch {
         }
         drop(stale);
         if let Event::RemovalFailed { uuid, alias } = event {
-            *lock(&self.board).kept.entry((uuid, alias)).or_default() += 1;
+            *lock(&self.board).refusals.entry((uuid, alias)).or_default() += 1;
         }
     }
 
     fn read_stale(&self, quiet: bool) {
         let stale = lock(&self.stale).replace(BTreeSet::new());
-        let all = match &stale {
-            None => true,
-            Some(stale) if stale.is_empty() => {
-                // `kept` is only told, never read.
-                if quiet {
-                    return;
-                }
-                false
-            }
-            Some(_) => false,
-        };
+        if quiet && stale.as_ref().is_some_and(BTreeSet::is_empty) {
+            return;
+        }
         match read(&*self.libvirt, stale.as_ref()) {
-            Ok(found) => {
+            Ok(domains) => {
                 let mut board = lock(&self.board);
-                if all {
+                if stale.is_none() {
                     board.domains.clear();
                 }
                 for uuid in stale.iter().flatten() {
                     board.domains.remove(uuid);
                 }
-                board.domains.extend(found);
+                board.domains.extend(domains);
                 board.trouble = None;
                 board.empty = false;
                 board.version += 1;
-                let there: BTreeSet<Uuid> = board.domains.keys().copied().collect();
-                board.kept.retain(|(uuid, _), _| there.contains(uuid));
+                let running: BTreeSet<Uuid> = board.domains.keys().copied().collect();
+                board.refusals.retain(|(uuid, _), _| running.contains(uuid));
             }
             Err(refusal) => {
                 *lock(&self.stale) = None;
@@ -199,14 +191,14 @@ impl Watch {
 fn read(
     libvirt: &dyn Libvirt,
     stale: Option<&BTreeSet<Uuid>>,
-) -> Result<Vec<(Uuid, Arc<Known>)>, Refusal> {
+) -> Result<Vec<(Uuid, Arc<RunningDomain>)>, Refusal> {
     let deadline = Instant::now() + PATIENCE;
     let mut domains = libvirt.domains(deadline)?;
     if let Some(stale) = stale {
         domains.retain(|domain| stale.contains(&domain.uuid));
     }
-    let known = describe(libvirt, domains, deadline)?;
-    Ok(known.into_iter().map(|known| (known.domain.uuid, Arc::new(known))).collect())
+    let running = describe(libvirt, domains, deadline)?;
+    Ok(running.into_iter().map(|running| (running.domain.uuid, Arc::new(running))).collect())
 }
 
 /// Reads and parses the live XML of domains; those that are gone meanwhile are left out.
@@ -214,14 +206,15 @@ pub fn describe(
     libvirt: &dyn Libvirt,
     domains: Vec<Domain>,
     deadline: Instant,
-) -> Result<Vec<Known>, Refusal> {
+) -> Result<Vec<RunningDomain>, Refusal> {
     let texts = libvirt.xml(&domains, deadline)?;
-    let both = domains.into_iter().zip(texts);
-    Ok(both
+    Ok(domains
+        .into_iter()
+        .zip(texts)
         .filter_map(|(domain, text)| match text {
-            Ok(text) => Some(Known { domain, described: domain::read(&text) }),
+            Ok(text) => Some(RunningDomain { domain, described: domain::read(&text) }),
             Err(Refusal { why: Why::NoDomain, .. }) => None,
-            Err(refusal) => Some(Known { domain, described: Err(refusal.words) }),
+            Err(refusal) => Some(RunningDomain { domain, described: Err(refusal.words) }),
         })
         .collect())
 }

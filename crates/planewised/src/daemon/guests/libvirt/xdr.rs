@@ -7,7 +7,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// What was written.
+    /// The bytes written.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -56,20 +56,20 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Of these bytes.
+    /// A reader of these bytes.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    /// What has not been read.
-    pub const fn rest(&self) -> &'a [u8] {
+    /// The bytes that have not been read.
+    pub const fn remaining(&self) -> &'a [u8] {
         self.bytes
     }
 
     /// An unsigned number.
     pub fn u32(&mut self) -> Option<u32> {
-        let (number, rest) = self.bytes.split_first_chunk::<4>()?;
-        self.bytes = rest;
+        let (number, remaining) = self.bytes.split_first_chunk::<4>()?;
+        self.bytes = remaining;
         Some(u32::from_be_bytes(*number))
     }
 
@@ -81,12 +81,12 @@ impl<'a> Reader<'a> {
     /// So many bytes.
     pub fn fixed(&mut self, length: usize) -> Option<&'a [u8]> {
         let padded = length.checked_next_multiple_of(4)?;
-        let (taken, rest) = self.bytes.split_at_checked(padded)?;
-        self.bytes = rest;
+        let (taken, remaining) = self.bytes.split_at_checked(padded)?;
+        self.bytes = remaining;
         taken.get(..length)
     }
 
-    /// A text. Bytes that are none become question marks: names of others are not ours to refuse.
+    /// A text. Bytes that are not UTF-8 are replaced: names are not chosen here.
     pub fn string(&mut self) -> Option<String> {
         let length = self.u32()? as usize;
         self.fixed(length).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
@@ -124,7 +124,7 @@ mod tests {
                 assert_eq!(reader.fixed(16), Some(fixed.as_slice()));
                 assert_eq!(reader.string().as_ref(), Some(text));
                 assert_eq!(reader.optional_string().as_ref(), Some(optional));
-                assert!(reader.rest().is_empty());
+                assert!(reader.remaining().is_empty());
             },
         );
     }

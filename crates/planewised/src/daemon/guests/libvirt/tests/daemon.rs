@@ -11,7 +11,7 @@ use pw_alloc::plan::{Direction, Move, Reason};
 use pw_alloc::recover::{Recovery, recover};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::{Join, Step};
-use pw_alloc::world::{Found, VfPlace};
+use pw_alloc::world::{HostState, VfPlace};
 
 use super::super::agent::Agents;
 use super::super::simulated::{Simulated, vf};
@@ -119,14 +119,14 @@ impl Daemon {
     }
 
     /// The whole world as a start of the daemon finds it.
-    pub fn find(&mut self) -> Found {
+    pub fn find(&mut self) -> HostState {
         let pool = self.pool();
         let mut found = found(&mut self.machines, &pool);
         assert_eq!(found.gaps, Vec::<String>::new(), "libvirt is there");
         // As the core does: whoever released a VF meanwhile does not have it any more.
         let pool = self.pool();
         for (id, vf) in &pool.vfs {
-            found.vfs.entry(id.clone()).or_insert(pw_alloc::world::FoundVf {
+            found.vfs.entry(id.clone()).or_insert(pw_alloc::world::VfPlacement {
                 mac: vf.mac,
                 place: match &vf.user {
                     User::Nobody => VfPlace::Pool,
@@ -151,9 +151,9 @@ impl Daemon {
 }
 
 /// What of the world is the machines'.
-pub fn found(machines: &mut Machines, pool: &PoolView) -> Found {
+pub fn found(machines: &mut Machines, pool: &PoolView) -> HostState {
     match machines.find(pool) {
-        Finding::Found(found) => found,
+        Finding::Done(found) => found,
         Finding::Later(search) => search().expect("a gap, if anything"),
     }
 }
