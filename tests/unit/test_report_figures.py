@@ -14,6 +14,7 @@ from planewise.report.figures import base, chains, stacked, vega
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.figures.vega import Span
 from planewise.store.rundir import RunReader
+from planewise.testbed.planes import plane_names
 from tests.unit import made_up_chains, made_up_run
 from tests.unit.made_up_run import MadeUp
 from tests.unit.vega_schema import fits_schema
@@ -86,3 +87,12 @@ def test_nothing_on_the_page_stands_between_raw_back_quotes(emulated: str) -> No
 
 def test_what_all_trials_share_is_a_sentence(emulated: str) -> None:
     assert ". The same in all of them: " in emulated
+
+
+def test_every_plane_has_a_colour_of_its_own_on_light_and_dark_pages() -> None:
+    assert set(plane_names()) <= set(theme.PLANES)
+    for shade in ("light", "dark"):
+        colours = [getattr(colour, shade) for colour in theme.every_colour()]
+        planes = [getattr(colour, shade) for colour in theme.PLANES.values()]
+        assert len(set(planes)) == len(planes)
+        assert [plane for plane in planes if colours.count(plane) > 1] == []

@@ -72,7 +72,7 @@ class FleetPlan(FleetModel):
     @property
     def local(self) -> bool:
         """Whether its nodes are namespaces of this machine."""
-        return self.nodes[0].startswith(LOCAL)
+        return any(node.startswith(LOCAL) for node in self.nodes)
 
     @model_validator(mode="after")
     def _nodes_can_meet(self) -> FleetPlan:

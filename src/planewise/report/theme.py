@@ -38,6 +38,7 @@ ALERT = Colour("#b3261e", "#ff8a80")
 # apart. A plane has the same colour in every figure of every report.
 PLANES: dict[str, Colour] = {
     "veth": Colour("#0072b2", "#56b4e9"),
+    "routed": Colour("#3f6f12", "#93c75e"),
     "bridge": Colour("#c04d00", "#ff9d5c"),
     "ovs": Colour("#5b3a1e", "#c79a72"),
     "macvlan": Colour("#00805e", "#2fd0a5"),
@@ -46,6 +47,8 @@ PLANES: dict[str, Colour] = {
     "vf": Colour("#3d3a9e", "#a5a2ff"),
     "e1000-bridge": Colour("#882255", "#e07fb0"),
     "virtio-bridge": Colour("#6f6f1d", "#cfcf6a"),
+    "virtio-ovs": Colour("#b3475d", "#f0899c"),
+    "virtio-routed": Colour("#44607a", "#9dbbd8"),
     "macvtap-bridge": Colour("#8f3a8c", "#de92db"),
     "macvtap-vf": Colour("#21786c", "#6fd3c5"),
     "vf-passthrough": Colour("#332288", "#9a90ee"),
