@@ -123,7 +123,7 @@ class Tuning:
     flatter_share: float = 1.5
     """Trials near PDR, as a share of `max_trials`, where throughput rises beyond saturation …
     Cost: mlrsearch spends more there, too."""
-    states_share: float = 1.25
+    states_share: float = 1.2
     """… where the capacity has states … Cost."""
     soft_share: float = 1.2
     """… and where loss rises smoothly. Cost."""
