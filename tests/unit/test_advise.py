@@ -334,8 +334,10 @@ def test_a_workload_that_is_none_is_one_sentence(
 
 
 def test_an_advice_needs_a_host(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    # A run of `make quick` in the checkout would be evidence.
+    monkeypatch.chdir(tmp_path)
     code, _, err = asked(["--pattern", "east-west"], capsys, monkeypatch)
     assert code == 2
     assert "xl710" in err
