@@ -325,7 +325,12 @@ impl Executor for DomainExecutor {
             Step::Direct { path, .. } => self.direct(path, pool),
             Step::Verify { guest, path } => self.verify(guest, path, pool, deadline),
             Step::Detach { guest, vf } => self.detach(guest, vf, pool, deadline),
-            _ => Ok(()),
+            Step::Prefer { .. }
+            | Step::SetMac { .. }
+            | Step::Recall { .. }
+            | Step::ClearMac { .. }
+            | Step::Reset { .. }
+            | Step::Release { .. } => Ok(()),
         }
     }
 }
