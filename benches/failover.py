@@ -33,8 +33,9 @@ from planewise.boot import accelerator, cpio, kernel, packages, qemu, tools
 from planewise.boot.initramfs import busybox_entries, module_entries
 from planewise.boot.model import Accelerator, Kernel
 from planewise.errors import PlanewiseError
-from planewise.testbed import netns
-from planewise.testbed.host import HostProcess, LocalHost, find_probe
+from planewise.testbed.hosts import netns
+from planewise.testbed.hosts.host import HostProcess, LocalHost, find_probe
+from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.plan import (
     AddBridge,
     AddTap,
@@ -45,7 +46,6 @@ from planewise.testbed.plan import (
     Step,
     new_namespace,
 )
-from planewise.testbed.scratch import scratch
 
 BEFORE_S, AFTER_S = 3.0, 12.0
 """How long the probe runs before and after QMP's command."""

@@ -18,7 +18,7 @@ from unittest import mock
 from planewise import lab
 from planewise.errors import PlanewiseError
 from planewise.lab import qemu
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts.remote import LabHost
 
 _INSIDE = """
 import os, sys, time

@@ -16,7 +16,7 @@ import pytest
 
 from planewise import lab
 from planewise.boot import packages
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts.remote import LabHost
 from tests.lab.conftest import Silence
 
 BOOTABLE = ("apt", "systemd-sysv", "udev", "dbus", "kmod", "openssh-server", "iproute2")

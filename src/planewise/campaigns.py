@@ -19,8 +19,8 @@ from planewise.store.models import Fingerprint
 from planewise.store.rundir import CAMPAIGN_FILE, RUN_FILE, RunReader, check_free
 from planewise.sweeps import SweepPlan, sweep
 from planewise.testbed.availability import why_no_vms
-from planewise.testbed.containers import why_no_docker
-from planewise.testbed.steering import split_cpus
+from planewise.testbed.guests.docker import why_no_docker
+from planewise.testbed.hosts.steering import split_cpus
 
 
 def check(design: CampaignDesign) -> None:

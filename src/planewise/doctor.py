@@ -17,12 +17,12 @@ from pathlib import Path
 from planewise import procfs
 from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
-from planewise.testbed.host import Host
-from planewise.testbed.host_state import generator_of, offloads_of
-from planewise.testbed.privilege import capable
-from planewise.testbed.scratch import scratch
-from planewise.testbed.stamps import stamps_of
-from planewise.testbed.steering import may_steer
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.privilege import capable
+from planewise.testbed.hosts.scratch import scratch
+from planewise.testbed.hosts.stamps import stamps_of
+from planewise.testbed.hosts.state import generator_of, offloads_of
+from planewise.testbed.hosts.steering import may_steer
 from planewise.units import percent_text
 
 FEW_CPUS = 4
@@ -167,7 +167,7 @@ def diagnose(sample_s: float = 0.3) -> Fingerprint:
     any thread is started.
     """
     from planewise.testbed.availability import missing, try_planes
-    from planewise.testbed.privilege import ensure
+    from planewise.testbed.hosts.privilege import ensure
 
     # First: inside, this machine's NICs and daemons are out of sight.
     host, lacking = examine(sample_s=sample_s), missing()

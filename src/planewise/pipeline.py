@@ -31,8 +31,8 @@ from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation
 from planewise.store.rundir import RunReader, RunWriter, check_free
-from planewise.testbed.host_state import LocalWatch, nic_offloads
-from planewise.testbed.pair import Pair
+from planewise.testbed.hosts.pair import Pair
+from planewise.testbed.hosts.state import LocalWatch, nic_offloads
 from planewise.units import duration_text, time_text
 
 LADDERS_KEY = "ladders"

@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 
 from planewise.boot import packages, tools
-from planewise.testbed.host import find_probe
+from planewise.testbed.hosts.host import find_probe
 from tests.fleet.cluster import ADMIN, Cluster, NodeView, binaries, wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.remote import open_host
+from planewise.testbed.hosts.remote import open_host
 from tests.fleet.cluster import ADMIN, Cluster, Object, binaries, wait_for
 from tests.fleet.conftest import PROGRAM, crds
 from tests.fleet.kubelet import BUSYBOX, LocalAgent, LocalNode, node_of_a_cluster, why_not

@@ -20,7 +20,7 @@ import pytest
 from planewise import lab
 from planewise.boot import qemu
 from planewise.errors import UnsupportedError
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts.remote import LabHost
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from planewise.testbed.remote import LabHost
-from planewise.testbed.remote_process import SshProcess
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.hosts.remote_process import SshProcess
 
 PATIENCE_S = 240.0
 """Nothing of this takes a tenth of it on a quiet machine; a loaded one may take its time."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.remote import LabHost
-from planewise.testbed.remote_process import SshProcess
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.hosts.remote_process import SshProcess
+from planewise.testbed.vfs.nic import find_planewised
 
 from .conftest import UpLab
 from .moving import (

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from planewise import lab
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts.remote import LabHost
 
 from .conftest import PLANEWISE, Run, Silence
 from .test_hosted import come_back, states

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts import ledger
+from planewise.testbed.hosts.remote import LabHost
 
 from .conftest import NESTED, Run
 from .test_hosted import HOSTS, come_back, states

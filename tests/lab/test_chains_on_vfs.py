@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.remote import LabHost
-from planewise.testbed.vfs import Tool
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.vfs.nic import Tool
 
 from .conftest import LAB, Run
 from .test_hosted import HOSTS, states

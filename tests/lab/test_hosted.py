@@ -17,9 +17,9 @@ import pytest
 
 from planewise.commands.clean import clean
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger
-from planewise.testbed.coalescing import read_rx_usecs
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts import ledger
+from planewise.testbed.hosts.coalescing import read_rx_usecs
+from planewise.testbed.hosts.remote import LabHost
 
 from .conftest import PLANEWISE, Run, UpLab
 
@@ -139,7 +139,7 @@ one or two more or less."""
 VICTIM = """
 import os, sys, threading
 from planewise.cli import main
-from planewise.testbed.remote import SshHost
+from planewise.testbed.hosts.remote import SshHost
 number, after_s = int(sys.argv.pop(1)), float(sys.argv.pop(1))
 start = SshHost.start
 left = [number]
@@ -233,7 +233,7 @@ def test_interrupts_are_coalesced_as_asked_and_come_back_also_after_a_kill(
 def test_igb_counters_of_vfs_are_called_unsupported(
     hosts: dict[str, LabHost], planewise: Run
 ) -> None:
-    from planewise.testbed.vfs import Tool
+    from planewise.testbed.vfs.nic import Tool
 
     tool = Tool.on(hosts["a"])
     tool.run("setup", "pf1", "--count", "1", "--owner", "pw-test")
@@ -251,7 +251,7 @@ def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_h
     hosts: dict[str, LabHost],
 ) -> None:
     from planewise.errors import PlanewiseError
-    from planewise.testbed.pair import Targets, remote_pair
+    from planewise.testbed.hosts.pair import Targets, remote_pair
     from planewise.testbed.setting import Setting
     from planewise.testbed.testbed import Testbed
 
@@ -301,8 +301,8 @@ dockerd --data-root /run/test-docker/data --exec-root /run/test-docker/exec \\
 def test_a_docker_that_runs_is_taken_and_a_vf_moves_into_a_container_by_name(
     hosts: dict[str, LabHost],
 ) -> None:
-    from planewise.testbed.containers import Docker
-    from planewise.testbed.vfs import Tool
+    from planewise.testbed.guests.docker import Docker
+    from planewise.testbed.vfs.nic import Tool
 
     host = hosts["a"]
     tool = Tool.on(host)

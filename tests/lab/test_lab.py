@@ -16,8 +16,8 @@ import pytest
 from planewise import lab
 from planewise.boot import process
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed.host import ProcessTimeoutError, find_probe
-from planewise.testbed.remote import LabHost, open_host
+from planewise.testbed.hosts.host import ProcessTimeoutError, find_probe
+from planewise.testbed.hosts.remote import LabHost, open_host
 
 from .conftest import PLANEWISE, Run, Silence, UpLab
 
@@ -162,7 +162,7 @@ def test_a_host_forgets_what_a_killed_planewise_ran_there(
     hosts: dict[lab.HostId, LabHost], home: Path
 ) -> None:
     script = (
-        "from planewise.testbed.remote import open_host\n"
+        "from planewise.testbed.hosts.remote import open_host\n"
         "host = open_host('ssh://a', 'sender')\n"
         "host.start(['sleep', '7777'])\n"
         "print(host.probe, flush=True)\n"

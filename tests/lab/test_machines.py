@@ -21,11 +21,11 @@ from planewise import lab
 from planewise.boot import cpio, kernel, packages, tools
 from planewise.boot.initramfs import busybox_entries, module_entries
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import LocalHost
-from planewise.testbed.remote import LabHost
-from planewise.testbed.vfs import find_planewised
-from planewise.testbed.vms.daemon import Libvirt
-from planewise.testbed.vms.platform import VmPlatform, check, platform_of
+from planewise.testbed.guests.vms.daemon import Libvirt
+from planewise.testbed.guests.vms.platform import VmPlatform, check, platform_of
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.vfs.nic import find_planewised
 
 from .conftest import NESTED, UpLab
 

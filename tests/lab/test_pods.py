@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.remote import LabHost
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.vfs.nic import find_planewised
 from tests.fleet.cluster import ADMIN, Cluster, NodeView, Object, binaries, wait_for
 from tests.fleet.conftest import PROGRAM, crds
 from tests.fleet.kubelet import PROBE, SCRIPT, NodeFiles, why_not

@@ -13,7 +13,7 @@ import pytest
 
 from planewise.commands.clean import clean
 from planewise.store.rundir import RunReader
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts.remote import LabHost
 
 from .conftest import PLANEWISE, Run
 from .test_hosted import HOSTS, come_back, states

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from planewise.testbed.remote import LabHost
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.vfs.nic import find_planewised
 
 from .conftest import UpLab
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from planewise.errors import UnsupportedError
-from planewise.testbed import privilege
+from planewise.testbed.hosts import privilege
 from tests.linux import probe
 
 _refusal = ""

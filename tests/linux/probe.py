@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planewise.testbed.host import find_probe
-from planewise.testbed.ledger import Ownership
+from planewise.testbed.hosts.host import find_probe
+from planewise.testbed.hosts.ledger import Ownership
 
 
 def ip(*args: str) -> None:

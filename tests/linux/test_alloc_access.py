@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.alloc_client import Client
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.vfs.alloc_client import Client
+from planewise.testbed.vfs.nic import find_planewised
 
 pytestmark = [pytest.mark.linux, pytest.mark.apart]
 

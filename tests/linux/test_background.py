@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.host import find_probe
+from planewise.testbed.hosts.host import find_probe
 from tests.linux.probe import Network, Running, cable, eventually, run
 
 pytestmark = pytest.mark.linux

@@ -25,7 +25,6 @@ from planewise.measure.applications import IPERF
 from planewise.measure.chains.stage import unavailable_here
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.testbed import hugepages, netns
 from planewise.testbed.chains import dpdk
 from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.ends import Ends
@@ -33,8 +32,9 @@ from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_comman
 from planewise.testbed.chains.guests import Pollers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, assign_cpus
 from planewise.testbed.chains.testbed import ChainTestbed, local_chain
-from planewise.testbed.host import LocalHost
-from planewise.testbed.ledger import leftovers, token_of
+from planewise.testbed.hosts import hugepages, netns
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.ledger import leftovers, token_of
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.planes.kinds import Forwarder
 from tests.command import planewise

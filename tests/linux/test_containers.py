@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed import ledger, netns
-from planewise.testbed.steering import may_steer
+from planewise.testbed.hosts import ledger, netns
+from planewise.testbed.hosts.steering import may_steer
 
 pytestmark = pytest.mark.timeout(600)
 

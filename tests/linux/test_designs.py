@@ -19,7 +19,7 @@ from planewise.measure.cells import expand
 from planewise.measure.design_file import load_design
 from planewise.store.models import Level, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger, scratch
+from planewise.testbed.hosts import ledger, scratch
 from tests import command
 
 REDUCED = Path(__file__).parents[2] / "experiments" / "reduced"

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from planewise.store.models import Fingerprint
-from planewise.testbed import netns
-from planewise.testbed.ledger import sweep
+from planewise.testbed.hosts import netns
+from planewise.testbed.hosts.ledger import sweep
 from planewise.testbed.planes import plane_names
 from tests.command import planewise
 

@@ -13,7 +13,7 @@ import pytest
 
 from planewise.fleet.plan import Fleet
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger, scratch
+from planewise.testbed.hosts import ledger, scratch
 
 pytestmark = [pytest.mark.linux, pytest.mark.apart]
 

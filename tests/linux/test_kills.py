@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.testbed import netns, scratch
-from planewise.testbed.host import LocalHost
-from planewise.testbed.ledger import STATE, leftovers, sweep, token_of
+from planewise.testbed.hosts import netns, scratch
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.ledger import STATE, leftovers, sweep, token_of
 from tests.linux.testbeds import PLANES
 
 pytestmark = pytest.mark.linux
@@ -190,11 +190,11 @@ def test_a_taken_name_is_said_and_left_alone() -> None:
 
 PLAIN = """
 import os, sys
-from planewise.testbed import privilege
+from planewise.testbed.hosts import privilege
 privilege.ensure()
 from planewise.testbed.setting import Setting
 from planewise.testbed.testbed import local_testbed
-from planewise.testbed import netns
+from planewise.testbed.hosts import netns
 print("ready", flush=True)
 with local_testbed(Setting("namespace", "macvlan", "macvlan", 2, "north-south")) as testbed:
     host = testbed.hosts["sender"]
@@ -221,11 +221,11 @@ def plain() -> list[str]:
         setpriv, "--reuid=65534", "--regid=65534", "--clear-groups",
         "env", f"PYTHONPATH={':'.join(packages)}", python,
     ]  # fmt: skip
-    script = "import planewise.testbed.pair, sys; sys.exit(sys.version_info < (3, 11))"
+    script = "import planewise.testbed.hosts.pair, sys; sys.exit(sys.version_info < (3, 11))"
     tried = subprocess.run([*command, "-c", script], capture_output=True, text=True, cwd="/")
     if tried.returncode != 0:
         pytest.skip(f"a plain user cannot run this Python: {tried.stderr.strip()[-200:]}")
-    script = "from planewise.testbed import privilege; privilege.ensure()"
+    script = "from planewise.testbed.hosts import privilege; privilege.ensure()"
     tried = subprocess.run([*command, "-c", script], capture_output=True, text=True, cwd="/")
     if "UnsupportedError" in tried.stderr:
         pytest.skip(tried.stderr.strip().splitlines()[-1])

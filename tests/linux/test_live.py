@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.gauges import Gauge, Gauges
-from planewise.testbed.host import LocalHost
+from planewise.testbed.hosts.gauges import Gauge, Gauges
+from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.model import HOSTS
 from tests.kpis import kpis
 from tests.linux.testbeds import here

@@ -19,7 +19,7 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.measure.applications import REDIS, REDIS_PORT, redis_command
 from planewise.store.models import Counts, Latency, OfferedLoad
-from planewise.testbed.host import find_probe
+from planewise.testbed.hosts.host import find_probe
 from tests.linux.probe import (
     Network,
     Outcome,

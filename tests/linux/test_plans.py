@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from planewise.testbed import netns, script
-from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.ledger import Ownership
+from planewise.testbed import script
+from planewise.testbed.hosts import netns
+from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.ledger import Ownership
 from planewise.testbed.plan import (
     AcceptAddress,
     AddBridge,

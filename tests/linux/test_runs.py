@@ -21,8 +21,8 @@ from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.stage import Place
 from planewise.measure.trials.load import LoadTrial
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger, scratch
-from planewise.testbed.host import LocalHost, find_probe
+from planewise.testbed.hosts import ledger, scratch
+from planewise.testbed.hosts.host import LocalHost, find_probe
 from tests.command import PLANEWISE, planewise
 from tests.linux.testbeds import here
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger, netns
+from planewise.testbed.hosts import ledger, netns
 from tests.command import in_this_process, planewise
 from tests.linux.test_runs import nothing_is_left
 

@@ -14,16 +14,16 @@ from contextlib import ExitStack
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed import counters, netns
 from planewise.testbed.availability import try_plane
-from planewise.testbed.crew import ProcessCrew, ShellCrew, StartCrew
-from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
-from planewise.testbed.ledger import STATE, leftovers, token_of
-from planewise.testbed.load import BackgroundLoad, LoadSpec, LoadType
+from planewise.testbed.hosts import counters, netns
+from planewise.testbed.hosts.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
+from planewise.testbed.hosts.ledger import STATE, leftovers, token_of
+from planewise.testbed.loads.background import BackgroundLoad, LoadSpec, LoadType
+from planewise.testbed.loads.crew import ProcessCrew, ShellCrew, StartCrew
 from planewise.testbed.model import HOSTS, CounterPoint, Guest
 from planewise.testbed.planes import plane as plane_called
-from planewise.testbed.router import RouterTestbed
 from planewise.testbed.setting import Arrangement
+from planewise.testbed.switches.router import RouterTestbed
 from tests.linux.probe import eventually
 from tests.linux.testbeds import PLANES, here
 
@@ -347,7 +347,7 @@ def test_a_process_runs_in_its_guest_and_ends_with_the_host() -> None:
 
 
 def test_a_process_deaf_to_sigint_is_stopped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planewise.testbed.host.GRACE_S", 0.2)
+    monkeypatch.setattr("planewise.testbed.hosts.host.GRACE_S", 0.2)
     deaf = "import signal, sys, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); print('ready', file=sys.stderr, flush=True); time.sleep(600)"  # noqa: E501
     process = LocalHost("x").start([sys.executable, "-c", deaf])
     process.wait_ready("ready", 10)

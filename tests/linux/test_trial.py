@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from planewise.testbed.gro import leftovers
-from planewise.testbed.host import find_probe
+from planewise.testbed.hosts.gro import leftovers
+from planewise.testbed.hosts.host import find_probe
 from tests.linux import faults
 from tests.linux.probe import (
     Network,

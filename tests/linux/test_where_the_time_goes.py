@@ -16,12 +16,12 @@ import pytest
 from planewise.measure.rtt import RttPath, measure_rtt, parts_ns
 from planewise.measure.stage import Place
 from planewise.measure.trials.rtt import RttTrial
-from planewise.testbed import netns
 from planewise.testbed.apply import apply
-from planewise.testbed.host import FinishedProcess, LocalHost, LocalProcess
-from planewise.testbed.ledger import Ownership
+from planewise.testbed.hosts import netns
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost, LocalProcess
+from planewise.testbed.hosts.ledger import Ownership
+from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.model import CapturePoint, Guest, HostRole, inside
-from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import AddVeth, Plan, SetAddress, SetUp, Step, new_namespace
 
 SENDER_DELAY_S = 0.004

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.alloc_client import Client
+from planewise.testbed.vfs.alloc_client import Client
 from tests.roots import root
 
 from .conftest import SUITES, artifact

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.alloc_client import Client
+from planewise.testbed.vfs.alloc_client import Client
 from tests.documents import ROOT
 from tests.unit.test_operations_kit import dashboard_expressions
 

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from planewise import __version__, lab
-from planewise.testbed import programs
+from planewise.testbed.hosts import programs
 from tests.documents import ROOT
 from tests.lab.conftest import state_directory, why_not
 from tests.roots import booted, root

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.alloc_client import Client, GuestStatus, Status, guest_path
-from planewise.testbed.remote import LabHost
+from planewise.testbed.hosts.remote import LabHost
+from planewise.testbed.vfs.alloc_client import Client, GuestStatus, Status, guest_path
 from tests.lab.moving import PPS, shell
 
 SOCKET = "/run/planewise/planewised.sock"

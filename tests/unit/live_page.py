@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from planewise.testbed.alloc_client import Client
+from planewise.testbed.vfs.alloc_client import Client
 
 PAGE = Path(__file__).parents[2] / "crates" / "planewised" / "src" / "face" / "page.html"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")

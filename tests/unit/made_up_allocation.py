@@ -12,7 +12,7 @@ from planewise.measure.requests import RequestStream, SentRequests
 from planewise.measure.stage import Place
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.store.models import TrialRecord
-from planewise.testbed.alloc_client import MoveStatus, Status
+from planewise.testbed.vfs.alloc_client import MoveStatus, Status
 
 STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 BEGIN_MS = 1_000_000

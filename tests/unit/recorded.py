@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planewise.testbed.host import LocalHost
-from planewise.testbed.machine import Machine
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.machine import Machine
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS
-from planewise.testbed.pair import Pair
 from planewise.testbed.plan import Plan, Step
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import Testbed

@@ -32,8 +32,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from planewise.commands.alloc import POLICIES
 from planewise.commands.alloc.page import Gateway
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.alloc_client import Client
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.vfs.alloc_client import Client
+from planewise.testbed.vfs.nic import find_planewised
 from tests.command import invoked
 from tests.unit.live_page import look
 

@@ -42,11 +42,11 @@ from planewise.store.allocations import by_groups
 from planewise.store.levels import keeps_levels
 from planewise.store.models import GuestMove, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
-from planewise.testbed.allocator import AllocatorSettings, configuration, shortage
-from planewise.testbed.host import LocalHost
-from planewise.testbed.machine import Resources
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.machine import Resources
 from planewise.testbed.model import Guest
-from planewise.testbed.vfs import Config, ListedVf, Pf
+from planewise.testbed.vfs.allocator import AllocatorSettings, configuration, shortage
+from planewise.testbed.vfs.nic import Config, ListedVf, Pf
 from tests.command import invoked
 from tests.unit import made_up_run
 from tests.unit.made_up_allocation import BEGIN_MS, PART, STREAMS, move, sent, trial

@@ -58,7 +58,7 @@ def test_the_search_knows_a_measurer_and_no_testbed() -> None:
 
 
 def test_virtual_machines_boot_without_a_lab() -> None:
-    for file in (ROOT / "testbed" / "vms").rglob("*.py"):
+    for file in (ROOT / "testbed" / "guests" / "vms").rglob("*.py"):
         assert "lab" not in imported_rooms(file), file.name
 
 

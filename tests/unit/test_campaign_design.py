@@ -14,7 +14,7 @@ from planewise.measure.design_file import load_any, load_design
 from planewise.measure.sut import RouterUnderTest
 from planewise.store.rundir import RunReader, RunWriter
 from planewise.sweeps import SweepPlan, reachable
-from planewise.testbed.router import plan_router
+from planewise.testbed.switches.router import plan_router
 from tests.unit.made_up_run import MadeUp, write
 
 SMALL = {

@@ -32,13 +32,13 @@ from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, 
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import HostCounters
 from planewise.testbed.chains.xdp import _remarks
-from planewise.testbed.dpdk_switch import SWITCH_BYTES
-from planewise.testbed.host import FinishedProcess, Host
-from planewise.testbed.machine import MachineState
+from planewise.testbed.guests.vms import image
+from planewise.testbed.guests.vms.domain import VhostUserNic, nic_xml
+from planewise.testbed.hosts.host import FinishedProcess, Host
+from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
-from planewise.testbed.vfs import Config, ListedVf
-from planewise.testbed.vms import image
-from planewise.testbed.vms.domain import VhostUserNic, nic_xml
+from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
+from planewise.testbed.vfs.nic import Config, ListedVf
 from tests.unit import test_chains as tc
 
 

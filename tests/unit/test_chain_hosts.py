@@ -17,22 +17,22 @@ from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import ReadingDelta, result
 from planewise.measure.chains.stage import ChainStage, nic_shortage
 from planewise.measure.design_file import load_design
-from planewise.testbed import hugepages
 from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
 from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters, parse_host_counters
 from planewise.testbed.chains.routing import routing
 from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
-from planewise.testbed.host import FinishedProcess, Host
-from planewise.testbed.machine import MachineState, Resources
+from planewise.testbed.guests.vms.domain import Passthrough
+from planewise.testbed.guests.vms.guests import HostGuests
+from planewise.testbed.guests.vms.resources import VmResources
+from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.host import FinishedProcess, Host
+from planewise.testbed.hosts.machine import MachineState, Resources
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS, Guest, HostRole
-from planewise.testbed.pair import Pair
 from planewise.testbed.plan import AddNeighbour, AddRoute
-from planewise.testbed.vfs import Config, ListedVf
-from planewise.testbed.vms.domain import Passthrough
-from planewise.testbed.vms.guests import HostGuests
-from planewise.testbed.vms.resources import VmResources
+from planewise.testbed.vfs.nic import Config, ListedVf
 
 ENDS = ("02:00:00:00:00:0a", "02:00:00:00:00:0b")
 MACS = {1: "02:00:00:00:00:01", 2: "02:00:00:00:00:02", 3: "02:00:00:00:00:03"}

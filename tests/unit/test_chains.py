@@ -17,7 +17,6 @@ from planewise.measure.chains.evaluate import ReadingDelta, counts, kpi, result
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import ChainLimit
-from planewise.testbed import hugepages
 from planewise.testbed.chains import describe, frames
 from planewise.testbed.chains.ends import CABLES, mac_of
 from planewise.testbed.chains.functions import parse_busy
@@ -38,9 +37,10 @@ from planewise.testbed.chains.reading import (
     VnfCounters,
     cpu_times,
 )
-from planewise.testbed.dpdk_switch import parse_cycles, parse_ports
-from planewise.testbed.hugepages import HugePagePool
+from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.hugepages import HugePagePool
 from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.switches.dpdk_switch import parse_cycles, parse_ports
 
 # --- chains -------------------------------------------------------------------------------------
 

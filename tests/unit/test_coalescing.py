@@ -12,11 +12,11 @@ from planewise.measure.design import Design
 from planewise.measure.sense import find_problem
 from planewise.measure.stages import Stages
 from planewise.measure.trials.rtt import RttTrial
-from planewise.testbed import pair
-from planewise.testbed.coalescing import read_rx_usecs, set_rx_usecs
-from planewise.testbed.forwarding import ForwardingHost
-from planewise.testbed.host import FinishedProcess, LocalHost
-from planewise.testbed.ledger import HostNote
+from planewise.testbed.hosts import pair
+from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
+from planewise.testbed.hosts.forwarding import ForwardingHost
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost
+from planewise.testbed.hosts.ledger import HostNote
 from planewise.testbed.plan import Plan
 
 # As ethtool 6.1 prints it of the lab's igb, and of a driver that has the call but not this value.

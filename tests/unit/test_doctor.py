@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from planewise import doctor, procfs
 from planewise.store.models import Disturbance
 from planewise.testbed.availability import explain_needs, missing
+from planewise.testbed.hosts.privilege import capable, explain_refusal
+from planewise.testbed.hosts.xdp import generator_text, xdp_features
 from planewise.testbed.planes import PLANES
-from planewise.testbed.privilege import capable, explain_refusal
-from planewise.testbed.xdp import generator_text, xdp_features
 
 CPU = "sys/devices/system/cpu"
 CLOCK = "sys/devices/system/clocksource/clocksource0"

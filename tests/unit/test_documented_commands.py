@@ -12,7 +12,7 @@ import typer.main
 from typer._click.exceptions import BadOptionUsage, BadParameter, MissingParameter, UsageError
 
 from planewise.cli import app
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.vfs.nic import find_planewised
 from tests.documents import ROOT, Shown, shown
 
 COMMANDS = shown()

@@ -19,7 +19,7 @@ from planewise.report.data import RunData
 from planewise.report.policies import sections
 from planewise.store.models import Download, DownloadInterval, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
-from planewise.testbed.host import FinishedProcess
+from planewise.testbed.hosts.host import FinishedProcess
 from planewise.testbed.model import Guest
 from tests.command import invoked
 from tests.unit import made_up_run

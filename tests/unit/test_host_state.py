@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from planewise.procfs import mean_mhz
-from planewise.testbed.host_state import (
+from planewise.testbed.hosts.state import (
     LocalWatch,
     cpu_use,
     process_ticks,

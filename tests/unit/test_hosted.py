@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed import ledger, pair, programs, script
-from planewise.testbed.containers import Container, cgroup_files, image, join_command, last_words
-from planewise.testbed.crew import CrewKind, CrewProcess, ShellCrew
-from planewise.testbed.host import FinishedProcess, LocalHost
-from planewise.testbed.ledger import HostNote, Ownership
-from planewise.testbed.machine import Resources
+from planewise.testbed import script
+from planewise.testbed.guests.docker import Container, cgroup_files, image, join_command, last_words
+from planewise.testbed.hosts import ledger, pair, programs
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost
+from planewise.testbed.hosts.ledger import HostNote, Ownership
+from planewise.testbed.hosts.machine import Resources
+from planewise.testbed.hosts.pair import Targets
+from planewise.testbed.loads.crew import CrewKind, CrewProcess, ShellCrew
 from planewise.testbed.model import Guest
-from planewise.testbed.pair import Targets
 from planewise.testbed.plan import (
     AcceptAddress,
     AddBridge,

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.fleet.plan import check_node
-from planewise.testbed.kubernetes import NodeTarget, parse_node, pod, split_stderr
-from planewise.testbed.remote import open_host
+from planewise.testbed.hosts.kubernetes import NodeTarget, parse_node, pod, split_stderr
+from planewise.testbed.hosts.remote import open_host
 
 # Notes what it is asked. `exec` drops the way into the node and runs the rest here.
 _KUBECTL = """#!/bin/sh
@@ -168,7 +168,7 @@ def test_commands_run_on_the_node_and_nothing_is_left(kubectl: Path, tmp_path: P
 def test_a_killed_desk_leaves_no_process_no_directory_and_no_pod(kubectl: Path) -> None:
     desk = (
         "import time\n"
-        "from planewise.testbed.remote import open_host\n"
+        "from planewise.testbed.hosts.remote import open_host\n"
         "host = open_host('k8s://one', 'sender')\n"
         "left = host.start(['sleep', '1000'])\n"
         "print(left.pid, host.directory, flush=True)\n"

@@ -25,7 +25,7 @@ from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import diagnose, last_lines, refusal
 from planewise.lab.model import LabPaths, LabPlatform, LabSpec
 from planewise.lab.state import HostRecord, LabRecord
-from planewise.testbed import ledger
+from planewise.testbed.hosts import ledger
 from tests.command import invoked
 
 HERE = Path("/run/planewise/lab-t")

@@ -29,7 +29,7 @@ from planewise.store.cells import Sending
 from planewise.store.levels import keeps_levels, marked, missed_levels
 from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.testbed.load import STRESS_NG
+from planewise.testbed.loads.background import STRESS_NG
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp, write
 from tests.unit.vega_schema import fits_schema

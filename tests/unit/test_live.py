@@ -29,8 +29,8 @@ from planewise.measure.meter import Meter, Visible, sample
 from planewise.measure.stage import Place
 from planewise.measure.vms import gauges_of
 from planewise.store.models import KpiSample, Throughput
-from planewise.testbed import gauges
-from planewise.testbed.gauges import Gauge, GaugeReading, busy, cpu_ticks, throughput
+from planewise.testbed.hosts import gauges
+from planewise.testbed.hosts.gauges import Gauge, GaugeReading, busy, cpu_ticks, throughput
 from planewise.testbed.model import make_guest
 
 START = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)

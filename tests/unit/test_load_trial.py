@@ -12,9 +12,9 @@ from planewise.measure.probe import TrialOutput
 from planewise.measure.stage import Place
 from planewise.measure.trials.load import LoadTrial
 from planewise.store.models import TrialRecord
-from planewise.testbed.host import FinishedProcess, LocalHost
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost
+from planewise.testbed.hosts.programs import FORMAT
 from planewise.testbed.model import TrialPath
-from planewise.testbed.programs import FORMAT
 
 
 def output(

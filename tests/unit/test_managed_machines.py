@@ -22,17 +22,17 @@ from planewise.measure.managed import ManagedVmStage
 from planewise.measure.schedule import make_schedule
 from planewise.measure.stages import stage_makers
 from planewise.measure.trials.alloc import AllocTrial
-from planewise.testbed import allocator, vfs
-from planewise.testbed.allocator import Allocator, AllocatorSettings, Machines, configuration
-from planewise.testbed.host import FinishedProcess, Host, LocalHost
-from planewise.testbed.machine import Resources
+from planewise.testbed.guests.vms.domain import DomainSpec, VmOptions, domain_xml
+from planewise.testbed.guests.vms.guests import HostGuests, nic_of
+from planewise.testbed.guests.vms.image import GuestImage
+from planewise.testbed.guests.vms.managed import managed_guests
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.hosts.host import FinishedProcess, Host, LocalHost
+from planewise.testbed.hosts.machine import Resources
 from planewise.testbed.model import make_guest
-from planewise.testbed.vfs import Pf
-from planewise.testbed.vms.domain import DomainSpec, VmOptions, domain_xml
-from planewise.testbed.vms.guests import HostGuests, nic_of
-from planewise.testbed.vms.image import GuestImage
-from planewise.testbed.vms.managed import managed_guests
-from planewise.testbed.vms.platform import VmPlatform
+from planewise.testbed.vfs import allocator, nic
+from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Machines, configuration
+from planewise.testbed.vfs.nic import Pf
 from tests.command import invoked
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def test_machines_start_once_there_are_vfs_and_end_before_these_go(
     told: list[str] = []
     host = Written(told)
 
-    monkeypatch.setattr(vfs, "find_planewised", lambda: "planewised")
+    monkeypatch.setattr(nic, "find_planewised", lambda: "planewised")
     monkeypatch.setattr(allocator, "restore", lambda *_: told.append("restore"))
     monkeypatch.setattr(
         allocator, "read_pf", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=())

@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed import netns
 from planewise.testbed.apply import explain
+from planewise.testbed.hosts import netns
 from planewise.testbed.plan import (
     AddIpvlan,
     AddMacvlan,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.counters import Reading, parse
-from planewise.testbed.crew import Count
-from planewise.testbed.host import FinishedProcess
-from planewise.testbed.load import Demand, LoadSpec, Work, achieved, demand
+from planewise.testbed.hosts.counters import Reading, parse
+from planewise.testbed.hosts.host import FinishedProcess
+from planewise.testbed.loads.background import Demand, LoadSpec, Work, achieved, demand
+from planewise.testbed.loads.crew import Count
 from planewise.testbed.model import CounterPoint
 
 NET_DEV = """\

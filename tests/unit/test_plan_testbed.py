@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.testbed.ledger import token_of
+from planewise.testbed.hosts.ledger import token_of
 from planewise.testbed.model import Site, make_guest
 from planewise.testbed.plan import AddNamespace, AddVeth, Plan, SetMaster, SetUp, Step
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.planes import plane, plane_for, plane_names, planes_of
-from planewise.testbed.router import RouterTestbed, plan_router
 from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.switches.router import RouterTestbed, plan_router
 from planewise.testbed.testbed import impossible
 from tests.unit.recorded import TOKEN, build
 

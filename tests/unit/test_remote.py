@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.remote import SshTarget, open_host, parse_lab, parse_target
+from planewise.testbed.hosts.remote import SshTarget, open_host, parse_lab, parse_target
 
 
 def test_a_server_is_named_by_a_url() -> None:

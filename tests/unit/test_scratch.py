@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed import scratch
+from planewise.testbed.hosts import scratch
 
 HOLD = (
-    "from planewise.testbed.scratch import scratch\n"
+    "from planewise.testbed.hosts.scratch import scratch\n"
     "import time\n"
     "with scratch() as path:\n"
     "    (path / 'x').write_text('x'); print(path, flush=True); time.sleep(60)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.vfs.nic import find_planewised
 
 UNIT = Path(__file__).parents[2] / "crates" / "planewised" / "planewised.service"
 ANALYZE = shutil.which("systemd-analyze")

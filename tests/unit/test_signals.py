@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from planewise.testbed.netns import NamespaceThread
-from planewise.testbed.signals import result_of
+from planewise.testbed.hosts.netns import NamespaceThread
+from planewise.testbed.hosts.signals import result_of
 
 
 class InterruptAt:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from planewise.testbed.vfs import find_planewised
+from planewise.testbed.vfs.nic import find_planewised
 from tests.browser import ACCESSIBILITY, look, needs_browser
 from tests.documents import ROOT
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from planewise.testbed.pair import Pair
+    from planewise.testbed.hosts.pair import Pair
 
 
 class MadeUpStage:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from planewise.measure.rtt import join_stamps, late_stamps, parts_ns, read_packets
-from planewise.testbed.stamps import parse, stamps_of
+from planewise.testbed.hosts.stamps import parse, stamps_of
 
 SOFTWARE, HARDWARE = 0b11010, 0b1000101
 """SOF_TIMESTAMPING flags, as `ethtool -T` names them: software-*; hardware-* and raw."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planewise.testbed.steering import CpuSplit, cpu_mask, split_cpus
+from planewise.testbed.hosts.steering import CpuSplit, cpu_mask, split_cpus
 
 
 def test_one_cpu_generates_and_the_others_receive() -> None:

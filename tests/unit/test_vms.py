@@ -22,7 +22,16 @@ from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.rtt import await_late_end
 from planewise.measure.vms import load_path_of
-from planewise.testbed.host import (
+from planewise.testbed.guests.vms import agent, image
+from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
+from planewise.testbed.guests.vms.arrangement import VmArrangement, guest_in, vm_requests
+from planewise.testbed.guests.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
+from planewise.testbed.guests.vms.guests import last_words
+from planewise.testbed.guests.vms.hypervisor import AgentSilentError, GuestGoneError
+from planewise.testbed.guests.vms.image import GuestImage
+from planewise.testbed.guests.vms.platform import VmPlatform, differences
+from planewise.testbed.guests.vms.resources import VmResources, shortage
+from planewise.testbed.hosts.host import (
     FinishedProcess,
     Host,
     LocalHost,
@@ -33,15 +42,6 @@ from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, Site
 from planewise.testbed.plan import AddTap
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
-from planewise.testbed.vms import agent, image
-from planewise.testbed.vms.agent import EndReason, GuestAgent
-from planewise.testbed.vms.arrangement import VmArrangement, guest_in, vm_requests
-from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
-from planewise.testbed.vms.guests import last_words
-from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
-from planewise.testbed.vms.image import GuestImage
-from planewise.testbed.vms.platform import VmPlatform, differences
-from planewise.testbed.vms.resources import VmResources, shortage
 
 HOST_PLANES = [
     plane.name for plane in PLANES if isinstance(plane, VmPlane) and plane.device and not plane.vfs

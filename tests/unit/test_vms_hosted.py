@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.design import Design
 from planewise.measure.vms import lost_guest_first, options_of
-from planewise.testbed.host import FinishedProcess
-from planewise.testbed.machine import Machine, MachineState
+from planewise.testbed.guests.vms.arrangement import VmArrangement
+from planewise.testbed.guests.vms.domain import Passthrough, VhostUserNic, nic_xml
+from planewise.testbed.guests.vms.resources import VmResources, shortage
+from planewise.testbed.guests.vms.saved import read, saved_header
+from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.hosts.host import FinishedProcess
+from planewise.testbed.hosts.machine import Machine, MachineState
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS, Guest, Site, make_guest
-from planewise.testbed.pair import Pair
 from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
 from planewise.testbed.planes import PLANES, VmPlane, vhost_user, vm_plane
 from planewise.testbed.script import grouped
 from planewise.testbed.setting import Setting
-from planewise.testbed.vms.arrangement import VmArrangement
-from planewise.testbed.vms.domain import Passthrough, VhostUserNic, nic_xml
-from planewise.testbed.vms.resources import VmResources, shortage
-from planewise.testbed.vms.saved import read, saved_header
-from planewise.testbed.vms.testbed import VmTestbed
 
 if TYPE_CHECKING:
-    from planewise.testbed.host import Host
+    from planewise.testbed.hosts.host import Host
 
 VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 

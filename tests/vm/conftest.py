@@ -11,12 +11,12 @@ import pytest
 
 from planewise.errors import UnsupportedError
 from planewise.measure.vms import SECOND_WIRE
-from planewise.testbed.host import LocalHost
-from planewise.testbed.pair import local_pair
+from planewise.testbed.guests.vms.guests import Started
+from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
+from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.setting import Setting
-from planewise.testbed.vms.guests import Started
-from planewise.testbed.vms.platform import VmPlatform, platform_of
-from planewise.testbed.vms.testbed import VmTestbed
 
 TWO_AND_TWO = Setting("vm", "virtio-bridge", "virtio-bridge", 1, "north-south")
 """A main guest and a background guest on each host."""

@@ -9,7 +9,7 @@ import pytest
 
 from planewise.measure.sut import RouterUnderTest, SutMeasurer
 from planewise.store.rundir import RunReader
-from planewise.testbed.vms.platform import VmPlatform
+from planewise.testbed.guests.vms.platform import VmPlatform
 from tests.command import planewise
 from tests.linux.test_runs import nothing_is_left
 

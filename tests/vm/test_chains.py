@@ -12,10 +12,10 @@ import pytest
 from planewise.measure.chains.stage import unavailable_here
 from planewise.store.models import TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.testbed import hugepages
 from planewise.testbed.chains.model import Chain
-from planewise.testbed.host import LocalHost
-from planewise.testbed.vms.platform import VmPlatform
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.host import LocalHost
 
 from .test_run import (
     clean_after,

@@ -21,16 +21,16 @@ from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.stage import Place
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.vms import SECOND_WIRE, load_path_of
-from planewise.testbed import ledger, netns
-from planewise.testbed.host import Host
-from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.guests.vms.arrangement import VmArrangement
+from planewise.testbed.guests.vms.hypervisor import GuestGoneError, HypervisorGoneError
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.hosts import ledger, netns
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.pair import local_pair
+from planewise.testbed.loads.background import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS
-from planewise.testbed.pair import local_pair
 from planewise.testbed.setting import Setting, TrafficPath
-from planewise.testbed.vms.arrangement import VmArrangement
-from planewise.testbed.vms.hypervisor import GuestGoneError, HypervisorGoneError
-from planewise.testbed.vms.platform import VmPlatform
-from planewise.testbed.vms.testbed import VmTestbed
 
 from .conftest import TWO_AND_TWO
 

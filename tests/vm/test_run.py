@@ -19,9 +19,9 @@ import polars as pl
 from planewise.boot.process import processes
 from planewise.measure.rtt import parts_ns
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger, netns
-from planewise.testbed.ledger import token_of
-from planewise.testbed.vms.platform import VmPlatform
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.hosts import ledger, netns
+from planewise.testbed.hosts.ledger import token_of
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")

@@ -9,14 +9,14 @@ import pytest
 
 from planewise.boot.process import processes
 from planewise.measure.vms import SECOND_WIRE
-from planewise.testbed.dpdk_switch import PROGRAM
-from planewise.testbed.hugepages import HugePagePool
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.hosts.hugepages import HugePagePool
+from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.model import HOSTS
-from planewise.testbed.pair import local_pair
 from planewise.testbed.setting import Setting, TrafficPath
-from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.platform import VmPlatform
-from planewise.testbed.vms.testbed import VmTestbed
+from planewise.testbed.switches.dpdk_switch import PROGRAM
 
 pytestmark = pytest.mark.skipif(
     not shutil.which(PROGRAM), reason="there is no Open vSwitch with DPDK (scripts/setup test)"

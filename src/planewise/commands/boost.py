@@ -76,7 +76,7 @@ def _switch(path: Path) -> SwitchPrice:
     from pydantic import ValidationError
 
     from planewise.advise.gain_profile import switch_price
-    from planewise.testbed.alloc_client import FORMAT, Status
+    from planewise.testbed.vfs.alloc_client import FORMAT, Status
 
     try:
         status = Status.model_validate_json(path.read_bytes())

@@ -23,7 +23,7 @@ def clean(
     from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
-    from planewise.testbed import gro, hugepages, pair, scratch
+    from planewise.testbed.hosts import gro, hugepages, pair, scratch
 
     netns_leftovers = pair.leftovers() if dry_run else pair.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planewise.fleet.analysis import Findings
     from planewise.fleet.plan import Fleet, FleetPlan
     from planewise.fleet.tournament import Match
-    from planewise.testbed.pair import Targets
+    from planewise.testbed.hosts.pair import Targets
 
 app = typer.Typer(
     help="Many hosts: measure pairs of them by a design, and find those that are slow.",
@@ -164,7 +164,7 @@ def _plan(
 
 def targets_of(plan: FleetPlan, match: Match) -> Targets:
     """The hosts of a pair. BadInputError where no NIC is named."""
-    from planewise.testbed.pair import Targets
+    from planewise.testbed.hosts.pair import Targets
 
     return Targets(plan.nodes[match.sender], plan.nodes[match.responder], plan.nic)
 

@@ -159,7 +159,7 @@ def down(
 
 
 def _run(name: str, host: HostId, command: list[str]) -> int:
-    from planewise.testbed.remote import LabHost
+    from planewise.testbed.hosts.remote import LabHost
 
     # The same directory, where the host has it; else its home.
     words = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; exec {shlex.join(command)}"

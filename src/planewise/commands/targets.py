@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planewise.measure.experiment import Progress
     from planewise.pipeline import RemoteHosts
     from planewise.store.models import Fingerprint
-    from planewise.testbed.pair import Targets
+    from planewise.testbed.hosts.pair import Targets
 
 LEAST_LAB_MIB = 2048
 """Least memory of a host of a run's own lab; only what is used is taken."""
@@ -67,7 +67,7 @@ def examined(other_hosts: OtherHosts | None) -> Fingerprint:
     import modules that start threads later.
     """
     from planewise import doctor
-    from planewise.testbed import privilege
+    from planewise.testbed.hosts import privilege
 
     if other_hosts is not None:
         return doctor.examine(sample_s=0)
@@ -88,7 +88,7 @@ def opened(other_hosts: OtherHosts | None, progress: Progress) -> Iterator[Remot
         return
     from planewise import doctor, lab
     from planewise.pipeline import RemoteHosts
-    from planewise.testbed.pair import remote_pair
+    from planewise.testbed.hosts.pair import remote_pair
 
     targets = other_hosts.targets
     testbed = {
@@ -121,15 +121,15 @@ def lab_mib(available_mib: int) -> int:
 
 
 def _fresh() -> OtherHosts:
-    from planewise.testbed.pair import Targets
+    from planewise.testbed.hosts.pair import Targets
 
     name = f"run-{os.getpid()}"
     return OtherHosts(Targets(f"lab:{name}/a", f"lab:{name}/b"), name)
 
 
 def _named(sender: str | None, responder: str | None, nic: str) -> OtherHosts:
-    from planewise.testbed.pair import Targets
-    from planewise.testbed.remote import check_host
+    from planewise.testbed.hosts.pair import Targets
+    from planewise.testbed.hosts.remote import check_host
 
     for flag, target in (("--sender", sender), ("--responder", responder)):
         if not target:
@@ -152,7 +152,7 @@ def replace_where(error: BadInputError, flag: str) -> BadInputError:
 
 def _remembered(run: Path) -> OtherHosts | None:
     from planewise.store.rundir import RunReader
-    from planewise.testbed.pair import Targets
+    from planewise.testbed.hosts.pair import Targets
 
     testbed = RunReader(run).info.testbed
     if not testbed:

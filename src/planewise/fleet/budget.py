@@ -6,7 +6,7 @@ from planewise.errors import BadInputError
 from planewise.fleet.plan import Budget
 from planewise.measure.design import Design
 from planewise.measure.trials import kinds_of
-from planewise.testbed.load import STRESSORS
+from planewise.testbed.loads.background import STRESSORS
 from planewise.units import rate_text
 
 WHERE = "--budget-pps"

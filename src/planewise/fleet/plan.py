@@ -118,7 +118,7 @@ def read_nodes(file: Path) -> tuple[str, ...]:
 
 def check_node(node: str, where: str) -> None:
     """Raises BadInputError where `node` names no host."""
-    from planewise.testbed.remote import check_host
+    from planewise.testbed.hosts.remote import check_host
 
     if re.fullmatch(rf"{LOCAL}[a-z0-9][a-z0-9-]*", node):
         return

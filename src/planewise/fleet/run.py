@@ -18,7 +18,7 @@ from pathlib import Path
 from planewise.errors import PlanewiseError
 from planewise.fleet.plan import Fleet
 from planewise.fleet.tournament import Match
-from planewise.testbed.host import HostProcess, LocalHost, ProcessTimeoutError
+from planewise.testbed.hosts.host import HostProcess, LocalHost, ProcessTimeoutError
 
 _POLL_S = 1.0
 _STOP_S = 60.0

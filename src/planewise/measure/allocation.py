@@ -47,11 +47,11 @@ from planewise.store.models import (
     SwitchPhase,
     TrialRecord,
 )
-from planewise.testbed.alloc_client import Client, MoveStatus, Status, guest_path
-from planewise.testbed.allocator import Allocator, AllocatorSettings, Stance
-from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.hosts.host import Host, HostProcess
+from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import Guest
-from planewise.testbed.scratch import scratch
+from planewise.testbed.vfs.alloc_client import Client, MoveStatus, Status, guest_path
+from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Stance
 
 POLL_S = 1.0
 """Between two polls of the daemon, which gather its moves; their times are its own."""

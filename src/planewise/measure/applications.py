@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.hosts.host import Host, HostProcess
 from planewise.testbed.model import Guest
 
 IPERF = "iperf3"

@@ -9,7 +9,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.cells import Cell
 from planewise.measure.design import BackgroundPart
 from planewise.measure.stage import TrialResult
-from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.loads.background import BackgroundLoad, LoadSpec
 
 
 def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:

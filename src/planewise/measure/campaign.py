@@ -19,8 +19,8 @@ from planewise.measure.design import DesignModel, FrameBytes, Levels, LoadLadder
 from planewise.measure.sut import Pinning, RouterUnderTest
 from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
-from planewise.testbed.router import Forwarding, RouterPlatform
-from planewise.testbed.router_machine import RING_PACKETS
+from planewise.testbed.switches.router import Forwarding, RouterPlatform
+from planewise.testbed.switches.router_machine import RING_PACKETS
 from planewise.units import count_text, duration_text
 
 Seconds = Annotated[float, Field(ge=0.01, le=3600)]

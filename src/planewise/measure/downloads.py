@@ -13,7 +13,7 @@ from planewise.measure.applications import IPERF, IPERF_PORT
 from planewise.measure.trials.tcp import parse_iperf
 from planewise.store.allocations import DOWNLOAD_METRIC
 from planewise.store.models import Download, DownloadInterval, Figure
-from planewise.testbed.host import FinishedProcess, Host
+from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.model import Guest
 
 _SLACK_S = 5.0

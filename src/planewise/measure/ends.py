@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from planewise.measure.stage import TrialResult
-from planewise.testbed import counters
-from planewise.testbed.gauges import Gauge
-from planewise.testbed.host import Host
+from planewise.testbed.hosts import counters
+from planewise.testbed.hosts.gauges import Gauge
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import CounterPoint, Guest, HostRole
 
 

@@ -34,7 +34,7 @@ from planewise.measure.trials.load import LoadTrial, ladder_around, ladder_at_pd
 from planewise.store.levels import marked, missed_levels
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
-from planewise.testbed.host_state import LocalWatch
+from planewise.testbed.hosts.state import LocalWatch
 
 FAILURES_IN_A_ROW = 3
 """After so many failed trials in a row a cell is given up; after so many cells in a row of which

@@ -14,9 +14,9 @@ from planewise.measure.rtt import known_limits
 from planewise.measure.stage import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
 from planewise.store.models import Counts, Limit, LossPart, OfferedLoad, TrialRecord
-from planewise.testbed.host import Host
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.steering import CpuSplit
 from planewise.testbed.model import CounterPoint, IpVersion, TrialPath
-from planewise.testbed.steering import CpuSplit
 
 SHORTFALL = 0.01
 """Share of the intended load that may be missing before the generator was the trial's limit: a

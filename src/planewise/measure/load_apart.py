@@ -17,9 +17,9 @@ from planewise.measure.load import HostGenerator, record
 from planewise.measure.probe import LossOutput, ReceiveOutput, SendOutput, TrialOutput, parse
 from planewise.measure.stage import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
-from planewise.testbed import counters
-from planewise.testbed.counters import DROPS, Reading
-from planewise.testbed.host import Host
+from planewise.testbed.hosts import counters
+from planewise.testbed.hosts.counters import DROPS, Reading
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import CounterPoint, HostRole
 
 READY_S = 120.0

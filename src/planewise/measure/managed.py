@@ -16,16 +16,16 @@ from planewise.measure.stage import StageFacts
 from planewise.measure.station import GuestStage
 from planewise.measure.trials.alloc import ALLOC_PLANES
 from planewise.measure.vms import options_of
-from planewise.testbed.allocator import Allocator
-from planewise.testbed.host import Host
-from planewise.testbed.machine import Resources
+from planewise.testbed.guests.vms.managed import managed_machines
+from planewise.testbed.guests.vms.platform import VmPlatform, platform_of, vm_mib
+from planewise.testbed.guests.vms.resources import memory_shortage, no_iommu
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.machine import Resources
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import IpVersion
-from planewise.testbed.pair import Pair
 from planewise.testbed.setting import Arrangement, Setting
-from planewise.testbed.vfs import Pf
-from planewise.testbed.vms.managed import managed_machines
-from planewise.testbed.vms.platform import VmPlatform, platform_of, vm_mib
-from planewise.testbed.vms.resources import memory_shortage, no_iommu
+from planewise.testbed.vfs.allocator import Allocator
+from planewise.testbed.vfs.nic import Pf
 
 
 class ManagedVmStage(GuestStage):

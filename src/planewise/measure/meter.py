@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import KpiSample, Throughput
-from planewise.testbed.gauges import Gauge, GaugeReading, Gauges, busy, throughput
-from planewise.testbed.host import Host
+from planewise.testbed.hosts.gauges import Gauge, GaugeReading, Gauges, busy, throughput
+from planewise.testbed.hosts.host import Host
 
 if TYPE_CHECKING:
     from planewise.measure.stage import Place

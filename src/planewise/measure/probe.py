@@ -10,8 +10,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from planewise.store.models import Counts, Latency, OfferedLoad
-from planewise.testbed import programs
-from planewise.testbed.host import FinishedProcess
+from planewise.testbed.hosts import programs
+from planewise.testbed.hosts.host import FinishedProcess
 
 
 class ProbePart(BaseModel):

@@ -19,7 +19,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.rtt import summarise
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.store.models import Counts, Latency
-from planewise.testbed.host import Host
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Guest
 
 PATIENCE_S = 60.0

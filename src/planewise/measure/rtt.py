@@ -44,10 +44,10 @@ from planewise.store.models import (
     OfferedLoad,
     TrialRecord,
 )
-from planewise.testbed.coalescing import set_rx_usecs
-from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.hosts.coalescing import set_rx_usecs
+from planewise.testbed.hosts.host import Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import CapturePoint, Guest, HostRole
-from planewise.testbed.scratch import scratch
 
 READY_S = 240.0
 """How long a probe may take to say that it is ready: an emulated guest on an emulated host needs a

@@ -25,7 +25,7 @@ from planewise.measure.design import (
 from planewise.measure.problem import Problem
 from planewise.measure.trials import kinds_of
 from planewise.store.models import Level
-from planewise.testbed.load import STRESSORS
+from planewise.testbed.loads.background import STRESSORS
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 

@@ -28,9 +28,9 @@ from planewise.measure.stage import (
 )
 from planewise.measure.station import GuestStage
 from planewise.measure.vms import VmStage, local_vms
-from planewise.testbed.coalescing import read_rx_usecs
+from planewise.testbed.hosts.coalescing import read_rx_usecs
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import IpVersion
-from planewise.testbed.pair import Pair
 from planewise.testbed.planes import plane, refusal
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.testbed.testbed import SPARE_MIB

@@ -28,21 +28,21 @@ from planewise.measure.trials import programs_of
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
-from planewise.testbed.allocator import Allocator, bonding_shortage
-from planewise.testbed.allocator import shortage as allocator_shortage
-from planewise.testbed.crew import ProcessCrew, ShellCrew
-from planewise.testbed.gauges import Gauge
-from planewise.testbed.guests import MAKERS
-from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.load import STRESS_NG, STRESSORS, BackgroundLoad
-from planewise.testbed.machine import Resources
+from planewise.testbed.guests.makers import MAKERS
+from planewise.testbed.hosts.gauges import Gauge
+from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.machine import Resources
+from planewise.testbed.hosts.pair import Pair, local_pair
+from planewise.testbed.hosts.steering import CpuSplit, split_cpus, steer
+from planewise.testbed.loads.background import STRESS_NG, STRESSORS, BackgroundLoad
+from planewise.testbed.loads.crew import ProcessCrew, ShellCrew
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
-from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import plane
 from planewise.testbed.setting import Arrangement, Setting
-from planewise.testbed.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.testbed import Testbed
-from planewise.testbed.vfs import Pf, read_pf
+from planewise.testbed.vfs.allocator import Allocator, bonding_shortage
+from planewise.testbed.vfs.allocator import shortage as allocator_shortage
+from planewise.testbed.vfs.nic import Pf, read_pf
 
 _LOAD_LIMIT_S = 86_400.0
 """Longer than any visit; the load ends with planewise in any case."""

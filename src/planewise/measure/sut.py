@@ -20,12 +20,12 @@ from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.stages import Stages
 from planewise.measure.trials.load import LoadStation, LoadTrial
 from planewise.store.models import Level, TrialRecord
-from planewise.testbed.host import LocalHost
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.pair import Pair
+from planewise.testbed.hosts.steering import split_cpus, steer
 from planewise.testbed.model import IpVersion, TrafficPath, TrialPath, mtu_for
-from planewise.testbed.pair import Pair
 from planewise.testbed.planes.kinds import GuestKind
-from planewise.testbed.router import Forwarding, RouterPlatform, RouterTestbed
-from planewise.testbed.steering import split_cpus, steer
+from planewise.testbed.switches.router import Forwarding, RouterPlatform, RouterTestbed
 
 Pinning = Literal["none", "one", "two", "spread"]
 """CPUs of a router's receive work (`campaign.RouterFactors`)."""

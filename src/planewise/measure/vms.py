@@ -25,17 +25,17 @@ from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.trials import programs_of
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
-from planewise.testbed.gauges import Gauge
-from planewise.testbed.load import BackgroundLoad
-from planewise.testbed.machine import Machine
+from planewise.testbed.guests.vms import platform as vms
+from planewise.testbed.guests.vms.arrangement import VmArrangement
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.hosts.gauges import Gauge
+from planewise.testbed.hosts.machine import Machine
+from planewise.testbed.hosts.pair import Pair, local_pair
+from planewise.testbed.loads.background import BackgroundLoad
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
-from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import PLANES, vm_plane
 from planewise.testbed.setting import Arrangement
-from planewise.testbed.vms import platform as vms
-from planewise.testbed.vms.arrangement import VmArrangement
-from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.testbed import VmTestbed
 
 SECOND_WIRE = "wire1"
 """Second wire of hosts on this machine: guests on the bridge and on the NIC have one each."""

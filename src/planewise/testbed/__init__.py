@@ -1,4 +1,5 @@
-"""Hosts, guests and the planes between them: builds them as plans, and always tears them down.
+"""Hosts, guests and the planes between them, built from plans and always torn down.
 
-Knows nothing of measurements: `measure` asks it for interfaces, addresses and capture points.
+`setting.py` says what to build and `testbed.py` builds it; `model.py` and `plan.py` are the values
+that both use. Each folder is a kind of part: hosts, guests, planes, switches, loads, vfs, chains.
 """

@@ -21,8 +21,9 @@ from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
 from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NUD_NOARP, NUD_PERMANENT
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed import netns
-from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.hosts import netns
+from planewise.testbed.hosts.netns import NamespaceThread
+from planewise.testbed.hosts.signals import result_of, uninterrupted
 from planewise.testbed.plan import (
     AcceptAddress,
     AddBridge,
@@ -51,7 +52,6 @@ from planewise.testbed.plan import (
     Step,
 )
 from planewise.testbed.rtnetlink import APPEND, CHANGE, CREATE, REPLACE, RouteSocket, nested
-from planewise.testbed.signals import result_of, uninterrupted
 
 _ONLINK = 4
 _MAIN_TABLE = 254

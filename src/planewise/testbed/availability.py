@@ -9,13 +9,13 @@ from pathlib import Path
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
-from planewise.testbed.dpdk_switch import PROGRAM as OVS
-from planewise.testbed.host import LocalHost
+from planewise.testbed.guests.vms import platform as vms
+from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.steering import may_steer
 from planewise.testbed.planes import PLANES, Plane
 from planewise.testbed.setting import Setting
-from planewise.testbed.steering import may_steer
+from planewise.testbed.switches.dpdk_switch import PROGRAM as OVS
 from planewise.testbed.testbed import local_testbed
-from planewise.testbed.vms import platform as vms
 
 _DPDK_PROGRAMS = {"Open vSwitch with DPDK": OVS, "dpdk-testpmd": TESTPMD}
 """Programs of a chain on vhost-user, by their usual names."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.apply import explain
-from planewise.testbed.host import FinishedProcess, Host
+from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.plan import AddNamespace, AwaitUp, Plan, RunProgram, SetSysctl, SetUp, Step
 
 TIMEOUT_S = 180.0

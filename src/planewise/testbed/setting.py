@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planewise.store.models import Metric
-from planewise.testbed.host import Host
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import (
     HOSTS,
     CapturePoint,

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.guests import MAKERS
 from planewise.testbed.guests.container import JoiningHost
-from planewise.testbed.machine import (
+from planewise.testbed.guests.makers import MAKERS
+from planewise.testbed.hosts.machine import (
     MAC_FILTERS,
     Machine,
     MachineState,
@@ -26,6 +26,8 @@ from planewise.testbed.machine import (
     remove_traces,
     survey,
 )
+from planewise.testbed.hosts.pair import Pair, local_pair, plan_pair
+from planewise.testbed.hosts.together import together
 from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
@@ -35,7 +37,6 @@ from planewise.testbed.model import (
     make_guest,
     other_host,
 )
-from planewise.testbed.pair import Pair, local_pair, plan_pair
 from planewise.testbed.plan import (
     AcceptAddress,
     AwaitUp,
@@ -50,7 +51,6 @@ from planewise.testbed.planes import plane, refusal, switch_named
 from planewise.testbed.planes.kinds import GUEST_WORDS
 from planewise.testbed.planes.plane import Plane
 from planewise.testbed.setting import Arrangement, GuestRequest, Setting
-from planewise.testbed.together import together
 
 SPARE_MIB = 128
 """Memory that a host keeps for itself."""

@@ -13,7 +13,7 @@ from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
 
 if TYPE_CHECKING:
-    from planewise.testbed.alloc_client import Client
+    from planewise.testbed.vfs.alloc_client import Client
 
 POLICIES = ("fair", "activity", "benefit", "static")
 
@@ -36,7 +36,7 @@ GuestName = Annotated[str, typer.Argument(metavar="GUEST", help="As `status` nam
 
 
 def _client(socket: Path | None) -> Client:
-    from planewise.testbed.alloc_client import DEFAULT_SOCKET, Client
+    from planewise.testbed.vfs.alloc_client import DEFAULT_SOCKET, Client
 
     return Client(socket or DEFAULT_SOCKET)
 
@@ -81,7 +81,7 @@ def _print_plan(client: Client, method: str, path: str, json_: bool) -> None:
         console.print_json(answer)
         return
     from planewise.commands.alloc import show
-    from planewise.testbed.alloc_client import Planned
+    from planewise.testbed.vfs.alloc_client import Planned
 
     show.plan(client.checked(Planned, answer), console.out())
 
@@ -105,7 +105,7 @@ def free(guest: GuestName, socket: Socket = None) -> None:
 
 
 def _set_stance(guest: str, stance: str, socket: Path | None) -> None:
-    from planewise.testbed.alloc_client import guest_path
+    from planewise.testbed.vfs.alloc_client import guest_path
 
     _order(_client(socket), "PUT", guest_path(guest, "stance"), {"stance": stance})
 
@@ -113,7 +113,7 @@ def _set_stance(guest: str, stance: str, socket: Path | None) -> None:
 @app.command()
 def unmark(guest: GuestName, socket: Socket = None) -> None:
     """Clear the mark of a guest that did not answer, so that it may have a VF again."""
-    from planewise.testbed.alloc_client import guest_path
+    from planewise.testbed.vfs.alloc_client import guest_path
 
     _order(_client(socket), "DELETE", guest_path(guest, "mark"))
 
@@ -151,7 +151,7 @@ def drain(
 
 
 def _wait_until_drained(client: Client) -> None:
-    from planewise.testbed.alloc_client import Status, printable
+    from planewise.testbed.vfs.alloc_client import Status, printable
 
     for kind, payload in client.events(status=True):
         if kind != "status":
@@ -184,7 +184,7 @@ def reload(socket: Socket = None) -> None:
 
 
 def _order(client: Client, method: str, path: str, body: dict[str, object] | None = None) -> None:
-    from planewise.testbed.alloc_client import printable
+    from planewise.testbed.vfs.alloc_client import printable
 
     answer = client.order(method, path, body)
     print(printable(str(answer.get("done", "done"))) if isinstance(answer, dict) else "done")

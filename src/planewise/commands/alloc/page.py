@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from planewise.errors import PlanewiseError
 
 if TYPE_CHECKING:
-    from planewise.testbed.alloc_client import Client
+    from planewise.testbed.vfs.alloc_client import Client
 
 PATHS = ("/", "/events?status=true", "/status")
 """Paths that are forwarded: the reads that the page needs."""

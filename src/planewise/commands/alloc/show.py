@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from planewise.testbed.alloc_client import (
+from planewise.testbed.vfs.alloc_client import (
     GuestStatus,
     MoveStatus,
     Planned,

@@ -75,7 +75,7 @@ def simulate(
     json_: JsonOption = False,
 ) -> None:
     """Play traffic against all policies; nothing on this machine is touched."""
-    from planewise.testbed.vfs import find_planewised
+    from planewise.testbed.vfs.nic import find_planewised
 
     if scenario is not None and file is not None:
         raise BadInputError(

@@ -25,7 +25,6 @@ from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.trials.chain import ChainTrial
 from planewise.measure.vms import options_of
 from planewise.store.models import ChainLimit, FrameAccount, Limit, OfferedLoad, TrialRecord
-from planewise.testbed import hugepages
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
@@ -42,24 +41,25 @@ from planewise.testbed.chains.model import (
     mean_bytes,
 )
 from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, ChainTestbed
-from planewise.testbed.dpdk_switch import PROGRAM as OVS
-from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.machine import Resources, survey
-from planewise.testbed.model import HOSTS, HostRole
-from planewise.testbed.pair import Pair, local_pair
-from planewise.testbed.planes import plane
-from planewise.testbed.steering import may_steer
-from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
-from planewise.testbed.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
-from planewise.testbed.vms.resources import (
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.guests import LAB_BOOT_LIMIT_S
+from planewise.testbed.guests.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
+from planewise.testbed.guests.vms.resources import (
     VmResources,
     free_mib,
     memory_shortage,
     no_iommu,
     survey_vms,
 )
-from planewise.testbed.xdp import XDP_ROUTER, attach
+from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.machine import Resources, survey
+from planewise.testbed.hosts.pair import Pair, local_pair
+from planewise.testbed.hosts.steering import may_steer
+from planewise.testbed.hosts.xdp import XDP_ROUTER, attach
+from planewise.testbed.model import HOSTS, HostRole
+from planewise.testbed.planes import plane
+from planewise.testbed.switches.dpdk_switch import PROGRAM as OVS
 
 SAMPLE_S = 1.0
 """Time between two readings of the counters."""

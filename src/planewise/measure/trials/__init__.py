@@ -8,7 +8,7 @@ import pkgutil
 from planewise.errors import BadInputError
 from planewise.measure.design import Design
 from planewise.measure.trials.kind import Kind
-from planewise.testbed.load import STRESS_NG, STRESSORS
+from planewise.testbed.loads.background import STRESS_NG, STRESSORS
 
 
 def _find() -> tuple[Kind, ...]:

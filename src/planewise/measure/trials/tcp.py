@@ -20,8 +20,8 @@ from planewise.measure.ends import Counters, End, PairStation
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
-from planewise.testbed.gauges import GaugeReading, busy, cpu_ticks
-from planewise.testbed.host import FinishedProcess, HostProcess
+from planewise.testbed.hosts.gauges import GaugeReading, busy, cpu_ticks
+from planewise.testbed.hosts.host import FinishedProcess, HostProcess
 
 _SLACK_S = 120.0
 """Starting iperf3 takes an emulated guest as long as a trial."""

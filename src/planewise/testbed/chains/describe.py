@@ -14,8 +14,8 @@ from planewise.testbed.chains.guests import peers, router_scripts
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import function_settings, new_function, routing
 from planewise.testbed.chains.xdp import attach_in_machine, attach_to_namespaces
-from planewise.testbed.dpdk_switch import SWITCH_BYTES
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
+from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
 _TOKEN = "0" * 8
 _FAR = ("<MAC of the sending end>", "<MAC of the receiving end>")

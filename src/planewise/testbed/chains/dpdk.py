@@ -26,7 +26,7 @@ from planewise.testbed.chains.model import (
 )
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import VnfCounters
-from planewise.testbed.dpdk_switch import (
+from planewise.testbed.switches.dpdk_switch import (
     SWITCH_BYTES,
     Flow,
     PmdCycles,

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.dpdk_switch import SETUP_REMEDY
-from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.guests.vms.guests import boot_limit_s
+from planewise.testbed.hosts.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import GUEST_INTERFACE
-from planewise.testbed.vms.guests import boot_limit_s
+from planewise.testbed.switches.dpdk_switch import SETUP_REMEDY
 
 PROGRAM = "dpdk-testpmd"
 MEMORY_BYTES = 64 << 20

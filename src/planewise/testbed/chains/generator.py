@@ -9,7 +9,7 @@ from typing import Any
 from planewise.errors import PlanewiseError
 from planewise.testbed.chains.model import Chain, FrameSize, frames_of
 from planewise.testbed.chains.routing import SOURCE, TARGET, target
-from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.hosts.host import Host, HostProcess
 
 _MIXED = 0.7
 """Share of a single probe's maximum that several probes together keep up."""

@@ -28,17 +28,17 @@ from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import HostCounters, VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import function_settings, routing
-from planewise.testbed.guests import MAKERS
 from planewise.testbed.guests.container import JoiningHost
-from planewise.testbed.host import Host
-from planewise.testbed.machine import PlacedGuest
+from planewise.testbed.guests.makers import MAKERS
+from planewise.testbed.guests.vms.domain import AnyNic, VhostUserNic
+from planewise.testbed.guests.vms.guests import nic_of
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.machine import PlacedGuest
+from planewise.testbed.hosts.steering import bind_interrupts, steer
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AwaitUp
 from planewise.testbed.planes.kinds import GuestKind
-from planewise.testbed.steering import bind_interrupts, steer
-from planewise.testbed.vfs import ListedVf
-from planewise.testbed.vms.domain import AnyNic, VhostUserNic
-from planewise.testbed.vms.guests import nic_of
+from planewise.testbed.vfs.nic import ListedVf
 
 _LOWEST = ("nice", "-n", "19")
 _WRAPPED = 1 << 31

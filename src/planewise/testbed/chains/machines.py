@@ -15,21 +15,21 @@ from types import MappingProxyType
 from typing import Self
 
 from planewise.errors import PlanewiseError
-from planewise.testbed import counters
 from planewise.testbed.chains.ends import MTU_BYTES, netns
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
 from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import address
-from planewise.testbed.machine import MachineState
+from planewise.testbed.guests.vms import booted
+from planewise.testbed.guests.vms.domain import AnyNic, Passthrough, VmOptions
+from planewise.testbed.guests.vms.guests import HostGuests
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.hosts import counters
+from planewise.testbed.hosts.machine import MachineState
+from planewise.testbed.hosts.together import together
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
 from planewise.testbed.planes.kinds import Forwarder
-from planewise.testbed.together import together
-from planewise.testbed.vfs import ListedVf
-from planewise.testbed.vms import booted
-from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
-from planewise.testbed.vms.guests import HostGuests
-from planewise.testbed.vms.platform import VmPlatform
+from planewise.testbed.vfs.nic import ListedVf
 
 GUEST_PROGRAMS: Mapping[Forwarder, tuple[str, ...]] = MappingProxyType(
     {"testpmd": (TESTPMD, "nice", "stdbuf"), "xdp": ("ip",)}

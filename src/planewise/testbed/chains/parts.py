@@ -9,7 +9,7 @@ from functools import cached_property
 
 from planewise.testbed.chains.ends import MTU_BYTES, netns
 from planewise.testbed.chains.model import Chain, Placement
-from planewise.testbed.machine import MachineState
+from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.model import Guest
 from planewise.testbed.plan import SetUp
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planewise import procfs
-from planewise.testbed import counters
-from planewise.testbed.dpdk_switch import PmdCycles
-from planewise.testbed.host import Host, LocalHost
+from planewise.testbed.hosts import counters
+from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.switches.dpdk_switch import PmdCycles
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -17,7 +17,6 @@ from typing import Self
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import FrameAccount
-from planewise.testbed import hugepages
 from planewise.testbed.chains import account, bridge, ends
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
@@ -35,16 +34,17 @@ from planewise.testbed.chains.reading import (
 )
 from planewise.testbed.chains.routing import SOURCE, TARGET
 from planewise.testbed.chains.xdp import XdpMachines, XdpRouters
-from planewise.testbed.host import Host
-from planewise.testbed.machine import MachineState, remove_traces
+from planewise.testbed.guests.vms.cleanup import remove_guests
+from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.machine import MachineState, remove_traces
+from planewise.testbed.hosts.pair import Pair, local_pair
+from planewise.testbed.hosts.signals import result_of
+from planewise.testbed.hosts.steering import bind_interrupts, steer
+from planewise.testbed.hosts.together import together
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
-from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.plan import AwaitUp, new_namespace
 from planewise.testbed.planes.kinds import Forwarder
-from planewise.testbed.signals import result_of
-from planewise.testbed.steering import bind_interrupts, steer
-from planewise.testbed.together import together
-from planewise.testbed.vms.cleanup import remove_guests
 
 FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"

@@ -18,11 +18,11 @@ from planewise.testbed.chains.ends import Ends, netns
 from planewise.testbed.chains.guests import Machines, Routers
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.chains.reading import HostCounters, VnfCounters
+from planewise.testbed.hosts.steering import steer
+from planewise.testbed.hosts.xdp import XDP_PASS, XDP_ROUTER, attach
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.plan import RunProgram
 from planewise.testbed.planes import plane
-from planewise.testbed.steering import steer
-from planewise.testbed.xdp import XDP_PASS, XDP_ROUTER, attach
 
 _HEADER_BYTES = 12
 """struct virtio_net_hdr_mrg_rxbuf."""

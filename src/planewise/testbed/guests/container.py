@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from planewise.testbed.containers import GUEST_MIB, Container, join_command, name_networks
-from planewise.testbed.forwarding import ForwardingHost
-from planewise.testbed.host import Host, HostProcess
-from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+from planewise.testbed.guests.docker import GUEST_MIB, Container, join_command, name_networks
+from planewise.testbed.hosts.forwarding import ForwardingHost
+from planewise.testbed.hosts.host import Host, HostProcess
+from planewise.testbed.hosts.machine import MachineState, PlacedGuest, Resources
+from planewise.testbed.hosts.together import together
 from planewise.testbed.model import Guest
 from planewise.testbed.plan import Step
 from planewise.testbed.planes import plane
-from planewise.testbed.together import together
 
 _WORKERS = 2
 """Containers that a host starts at a time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+from planewise.testbed.hosts.machine import MachineState, PlacedGuest, Resources
 from planewise.testbed.model import Guest
 from planewise.testbed.plan import Step
 

@@ -17,7 +17,7 @@ from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link, veth_pair
 
 if TYPE_CHECKING:
-    from planewise.testbed.machine import MachineState
+    from planewise.testbed.hosts.machine import MachineState
 
 
 class LinuxBridge(Switch):

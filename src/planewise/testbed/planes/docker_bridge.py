@@ -12,7 +12,7 @@ from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, neighbours
 
 if TYPE_CHECKING:
-    from planewise.testbed.machine import MachineState, PlacedGuest
+    from planewise.testbed.hosts.machine import MachineState, PlacedGuest
 
 _SUBNET = "198.18.0.0/15"
 

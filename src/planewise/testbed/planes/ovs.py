@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from planewise.testbed.host import Host
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Site
-from planewise.testbed.openvswitch import OpenVswitch, appctl, vsctl
 from planewise.testbed.plan import RunProgram, SetUp, Step
 from planewise.testbed.planes.bridge import BridgePlane
 from planewise.testbed.planes.plane import Switch
+from planewise.testbed.switches.openvswitch import OpenVswitch, appctl, vsctl
 
 if TYPE_CHECKING:
-    from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+    from planewise.testbed.hosts.machine import MachineState, PlacedGuest, Resources
 
 Datapath = Literal["system", "netdev"]
 """As Open vSwitch calls them: the kernel's, and its own in user space."""

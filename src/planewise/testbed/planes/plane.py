@@ -16,8 +16,8 @@ from planewise.testbed.plan import AddNeighbour, AddVeth, SetAddress, SetUp, Ste
 from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
 
 if TYPE_CHECKING:
-    from planewise.testbed.host import Host
-    from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+    from planewise.testbed.hosts.host import Host
+    from planewise.testbed.hosts.machine import MachineState, PlacedGuest, Resources
 
 Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "ovs"]
 """What a plane may need of a host beside its kernel."""

@@ -11,7 +11,7 @@ from planewise.testbed.plan import Step
 from planewise.testbed.planes.plane import Plane, on_link
 
 if TYPE_CHECKING:
-    from planewise.testbed.machine import MachineState, PlacedGuest
+    from planewise.testbed.hosts.machine import MachineState, PlacedGuest
 
 
 class VfPlane(Plane):

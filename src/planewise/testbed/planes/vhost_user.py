@@ -10,8 +10,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from planewise.testbed import hugepages
-from planewise.testbed.dpdk_switch import (
+from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.model import HOSTS, Guest, Site
+from planewise.testbed.plan import SetUp, Step
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.ovs import OpenVswitchBridge, bridge_settings
+from planewise.testbed.planes.vm import VmPlane
+from planewise.testbed.switches.dpdk_switch import (
     SWITCH_BYTES,
     Port,
     RunningDpdkSwitch,
@@ -19,15 +25,9 @@ from planewise.testbed.dpdk_switch import (
     read_ports,
     vhost_port,
 )
-from planewise.testbed.host import Host
-from planewise.testbed.model import HOSTS, Guest, Site
-from planewise.testbed.plan import SetUp, Step
-from planewise.testbed.planes.kinds import GuestKind
-from planewise.testbed.planes.ovs import OpenVswitchBridge, bridge_settings
-from planewise.testbed.planes.vm import VmPlane
 
 if TYPE_CHECKING:
-    from planewise.testbed.machine import MachineState, Resources
+    from planewise.testbed.hosts.machine import MachineState, Resources
 
 _UPLINK = "uplink"
 _SLEEP_US = 200

@@ -8,8 +8,8 @@ from planewise.testbed.planes.ovs import OpenVswitchBridge, lacking
 from planewise.testbed.planes.vm import VM_REMEDY, TapPlane
 
 if TYPE_CHECKING:
-    from planewise.testbed.host import Host
-    from planewise.testbed.machine import Resources
+    from planewise.testbed.hosts.host import Host
+    from planewise.testbed.hosts.machine import Resources
 
 
 class VirtioOvsPlane(TapPlane):

@@ -16,8 +16,8 @@ from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Need, Plane, Switch
 
 if TYPE_CHECKING:
-    from planewise.testbed.host import Host
-    from planewise.testbed.machine import MachineState
+    from planewise.testbed.hosts.host import Host
+    from planewise.testbed.hosts.machine import MachineState
 
 VM_REMEDY = "compare it on hosts with virtual machines"
 VIRTUAL_WIRE = "its virtual function belongs to a real NIC, and the wire here is virtual"

@@ -1,0 +1,339 @@
+"""Lifecycle of one host's virtual machines: start, wake, suspend, and the reason of an end.
+
+Knows a host and its libvirt; no plane and no testbed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from planewise.boot import packages
+from planewise.errors import PlanewiseError
+from planewise.testbed.guests.vms import image
+from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
+from planewise.testbed.guests.vms.daemon import Libvirt
+from planewise.testbed.guests.vms.domain import (
+    AnyNic,
+    DomainSpec,
+    Nic,
+    NicModel,
+    VmOptions,
+    domain_xml,
+    nic_xml,
+)
+from planewise.testbed.guests.vms.host import VmHost
+from planewise.testbed.guests.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.guests.vms.saved import Saved, saved_header
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.model import Guest
+
+_POLL_S = 0.05
+_LOOK_S = 0.2
+_CONSOLE_BYTES = 4096
+_COPY_S = 300.0
+
+_JOIN = '{ cat; tail -c +"$2" "$3"; } >"$1"'
+"""Makes file $1 of stdin and of file $3 from byte $2 on."""
+
+
+BOOT_LIMIT_S = 300.0
+"""From start to ready. An emulated guest takes 3 s of CPU time."""
+
+LAB_BOOT_LIMIT_S = 1800.0
+"""The same in a lab, where the guest's emulated CPU is emulated once more: a minute and a half on
+an idle machine, and many on a busy one."""
+
+
+def boot_limit_s(host: Host) -> float:
+    """How long a guest may take on a host from start to ready [s]. Pure."""
+    return LAB_BOOT_LIMIT_S if host.place.startswith("lab:") else BOOT_LIMIT_S
+
+
+@dataclass(frozen=True)
+class Started:
+    """A guest that has come up."""
+
+    guest: Guest
+    ready_s: float
+    """From libvirt's start of it to its agent's first answer."""
+
+
+class HostGuests:
+    """The virtual machines of one host; leaving its `with` block ends them and their libvirt.
+
+    Raises on entry:
+        UnsupportedError: the host has no libvirt, or it does not start.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        platform: VmPlatform,
+        options: VmOptions,
+        *,
+        saved: Saved | None = None,
+    ) -> None:
+        """`saved`: a guest of these options, in a file of the host, to wake instead of booting."""
+        self.platform = platform
+        self.options = options
+        self._host = host
+        self._boot_limit_s = boot_limit_s(host)
+        self._saved = saved
+        self._libvirt = Libvirt(host)
+        self._agents: dict[str, GuestAgent] = {}
+        self._asleep: set[str] = set()
+        self.host = VmHost(host, self._agents)
+        """A guest's `netns` reaches into its virtual machine."""
+
+    @property
+    def hypervisor(self) -> Hypervisor:
+        """The libvirt that runs them."""
+        return self._libvirt.hypervisor
+
+    @property
+    def libvirt_socket(self) -> str:
+        """Where that libvirt listens, on its host."""
+        return self._libvirt.socket
+
+    def __enter__(self) -> Self:
+        self._libvirt.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all of them. Idempotent."""
+        self._libvirt.close()
+        self._agents.clear()
+        self._asleep.clear()
+
+    def start(
+        self,
+        guest: Guest,
+        nic: AnyNic,
+        mtu_bytes: int,
+        neighbours: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Starts a guest, and returns when its agent answers and its NIC has a link.
+
+        `neighbours` are permanent: MACs by IP address.
+
+        Raises:
+            PlanewiseError: it did not come up; it is left as it is.
+        """
+        if self._saved is None:
+            return self.boot(self.domain(guest, nic, mtu_bytes, neighbours), guest)
+        return self._wake(self._saved, guest, nic, network_of(guest, mtu_bytes, neighbours))
+
+    def boot(self, spec: DomainSpec, guest: Guest) -> Started:
+        """As `start`, with the virtual machine's description."""
+        begun = time.monotonic()
+        agent = self._agent_of(guest)
+        self.hypervisor.start(domain_xml(spec), guest.netns)
+        self._await_ready(guest, agent, begun)
+        return Started(guest, time.monotonic() - begun)
+
+    def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> Started:
+        begun = time.monotonic()
+        agent = self._agent_of(guest)
+        head = saved_header(saved, guest.netns, self._console(guest))
+        file = f"{self._host.directory}/{guest.netns}.save"
+        words = ("sh", file, str(saved.stream_at + 1), str(saved.path))
+        try:
+            self._host.run(["sh", "-c", _JOIN, *words], stdin=head, timeout_s=_COPY_S).check()
+            self.hypervisor.restore(file, guest.netns)
+        finally:
+            self._host.run(["rm", "-f", file])
+        self._await_ready(guest, agent, begun)
+        self.hypervisor.attach(guest.netns, nic_xml(nic))
+        # Polled from the host: a guest that polls takes its own CPU time.
+        interface = f"/sys/class/net/{guest.interface}"
+        self._await_file(guest, agent, f"{interface}/address", "", begun)
+        agent.set_network(guest.interface, network)
+        self._await_file(guest, agent, f"{interface}/carrier", "1", begun)
+        return Started(guest, time.monotonic() - begun)
+
+    def _await_file(
+        self, guest: Guest, agent: GuestAgent, path: str, content: str, begun: float
+    ) -> None:
+        """Waits until a file of a guest exists and starts with `content`."""
+        while True:
+            try:
+                if agent.read(path).decode().startswith(content):
+                    return
+            except (GuestGoneError, HypervisorGoneError):
+                raise
+            except PlanewiseError:
+                pass  # not there yet, or not yet to be read
+            if time.monotonic() - begun > self._boot_limit_s:
+                raise PlanewiseError(
+                    f"the NIC of the virtual machine {guest.name} was not ready within "
+                    f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
+                    remedy=self._end_reason(guest).remedy,
+                )
+            agent.pause(_LOOK_S)
+
+    def set_neighbours(self, guest: Guest, neighbours: Mapping[str, str]) -> None:
+        """Sets permanent neighbours of a guest: MACs by IP address.
+
+        Raises:
+            PlanewiseError: the guest does not answer, or refuses.
+        """
+        words = [f"neighbour={address},{mac}" for address, mac in neighbours.items()]
+        self._agents[guest.netns].set_network(guest.interface, words)
+
+    def _agent_of(self, guest: Guest) -> GuestAgent:
+        self._asleep.discard(guest.netns)
+        agent = GuestAgent(
+            lambda: self.hypervisor,
+            guest.netns,
+            self._host.directory,
+            partial(self._end_reason, guest),
+        )
+        self._agents[guest.netns] = agent
+        return agent
+
+    def _await_ready(self, guest: Guest, agent: GuestAgent, begun: float) -> None:
+        while not agent.ready():
+            if time.monotonic() - begun > self._boot_limit_s:
+                reason = self._end_reason(guest)
+                raise PlanewiseError(
+                    f"the virtual machine {guest.name} was not ready within "
+                    f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
+                    remedy=reason.remedy,
+                )
+            agent.pause(_POLL_S)
+
+    def end(self, guest: Guest) -> None:
+        """Ends a guest; one that has ended is no error."""
+        self.hypervisor.destroy(guest.netns)
+        self._agents.pop(guest.netns, None)
+        self._asleep.discard(guest.netns)
+
+    def ended(self, guests: Iterable[Guest]) -> tuple[Guest, ...]:
+        """Those of `guests` that have ended. A libvirt that ended is restarted.
+
+        Raises:
+            PlanewiseError: that failed.
+        """
+        if not self._libvirt.alive:
+            self._libvirt.restart()
+        states = self.hypervisor.states()
+        ended = tuple(guest for guest in guests if guest.netns not in states)
+        self._asleep -= {guest.netns for guest in ended}
+        return ended
+
+    def check(self, guests: Iterable[Guest]) -> None:
+        """Does nothing while all of these guests live.
+
+        Raises:
+            GuestGoneError: one ended.
+            HypervisorGoneError: their libvirt did, and they with it.
+        """
+        states = self.hypervisor.states()
+        for guest in guests:
+            if guest.netns not in states:
+                reason = self._end_reason(guest)
+                raise GuestGoneError(reason.sentence, remedy=reason.remedy)
+
+    def is_awake(self, guest: Guest) -> bool:
+        """Whether its CPUs run."""
+        return guest.netns not in self._asleep
+
+    def set_awake(self, guest: Guest, awake: bool) -> None:
+        """Resumes a guest, or stops its CPUs; its memory and its NIC stay."""
+        if awake == self.is_awake(guest):
+            return
+        if awake:
+            self.hypervisor.resume(guest.netns)
+            self._asleep.discard(guest.netns)
+        else:
+            self.hypervisor.suspend(guest.netns)
+            self._asleep.add(guest.netns)
+
+    def domain(
+        self,
+        guest: Guest,
+        nic: AnyNic | None,
+        mtu_bytes: int,
+        neighbours: Mapping[str, str] | None = None,
+    ) -> DomainSpec:
+        """Description of a guest's virtual machine; without a NIC it has no network. Pure."""
+        platform, options = self.platform, self.options
+        network = network_of(guest, mtu_bytes, neighbours)
+        return DomainSpec(
+            name=guest.netns,
+            accelerator=platform.accelerator.name,
+            emulator=platform.qemu,
+            kernel=str(platform.image.kernel),
+            initrd=str(platform.image.initrd),
+            command_line=platform.image.command_line(
+                cpus=options.vcpus,
+                network=() if nic is None else network,
+            ),
+            memory_mib=options.memory_mib or platform.image.memory_mib,
+            vcpus=options.vcpus,
+            console=self._console(guest),
+            nic=nic,
+            shared_memory=options.shared_memory,
+            cpus=options.main_cpus if guest.role == "main" else options.background_cpus,
+            managed=options.managed,
+        )
+
+    def _console(self, guest: Guest) -> str:
+        return f"{self._host.directory}/{guest.netns}.console"
+
+    def _end_reason(self, guest: Guest) -> EndReason:
+        """Why a guest ended, by its console, which is kept."""
+        log = packages.cache_directory() / f"failed-{guest.name}.console"
+        with suppress(PlanewiseError, OSError):
+            scratch = log.with_name(f".{log.name}-{os.getpid()}")
+            self._host.fetch(self._console(guest), scratch)
+            scratch.rename(log)
+        return EndReason(
+            f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
+            f"its console is kept in {log}; the kernel's log (`dmesg`) tells of a lack of memory",
+        )
+
+    def _last_words(self, guest: Guest) -> str:
+        lines: list[str] = []
+        with suppress(PlanewiseError):
+            tail = ["tail", "-c", str(_CONSOLE_BYTES), self._console(guest)]
+            lines = last_words(self._host.run(tail).check().stdout)
+        return f"its console ends with: {lines[-1]}" if lines else "its console is empty"
+
+
+def network_of(
+    guest: Guest, mtu_bytes: int, neighbours: Mapping[str, str] | None
+) -> tuple[str, ...]:
+    """The network words of a guest (`image.network_words`). Pure."""
+    return image.network_words(f"{guest.ipv4}/15", f"{guest.ipv6}/48", mtu_bytes, neighbours or {})
+
+
+def last_words(console: str) -> list[str]:
+    """The first failure on a console, else its lines. Pure."""
+    lines = [line.strip() for line in console.splitlines() if line.strip()]
+    failures = [line for line in lines if line.startswith(image.FAILED) or "Kernel panic" in line]
+    return [failures[0].removeprefix(image.FAILED)] if failures else lines
+
+
+def nic_of(model: NicModel, guest: Guest, port: str, guests: HostGuests) -> Nic:
+    """A guest's NIC on an existing port of the host. Pure."""
+    platform, options = guests.platform, guests.options
+    return Nic(
+        model=model,
+        mac=guest.mac,
+        port=port,
+        vhost=options.vhost and platform.vhost and model == "virtio",
+        queues=options.queues if model == "virtio" else 1,
+        offloads=options.offloads,
+        standby=options.managed and model == "virtio",
+    )

@@ -1,0 +1,70 @@
+"""Virtual machines on a host's bridge to which planewised gives VFs. Knows no measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from planewise.testbed.guests.vms.arrangement import guest_in
+from planewise.testbed.guests.vms.booted import saved_for
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.guests import HostGuests, nic_of
+from planewise.testbed.guests.vms.platform import VmPlatform
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.together import together
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import Plan
+from planewise.testbed.planes import vm_plane
+from planewise.testbed.vfs.allocator import Machines
+
+MANAGED_PLANE = "virtio-bridge"
+"""Their plane beside a VF."""
+_FIRST_SLOT = 512
+"""Their names and addresses differ from those of the namespaces on the same host."""
+_WORKERS = 2
+"""Machines that a host starts at a time."""
+
+
+def managed_guests(token: str, count: int) -> tuple[Guest, ...]:
+    """The responder's virtual machines, with planewised's names. Pure."""
+    guests = (
+        guest_in(token, _FIRST_SLOT + n, "responder", "background", n, MANAGED_PLANE, "responder")
+        for n in range(count)
+    )
+    return tuple(replace(guest, name=guest.netns) for guest in guests)
+
+
+@contextmanager
+def managed_machines(
+    host: Host, site: Site, token: str, count: int, platform: VmPlatform, options: VmOptions
+) -> Iterator[Machines]:
+    """Virtual machines on taps of a host's bridge; they end with the `with` block.
+
+    Raises:
+        UnsupportedError: the host has no libvirt, or it does not start.
+        PlanewiseError: a machine did not come up.
+    """
+    options = replace(options, managed=True)
+    guests = managed_guests(token, count)
+    plane = vm_plane(MANAGED_PLANE)
+    assert plane.model is not None
+    with ExitStack() as undo:
+        for guest in guests:
+            port = plane.host_interface(guest)
+            undo.callback(host.run, ["ip", "link", "delete", port])
+            host.perform(Plan(plane.attach(site, guest, options.queues)))
+        running = HostGuests(host, platform, options, saved=saved_for(host, platform, options))
+        undo.enter_context(running)
+        starts = [
+            partial(
+                running.start,
+                guest,
+                nic_of(plane.model, guest, plane.host_interface(guest), running),
+                site.mtu_bytes,
+            )
+            for guest in guests
+        ]
+        together(starts, _WORKERS)
+        yield Machines(running.host, guests, running.libvirt_socket)

@@ -1,0 +1,1 @@
+"""Hosts: where processes start, files are read and plans run; leftovers of killed runs."""

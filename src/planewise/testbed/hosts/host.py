@@ -1,0 +1,528 @@
+"""A host: where processes start and files are read. Knows no guest, no plane and no measurement.
+
+`LocalHost` is this machine, or a namespace of it. Hosts reached over the network implement the
+same two protocols.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.apply import apply
+from planewise.testbed.hosts import programs
+from planewise.testbed.hosts.netns import NamespaceThread
+from planewise.testbed.hosts.scratch import scratch
+from planewise.testbed.plan import Plan
+
+GRACE_S = 3.0
+"""How long a process that was asked to stop may take before it is killed."""
+
+_POLL_S = 0.002
+
+
+class ProcessTimeoutError(PlanewiseError):
+    """A process did not end, or did not print a line, in time."""
+
+
+@dataclass(frozen=True)
+class FinishedProcess:
+    """A process that has ended."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    """As a shell counts: 128 + signal for a process ended by a signal."""
+    stdout: str
+    stderr: str
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.exit_code > 128:
+            with suppress(ValueError):
+                return f"ended by {signal.Signals(self.exit_code - 128).name}"
+        return f"exit code {self.exit_code}"
+
+    def check(self) -> FinishedProcess:
+        """Itself, when it succeeded.
+
+        Raises:
+            PlanewiseError: the exit code is not 0; the sentence has the last line of stderr.
+        """
+        if self.exit_code != 0:
+            name = Path(self.argv[0]).name
+            # pw-probe prints `pw-probe: the error`, and its remedy on an indented line.
+            lines = self.stderr.rstrip().splitlines()
+            remedy = lines.pop().strip() if len(lines) > 1 and lines[-1].startswith("  ") else ""
+            if lines and (match := re.match(r"(pw-probe|planewised): ", lines[-1])):
+                name = match[1]  # a shell may have started it
+            message = lines[-1].removeprefix(f"{name}: ") if lines else "it printed nothing"
+            raise PlanewiseError(f"{name} failed ({self.ending}): {message}", remedy=remedy)
+        return self
+
+    def json(self) -> Any:
+        """The JSON document on stdout.
+
+        Raises:
+            PlanewiseError: the process failed, or its output is not JSON.
+        """
+        self.check()
+        try:
+            return json.loads(self.stdout)
+        except ValueError as error:
+            raise PlanewiseError(
+                f"{' '.join(self.argv[:2])} did not print JSON: {error}",
+                remedy="are planewise and pw-probe of the same version?",
+            ) from error
+
+
+class HostProcess(Protocol):
+    """A process on a host. Leaving its `with` block stops it."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on its host."""
+
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
+        """Waits for the end.
+
+        Raises:
+            ProcessTimeoutError: it still runs; it is left running.
+        """
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        """Waits for a line on stderr that is or starts with `line`.
+
+        Raises:
+            ProcessTimeoutError: the line did not come in time; the process is left running.
+            PlanewiseError: the process ended before.
+        """
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+        self.send(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it and its group now, without waiting."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to its group; a process that has ended is no error."""
+
+    def grace_s(self) -> float:
+        """How long it may take to end once it was asked to [s]."""
+        return GRACE_S
+
+    def stop(self) -> FinishedProcess:
+        """Asks it to end, kills it after a grace period, returns its outcome. Idempotent.
+
+        It is asked by SIGINT, then by SIGTERM: background jobs of a shell, and their children,
+        ignore SIGINT.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.send(number)
+            with suppress(ProcessTimeoutError):
+                return self.wait(self.grace_s() / 2)
+        self.kill()
+        return self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Host(Protocol):
+    """A machine, or what stands in for one."""
+
+    @property
+    def name(self) -> str:
+        """Its role: `sender` or `responder`."""
+
+    @property
+    def probe(self) -> str:
+        """Path of pw-probe on this host.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> HostProcess:
+        """Starts a process in a namespace of the host (None: the host's own).
+
+        It runs for `expected_s` at least: where polling disturbs it, nobody polls before.
+
+        Raises:
+            UnsupportedError: there is no such program.
+            PlanewiseError: there is no such namespace.
+        """
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> FinishedProcess:
+        """Starts a process, waits for its end, and kills it after `timeout_s`.
+
+        It runs for `expected_s` at least: where polling disturbs it, nobody polls before.
+
+        Raises:
+            ProcessTimeoutError: it took too long.
+        """
+        with self.start(argv, netns=netns, stdin=stdin, expected_s=expected_s) as process:
+            return process.wait(timeout_s)
+
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        """The command that enters a namespace of the host and executes `argv`. Pure."""
+        return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        """A file of the host; below /proc/net and /proc/sys/net, that of the namespace.
+
+        (Not below /sys: what it shows depends on who mounted it, not on who reads it.)
+
+        Raises:
+            PlanewiseError: it cannot be read.
+        """
+
+    @property
+    def place(self) -> str:
+        """Its name in messages."""
+
+    def program(self, local: str) -> str:
+        """Path on the host of a static program of this machine: copied there, removed by `close`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    @property
+    def directory(self) -> str:
+        """A scratch directory on the host, made at the first use, removed by `close`.
+
+        Raises:
+            PlanewiseError: it cannot be made.
+        """
+
+    def socket(self, path: str) -> str:
+        """A Unix socket of this machine that is connected to the host's socket `path`.
+
+        Raises:
+            PlanewiseError: the host refuses that.
+        """
+
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """Moves a file of the host into the directory `into` of this machine.
+
+        Where guests have files of their own, `netns` names the guest that has it.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    def put(self, local: Path, remote: str) -> None:
+        """Copies a file to the host.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """Copies a file from the host.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    def perform(self, plan: Plan) -> None:
+        """Performs every step of a plan; an empty namespace in it is the host's own.
+
+        Raises:
+            UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
+            PlanewiseError: a step failed.
+        """
+
+    def close(self) -> None:
+        """Ends every process that still runs on it."""
+
+
+class LocalProcess(HostProcess):
+    """A process of this machine, in its own process group, that dies with planewise.
+
+    Its output goes to memory files, so that a silent reader can never block it.
+    """
+
+    def __init__(
+        self, argv: tuple[str, ...], process: subprocess.Popen[bytes], out: int, err: int
+    ) -> None:
+        self.argv = argv
+        self._process = process
+        self._out = out
+        self._err = err
+        self._finished: FinishedProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._finished is None and self._process.poll() is None
+
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
+        if self._finished is None:
+            if timeout_s is not None and not _ends_within(self._process, timeout_s):
+                raise ProcessTimeoutError(
+                    f"{Path(self.argv[0]).name} still runs after {timeout_s:g} s"
+                )
+            code = self._process.wait()
+            self._finished = FinishedProcess(
+                self.argv,
+                128 - code if code < 0 else code,
+                _text(self._out),
+                _text(self._err),
+            )
+            os.close(self._out)
+            os.close(self._err)
+        return self._finished
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        prefix = line.encode()
+        while True:
+            ended = self._finished is not None or self._process.poll() is not None
+            stderr = self._finished.stderr.encode() if self._finished else _content(self._err)
+            if any(line.startswith(prefix) for line in stderr.splitlines()):
+                return
+            if ended:
+                self.wait().check()
+                raise PlanewiseError(f"{Path(self.argv[0]).name} ended before it printed `{line}`")
+            if time.monotonic() > deadline:
+                raise ProcessTimeoutError(
+                    f"{Path(self.argv[0]).name} did not say `{line}` within {timeout_s:g} s"
+                )
+            time.sleep(_POLL_S)
+
+    def send(self, number: signal.Signals) -> None:
+        if self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+
+def _ends_within(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Whether it ends in time. A pidfd tells at once; `Popen.wait` polls every 50 ms."""
+    if process.poll() is not None:
+        return True
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        end = select.poll()
+        end.register(pidfd, select.POLLIN)
+        return bool(end.poll(1000 * max(timeout_s, 0.0)))
+    finally:
+        os.close(pidfd)
+
+
+class LocalHost(Host):
+    """This machine; or, with `home` set, a namespace of it that stands in for a machine."""
+
+    def __init__(self, name: str, home: str | None = None) -> None:
+        self._name = name
+        self._home = home
+        self._thread: NamespaceThread | None = None
+        self._processes: list[LocalProcess] = []
+        self._scratch = ExitStack()
+        self._directory: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its role."""
+        return self._name
+
+    @property
+    def place(self) -> str:
+        return self._home or "this machine"
+
+    @property
+    def _in_namespaces(self) -> NamespaceThread:
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        return self._thread
+
+    @property
+    def directory(self) -> str:
+        if self._directory is None:
+            self._directory = str(self._scratch.enter_context(scratch()))
+        return self._directory
+
+    def program(self, local: str) -> str:
+        """See `Host.program`: nothing is copied."""
+        return local
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`: the path itself."""
+        return path
+
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """See `Host.take`; namespaces share this machine's files."""
+        try:
+            return Path(shutil.move(remote, into / Path(remote).name))
+        except OSError as error:
+            raise PlanewiseError(f"{remote} cannot be moved to {into}: {error.strerror}") from error
+
+    @property
+    def probe(self) -> str:
+        return find_probe()
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> LocalProcess:
+        started = self._in_namespaces.call(netns or self._home, _spawn, tuple(argv), stdin)
+        self._processes = [process for process in self._processes if process.running]
+        self._processes.append(started)
+        return started
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        # /proc/net is that of the process's first thread, which never changes its namespace.
+        in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
+        try:
+            return self._in_namespaces.call(netns or self._home, Path(in_thread).read_text)
+        except OSError as error:
+            raise PlanewiseError(
+                f"{path} on {self._name} cannot be read: {error.strerror}"
+            ) from error
+
+    def has_interface(self, name: str, *, netns: str | None = None) -> bool:
+        """Whether there is an interface of that name, or alternative name, in the namespace.
+
+        `netns` may also be a path, or `pid:N`, as pw-probe takes them.
+
+        Raises:
+            PlanewiseError: there is no such namespace.
+        """
+        if netns is not None and netns.startswith("pid:"):
+            netns = f"/proc/{netns.removeprefix('pid:')}/ns/net"
+        try:
+            self._in_namespaces.call(netns or self._home, socket.if_nametoindex, name)
+        except OSError:
+            return False
+        return True
+
+    def put(self, local: Path, remote: str) -> None:
+        _copy(local, Path(remote))
+
+    def fetch(self, remote: str, local: Path) -> None:
+        _copy(Path(remote), local)
+
+    def perform(self, plan: Plan) -> None:
+        """See `Host.perform`: through netlink."""
+        apply(plan, self._in_namespaces, self._home)
+        # Leaves the last namespace: a later one of the same name would be taken for it.
+        self._in_namespaces.call(self._home, int)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+        self._scratch.close()
+        self._directory = None
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+
+def find_probe() -> str:
+    """Path of pw-probe on this machine: beside the Python that runs, else on PATH.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    return programs.find("pw-probe")
+
+
+def _spawn(argv: tuple[str, ...], stdin: bytes | None) -> LocalProcess:
+    # setpriv ties the process to the thread that starts it, without a fork in between and
+    # without a Python hook, which would cost a copy of this process's page tables.
+    setpriv = shutil.which("setpriv")
+    program = shutil.which(argv[0])
+    if not setpriv or not program:
+        raise UnsupportedError(
+            f"there is no program `{argv[0] if setpriv else 'setpriv'}` on this machine",
+            remedy="install it" if setpriv else "install util-linux",
+        )
+    out = os.memfd_create("stdout")
+    err = os.memfd_create("stderr")
+    source = subprocess.DEVNULL
+    if stdin is not None:
+        source = os.memfd_create("stdin")
+        os.write(source, stdin)
+        os.lseek(source, 0, os.SEEK_SET)
+    try:
+        process = subprocess.Popen(
+            [setpriv, "--pdeathsig", "KILL", "--", program, *argv[1:]],
+            stdin=source,
+            stdout=out,
+            stderr=err,
+            process_group=0,
+        )
+    except BaseException:
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        if source >= 0:
+            os.close(source)
+    return LocalProcess(argv, process, out, err)
+
+
+def _content(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0) if size else b""
+
+
+def _text(descriptor: int) -> str:
+    return _content(descriptor).decode(errors="replace")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copy(source, target)
+    except OSError as error:
+        raise PlanewiseError(f"{source} cannot be copied to {target}: {error.strerror}") from error

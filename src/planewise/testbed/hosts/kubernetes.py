@@ -1,0 +1,327 @@
+"""Hosts that are Kubernetes nodes: a privileged pod on the node, entered by `kubectl exec`.
+
+Commands run in the node's own namespaces, as they would by ssh; the pod only gives access. It is
+deleted when planewise ends, however that ends: `kubectl delete` waits here for the end of a pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qsl, urlsplit
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed.hosts.host import FinishedProcess
+from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, RemoteHost
+from planewise.testbed.hosts.remote_process import RemoteProcess, Sink
+
+IMAGE = "busybox"
+"""The pod's default image: it needs only `sleep` and `nsenter`."""
+
+LABEL = "app.kubernetes.io/name=planewise-measure"
+
+_START_S = 120
+"""An image may have to be pulled first."""
+_LONGEST_S = 24 * 3600
+"""The pod ends by itself then, even without this machine."""
+_COPY_S = 300.0
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+# The keepers on the node first see the end of their connections, and clean up.
+_DELETER = """
+trap '' INT TERM HUP
+read -r done || sleep 5
+exec "$@" >/dev/null
+"""
+# kubectl's own line on an exit code, after the command's stderr.
+_MARK = b"command terminated with exit code "
+
+
+@dataclass(frozen=True)
+class NodeTarget:
+    """A node of a cluster, and the options of its pod."""
+
+    text: str
+    """As the user wrote it."""
+    node: str
+    namespace: str = ""
+    """Empty: the one of kubectl's context."""
+    image: str = IMAGE
+    context: str = ""
+    """Empty: kubectl's current one."""
+
+    @property
+    def kubectl(self) -> tuple[str, ...]:
+        """The command of kubectl with its options."""
+        options = (("--context", self.context), ("--namespace", self.namespace))
+        return ("kubectl", *(f"{option}={value}" for option, value in options if value))
+
+
+def parse_node(text: str) -> NodeTarget:
+    """`k8s://NODE`, as a value; `?namespace=`, `image=` and `context=` may follow. Pure.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    remedy = "k8s://node, or k8s://node?namespace=measure&image=busybox&context=lab"
+    try:
+        parts = urlsplit(text)
+        options = parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise BadInputError(f"`{text}` is not a host: {error}", remedy=remedy) from error
+    node = re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", parts.netloc)
+    if parts.scheme != "k8s" or not node or parts.path or parts.fragment:
+        raise BadInputError(f"`{text}` is not a host", remedy=remedy)
+    option_values = dict(options)
+    unknown = sorted(set(option_values) - {"namespace", "image", "context"})
+    if unknown or len(option_values) < len(options):
+        what = f"`{unknown[0]}` is unknown" if unknown else "an option stands twice"
+        raise BadInputError(f"`{text}` is not a host: {what}", remedy=remedy)
+    if "namespace" in option_values and not re.fullmatch(_LABEL, option_values["namespace"]):
+        raise BadInputError(f"`{text}` is not a host: that is not a namespace", remedy=remedy)
+    return NodeTarget(text, parts.netloc, **option_values)
+
+
+def pod(target: NodeTarget, name: str) -> dict[str, object]:
+    """The measuring pod. Pure."""
+    key, _, value = LABEL.partition("=")
+    container = {
+        "name": "measure",
+        "image": target.image,
+        # Also of a tag `latest`: nodes without a registry have imported images.
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", str(_LONGEST_S)],
+        "securityContext": {"privileged": True},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {key: value}},
+        "spec": {
+            # Not by the scheduler: also a node that takes no pods now can be measured.
+            "nodeName": target.node,
+            "tolerations": [{"operator": "Exists"}],
+            "hostPID": True,
+            "hostNetwork": True,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "activeDeadlineSeconds": _LONGEST_S,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        },
+    }
+
+
+class KubernetesHost(RemoteHost):
+    """A node of a Kubernetes cluster, entered by a pod of ours; connected when made.
+
+    Raises when made:
+        UnsupportedError: there is no kubectl.
+        PlanewiseError: the cluster refuses the pod, or it does not start.
+    """
+
+    remedy = "check with `kubectl get node` that the cluster and the node can be reached"
+
+    def __init__(self, name: str, target: NodeTarget) -> None:
+        self._target = target
+        self._pod = f"planewise-measure-{secrets.token_hex(4)}"
+        self._deleter: asyncio.subprocess.Process | None = None
+        super().__init__(name, target.text)
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`: there is none."""
+        raise UnsupportedError(
+            f"{path} on {self.place} cannot be reached: kubectl forwards no Unix sockets",
+            remedy="measure planes of Docker and of virtual machines by ssh://",
+        )
+
+    def put(self, local: Path, remote: str) -> None:
+        """See `Host.put`; the mode is kept."""
+        failure = f"{local} cannot be copied to {self.place}:{remote}"
+        try:
+            content, mode = local.read_bytes(), local.stat().st_mode & 0o7777
+        except OSError as error:
+            raise PlanewiseError(f"{failure}: {error.strerror}") from error
+        self._copy(['cat >"$1" && chmod "$2" "$1"', remote, f"{mode:o}"], failure, content)
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """See `Host.fetch`; the mode is kept."""
+        failure = f"{self.place}:{remote} cannot be copied to {local}"
+        # A process's output is decoded as text, so that the bytes are encoded.
+        done = self._copy(['stat -L -c %a -- "$1" && base64 <"$1"', remote], failure)
+        mode, _, content = done.stdout.partition("\n")
+        try:
+            local.write_bytes(base64.b64decode(content))
+            local.chmod(int(mode, 8))
+        except OSError as error:
+            raise PlanewiseError(f"{failure}: {error.strerror}") from error
+
+    def _copy(
+        self, script: Sequence[str], failure: str, stdin: bytes | None = None
+    ) -> FinishedProcess:
+        text, *arguments = script
+        done = self.run(["sh", "-c", text, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
+        if done.exit_code != 0:
+            reason = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
+            raise PlanewiseError(f"{failure}: {reason}")
+        return done
+
+    async def _connect(self) -> None:
+        kubectl = self._target.kubectl
+        deletion = ("delete", "pod", self._pod, "--ignore-not-found", "--wait=false")
+        try:
+            # Before the pod, so that it is always deleted.
+            self._deleter = await asyncio.create_subprocess_exec(
+                *("sh", "-c", _DELETER, "sh", *kubectl, *deletion),
+                stdin=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            manifest = json.dumps(pod(self._target, self._pod)).encode()
+            code, _, stderr = await _run((*kubectl, "create", "-f", "-"), manifest)
+            if code != 0:
+                raise PlanewiseError(
+                    f"the measuring pod of {self.place} is refused: {_last(stderr)}",
+                    remedy="it is privileged: its namespace must admit that (label "
+                    "pod-security.kubernetes.io/enforce=privileged), and you must be allowed to "
+                    "create, exec and delete pods there",
+                )
+            ready = ("wait", "--for=condition=Ready", f"pod/{self._pod}", f"--timeout={_START_S}s")
+            code, _, stderr = await _run((*kubectl, *ready))
+            if code != 0:
+                raise PlanewiseError(
+                    f"the measuring pod does not start on {self.place} within {_START_S} s: "
+                    f"{await self._pod_failure() or _last(stderr)}",
+                    remedy="name an image that the node has or can pull: "
+                    f"k8s://{self._target.node}?image=…; it needs sleep and nsenter",
+                )
+        except FileNotFoundError as error:
+            raise UnsupportedError(
+                "there is no program `kubectl` on this machine",
+                remedy="install it: Kubernetes nodes are reached by it",
+            ) from error
+        except BaseException:
+            await self._disconnect()
+            raise
+
+    async def _pod_failure(self) -> str:
+        """The cluster's reason why the pod does not run."""
+        code, out, _ = await _run((*self._target.kubectl, "get", "pod", self._pod, "-o", "json"))
+        if code != 0:
+            return ""
+        status = json.loads(out).get("status", {})
+        for container in status.get("containerStatuses", []):
+            if waiting := container.get("state", {}).get("waiting"):
+                return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+        return str(status.get("message") or status.get("reason") or "the node does not tell of it")
+
+    async def _spawn(self, command: str) -> RemoteProcess:
+        # Process 1 of the node, which the pod sees, has the node's namespaces. The shell has its
+        # path, as busybox may take `sh`, and then `ip`, for its own applets.
+        enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "/bin/sh", "-c", command)
+        process = await asyncio.create_subprocess_exec(
+            *(*self._target.kubectl, "exec", "-i", self._pod, "--container=measure", "--", *enter),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        return KubectlProcess(process)
+
+    async def _disconnect(self) -> None:
+        if self._deleter is None:
+            return
+        with suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self._deleter.communicate(b"done\n"), CONNECT_TIMEOUT_S)
+
+    def _explain(self, error: Exception) -> PlanewiseError:
+        return PlanewiseError(f"kubectl exec on {self.place} failed: {error}", remedy=self.remedy)
+
+
+class KubectlProcess:
+    """A `RemoteProcess` of `kubectl exec`."""
+
+    exit_signal: ClassVar[None] = None
+    """Unknown; the exit code is 128 and the signal."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.stdin: Sink = process.stdin
+        self.stdout = process.stdout
+        self.stderr = _CommandOutput(process.stderr)
+
+    async def wait_closed(self) -> None:
+        await self._process.wait()
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit code; None where kubectl prints none: the connection was lost."""
+        return 0 if self._process.returncode == 0 else self.stderr.exit_code
+
+
+class _CommandOutput:
+    """A `Stream` of a command's stderr, without kubectl's own line."""
+
+    def __init__(self, source: asyncio.StreamReader) -> None:
+        self._source = source
+        self._pending = b""
+        self._ready = b""
+        self.exit_code: int | None = None
+
+    async def read(self, n: int = -1, /) -> bytes:
+        while not self._ready:
+            chunk = await self._source.read(n if n > 0 else 1 << 16)
+            if not chunk:
+                ending = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._pending)
+                if ending:
+                    self.exit_code, self._pending = int(ending[1]), b""
+                output, self._pending = self._pending, b""
+                return output
+            self._ready, self._pending = split_stderr(self._pending + chunk)
+        output, self._ready = self._ready, b""
+        return output
+
+    async def readline(self) -> bytes:
+        line = b""
+        while not line.endswith(b"\n") and (part := await self.read(4096)):
+            head, newline, tail = (line + part).partition(b"\n")
+            line, self._ready = head + newline, tail
+        return line
+
+
+def split_stderr(stderr: bytes) -> tuple[bytes, bytes]:
+    """The command's own part, and the part that may become kubectl's line. Pure."""
+    start = stderr.rfind(_MARK)
+    if start >= 0 and re.fullmatch(rb"\d*\n?", stderr[start + len(_MARK) :]):
+        return stderr[:start], stderr[start:]
+    for length in range(min(len(_MARK), len(stderr)), 0, -1):
+        if stderr.endswith(_MARK[:length]):
+            return stderr[:-length], stderr[-length:]
+    return stderr, b""
+
+
+async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    out, err = await process.communicate(stdin)
+    return process.returncode or 0, out.decode(), err.decode(errors="replace")
+
+
+def _last(output: str) -> str:
+    lines = output.strip().splitlines() or ["kubectl printed nothing"]
+    return lines[-1].removeprefix("error: ")

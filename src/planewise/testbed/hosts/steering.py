@@ -1,0 +1,118 @@
+"""Receive work of a testbed's hosts, moved to CPUs of their own. Knows no trial.
+
+On one machine a frame sent into a veth pair is received by the CPU that sent it: the generator
+pays for the plane's work, sends more slowly and never loses a frame. With receive packet steering
+(RPS, Documentation/networking/scaling.rst of Linux) on the interfaces where frames enter a host,
+that work moves to other CPUs, as it would on two machines: the generator keeps its schedule, and
+what the plane cannot take is lost and counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.hosts.host import Host
+
+
+@dataclass(frozen=True)
+class CpuSplit:
+    """Which CPU generates, and which receive."""
+
+    generator: int
+    receivers: tuple[int, ...]
+
+
+# /sys shows the namespace that mounted it, so that this command mounts it anew. The kernel refuses
+# that where `ip netns exec` has done so. Docker's is read-only, and is remounted for this command.
+_OWN_SYS = (
+    "mount -t sysfs sysfs /sys 2>/dev/null || true; "
+    "[ -w /sys ] || mount -o remount,rw /sys 2>/dev/null || true;"
+)
+
+
+def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:
+    """The first CPU generates, all others receive; None where there is only one CPU.
+
+    Pure with `available`. By default they are the CPUs that this process may use; None where it may
+    not steer.
+    """
+    if available is None and not may_steer(Path("/proc/self/uid_map").read_text()):
+        return None
+    cpus = sorted(os.sched_getaffinity(0) if available is None else available)
+    return CpuSplit(cpus[0], tuple(cpus[1:])) if len(cpus) > 1 else None
+
+
+def may_steer(uid_map: str) -> bool:
+    """Whether /proc/PID/uid_map is that of the machine's own user namespace. Pure.
+
+    RPS asks for a capability over the whole machine (net/core/net-sysfs.c of Linux), which no
+    user namespace gives.
+    """
+    return uid_map.split() == ["0", "0", "4294967295"]
+
+
+def cpu_mask(cpus: Iterable[int]) -> str:
+    """A CPU mask for the kernel: hexadecimal, a comma between every 32 CPUs, highest first."""
+    bits = sum(1 << cpu for cpu in set(cpus))
+    words = []
+    while True:
+        words.append(f"{bits & 0xFFFFFFFF:08x}" if bits >> 32 else f"{bits:x}")
+        bits >>= 32
+        if not bits:
+            return ",".join(reversed(words))
+
+
+def _failure(host: Host, netns: str | None, script: str, words: Sequence[str]) -> str | None:
+    """Runs a script with a sysfs of its own; returns the reason of a failure, else None."""
+    argv = ["unshare", "--mount", "sh", "-ec", script, "steer", *words]
+    finished = host.run(argv, netns=netns, timeout_s=30)
+    if finished.exit_code == 0:
+        return None
+    return (finished.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+
+
+def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:
+    """Moves the receive work of interfaces to `cpus`; none: to the CPU where a frame arrives.
+
+    Raises:
+        PlanewiseError: this kernel or container does not let us.
+    """
+    script = (
+        f"{_OWN_SYS} mask=$1 && shift && "
+        'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
+    )
+    reason = _failure(host, netns, script, [cpu_mask(cpus), *interfaces])
+    if reason is not None:
+        raise PlanewiseError(
+            f"receive work in {netns} cannot be moved to other CPUs: {reason}",
+            remedy="load trials still run; the generator then pays for the plane's work",
+        )
+
+
+# By the NIC's own list: names in /proc/interrupts differ from driver to driver.
+_BIND = f"""
+{_OWN_SYS}
+irqs=$(ls "/sys/class/net/$1/device/msi_irqs")
+for irq in $irqs; do
+    echo "$2" >"/proc/irq/$irq/smp_affinity_list"
+done
+"""
+
+
+def bind_interrupts(host: Host, netns: str | None, interface: str, cpus: Iterable[int]) -> None:
+    """Moves the interrupts of a PCI function, and so its receive work, to `cpus`.
+
+    Raises:
+        PlanewiseError: it has no interrupts of its own, or the kernel does not let us.
+    """
+    words = ",".join(str(cpu) for cpu in sorted(set(cpus)))
+    reason = _failure(host, netns, _BIND, [interface, words])
+    if reason is not None:
+        raise PlanewiseError(
+            f"interrupts of {interface} on {host.place} cannot be moved to CPU {words}: {reason}",
+            remedy="end irqbalance there, and let its driver's interrupts be moved",
+        )

@@ -1,0 +1,1 @@
+"""Background load of guests."""

@@ -1,0 +1,1 @@
+"""Switches that Planewise starts, and the router under test."""
