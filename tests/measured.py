@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from planewise.measure.cells import Cell
-from planewise.measure.design import Design
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.stage import Place
+from planewise.measure.runs.stages import Stages
+from planewise.measure.runs.sut import PlaneUnderTest, SutMeasurer
 from planewise.measure.search.goals import Goal
 from planewise.measure.search.run import algorithm_named, run_search
-from planewise.measure.stage import Place
-from planewise.measure.stages import Stages
-from planewise.measure.sut import PlaneUnderTest, SutMeasurer
 from planewise.measure.trials.connect import ConnectTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial

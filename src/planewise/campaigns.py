@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.measure.campaign import (
+from planewise.measure.designs.campaign import (
     CampaignDesign,
     PlannedCurve,
     curves_of,
     estimate_text,
     unavailable_reason,
 )
-from planewise.measure.estimate import TRIAL_OVERHEAD_S
-from planewise.measure.experiment import FAILURES_IN_A_ROW, Progress
+from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
+from planewise.measure.runs.experiment import FAILURES_IN_A_ROW, Progress
 from planewise.store.files import write_file
 from planewise.store.models import Fingerprint
 from planewise.store.rundir import CAMPAIGN_FILE, RUN_FILE, RunReader, check_free

@@ -18,15 +18,22 @@ from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.drift import Drift, find_drift
-from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design
-from planewise.measure.estimate import blocks_within, estimate_s
-from planewise.measure.experiment import Outcome, Progress, find_ranges, refusals, run, schedule_for
-from planewise.measure.meter import Meter
-from planewise.measure.pause import Pauses
-from planewise.measure.schedule import Schedule, make_schedule
-from planewise.measure.stage import Stage, StageFacts
-from planewise.measure.stages import Stages
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.estimate import blocks_within, estimate_s
+from planewise.measure.designs.schedule import Schedule, make_schedule
+from planewise.measure.runs.experiment import (
+    Outcome,
+    Progress,
+    find_ranges,
+    refusals,
+    run,
+    schedule_for,
+)
+from planewise.measure.runs.meter import Meter
+from planewise.measure.runs.pause import Pauses
+from planewise.measure.runs.stage import Stage, StageFacts
+from planewise.measure.runs.stages import Stages
 from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation

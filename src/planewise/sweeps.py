@@ -12,13 +12,13 @@ from pathlib import Path
 from planewise.errors import PlanewiseError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
-from planewise.measure.estimate import TRIAL_OVERHEAD_S
-from planewise.measure.experiment import PILOT_S, Progress
+from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
+from planewise.measure.runs.experiment import PILOT_S, Progress
+from planewise.measure.runs.stage import StageFacts
+from planewise.measure.runs.sut import Sut, SutMeasurer
 from planewise.measure.search.goals import Goal, SearchResult, SearchTrial
 from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
-from planewise.measure.stage import StageFacts
-from planewise.measure.sut import Sut, SutMeasurer
 from planewise.measure.trials.load import ladder_around
 from planewise.pipeline import RemoteHosts, begin
 from planewise.report import html

@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.measure.cells import expand
-from planewise.measure.design import MAX_COMBINATIONS, MAX_TRIALS, Design
-from planewise.measure.design_file import load_design
+from planewise.measure.designs.cells import expand
+from planewise.measure.designs.design import MAX_COMBINATIONS, MAX_TRIALS, Design
+from planewise.measure.designs.design_file import load_design
 from planewise.testbed.planes import GUESTS_OF
 
 NAME = "fuzzed.yaml"

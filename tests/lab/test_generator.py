@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from planewise.measure.probe import ReceiveOutput, SendOutput, parse
+from planewise.measure.trials.probe import ReceiveOutput, SendOutput, parse
 from planewise.testbed.hosts.remote import LabHost
 
 from .conftest import UpLab

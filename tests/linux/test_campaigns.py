@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.measure.sut import RouterUnderTest, SutMeasurer
+from planewise.measure.runs.sut import RouterUnderTest, SutMeasurer
 from planewise.testbed.guests.docker import why_no_docker
 from tests.command import planewise
 from tests.linux.test_runs import nothing_is_left

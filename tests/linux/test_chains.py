@@ -21,8 +21,8 @@ from typing import Literal
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import IPERF
-from planewise.measure.chains.stage import unavailable_here
+from planewise.measure.runs.chains import unavailable_here
+from planewise.measure.trials.applications import IPERF
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains import dpdk

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from planewise.measure.cells import expand
-from planewise.measure.design_file import load_design
+from planewise.measure.designs.cells import expand
+from planewise.measure.designs.design_file import load_design
 from planewise.store.models import Level, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch

@@ -9,8 +9,8 @@ from typing import NoReturn
 import pytest
 
 from planewise.measure import station as stations
-from planewise.measure.matrix import MEASUREMENTS, MatrixCell, matrix
-from planewise.measure.stages import Stages
+from planewise.measure.designs.matrix import MEASUREMENTS, MatrixCell, matrix
+from planewise.measure.runs.stages import Stages
 from planewise.measure.station import GuestStation
 from tests.measured import (
     assert_sweep_and_search_are_measured,

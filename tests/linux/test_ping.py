@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from planewise.measure.applications import REDIS, REDIS_PORT, redis_command
+from planewise.measure.trials.applications import REDIS, REDIS_PORT, redis_command
 from planewise.store.models import Counts, Latency, OfferedLoad
 from planewise.testbed.hosts.host import find_probe
 from tests.linux.probe import (

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import REDIS
-from planewise.measure.load import HostGenerator, LoadPath, measure_load
-from planewise.measure.stage import Place
+from planewise.measure.runs.stage import Place
+from planewise.measure.trials.applications import REDIS
+from planewise.measure.trials.frames import HostGenerator, LoadPath, measure_load
 from planewise.measure.trials.load import LoadTrial
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 import polars as pl
 import pytest
 
-from planewise.measure.rtt import RttPath, measure_rtt, parts_ns
-from planewise.measure.stage import Place
+from planewise.measure.runs.stage import Place
+from planewise.measure.trials.round_trips import RttPath, measure_rtt, parts_ns
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.apply import apply
 from planewise.testbed.hosts import netns

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
-from planewise.measure.allocation import DaemonMetrics, DaemonObservation, record_of
-from planewise.measure.design import AllocPart, Policy
-from planewise.measure.requests import RequestStream, SentRequests
-from planewise.measure.stage import Place
+from planewise.measure.designs.design import AllocPart, Policy
+from planewise.measure.runs.stage import Place
 from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.allocation import DaemonMetrics, DaemonObservation, record_of
+from planewise.measure.trials.requests import RequestStream, SentRequests
 from planewise.store.models import TrialRecord
 from planewise.testbed.vfs.alloc_client import MoveStatus, Status
 

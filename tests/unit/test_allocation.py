@@ -15,7 +15,12 @@ from planewise.advise.recommend import recommend
 from planewise.commands.alloc import POLICIES
 from planewise.errors import PlanewiseError
 from planewise.judge.policies import policy_families
-from planewise.measure.allocation import (
+from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.design import AllocPart, Design, Policy
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.schedule import make_schedule
+from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.allocation import (
     ClockOffset,
     hold_times,
     offset_of,
@@ -24,12 +29,7 @@ from planewise.measure.allocation import (
     reaction_of,
     settings_of,
 )
-from planewise.measure.cells import cells_of
-from planewise.measure.design import AllocPart, Design, Policy
-from planewise.measure.design_file import load_design
-from planewise.measure.requests import SentRequests, parse_sent, script_of, streams_of
-from planewise.measure.schedule import make_schedule
-from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.requests import SentRequests, parse_sent, script_of, streams_of
 from planewise.publications.answers import answers, read_run
 from planewise.publications.claims import publications
 from planewise.report import allocation, html

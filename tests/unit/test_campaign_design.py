@@ -9,9 +9,9 @@ import pytest
 
 from planewise import campaigns
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.measure.campaign import CampaignDesign, curves_of, unavailable_reason
-from planewise.measure.design_file import load_any, load_design
-from planewise.measure.sut import RouterUnderTest
+from planewise.measure.designs.campaign import CampaignDesign, curves_of, unavailable_reason
+from planewise.measure.designs.design_file import load_any, load_design
+from planewise.measure.runs.sut import RouterUnderTest
 from planewise.store.rundir import RunReader, RunWriter
 from planewise.sweeps import SweepPlan, reachable
 from planewise.testbed.switches.router import plan_router

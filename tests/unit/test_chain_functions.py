@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from planewise.boot import initramfs
 from planewise.boot.model import Kernel
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.measure.cells import cells_of
-from planewise.measure.chains.evaluate import ReadingDelta, result
-from planewise.measure.chains.stage import ChainStage, _missing
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_design
+from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.runs.chains import ChainStage, _missing
+from planewise.measure.trials.chain_evaluation import ReadingDelta, result
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, frame_path

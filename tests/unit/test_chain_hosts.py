@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.cells import cells_of
-from planewise.measure.chains.evaluate import ReadingDelta, result
-from planewise.measure.chains.stage import ChainStage, nic_shortage
-from planewise.measure.design_file import load_design
+from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.runs.chains import ChainStage, nic_shortage
+from planewise.measure.trials.chain_evaluation import ReadingDelta, result
 from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn

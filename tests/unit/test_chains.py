@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.measure.cells import cells_of, expand
-from planewise.measure.chains.evaluate import ReadingDelta, counts, kpi, result
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_design
+from planewise.measure.designs.cells import cells_of, expand
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.trials.chain_evaluation import ReadingDelta, counts, kpi, result
 from planewise.store.models import ChainLimit
 from planewise.testbed.chains import describe, frames
 from planewise.testbed.chains.ends import CABLES, mac_of

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from planewise.measure.cells import Cell, expand
-from planewise.measure.design import Design
-from planewise.measure.sense import find_problem
-from planewise.measure.stages import Stages
+from planewise.measure.designs.cells import Cell, expand
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.sense import find_problem
+from planewise.measure.runs.stages import Stages
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.hosts import pair
 from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
-from planewise.measure.cells import Cell, cells_of, expand
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_design
-from planewise.measure.sense import find_problem
+from planewise.measure.designs.cells import Cell, cells_of, expand
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.sense import find_problem
 from planewise.testbed.planes import GUESTS_OF, planes_of
 
 DOCKER = """\

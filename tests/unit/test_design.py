@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
-from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_design
-from planewise.measure.schedule import make_schedule
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.schedule import make_schedule
 from planewise.measure.trials.load import LoadTrial, ladder_around
 
 GOOD = """\

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.applications import IPERF
-from planewise.measure.design_file import load_design
-from planewise.measure.downloads import RunningDownload, download_of, figures_of
+from planewise.measure.designs.design_file import load_design
 from planewise.measure.trials.alloc import KIND
+from planewise.measure.trials.applications import IPERF
+from planewise.measure.trials.downloads import RunningDownload, download_of, figures_of
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.policies import sections

@@ -14,11 +14,11 @@ import polars as pl
 import pytest
 
 from planewise.errors import PlanewiseError, StorageError
-from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design
-from planewise.measure.experiment import cell_of, find_ranges, run, schedule_for
-from planewise.measure.schedule import Schedule
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.schedule import Schedule
+from planewise.measure.runs.experiment import cell_of, find_ranges, run, schedule_for
+from planewise.measure.runs.stage import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.store.models import Counts, OfferedLoad, TrialRecord

@@ -20,7 +20,7 @@ from planewise.fleet.page import headline, render
 from planewise.fleet.plan import Budget, Fleet, FleetPlan, draw_pairs, read_nodes
 from planewise.fleet.tournament import Match, meetings_of, tournament
 from planewise.judge.statistics.nodes import Meeting, determined, false_discovery, node_effects
-from planewise.measure.design import Design
+from planewise.measure.designs.design import Design
 from planewise.store.rundir import RunReader
 from tests.command import invoked
 from tests.unit import made_up_run

@@ -15,12 +15,12 @@ from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample, compare_levels, metrics_in, observe
 from planewise.judge.statistics.metrics import by_sending
 from planewise.measure import station
-from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_any, load_design
-from planewise.measure.pattern import bursts_of
-from planewise.measure.schedule import make_schedule
-from planewise.measure.stages import Stages
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_any, load_design
+from planewise.measure.designs.pattern import bursts_of
+from planewise.measure.designs.schedule import make_schedule
+from planewise.measure.runs.stages import Stages
 from planewise.report.data import RunData
 from planewise.report.figures import guests as guests_figure
 from planewise.report.figures import rtt as rtt_figure

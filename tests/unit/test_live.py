@@ -25,9 +25,9 @@ from planewise.live.follow import Follower, Tail
 from planewise.live.server import LiveServer, listen
 from planewise.live.state import KEPT, LiveState
 from planewise.live.terminal import line, render
-from planewise.measure.meter import Meter, Visible, sample
-from planewise.measure.stage import Place
-from planewise.measure.vms import gauges_of
+from planewise.measure.runs.meter import Meter, Visible, sample
+from planewise.measure.runs.stage import Place
+from planewise.measure.runs.vms import gauges_of
 from planewise.store.models import KpiSample, Throughput
 from planewise.testbed.hosts import gauges
 from planewise.testbed.hosts.gauges import Gauge, GaugeReading, busy, cpu_ticks, throughput

@@ -8,10 +8,10 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.measure.load import HostGenerator, LoadPath, command
-from planewise.measure.load_apart import combine
-from planewise.measure.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
+from planewise.measure.trials.frames import HostGenerator, LoadPath, command
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_two_ended import combine
+from planewise.measure.trials.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
 from planewise.testbed.model import CounterPoint, TrialPath
 
 NAMES = ("sender-main", "responder-main")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from planewise.measure.load import HostGenerator, LoadPath, limits_of, measure_load
-from planewise.measure.probe import TrialOutput
-from planewise.measure.stage import Place
+from planewise.measure.runs.stage import Place
+from planewise.measure.trials.frames import HostGenerator, LoadPath, limits_of, measure_load
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.probe import TrialOutput
 from planewise.store.models import TrialRecord
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost
 from planewise.testbed.hosts.programs import FORMAT

@@ -15,12 +15,12 @@ import pytest
 
 from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure import managed as stage
-from planewise.measure.cells import cells_of
-from planewise.measure.design_file import load_design
-from planewise.measure.managed import ManagedVmStage
-from planewise.measure.schedule import make_schedule
-from planewise.measure.stages import stage_makers
+from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.schedule import make_schedule
+from planewise.measure.runs import managed as stage
+from planewise.measure.runs.managed import ManagedVmStage
+from planewise.measure.runs.stages import stage_makers
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.testbed.guests.vms.domain import DomainSpec, VmOptions, domain_xml
 from planewise.testbed.guests.vms.guests import HostGuests, nic_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planewise.measure.matrix import (
+from planewise.measure.designs.matrix import (
     MEASUREMENTS,
     PLACES,
     MatrixCell,

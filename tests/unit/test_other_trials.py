@@ -12,9 +12,9 @@ from planewise.errors import BadInputError
 from planewise.fleet.budget import within
 from planewise.fleet.plan import Budget
 from planewise.judge.statistics import RunSample, metrics_in, observe
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_design
-from planewise.measure.schedule import make_schedule
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.schedule import make_schedule
 from planewise.measure.trials.connect import ConnectTrial, figures
 from planewise.report import html
 from planewise.store.models import Figure, Latency, TrialRecord

@@ -10,10 +10,10 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample, compare_levels, observe
 from planewise.judge.statistics.metrics import by_sending
-from planewise.measure.design_file import load_design
-from planewise.measure.pattern import Bursts, bursts_of
-from planewise.measure.probe import BurstOutput
-from planewise.measure.schedule import make_schedule
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.pattern import Bursts, bursts_of
+from planewise.measure.designs.schedule import make_schedule
+from planewise.measure.trials.probe import BurstOutput
 from planewise.measure.trials.rtt import RttTrial
 from planewise.report.data import RunData
 from planewise.store.cells import Sending

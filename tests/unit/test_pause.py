@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from planewise.measure.cells import Cell
-from planewise.measure.experiment import run
-from planewise.measure.pause import Pauses
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.designs.cells import Cell
+from planewise.measure.runs.experiment import run
+from planewise.measure.runs.pause import Pauses
+from planewise.measure.runs.stage import Place, TrialResult
 from planewise.measure.trials.rtt import RttTrial
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent, names
@@ -99,7 +99,7 @@ def test_a_pause_comes_between_two_trials_and_the_load_ends_for_it(tmp_path: Pat
 SCRIPT = textwrap.dedent(
     """
     import sys, time
-    from planewise.measure.pause import Pauses
+    from planewise.measure.runs.pause import Pauses
 
     with Pauses() as pauses:
         mark = pauses.mark()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planewise.judge.curve import Curve, LoadPoint, Run
 from planewise.judge.verdict import Verdict, judge
-from planewise.measure.pilots import MOST_PILOTS, PilotTrial, find_pdr
+from planewise.measure.runs.pilots import MOST_PILOTS, PilotTrial, find_pdr
 from planewise.measure.trials.load import ladder_around, ladder_at_pdr, loads_of_block
 
 Measure = Callable[[float], PilotTrial]

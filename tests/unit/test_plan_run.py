@@ -11,12 +11,12 @@ import pytest
 
 from planewise.commands.dry_run import as_json, print_schedule
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.measure.cells import cells_of
-from planewise.measure.design import Design
-from planewise.measure.design_file import load_design
-from planewise.measure.estimate import blocks_within, estimate_s, visit_costs_s
-from planewise.measure.experiment import run, schedule_for
-from planewise.measure.schedule import Schedule, make_schedule
+from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.estimate import blocks_within, estimate_s, visit_costs_s
+from planewise.measure.designs.schedule import Schedule, make_schedule
+from planewise.measure.runs.experiment import run, schedule_for
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.pipeline import QUICK_BLOCKS, Quick, check_budget, differences

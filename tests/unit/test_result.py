@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from planewise.commands.result import _value, print_result
-from planewise.measure.experiment import Outcome
+from planewise.measure.runs.experiment import Outcome
 from planewise.pipeline import FinishedRun
 from planewise.store.models import RunStatus
 from planewise.store.recommendation import RankedPlane, Recommendation

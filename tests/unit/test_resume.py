@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from planewise.measure.cells import cells_of
-from planewise.measure.design import Design
-from planewise.measure.experiment import run, schedule_for
-from planewise.measure.schedule import Schedule
+from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.schedule import Schedule
+from planewise.measure.runs.experiment import run, schedule_for
 from planewise.pipeline import changed_hosts
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent, names

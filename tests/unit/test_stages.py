@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design_file import load_design
-from planewise.measure.stages import Stages
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design_file import load_design
+from planewise.measure.runs.stages import Stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

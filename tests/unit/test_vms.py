@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from planewise.boot.initramfs import program_entries
 from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.measure.rtt import await_late_end
-from planewise.measure.vms import load_path_of
+from planewise.measure.runs.vms import load_path_of
+from planewise.measure.trials.round_trips import await_late_end
 from planewise.testbed.guests.vms import agent, image
 from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
 from planewise.testbed.guests.vms.arrangement import VmArrangement, guest_in, vm_requests

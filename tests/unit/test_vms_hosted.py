@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.design import Design
-from planewise.measure.vms import lost_guest_first, options_of
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.vms import lost_guest_first, options_of
 from planewise.testbed.guests.vms.arrangement import VmArrangement
 from planewise.testbed.guests.vms.domain import Passthrough, VhostUserNic, nic_xml
 from planewise.testbed.guests.vms.resources import VmResources, shortage

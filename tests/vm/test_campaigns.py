@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.measure.sut import RouterUnderTest, SutMeasurer
+from planewise.measure.runs.sut import RouterUnderTest, SutMeasurer
 from planewise.store.rundir import RunReader
 from planewise.testbed.guests.vms.platform import VmPlatform
 from tests.command import planewise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.measure.chains.stage import unavailable_here
+from planewise.measure.runs.chains import unavailable_here
 from planewise.store.models import TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains.model import Chain

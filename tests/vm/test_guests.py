@@ -16,11 +16,11 @@ import pytest
 
 from planewise.boot.process import processes
 from planewise.errors import PlanewiseError
-from planewise.measure.load import HostGenerator
-from planewise.measure.load_apart import measure_load_apart
-from planewise.measure.stage import Place
+from planewise.measure.runs.stage import Place
+from planewise.measure.runs.vms import SECOND_WIRE, load_path_of
+from planewise.measure.trials.frames import HostGenerator
 from planewise.measure.trials.load import LoadTrial
-from planewise.measure.vms import SECOND_WIRE, load_path_of
+from planewise.measure.trials.load_two_ended import measure_load_apart
 from planewise.testbed.guests.vms.arrangement import VmArrangement
 from planewise.testbed.guests.vms.hypervisor import GuestGoneError, HypervisorGoneError
 from planewise.testbed.guests.vms.platform import VmPlatform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planewise.measure.matrix import matrix
+from planewise.measure.designs.matrix import matrix
 from tests.measured import assert_sweep_and_search_are_measured, assert_trials_are_measured
 
 PLANES = sorted(

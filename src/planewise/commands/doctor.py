@@ -81,7 +81,7 @@ def _print_matrix(json: bool) -> None:
 
     from rich.table import Table
 
-    from planewise.measure import matrix
+    from planewise.measure.designs import matrix
     from planewise.testbed import planes
 
     cells = list(matrix.matrix())

@@ -7,14 +7,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from planewise.commands.console import out, print_json
-from planewise.measure.cells import Cell
-from planewise.measure.estimate import blocks_within, estimate_s
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.estimate import blocks_within, estimate_s
 from planewise.units import count_text, duration_text
 
 if TYPE_CHECKING:
-    from planewise.measure.chains.stage import Build
-    from planewise.measure.design import Design
-    from planewise.measure.schedule import Schedule, Skipped
+    from planewise.measure.designs.design import Design
+    from planewise.measure.designs.schedule import Schedule, Skipped
+    from planewise.measure.runs.chains import Build
     from planewise.store.models import Level
 
 
@@ -68,7 +68,7 @@ def _builds(design: Design, schedule: Schedule, nic: str) -> dict[str, Build]:
     chains = [cell for cell in _cells(schedule) if cell.vnfs]
     if not chains:
         return {}
-    from planewise.measure.chains.stage import ChainStage
+    from planewise.measure.runs.chains import ChainStage
 
     return ChainStage(design).builds(chains, nic)
 

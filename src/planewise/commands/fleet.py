@@ -130,7 +130,7 @@ def _plan(
 
     from planewise.fleet.budget import within
     from planewise.fleet.plan import Budget, FleetPlan, default_seed, draw_pairs, read_nodes
-    from planewise.measure.design_file import load_design
+    from planewise.measure.designs.design_file import load_design
 
     if nodes_file is None or pairs is None:
         raise BadInputError(

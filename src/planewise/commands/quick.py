@@ -38,7 +38,7 @@ def quick(
     verbosity: Verbosity = context.obj
     host = examined(None)
     from planewise import pipeline
-    from planewise.measure.experiment import default_directory
+    from planewise.measure.runs.experiment import default_directory
     from planewise.testbed.planes import plane, planes_of
 
     # A plane that starts a program of its own takes the time of several: `planewise run` has it.

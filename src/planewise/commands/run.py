@@ -17,7 +17,7 @@ from planewise.errors import BadInputError
 if TYPE_CHECKING:
     import socket
 
-    from planewise.measure.campaign import CampaignDesign
+    from planewise.measure.designs.campaign import CampaignDesign
 
 
 def run(
@@ -60,7 +60,7 @@ def run(
     finished, and tries again what failed.
     """
     if schema:
-        from planewise.measure.schema import design_schema
+        from planewise.measure.designs.schema import design_schema
 
         print_json(design_schema())
         return
@@ -72,8 +72,8 @@ def run(
         )
     if dry_run and design_file is None:
         raise BadInputError("--dry-run needs a design", where="--dry-run", remedy="name a design")
-    from planewise.measure.campaign import CampaignDesign
-    from planewise.measure.design_file import load_any
+    from planewise.measure.designs.campaign import CampaignDesign
+    from planewise.measure.designs.design_file import load_any
 
     design = None if design_file is None else load_any(design_file)
     if isinstance(design, CampaignDesign):
@@ -95,7 +95,7 @@ def run(
     from planewise import pipeline
     from planewise.commands.dry_run import print_schedule
     from planewise.commands.live import LiveView
-    from planewise.measure.experiment import default_directory
+    from planewise.measure.runs.experiment import default_directory
     from planewise.store.rundir import check_free
 
     out = resume or out_directory or default_directory()
@@ -132,8 +132,8 @@ def _run_campaign(
     from planewise.commands.campaign import summarise
     from planewise.commands.console import out as console
     from planewise.commands.targets import examined
-    from planewise.measure.campaign import curves_of, estimate_text
-    from planewise.measure.estimate import TRIAL_OVERHEAD_S
+    from planewise.measure.designs.campaign import curves_of, estimate_text
+    from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
 
     campaigns.check(design)
     if dry_run:
@@ -145,7 +145,7 @@ def _run_campaign(
             console().print("\n".join((f"{duration}.", *(f"  {name}" for name in names))))
         return
     host = examined(None)
-    from planewise.measure.experiment import default_directory
+    from planewise.measure.runs.experiment import default_directory
 
     verbosity: Verbosity = context.obj
     folder = out or default_directory()

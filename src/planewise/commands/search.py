@@ -145,7 +145,7 @@ def _measure(
     size_bytes = options.frame_bytes()
     host = targets.examined(other_hosts)
     from planewise import sweeps
-    from planewise.measure.experiment import default_directory
+    from planewise.measure.runs.experiment import default_directory
     from planewise.units import percent_text, rate_text
 
     goals, algorithm = settings.goals_and_algorithm()

@@ -14,7 +14,7 @@ from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
     from planewise.commands.targets import OtherHosts
-    from planewise.measure.sut import Sut
+    from planewise.measure.runs.sut import Sut
     from planewise.testbed.model import IpVersion, TrafficPath
     from planewise.testbed.planes.kinds import GuestKind
 
@@ -106,7 +106,7 @@ class SutOptions:
 
     def sut(self, command: str) -> Sut:
         """The system under test. BadInputError: the options name none or several."""
-        from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
+        from planewise.measure.runs.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
         from planewise.testbed.model import TrialPath
         from planewise.testbed.planes import plane_for
 

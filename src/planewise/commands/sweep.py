@@ -82,7 +82,7 @@ def sweep(
     verbosity: Verbosity = context.obj
     host = targets.examined(other_hosts)
     from planewise import sweeps
-    from planewise.measure.experiment import default_directory
+    from planewise.measure.runs.experiment import default_directory
 
     plan = sweeps.SweepPlan(
         sut=sut,

@@ -14,7 +14,7 @@ from planewise import procfs
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from planewise.measure.experiment import Progress
+    from planewise.measure.runs.experiment import Progress
     from planewise.pipeline import RemoteHosts
     from planewise.store.models import Fingerprint
     from planewise.testbed.hosts.pair import Targets

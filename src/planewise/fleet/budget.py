@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planewise.errors import BadInputError
 from planewise.fleet.plan import Budget
-from planewise.measure.design import Design
+from planewise.measure.designs.design import Design
 from planewise.measure.trials import kinds_of
 from planewise.testbed.loads.background import STRESSORS
 from planewise.units import rate_text

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from planewise.errors import BadInputError, StorageError, first_fault
 from planewise.fleet.tournament import Match, tournament
-from planewise.measure.design import Design
+from planewise.measure.designs.design import Design
 from planewise.store.files import write_file
 from planewise.store.models import RunInfo
 from planewise.store.rundir import RUN_FILE, RunReader

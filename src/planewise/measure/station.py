@@ -13,20 +13,30 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
-from planewise.measure.allocation import AllocPath, measure_allocation
-from planewise.measure.applications import lacking
-from planewise.measure.beside import beside, load_of
-from planewise.measure.cells import Cell
-from planewise.measure.design import AllocPart, Design
-from planewise.measure.ends import Counters, End, ends_of, sent_through
-from planewise.measure.load import HostGenerator, LoadPath, measure_load
-from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
-from planewise.measure.meter import Visible
-from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.stage import Place, StageFacts, TrialResult
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import AllocPart, Design
+from planewise.measure.runs.beside import beside, load_of
+from planewise.measure.runs.meter import Visible
+from planewise.measure.runs.stage import Place, StageFacts, TrialResult
 from planewise.measure.trials import programs_of
 from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.allocation import AllocPath, measure_allocation
+from planewise.measure.trials.applications import lacking
+from planewise.measure.trials.ends import Counters, End, ends_of, sent_through
+from planewise.measure.trials.frames import HostGenerator, LoadPath, measure_load
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_two_ended import (
+    ApartPath,
+    LoadEnd,
+    counters_between,
+    measure_load_apart,
+)
+from planewise.measure.trials.round_trips import (
+    FIRST_ANSWER_S,
+    SERVERS_PATIENCE_S,
+    RttPath,
+    measure_rtt,
+)
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.guests.makers import MAKERS
 from planewise.testbed.hosts.gauges import Gauge
@@ -138,7 +148,7 @@ class Testbeds:
 
 
 class GuestStage:
-    """Sets cells up on the testbeds of a run. See `planewise.measure.stage.Stage`."""
+    """Sets cells up on the testbeds of a run. See `planewise.measure.runs.stage.Stage`."""
 
     def __init__(self, design: Design, pair: Pair | None = None, ip_version: IpVersion = 4) -> None:
         self._background = design.background

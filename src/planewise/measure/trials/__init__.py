@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 
 from planewise.errors import BadInputError
-from planewise.measure.design import Design
+from planewise.measure.designs.design import Design
 from planewise.measure.trials.kind import Kind
 from planewise.testbed.loads.background import STRESS_NG, STRESSORS
 

@@ -1,4 +1,4 @@
-"""Trials of the allocator: latency under one policy, as `measure.allocation` measures it."""
+"""Trials of the allocator: latency under one policy, as `measure.trials.allocation` measures it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
-from planewise.measure.applications import IPERF, REDIS
-from planewise.measure.design import SAME, AllocPart, Design, Policy
-from planewise.measure.design import Protocol as RttProtocol
-from planewise.measure.problem import Problem
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import SAME, AllocPart, Design, Policy
+from planewise.measure.designs.design import Protocol as RttProtocol
+from planewise.measure.designs.problem import Problem
+from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.applications import IPERF, REDIS
 from planewise.measure.trials.kind import Kind, Levels, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from planewise.measure.design import Design, Imix
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import Design, Imix
+from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 

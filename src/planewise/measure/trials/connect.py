@@ -15,11 +15,11 @@ from pydantic import Field, NonNegativeInt
 
 from planewise.errors import PlanewiseError
 from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
-from planewise.measure.design import Design, DesignModel
-from planewise.measure.ends import End, PairStation
-from planewise.measure.probe import ProbeOutput, parse
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import Design, DesignModel
+from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.ends import End, PairStation
 from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
+from planewise.measure.trials.probe import ProbeOutput, parse
 from planewise.store.models import Figure, Latency, Level, TrialKind, TrialRecord
 
 _PORT = 7000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planewise.errors import UnsupportedError
-from planewise.measure.cells import Cell
-from planewise.measure.design import Design, DesignModel
-from planewise.measure.problem import Problem
-from planewise.measure.stage import Trial
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design, DesignModel
+from planewise.measure.designs.problem import Problem
+from planewise.measure.runs.stage import Trial
 from planewise.store.models import Level
 
 Levels = Mapping[str, Level]

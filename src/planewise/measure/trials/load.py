@@ -1,4 +1,4 @@
-"""Load trials: loss at one offered load and frame size, as `measure.load` measures it."""
+"""Load trials: loss at one offered load and frame size, as `measure.trials.frames` measures it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
-from planewise.measure.design import Design
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 

@@ -1,4 +1,4 @@
-"""RTT trials: round-trip times at one frequency and size, as `measure.rtt` measures them."""
+"""RTT trials: round-trip times at one frequency and size (`round_trips` measures them)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
-from planewise.measure.applications import REDIS
-from planewise.measure.cells import combinations
-from planewise.measure.design import AS_IS, Design
-from planewise.measure.design import Protocol as RttProtocol
-from planewise.measure.pattern import STEADY, bursts_of
-from planewise.measure.problem import Problem
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.cells import combinations
+from planewise.measure.designs.design import AS_IS, Design
+from planewise.measure.designs.design import Protocol as RttProtocol
+from planewise.measure.designs.pattern import STEADY, bursts_of
+from planewise.measure.designs.problem import Problem
+from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.applications import REDIS
 from planewise.measure.trials.kind import Kind, Levels, TrialRequest, unsupported
 from planewise.store.models import Level, TrialKind
 from planewise.units import rate_text, time_text

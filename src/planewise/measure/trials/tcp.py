@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure import meter
-from planewise.measure.applications import IPERF, IPERF_PORT, iperf_server
-from planewise.measure.design import Design
-from planewise.measure.ends import Counters, End, PairStation
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import Design
+from planewise.measure.runs import meter
+from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
+from planewise.measure.trials.ends import Counters, End, PairStation
 from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
 from planewise.testbed.hosts.gauges import GaugeReading, busy, cpu_ticks

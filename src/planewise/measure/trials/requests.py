@@ -16,8 +16,8 @@ import polars as pl
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import PlanewiseError
-from planewise.measure.rtt import summarise
 from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.round_trips import summarise
 from planewise.store.models import Counts, Latency
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Guest

@@ -1,14 +1,14 @@
 """The JSON Schema of a design, for editors and for programs that write designs. Pure.
 
-It says what a key may hold; what several keys say together (`measure.sense`) it cannot.
+It says what a key may hold; what several keys say together (`measure.designs.sense`) it cannot.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from planewise.measure.campaign import CampaignDesign
-from planewise.measure.file_model import FILE_MODEL
+from planewise.measure.designs.campaign import CampaignDesign
+from planewise.measure.designs.file_model import FILE_MODEL
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planewise.errors import PlanewiseError
-from planewise.measure.cells import Cell
-from planewise.measure.design import BackgroundPart
-from planewise.measure.stage import TrialResult
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import BackgroundPart
+from planewise.measure.runs.stage import TrialResult
 from planewise.testbed.loads.background import BackgroundLoad, LoadSpec
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from planewise.errors import PlanewiseError, StorageError
-from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design, SweepPart
-from planewise.measure.estimate import (
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design import Design, SweepPart
+from planewise.measure.designs.estimate import (
     TRIAL_OVERHEAD_S,
     VISIT_OVERHEAD_S,
     build_s,
@@ -25,11 +25,11 @@ from planewise.measure.estimate import (
     trial_s,
     visit_costs_s,
 )
-from planewise.measure.meter import Meter
-from planewise.measure.pause import Pauses
-from planewise.measure.pilots import MOST_PILOTS, PilotTrial, find_pdr
-from planewise.measure.schedule import Schedule, Visit, make_schedule
-from planewise.measure.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
+from planewise.measure.designs.schedule import Schedule, Visit, make_schedule
+from planewise.measure.runs.meter import Meter
+from planewise.measure.runs.pause import Pauses
+from planewise.measure.runs.pilots import MOST_PILOTS, PilotTrial, find_pdr
+from planewise.measure.runs.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
 from planewise.measure.trials.load import LoadTrial, ladder_around, ladder_at_pdr
 from planewise.store.levels import marked, missed_levels
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord

@@ -13,11 +13,11 @@ from typing import Literal, Protocol, Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Run
-from planewise.measure.cells import Cell
-from planewise.measure.design import Design
-from planewise.measure.load import HostGenerator, LoadPath, measure_load
-from planewise.measure.stage import Place, StageFacts, TrialResult
-from planewise.measure.stages import Stages
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.stage import Place, StageFacts, TrialResult
+from planewise.measure.runs.stages import Stages
+from planewise.measure.trials.frames import HostGenerator, LoadPath, measure_load
 from planewise.measure.trials.load import LoadStation, LoadTrial
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.hosts.host import LocalHost

@@ -22,10 +22,12 @@ from datetime import UTC, datetime
 import polars as pl
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import iperf_server, start_redis
-from planewise.measure.design import Policy, Protocol
-from planewise.measure.downloads import RunningDownload, figures_of
-from planewise.measure.requests import (
+from planewise.measure.designs.design import Policy, Protocol
+from planewise.measure.runs.stage import Place, TrialResult
+from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.trials.applications import iperf_server, start_redis
+from planewise.measure.trials.downloads import RunningDownload, figures_of
+from planewise.measure.trials.requests import (
     RequestStream,
     SentRequests,
     counts_of,
@@ -35,8 +37,6 @@ from planewise.measure.requests import (
     script_of,
     streams_of,
 )
-from planewise.measure.stage import Place, TrialResult
-from planewise.measure.trials.alloc import AllocTrial
 from planewise.store.models import (
     AllocResult,
     DaemonUse,

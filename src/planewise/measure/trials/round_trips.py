@@ -28,11 +28,11 @@ import numpy as np
 import polars as pl
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import start_redis
-from planewise.measure.design import Protocol
-from planewise.measure.pattern import bursts_of
-from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.designs.design import Protocol
+from planewise.measure.designs.pattern import bursts_of
+from planewise.measure.runs.stage import Place, TrialResult
+from planewise.measure.trials.applications import start_redis
+from planewise.measure.trials.probe import CpuOutput, PingOutput, TapOutput, parse
 from planewise.measure.trials.rtt import RttTrial
 from planewise.store.levels import is_kept, keeps_levels
 from planewise.store.models import (

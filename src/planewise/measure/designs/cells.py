@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, cast
 
-from planewise.measure.design import SAME, Design, LoadLocation
+from planewise.measure.designs.design import SAME, Design, LoadLocation
 from planewise.store.models import Level
 from planewise.testbed.model import LoadType, TrafficPath
 from planewise.testbed.planes import FUNCTIONS_OF

@@ -20,7 +20,7 @@ from planewise.testbed.hosts.gauges import Gauge, GaugeReading, Gauges, busy, th
 from planewise.testbed.hosts.host import Host
 
 if TYPE_CHECKING:
-    from planewise.measure.stage import Place
+    from planewise.measure.runs.stage import Place
 
 INTERVAL_S = 1.0
 _SHARE = 0.1

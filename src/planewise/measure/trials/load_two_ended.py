@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from planewise.errors import PlanewiseError
-from planewise.measure.load import HostGenerator, record
-from planewise.measure.probe import LossOutput, ReceiveOutput, SendOutput, TrialOutput, parse
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.runs.stage import Place, TrialResult
+from planewise.measure.trials.frames import HostGenerator, record
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.probe import LossOutput, ReceiveOutput, SendOutput, TrialOutput, parse
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.counters import DROPS, Reading
 from planewise.testbed.hosts.host import Host

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planewise.errors import UnsupportedError
-from planewise.measure.cells import Cell
-from planewise.measure.design import Design
-from planewise.measure.stage import StageFacts
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.stage import StageFacts
+from planewise.measure.runs.vms import options_of
 from planewise.measure.station import GuestStage
 from planewise.measure.trials.alloc import ALLOC_PLANES
-from planewise.measure.vms import options_of
 from planewise.testbed.guests.vms.managed import managed_machines
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of, vm_mib
 from planewise.testbed.guests.vms.resources import memory_shortage, no_iommu

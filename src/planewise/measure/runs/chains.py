@@ -15,15 +15,15 @@ from types import MappingProxyType
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.applications import IPERF, lacking
-from planewise.measure.cells import Cell
-from planewise.measure.chains import evaluate
-from planewise.measure.chains.evaluate import ReadingDelta
-from planewise.measure.design import Design
-from planewise.measure.ends import Counters, End
-from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.stage import OnSample, Place, StageFacts, TrialResult
+from planewise.measure.runs.vms import options_of
+from planewise.measure.trials import chain_evaluation as evaluate
+from planewise.measure.trials.applications import IPERF, lacking
 from planewise.measure.trials.chain import ChainTrial
-from planewise.measure.vms import options_of
+from planewise.measure.trials.chain_evaluation import ReadingDelta
+from planewise.measure.trials.ends import Counters, End
 from planewise.store.models import ChainLimit, FrameAccount, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
@@ -85,7 +85,7 @@ class Build:
 
 
 class ChainStage:
-    """Builds a chain for a visit and removes it after; see `planewise.measure.stage.Stage`.
+    """Builds a chain for a visit and removes it after; see `planewise.measure.runs.stage.Stage`.
 
     Polling tasks take their cores that long. On other hosts the VFs of both NICs are set up once,
     when a chain first needs them, and virtual machines that hold them stay from chain to chain.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from planewise.measure.stage import TrialResult
+from planewise.measure.runs.stage import TrialResult
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.gauges import Gauge
 from planewise.testbed.hosts.host import Host

@@ -1,7 +1,7 @@
 """A design: which cells, how often, with what traffic. Runs nothing.
 
 The file's reference is docs/reference/designs.md. What pydantic can see in one key is checked
-here; what follows from several keys together is checked by `planewise.measure.sense`.
+here; what follows from several keys together is checked by `planewise.measure.designs.sense`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from planewise.measure.pattern import FORM, STEADY, checked
+from planewise.measure.designs.pattern import FORM, STEADY, checked
 from planewise.store.models import Level
 from planewise.testbed.model import LoadType, TrafficPath
 from planewise.testbed.planes.kinds import Forwarder, GuestKind

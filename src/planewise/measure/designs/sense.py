@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planewise.measure.applications import REDIS_LEAST_BYTES, is_redis_frame
-from planewise.measure.cells import combinations, factors_in_use
-from planewise.measure.design import (
+from planewise.measure.designs.cells import combinations, factors_in_use
+from planewise.measure.designs.design import (
     AS_IS,
     LARGEST_CHAIN_BYTES,
     MAX_COMBINATIONS,
@@ -22,8 +21,9 @@ from planewise.measure.design import (
     Design,
     has_level,
 )
-from planewise.measure.problem import Problem
+from planewise.measure.designs.problem import Problem
 from planewise.measure.trials import kinds_of
+from planewise.measure.trials.applications import REDIS_LEAST_BYTES, is_redis_frame
 from planewise.store.models import Level
 from planewise.testbed.loads.background import STRESSORS
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of

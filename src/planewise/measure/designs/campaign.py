@@ -15,8 +15,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planewise.measure.design import DesignModel, FrameBytes, Levels, LoadLadder
-from planewise.measure.sut import Pinning, RouterUnderTest
+from planewise.measure.designs.design import DesignModel, FrameBytes, Levels, LoadLadder
+from planewise.measure.runs.sut import Pinning, RouterUnderTest
 from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
 from planewise.testbed.switches.router import Forwarding, RouterPlatform

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from planewise.measure.cells import CellTestbed
-from planewise.measure.schedule import Schedule, Visit
-from planewise.measure.stage import Trial
+from planewise.measure.designs.cells import CellTestbed
+from planewise.measure.designs.schedule import Schedule, Visit
+from planewise.measure.runs.stage import Trial
 from planewise.testbed.planes.kinds import GuestKind
 
 TRIAL_OVERHEAD_S = 0.35

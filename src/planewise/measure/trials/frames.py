@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from planewise.errors import PlanewiseError
-from planewise.measure.probe import CalibrationOutput, TrialOutput, parse
-from planewise.measure.rtt import known_limits
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.runs.stage import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.probe import CalibrationOutput, TrialOutput, parse
+from planewise.measure.trials.round_trips import known_limits
 from planewise.store.models import Counts, Limit, LossPart, OfferedLoad, TrialRecord
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.steering import CpuSplit

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import create_model, model_validator
 
-from planewise.measure.design import Design, DesignModel
+from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.trials import KINDS
 
 _PARTS: Mapping[str, type[DesignModel]] = {

@@ -12,18 +12,23 @@ from functools import partial
 from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
-from planewise.measure.beside import beside, load_of
-from planewise.measure.cells import Cell
-from planewise.measure.design import Design
-from planewise.measure.ends import Counters, End, ends_of, sent_through
-from planewise.measure.load import HostGenerator
-from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
-from planewise.measure.meter import Visible
-from planewise.measure.probe import CpuOutput, parse
-from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.stage import Place, StageFacts, TrialResult
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.beside import beside, load_of
+from planewise.measure.runs.meter import Visible
+from planewise.measure.runs.stage import Place, StageFacts, TrialResult
 from planewise.measure.trials import programs_of
+from planewise.measure.trials.ends import Counters, End, ends_of, sent_through
+from planewise.measure.trials.frames import HostGenerator
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_two_ended import (
+    ApartPath,
+    LoadEnd,
+    counters_between,
+    measure_load_apart,
+)
+from planewise.measure.trials.probe import CpuOutput, parse
+from planewise.measure.trials.round_trips import EMULATED_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.guests.vms import platform as vms
 from planewise.testbed.guests.vms.arrangement import VmArrangement

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 
-from planewise.measure.cells import Cell
+from planewise.measure.designs.cells import Cell
 from planewise.store.models import KpiSample, Level, TrialKind, TrialRecord
 
 OnSample = Callable[[KpiSample], None]

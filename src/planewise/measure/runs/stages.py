@@ -14,11 +14,11 @@ from types import MappingProxyType
 from typing import Self
 
 from planewise import procfs
-from planewise.measure.cells import Cell
-from planewise.measure.chains.stage import ChainStage
-from planewise.measure.design import AS_IS, Design
-from planewise.measure.managed import ManagedVmStage
-from planewise.measure.stage import (
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import AS_IS, Design
+from planewise.measure.runs.chains import ChainStage
+from planewise.measure.runs.managed import ManagedVmStage
+from planewise.measure.runs.stage import (
     ClearableStage,
     FactualStage,
     RebuildingStage,
@@ -26,8 +26,8 @@ from planewise.measure.stage import (
     StageFacts,
     Station,
 )
+from planewise.measure.runs.vms import VmStage, local_vms
 from planewise.measure.station import GuestStage
-from planewise.measure.vms import VmStage, local_vms
 from planewise.testbed.hosts.coalescing import read_rx_usecs
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import IpVersion

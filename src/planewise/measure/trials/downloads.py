@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from planewise.errors import PlanewiseError
-from planewise.measure.applications import IPERF, IPERF_PORT
+from planewise.measure.trials.applications import IPERF, IPERF_PORT
 from planewise.measure.trials.tcp import parse_iperf
 from planewise.store.allocations import DOWNLOAD_METRIC
 from planewise.store.models import Download, DownloadInterval, Figure

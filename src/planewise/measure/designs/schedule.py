@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planewise.measure.cells import Cell, CellTestbed, expand
-from planewise.measure.design import Design, Randomise
-from planewise.measure.stage import Trial
+from planewise.measure.designs.cells import Cell, CellTestbed, expand
+from planewise.measure.designs.design import Design, Randomise
+from planewise.measure.runs.stage import Trial
 from planewise.measure.trials import kinds_of
 from planewise.measure.trials.kind import TrialRequest
 

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from planewise.errors import BadInputError
-from planewise.measure.campaign import CampaignDesign
-from planewise.measure.design import MEASURES, Design, Factors
-from planewise.measure.file_model import FILE_MODEL, design_of
-from planewise.measure.sense import find_problem
+from planewise.measure.designs.campaign import CampaignDesign
+from planewise.measure.designs.design import MEASURES, Design, Factors
+from planewise.measure.designs.file_model import FILE_MODEL, design_of
+from planewise.measure.designs.sense import find_problem
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -1,1 +1,0 @@
-"""Trials of service chains: what every function transmits, on which CPU, and what bounds it."""
