@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from planewise.advise.model import ChainWorkload, Pattern, Plane, Profile, predict
-from planewise.store.models import ChainLimit, ChainResult, TcpResult, TrialRecord, VnfTotal
+from planewise.store.models import ChainResult, Limit, TcpResult, TrialRecord, VnfTotal
 from planewise.store.rundir import TRIALS_FILE, RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
@@ -20,7 +20,7 @@ def trial(
     chain: ChainWorkload,
     pps: float,
     *,
-    limit: ChainLimit = "PMD core",
+    limit: Limit = "PMD core",
     replicate: int = 0,
 ) -> TrialRecord:
     """One trial of a chain in which all functions together sent `pps`."""

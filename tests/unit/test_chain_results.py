@@ -15,13 +15,13 @@ from planewise.report.data import RunData
 from planewise.report.figures import schedule
 from planewise.report.figures.chains import account, figures
 from planewise.store.models import (
-    ChainLimit,
     ChainResult,
     CoreUse,
     Counts,
     FrameAccount,
     KpiSample,
     Level,
+    Limit,
     TcpResult,
     Throughput,
     TrialRecord,
@@ -44,7 +44,7 @@ WHY = {
 
 def chain(plane: str, path: str, vnfs: int, size: int | str, pps: float, block: int) -> TrialRecord:
     """One trial; `bridge` is bound by the kernel, a chain of three shares a core."""
-    limit: ChainLimit = "kernel" if plane == "bridge" else "PMD core"
+    limit: Limit = "kernel" if plane == "bridge" else "PMD core"
     if vnfs == 3:
         limit = "shared core"
     pps *= 1 + block / 1000

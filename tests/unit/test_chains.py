@@ -16,7 +16,7 @@ from planewise.measure.designs.cells import cells_of, expand
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.trials.chain_evaluation import ReadingDelta, counts, kpi, result
-from planewise.store.models import ChainLimit
+from planewise.store.models import Limit
 from planewise.testbed.chains import describe, frames
 from planewise.testbed.chains.ends import CABLES, mac_of
 from planewise.testbed.chains.functions import parse_busy
@@ -305,7 +305,7 @@ def after(
     ],
 )
 def test_what_bounds_a_chain_is_named_with_what_shows_it(
-    between: ReadingDelta, limit: ChainLimit, words: str
+    between: ReadingDelta, limit: Limit, words: str
 ) -> None:
     found = result(between, ALONE, 64.0)
     assert found.limit == limit
@@ -349,7 +349,7 @@ KERNEL = Placement({0: (GENERATOR,), 1: ("vnf1", "vnf2")})
     ],
 )
 def test_what_bounds_the_kernel_is_told_from_the_core_that_forwards(
-    idle_s: float, forwarding_s: float, lost: int, limit: ChainLimit
+    idle_s: float, forwarding_s: float, lost: int, limit: Limit
 ) -> None:
     start = replace(START, tasks_s={}, busy_s={}, polling=None, kernel_s={0: 0.0, 1: 0.0})
     end = replace(

@@ -15,8 +15,7 @@ from planewise.advise.evidence import chains_of, one_kind
 from planewise.advise.model.capacity import Plane
 from planewise.advise.throughput import ThroughputRow
 from planewise.errors import BadInputError
-from planewise.judge.statistics.values import NOT_THE_PLANES
-from planewise.store.models import RunInfo, TrialRecord
+from planewise.store.models import OUTSIDE, RunInfo, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         )
     modelled = [trial for trial in done if str(trial.cell.get("plane")) in get_args(Plane)]
     sized = [trial for trial in modelled if isinstance(trial.cell.get("size_bytes"), int)]
-    telling = [trial for trial in sized if trial.chain and trial.chain.limit not in NOT_THE_PLANES]
+    telling = [trial for trial in sized if trial.chain and trial.chain.limit not in OUTSIDE]
     carrying = [trial for trial in telling if trial.chain and trial.chain.tx_pps > 0]
     of_plane = {
         plane: [trial for trial in carrying if trial.cell["plane"] == plane]
@@ -58,7 +57,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
     }
     alike = {plane: one_kind(group) for plane, group in of_plane.items()}
     held_back = Counter(
-        trial.chain.limit for trial in sized if trial.chain and trial.chain.limit in NOT_THE_PLANES
+        trial.chain.limit for trial in sized if trial.chain and trial.chain.limit in OUTSIDE
     )
     left_out = [
         f"{count} of {len(done)} trials do not count: the limit was "

@@ -14,11 +14,11 @@ from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
 from planewise.store.cells import level_words
-from planewise.store.models import ChainLimit, RunInfo, TrialRecord
+from planewise.store.models import Limit, RunInfo, TrialRecord
 from planewise.store.recommendation import Recommendation
 from planewise.units import bits_text, percent_text, rate_text
 
-_WORDS: dict[ChainLimit, str] = {
+_WORDS: dict[Limit, str] = {
     "PMD core": "the switch's polling core",
     "VNF core": "the functions' cores",
     "generator": "the generator",
@@ -121,7 +121,7 @@ def _frames(trial: TrialRecord) -> str:
 
 def _limits(chains: Sequence[TrialRecord]) -> list[str]:
     """What bound how many trials of each plane."""
-    planes: dict[str, Counter[ChainLimit]] = {}
+    planes: dict[str, Counter[Limit]] = {}
     for trial in chains:
         assert trial.chain is not None
         planes.setdefault(str(trial.cell["plane"]), Counter())[trial.chain.limit] += 1

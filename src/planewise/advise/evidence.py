@@ -16,7 +16,6 @@ from planewise.advise.recommend import ALL_LOADS, at_each_sending, rankings_of
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
 from planewise.judge.statistics.paired import median_interval
-from planewise.judge.statistics.values import is_limited, limited_by_plane
 from planewise.store.levels import keeps_levels
 from planewise.store.models import RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane
@@ -159,7 +158,7 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[MeasuredChain]:
     chains = []
     for (pattern, vnfs, size), replicates in cells.items():
         rates = [
-            exact(trial.chain.tx_pps) if limited_by_plane(trial) else at_least(trial.chain.tx_pps)
+            at_least(trial.chain.tx_pps) if trial.is_bound else exact(trial.chain.tx_pps)
             for trial in replicates
             if trial.chain
         ]
@@ -190,7 +189,7 @@ def _tcp(trials: Iterable[TrialRecord], plane: str) -> dict[int, Bounded]:
     sizes: dict[int, list[Bounded]] = {}
     for trial in trials:
         if trial.tcp is not None and trial.cell["plane"] == plane:
-            bounded = at_least if is_limited(trial) else exact
+            bounded = at_least if trial.is_bound else exact
             sizes.setdefault(trial.tcp.message_bytes, []).append(bounded(trial.tcp.goodput_bps))
     return {size: mean_of(sizes[size]) for size in sorted(sizes)}
 

@@ -24,12 +24,12 @@ from planewise.report.rtt_cell import RttCell, summarise
 from planewise.store.cells import NO_PLANE, Factors, Naming, level_rank, rank
 from planewise.store.levels import cpu_of, keeps_levels, missed_levels
 from planewise.store.models import (
-    ChainLimit,
     ChainResult,
     CoreUse,
     FrameAccount,
     HostState,
     Level,
+    Limit,
     RunInfo,
     TcpResult,
     TrialRecord,
@@ -92,7 +92,7 @@ class ChainCell:
     bps: tuple[float, ...]
     delivered: float
     """Packets that came back, as a share of those offered."""
-    limit: ChainLimit
+    limit: Limit
     """The bottleneck of most replicates."""
     why: str
     """Evidence of that bottleneck, from the first replicate that it limited."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planewise.store.levels import NAMES, cpu_of, missed_levels
-from planewise.store.models import Metric, TrialRecord
+from planewise.store.models import OUTSIDE, Metric, TrialRecord
 from planewise.units import percent_text
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -75,7 +75,7 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
         for metric, reason in trial.not_measurable.items()
     )
     limited = Counter(
-        (plane, limit) for plane, trial in done for limit in trial.limits if limit != "sut"
+        (plane, limit) for plane, trial in done for limit in trial.limits if limit in OUTSIDE
     )
     missed: dict[tuple[str, str, str], list[float]] = {}
     for plane, trial in done:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planewise.store.models import TrialRecord
 
 TOLERANCE = 0.01
-"""Largest deviation from a level that counts as kept, as a share of the level."""
+"""Largest deviation from a level, or of a generator from its load, that counts as kept: a share."""
 
 
 NAMES = {

@@ -19,8 +19,28 @@ Level = str | int | float
 TrialKind = Literal["rtt", "load", "chain", "tcp", "alloc", "other"]
 """`other`: of a kind whose results are `figures`."""
 
-Limit = Literal["sut", "generator", "sink", "clock"]
-"""What limited a trial. Only `sut` is a statement about the system under test."""
+Limit = Literal[
+    "sut",
+    "PMD core",
+    "VNF core",
+    "kernel",
+    "NIC",
+    "generator",
+    "sink",
+    "clock",
+    "uplink",
+    "shared core",
+    "unknown",
+]
+"""What limited a trial: the system under test or, of a chain, the part of it that did (the
+capacity model uses the same words), or one of `OUTSIDE`."""
+
+OUTSIDE: frozenset[Limit] = frozenset(
+    ("generator", "sink", "clock", "uplink", "shared core", "unknown")
+)
+"""Limits outside the system under test, and the unknown one: it carries at least what was measured.
+`uplink` brings frames into a switch from a generator outside; on a `shared core` tasks that poll
+waited for each other."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -178,16 +198,6 @@ class CoreUse(Record):
     """Share of its time that they spent on packets, not on polling in vain; None: not told."""
 
 
-ChainLimit = Literal[
-    "generator", "uplink", "PMD core", "VNF core", "shared core", "kernel", "NIC", "unknown"
-]
-"""What bounds a chain; the capacity model uses the same words where it knows them.
-
-`shared core` is no property of the plane: tasks that poll had to wait for one another. Nor is
-`uplink`, by which frames come into a switch from a generator outside.
-"""
-
-
 class FrameAccount(Record):
     """Where every frame went of a trial of a chain, from before the first was sent until all
     were at rest, the warm-up's among them."""
@@ -221,7 +231,7 @@ class ChainResult(Record):
     """Mean size of the frames, with FCS."""
     vnfs: tuple[VnfTotal, ...]
     cores: tuple[CoreUse, ...] = ()
-    limit: ChainLimit
+    limit: Limit
     why: str
     """What shows it, one sentence."""
     frames: FrameAccount | None = None
@@ -445,6 +455,12 @@ class TrialRecord(Record):
     warnings: tuple[str, ...] = ()
     packets: str | None = None
     """Per-packet samples: path of a Parquet file, relative to the run directory."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the system under test carries at least what was measured, and maybe more."""
+        chain: tuple[Limit, ...] = () if self.chain is None else (self.chain.limit,)
+        return not OUTSIDE.isdisjoint((*self.limits, *chain))
 
     @property
     def busy(self) -> float | None:

@@ -35,26 +35,10 @@ def forwarded_pps(trial: TrialRecord) -> float | None:
     return trial.load.achieved_pps * trial.counts.received / trial.counts.sent
 
 
-def is_limited(trial: TrialRecord) -> bool:
-    """Whether something other than the SUT limited the trial."""
-    return any(limit != "sut" for limit in trial.limits)
-
-
-NOT_THE_PLANES = ("generator", "uplink", "shared core", "link", "unknown")
-"""Limits of a chain that say nothing of its plane but that it carries at least so much."""
-
-
-def limited_by_plane(trial: TrialRecord) -> bool:
-    """Whether a chain's trial tells what its plane carries, not only that it carries so much."""
-    return not is_limited(trial) and (
-        trial.chain is None or trial.chain.limit not in NOT_THE_PLANES
-    )
-
-
 def highest(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
     """The best forwarding rate; where its trial lost nothing, more is possible: up to the next load
     that lost something, and without limit where there is none."""
-    rates = [(rate, is_limited(t), t) for t in trials if (rate := forwarded_pps(t)) is not None]
+    rates = [(rate, t.is_bound, t) for t in trials if (rate := forwarded_pps(t)) is not None]
     if not rates:
         return None
     rate, limited, trial = max(rates, key=lambda item: item[:2])
@@ -74,7 +58,7 @@ def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
     """Offered loads, rising, with the mean PLR of the trials there that tell of the SUT."""
     losses: dict[float, list[float]] = defaultdict(list)
     for trial in trials:
-        if not is_limited(trial) and trial.counts and trial.counts.sent and trial.load:
+        if not trial.is_bound and trial.counts and trial.counts.sent and trial.load:
             losses[trial.load.intended_pps].append(trial.counts.lost / trial.counts.sent)
     return [(load, statistics.fmean(lost)) for load, lost in sorted(losses.items()) if load > 0]
 
@@ -123,7 +107,7 @@ def transmitted(trial: TrialRecord) -> MeasuredValue | None:
     if trial.chain is None:
         return None
     step_pps = 1 / trial.duration_s if trial.duration_s else 1.0
-    return MeasuredValue(trial.chain.tx_pps, step_pps, at_least=not limited_by_plane(trial))
+    return MeasuredValue(trial.chain.tx_pps, step_pps, at_least=trial.is_bound)
 
 
 def transmitted_bits(trial: TrialRecord) -> MeasuredValue | None:
@@ -132,7 +116,7 @@ def transmitted_bits(trial: TrialRecord) -> MeasuredValue | None:
         return None
     packet_bits = 8 * trial.chain.frame_bytes
     step_bps = packet_bits / trial.duration_s if trial.duration_s else 1.0
-    return MeasuredValue(trial.chain.tx_bps, step_bps, at_least=not limited_by_plane(trial))
+    return MeasuredValue(trial.chain.tx_bps, step_bps, at_least=trial.is_bound)
 
 
 def goodput(trial: TrialRecord) -> MeasuredValue | None:
@@ -141,7 +125,7 @@ def goodput(trial: TrialRecord) -> MeasuredValue | None:
         return None
     message_bits = 8 * trial.tcp.message_bytes
     step_bps = message_bits / trial.duration_s if trial.duration_s else 1.0
-    return MeasuredValue(trial.tcp.goodput_bps, step_bps, at_least=is_limited(trial))
+    return MeasuredValue(trial.tcp.goodput_bps, step_bps, at_least=trial.is_bound)
 
 
 def figure_of(trial: TrialRecord, name: str) -> MeasuredValue | None:
@@ -149,4 +133,4 @@ def figure_of(trial: TrialRecord, name: str) -> MeasuredValue | None:
     figure = trial.figures.get(name)
     if figure is None:
         return None
-    return MeasuredValue(figure.value, figure.resolution, at_least=is_limited(trial))
+    return MeasuredValue(figure.value, figure.resolution, at_least=trial.is_bound)

@@ -24,7 +24,7 @@ from planewise.measure.trials.applications import IPERF, lacking
 from planewise.measure.trials.chain import ChainTrial
 from planewise.measure.trials.chain_evaluation import ReadingDelta
 from planewise.measure.trials.ends import Counters, End
-from planewise.store.models import ChainLimit, FrameAccount, Limit, OfferedLoad, TrialRecord
+from planewise.store.models import FrameAccount, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
@@ -478,7 +478,7 @@ class ChainStation:
         return measure()
 
 
-_LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
+_LIMITS: Mapping[Limit, tuple[Limit, ...]] = MappingProxyType(
     {
         "generator": ("generator",),
         "PMD core": ("sut",),

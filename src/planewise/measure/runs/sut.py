@@ -339,7 +339,7 @@ class SutMeasurer:
             duration_s=record.duration_s,
             order=record.order,
             drops=sum(part.count for part in record.loss),
-            limited=any(limit != "sut" for limit in record.limits),
+            limited=record.is_bound,
             busy=record.busy,
         )
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from planewise.store.models import (
-    ChainLimit,
     ChainResult,
     CoreUse,
     Counts,
     FrameAccount,
     KpiSample,
     Level,
+    Limit,
     Throughput,
     VnfTotal,
 )
@@ -231,9 +231,7 @@ def counts(delta: ReadingDelta) -> Counts:
     return Counts(sent=sent, received=delta.delivered, lost=sent - delta.delivered)
 
 
-def generator_limit(
-    delta: ReadingDelta, frames: FrameAccount | None
-) -> tuple[ChainLimit, str] | None:
+def generator_limit(delta: ReadingDelta, frames: FrameAccount | None) -> tuple[Limit, str] | None:
     """The generator as the limit, where it offered no more than the chain carries; else None.
 
     A device on the switch always has more frames, and is told by `limit_of` instead.
@@ -257,7 +255,7 @@ def _by_device(delta: ReadingDelta) -> bool:
     return delta.last.polling is not None and delta.last.uplink is None
 
 
-def limit_of(delta: ReadingDelta, placement: Placement) -> tuple[ChainLimit, str]:
+def limit_of(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
     """The limit of a chain of polling tasks, and the evidence.
 
     Tasks that were kept from their cores come first: nothing else can be told then. A function
@@ -312,7 +310,7 @@ def limit_of(delta: ReadingDelta, placement: Placement) -> tuple[ChainLimit, str
     return "unknown", "no core was busy, yet packets found rings full"
 
 
-def limit_of_kernel(delta: ReadingDelta, placement: Placement) -> tuple[ChainLimit, str]:
+def limit_of_kernel(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
     """The limit of a chain whose functions are the kernel's own forwarding, and the evidence."""
     lost = delta.offered - delta.delivered
     functions = {

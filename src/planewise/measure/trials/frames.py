@@ -13,15 +13,11 @@ from planewise.measure.runs.stage import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.probe import CalibrationOutput, TrialOutput, parse
 from planewise.measure.trials.round_trips import known_limits
+from planewise.store.levels import TOLERANCE
 from planewise.store.models import Counts, Limit, LossPart, OfferedLoad, TrialRecord
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.steering import CpuSplit
 from planewise.testbed.model import CounterPoint, IpVersion, TrialPath
-
-SHORTFALL = 0.01
-"""Share of the intended load that may be missing before the generator was the trial's limit: a
-tenth of a ladder's usual step."""
-
 
 _CALIBRATION_S = 120.0
 """It takes a fraction of a second, and many where an emulated guest has little of a busy CPU."""
@@ -202,11 +198,11 @@ def limits_of(output: TrialOutput) -> tuple[Limit, ...]:
     """What limited the trial. Pure.
 
     The probe names its generator from a shortfall of 0.1 % on. A short trial on a shared machine
-    misses that by one pause of a millisecond; up to SHORTFALL the trial still stands for its load.
+    misses that by one pause of a millisecond; up to TOLERANCE the trial still stands for its load.
     """
     limits = known_limits(output.limits)
     max_pps = output.generator.max_pps or math.inf
-    kept = output.achieved_pps >= output.intended_pps * (1 - SHORTFALL)
+    kept = output.achieved_pps >= output.intended_pps * (1 - TOLERANCE)
     if "generator" not in limits or not kept or output.intended_pps > max_pps:
         return limits
     lossy: tuple[Limit, ...] = ("sut",) if output.lost and "sink" not in limits else ()

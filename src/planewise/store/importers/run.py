@@ -111,7 +111,7 @@ def by_cell(
             duration_s=record.duration_s or float("nan"),
             drops=sum(part.count for part in record.loss) if record.loss else float("nan"),
             cpu=math.nan if (busy := record.busy) is None else busy,
-            limited=any(limit != "sut" for limit in record.limits),
+            limited=record.is_bound,
         )
         order.append(record.order)
     return [
