@@ -37,14 +37,14 @@ from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import HostProcess, LocalHost, find_probe
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.plan import (
-    AddBridge,
-    AddTap,
     Plan,
-    SetAddress,
-    SetMaster,
-    SetUp,
     Step,
+    add_bridge,
+    add_tap,
     new_namespace,
+    set_address,
+    set_master,
+    set_up,
 )
 
 BEFORE_S, AFTER_S = 3.0, 12.0
@@ -219,16 +219,16 @@ def network(name: str, guests: Sequence[Guest]) -> Plan:
     """A namespace with a bridge and a tap a guest."""
     steps: list[Step] = [
         *new_namespace(name),
-        AddBridge(name, "br0", "02:70:77:00:02:01", 1500),
-        SetAddress(name, "br0", "198.18.0.1/24"),
-        SetUp(name, "br0"),
+        add_bridge(name, "br0", "02:70:77:00:02:01", 1500),
+        set_address(name, "br0", "198.18.0.1/24"),
+        set_up(name, "br0"),
     ]
     for guest in guests:
         port_mac = f"02:70:77:00:02:2{guest.number}"
         steps += [
-            AddTap(name, guest.tap, port_mac, 1500),
-            SetMaster(name, guest.tap, "br0"),
-            SetUp(name, guest.tap),
+            *add_tap(name, guest.tap, port_mac, 1500),
+            set_master(name, guest.tap, "br0"),
+            set_up(name, guest.tap),
         ]
     return Plan(tuple(steps))
 

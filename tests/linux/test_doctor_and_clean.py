@@ -56,9 +56,7 @@ def test_clean_says_what_it_would_remove_then_removes_it() -> None:
     sweep()
     name = "pw-11111111-s"
     netns.prepare_run()
-    thread = netns.NamespaceThread("test")
-    thread.call(None, thread.create_namespace, name)
-    thread.close()
+    subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         would = json.loads(planewise("clean", "--dry-run", "--json").stdout)
         assert would["dry_run"] is True

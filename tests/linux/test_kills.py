@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from planewise.errors import PlanewiseError
 from planewise.testbed.hosts import netns, scratch
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import STATE, leftovers, sweep, token_of
+from planewise.testbed.plan import Plan, new_namespace
 from tests.linux.testbeds import PLANES
 
 pytestmark = pytest.mark.linux
@@ -150,23 +152,19 @@ def test_clean_ends_a_process_that_outlived_its_run(run: subprocess.Popen[str]) 
 
 def test_clean_never_touches_a_name_that_is_not_ours() -> None:
     netns.prepare_run()
-    thread = netns.NamespaceThread("test")
     name = f"pw-test{os.getpid()}"
-    thread.call(None, thread.create_namespace, name)
+    subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         assert name not in [other for one in leftovers() for other in one.namespaces]
         sweep()
         assert name in netns.names()
     finally:
-        thread.close()
         netns.remove(name)
 
 
 def test_clean_removes_a_namespace_whose_file_is_gone() -> None:
     netns.prepare_run()
-    thread = netns.NamespaceThread("test")
-    thread.call(None, thread.create_namespace, "pw-00000000-s")
-    thread.close()
+    subprocess.run(["ip", "netns", "add", "pw-00000000-s"], check=True)
     (found,) = [one for one in sweep() if one.token == "00000000"]
     assert found.namespaces == ("pw-00000000-s",)
     assert "pw-00000000-s" not in netns.names()
@@ -174,16 +172,16 @@ def test_clean_removes_a_namespace_whose_file_is_gone() -> None:
 
 def test_a_taken_name_is_said_and_left_alone() -> None:
     netns.prepare_run()
-    thread = netns.NamespaceThread("test")
     name = f"pw-test{os.getpid()}"
-    thread.call(None, thread.create_namespace, name)
-    try:
-        with pytest.raises(PlanewiseError, match=f"called {name} already"):
-            thread.call(None, thread.create_namespace, name)
-        assert name in netns.names()
-    finally:
-        thread.close()
-        netns.remove(name)
+    plan = Plan(new_namespace(name))
+    with closing(LocalHost("here")) as host:
+        host.perform(plan)
+        try:
+            with pytest.raises(PlanewiseError, match=f"taken already: `ip netns add {name}`"):
+                host.perform(plan)
+            assert name in netns.names()
+        finally:
+            netns.remove(name)
 
 
 # A plain user.

@@ -1,45 +1,45 @@
-"""What a plan leaves in the kernel: by netlink the same as by the commands that it prints."""
+"""What a plan leaves in the kernel: the same as the commands that it prints."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from planewise.testbed import script
+from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.hosts import netns
-from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import Ownership
 from planewise.testbed.plan import (
-    AcceptAddress,
-    AddBridge,
-    AddForwarding,
-    AddMacvlan,
-    AddMacvtap,
-    AddNeighbour,
-    AddRoute,
-    AddTap,
-    AddVeth,
-    AwaitUp,
-    DeleteLink,
     Plan,
-    ReleaseMaster,
-    RemoveAddress,
-    RemoveRoute,
-    SetAddress,
-    SetLinkAddress,
-    SetMaster,
-    SetMtu,
-    SetSysctl,
-    SetUp,
     Step,
+    accept_address,
+    add_bridge,
+    add_forwarding,
+    add_macvlan,
+    add_macvtap,
+    add_neighbour,
+    add_route,
+    add_tap,
+    add_veth,
+    await_up,
+    delete_link,
     new_namespace,
+    release_master,
+    remove_address,
+    remove_route,
+    run_program,
+    set_address,
+    set_link_address,
+    set_master,
+    set_mtu,
+    set_sysctl,
+    set_up,
 )
-from planewise.testbed.rtnetlink import RouteSocket
 
 pytestmark = [pytest.mark.linux, pytest.mark.apart]
 
@@ -66,34 +66,34 @@ def pair(a: str, b: str) -> tuple[Step, ...]:
     return (
         *new_namespace(a),
         *new_namespace(b),
-        AddVeth(a, "port0", 77, "02:70:77:50:00:01", b, "eth0", "02:70:77:50:00:02", 1600),
-        SetUp(a, "port0"),
-        SetUp(b, "eth0"),
-        AwaitUp(a),
-        AwaitUp(b, "eth0"),
+        add_veth(a, "port0", 77, "02:70:77:50:00:01", b, "eth0", "02:70:77:50:00:02", 1600),
+        set_up(a, "port0"),
+        set_up(b, "eth0"),
+        await_up(a),
+        await_up(b, "eth0"),
     )
 
 
 def links(a: str, b: str) -> tuple[Step, ...]:
     return (
         *pair(a, b),
-        AddBridge(a, "br0", "02:70:77:50:00:03", 1500),
-        SetUp(a, "br0"),
-        SetMaster(a, "port0", "br0"),
-        AwaitUp(a),
-        AddForwarding(a, "port0", "02:70:77:50:00:04"),
-        AddVeth(a, "port1", 78, "02:70:77:50:00:05", b, "eth1", "02:70:77:50:00:06", 1500),
-        SetMaster(a, "port1", "br0"),
-        ReleaseMaster(a, "port1"),
-        AddMacvlan(b, "eth0", a, "macvlan0", "02:70:77:50:00:07"),
-        AddMacvtap(b, "eth0", "tap0", MACVTAP_INDEX, "02:70:77:50:00:08"),
-        AddMacvtap(b, "eth1", "tap1", MACVTAP_INDEX + 1, "", "passthru"),
-        AddTap(a, "tap2", "02:70:77:50:00:09", 1400),
-        AddTap(a, "tap3", "02:70:77:50:00:0a", 1400, queues=2),
-        DeleteLink(a, "tap3"),
-        SetLinkAddress(b, "eth0", "02:70:77:50:00:0b"),
-        SetMtu(b, "eth0", 1450),
-        AcceptAddress(b, "eth0", "02:70:77:50:00:0c"),
+        add_bridge(a, "br0", "02:70:77:50:00:03", 1500),
+        set_up(a, "br0"),
+        set_master(a, "port0", "br0"),
+        await_up(a),
+        add_forwarding(a, "port0", "02:70:77:50:00:04"),
+        add_veth(a, "port1", 78, "02:70:77:50:00:05", b, "eth1", "02:70:77:50:00:06", 1500),
+        set_master(a, "port1", "br0"),
+        release_master(a, "port1"),
+        add_macvlan(b, "eth0", a, "macvlan0", "02:70:77:50:00:07"),
+        add_macvtap(b, "eth0", "tap0", MACVTAP_INDEX, "02:70:77:50:00:08"),
+        add_macvtap(b, "eth1", "tap1", MACVTAP_INDEX + 1, "", "passthru"),
+        *add_tap(a, "tap2", "02:70:77:50:00:09", 1400),
+        *add_tap(a, "tap3", "02:70:77:50:00:0a", 1400, queues=2),
+        delete_link(a, "tap3"),
+        set_link_address(b, "eth0", "02:70:77:50:00:0b"),
+        set_mtu(b, "eth0", 1450),
+        accept_address(b, "eth0", "02:70:77:50:00:0c"),
     )
 
 
@@ -101,27 +101,27 @@ def addresses(a: str, b: str) -> tuple[Step, ...]:
     link = (b, "eth0")
     return (
         *pair(a, b),
-        SetSysctl(b, "net/ipv4/ip_forward", "1"),
-        SetAddress(*link, "198.18.0.1/15"),
-        SetAddress(*link, "198.18.0.2/32"),
-        RemoveAddress(*link, "198.18.0.2/32"),
-        SetAddress(*link, "2001:2:0:1::1/64"),
-        SetAddress(*link, "fe80::1/64"),
-        SetAddress(*link, "2001:2:0:1::2/64"),
-        RemoveAddress(*link, "2001:2:0:1::2/64"),
-        AddNeighbour(*link, "198.18.0.3", "02:70:77:50:00:0d"),
-        AddNeighbour(*link, "198.18.0.3", "02:70:77:50:00:0e"),
-        AddNeighbour(*link, "2001:2:0:1::3", "02:70:77:50:00:0e"),
-        AddRoute(b, "198.51.100.1/32", "eth0"),
-        AddRoute(b, "198.51.100.0/24", "eth0"),
-        RemoveRoute(b, "198.51.100.0/24", "eth0"),
-        AddRoute(b, "0.0.0.0/0", "eth0", via="203.0.113.1"),
-        AddRoute(b, "203.0.113.0/24", "eth0", via="198.51.100.9"),
-        RemoveRoute(b, "203.0.113.0/24", "eth0"),
-        AddRoute(b, "2001:2:0:7::/64", "eth0"),
-        AddRoute(b, "2001:2:0:8::/64", "eth0", via="fe80::2"),
-        RemoveRoute(b, "2001:2:0:8::/64", "eth0"),
-        AddRoute(b, "::/0", "eth0", via="fe80::2"),
+        set_sysctl(b, "net/ipv4/ip_forward", "1"),
+        set_address(*link, "198.18.0.1/15"),
+        set_address(*link, "198.18.0.2/32"),
+        remove_address(*link, "198.18.0.2/32"),
+        set_address(*link, "2001:2:0:1::1/64"),
+        set_address(*link, "fe80::1/64"),
+        set_address(*link, "2001:2:0:1::2/64"),
+        remove_address(*link, "2001:2:0:1::2/64"),
+        add_neighbour(*link, "198.18.0.3", "02:70:77:50:00:0d"),
+        add_neighbour(*link, "198.18.0.3", "02:70:77:50:00:0e"),
+        add_neighbour(*link, "2001:2:0:1::3", "02:70:77:50:00:0e"),
+        add_route(b, "198.51.100.1/32", "eth0"),
+        add_route(b, "198.51.100.0/24", "eth0"),
+        remove_route(b, "198.51.100.0/24", "eth0"),
+        add_route(b, "0.0.0.0/0", "eth0", via="203.0.113.1"),
+        add_route(b, "203.0.113.0/24", "eth0", via="198.51.100.9"),
+        remove_route(b, "203.0.113.0/24", "eth0"),
+        add_route(b, "2001:2:0:7::/64", "eth0"),
+        add_route(b, "2001:2:0:8::/64", "eth0", via="fe80::2"),
+        remove_route(b, "2001:2:0:8::/64", "eth0"),
+        add_route(b, "::/0", "eth0", via="fe80::2"),
     )
 
 
@@ -166,38 +166,42 @@ def left_in(name: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("steps", [links, addresses])
-def test_netlink_leaves_what_the_printed_commands_leave(
+def test_the_script_leaves_what_the_printed_commands_leave_one_by_one(
     steps: Any, ownership: Ownership, host: LocalHost
 ) -> None:
     names = ownership.name("a"), ownership.name("b")
     plan = Plan(steps(*names))
 
-    def performed(perform: Any) -> list[dict[str, list[tuple[Any, ...]]]]:
+    def pasted(plan: Plan) -> None:
+        subprocess.run(["sh", "-e", "-c", str(plan)], check=True, capture_output=True, timeout=60)
+
+    def performed(perform: Callable[[Plan], None]) -> list[dict[str, list[tuple[Any, ...]]]]:
         perform(plan)
         left = [left_in(name) for name in names]
         for name in names:
             netns.remove(name)
         return left
 
-    by_netlink = performed(host.perform)
-    outside: Host = LocalHost("outside")
-    with closing(outside):
-        assert by_netlink == performed(lambda plan: script.perform(plan, outside))
-    assert any(by_netlink[1].values())
+    by_script = performed(host.perform)
+    assert by_script == performed(pasted)
+    assert any(by_script[1].values())
 
 
-def test_all_interfaces_are_listed_however_many_there_are(
-    ownership: Ownership, host: LocalHost
-) -> None:
-    """A dump of more than one datagram."""
+def test_a_macvtap_is_in_the_mode_that_was_asked_for(ownership: Ownership, host: LocalHost) -> None:
+    """The kernel's default is VEPA, where guests of one host do not reach each other."""
+    names = ownership.name("a"), ownership.name("b")
+    host.perform(Plan(links(*names)))
+    kinds = {row[1]: row[6] for row in left_in(names[1])["links"]}
+    assert kinds["tap0"][:2] == ("macvtap", "bridge")
+    assert kinds["tap1"][:2] == ("macvtap", "passthru")
+
+
+def test_a_step_that_fails_is_named_with_the_reason(ownership: Ownership, host: LocalHost) -> None:
     name = ownership.name("a")
-    macs = ("02:70:77:50:00:01", "02:70:77:50:00:02")
-    pairs = [
-        AddVeth(name, f"a{number}", 1000 + number, macs[0], name, f"b{number}", macs[1], 1500)
-        for number in range(60)
-    ]
-    host.perform(Plan((*new_namespace(name), *pairs)))
-    thread = netns.NamespaceThread("links")
-    with closing(thread), closing(thread.call(name, RouteSocket)) as route:
-        listed = {link.get_attr("IFLA_IFNAME") for link in route.links()}
-    assert listed == {"lo"} | {f"{end}{number}" for number in range(60) for end in "ab"}
+    steps = (*new_namespace(name), set_up(name, "lo"), set_mtu(name, "nothing", 1400))
+    with pytest.raises(PlanewiseError, match=r"vanished.*link set nothing mtu 1400"):
+        host.perform(Plan(steps))
+    with pytest.raises(UnsupportedError, match="no setting net/ipv4/nothing"):
+        host.perform(Plan((set_sysctl(name, "net/ipv4/nothing", "1"),)))
+    with pytest.raises(PlanewiseError, match=r"`ip netns exec .* false` failed"):
+        host.perform(Plan((run_program(name, ("true",)), run_program(name, ("false",)))))

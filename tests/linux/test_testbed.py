@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from itertools import chain
 
 import pytest
 
@@ -21,6 +22,7 @@ from planewise.testbed.hosts.ledger import STATE, leftovers, token_of
 from planewise.testbed.loads.background import BackgroundLoad, LoadSpec, LoadType
 from planewise.testbed.loads.crew import ProcessCrew, ShellCrew, StartCrew
 from planewise.testbed.model import HOSTS, CounterPoint, Guest
+from planewise.testbed.plan import Plan, new_namespace
 from planewise.testbed.planes import plane as plane_called
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.switches.router import RouterTestbed
@@ -197,17 +199,12 @@ def test_the_next_hop_of_a_trial_is_where_the_guests_frames_really_go(plane: str
         assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
         # The neighbour that the guest's own kernel uses for the destination.
         ask = (
-            "from pyroute2 import IPRoute\n"
-            "import sys\n"
-            "with IPRoute() as ip:\n"
-            "    route = ip.route('get', dst=sys.argv[1])[0]\n"
-            "    hop = route.get_attr('RTA_GATEWAY') or sys.argv[1]\n"
-            "    print([n.get_attr('NDA_LLADDR') for n in ip.get_neighbours()"
-            " if n.get_attr('NDA_DST') == hop][0])\n"
+            'hop=$(ip route get "$1" | sed -n "s/.* via \\([^ ]*\\) .*/\\1/p"); '
+            'ip neighbour show to "${hop:-$1}" | sed -n "s/.* lladdr \\([^ ]*\\) .*/\\1/p"'
         )
         for destination in (path.destination_ipv4, path.destination_ipv6):
             said = testbed.hosts["sender"].run(
-                [sys.executable, "-c", ask, destination], netns=path.tx_netns
+                ["sh", "-c", ask, "sh", destination], netns=path.tx_netns
             )
             assert said.stdout.strip() == path.next_hop_mac, said.stderr
 
@@ -297,17 +294,16 @@ def test_an_error_inside_tears_down_and_passes_on() -> None:
 
 def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = []
-    create = netns.NamespaceThread.create_namespace
+    perform = LocalHost.perform
 
-    def fail(self: netns.NamespaceThread, name: str) -> None:
-        tokens.append(str(token_of(name)))
-        if name.endswith("-rm1"):
-            raise OSError(28, "No space left on device")
-        create(self, name)
+    def fail(self: LocalHost, plan: Plan) -> None:
+        tokens.extend(str(token_of(name)) for name in plan.namespaces)
+        again = [new_namespace(name) for name in plan.namespaces if name.endswith("-rm1")]
+        perform(self, Plan((*plan.steps, *chain(*again))))
 
-    monkeypatch.setattr(netns.NamespaceThread, "create_namespace", fail)
+    monkeypatch.setattr(LocalHost, "perform", fail)
     with (
-        pytest.raises(PlanewiseError, match="No space left"),
+        pytest.raises(PlanewiseError, match="taken already"),
         here("veth"),
     ):
         pytest.fail("it was built")
@@ -318,8 +314,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_vanished_interface_is_named() -> None:
     with here("veth") as testbed:
         guest, host = testbed.main("sender"), testbed.hosts["sender"]
-        remove = "from pyroute2 import IPRoute; IPRoute().link('del', ifname='eth0')"
-        host.run([sys.executable, "-c", remove], netns=guest.netns).check()
+        host.run(["ip", "link", "delete", "eth0"], netns=guest.netns).check()
         with pytest.raises(PlanewiseError, match="eth0 on sender vanished"):
             counters.read(host, CounterPoint("sender", guest.netns, "eth0"))
 

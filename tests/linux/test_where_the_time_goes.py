@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import polars as pl
 import pytest
@@ -16,13 +16,12 @@ import pytest
 from planewise.measure.runs.stage import Place
 from planewise.measure.trials.round_trips import RttPath, measure_rtt, parts_ns
 from planewise.measure.trials.rtt import RttTrial
-from planewise.testbed.apply import apply
 from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost, LocalProcess
 from planewise.testbed.hosts.ledger import Ownership
 from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.model import CapturePoint, Guest, HostRole, inside
-from planewise.testbed.plan import AddVeth, Plan, SetAddress, SetUp, Step, new_namespace
+from planewise.testbed.plan import Plan, Step, add_veth, new_namespace, set_address, set_up
 
 SENDER_DELAY_S = 0.004
 RESPONDER_DELAY_S = 0.002
@@ -43,14 +42,14 @@ def plan_chain(names: dict[str, str]) -> Plan:
         ("responder", "port0", "02:70:77:60:00:05", "guest_b", "eth0", "02:70:77:60:00:06"),
     )
     for number, (left, left_if, left_mac, right, right_if, right_mac) in enumerate(links):
-        index = 20 + number  # of its own: see AddVeth
+        index = 20 + number  # of its own: see add_veth
         steps.append(
-            AddVeth(names[left], left_if, index, left_mac, names[right], right_if, right_mac, 1500)
+            add_veth(names[left], left_if, index, left_mac, names[right], right_if, right_mac, 1500)
         )
-        steps += [SetUp(names[left], left_if), SetUp(names[right], right_if)]
+        steps += [set_up(names[left], left_if), set_up(names[right], right_if)]
     steps += [
-        SetAddress(names["guest_a"], "eth0", "198.18.0.1/15"),
-        SetAddress(names["guest_b"], "eth0", "198.18.0.2/15"),
+        set_address(names["guest_a"], "eth0", "198.18.0.1/15"),
+        set_address(names["guest_b"], "eth0", "198.18.0.2/15"),
     ]
     return Plan(tuple(steps))
 
@@ -116,9 +115,8 @@ def path() -> Iterator[RttPath]:
         names = {role: ownership.name(suffix) for role, suffix in short.items()}
         for name in names.values():
             stack.callback(netns.remove, name)
-        thread = NamespaceThread("apply")
-        stack.callback(thread.close)
-        apply(plan_chain(names), thread)
+        with closing(LocalHost("here")) as here:
+            here.perform(plan_chain(names))
         stack.enter_context(forwarder(names["sender"], "port0", "wire0", SENDER_DELAY_S))
         stack.enter_context(forwarder(names["responder"], "wire0", "port0", RESPONDER_DELAY_S))
         hosts: dict[HostRole, LocalHost] = {

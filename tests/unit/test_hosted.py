@@ -23,12 +23,12 @@ from planewise.testbed.hosts.pair import Targets
 from planewise.testbed.loads.crew import CrewKind, CrewProcess, ShellCrew
 from planewise.testbed.model import Guest
 from planewise.testbed.plan import (
-    AcceptAddress,
-    AddBridge,
-    AddNamespace,
-    SetAddress,
-    SetSysctl,
-    SetUp,
+    accept_address,
+    add_bridge,
+    new_namespace,
+    set_address,
+    set_sysctl,
+    set_up,
 )
 from planewise.testbed.setting import Setting
 from planewise.testbed.testbed import impossible, shortage
@@ -86,25 +86,33 @@ def test_two_switches_cannot_both_have_the_nic() -> None:
 def test_steps_of_one_namespace_go_to_one_process() -> None:
     groups = script.grouped(
         (
-            AddBridge("", "pw-b", "02:70:77:30:00:00", 1500),
-            SetUp("", "pw-b"),
-            AddNamespace("g"),
-            SetAddress("g", "eth0", "198.18.0.1/15"),
-            SetSysctl("g", "net/ipv4/ip_forward", "1"),
-            AcceptAddress("", "pf0", "02:70:77:00:00:01"),
+            add_bridge("", "pw-b", "02:70:77:30:00:00", 1500),
+            set_up("", "pw-b"),
+            *new_namespace("g"),
+            set_address("g", "eth0", "198.18.0.1/15"),
+            set_sysctl("g", "net/ipv4/ip_forward", "1"),
+            accept_address("", "pf0", "02:70:77:00:00:01"),
         )
     )
-    assert [command for command, _ in groups] == ["ip", "ip -n g", "", "bridge"]
-    assert [line for line, _ in groups[1][1]] == [
-        "link set lo up",
-        "address add 198.18.0.1/15 dev eth0",
+    assert [(group.level, group.command) for group in groups] == [
+        (0, "ip -batch -"),
+        (1, "nsenter --net=/run/netns/g sh"),
+        (1, "bridge -batch -"),
+        (2, "ip -n g -batch -"),
+        (3, "nsenter --net=/run/netns/g sh"),
+    ]
+    assert [step.words for step in groups[0].steps] == [
+        "link add pw-b address 02:70:77:30:00:00 mtu 1500 "
+        "type bridge stp_state 0 mcast_snooping 0 ageing_time 360000",
+        "link set pw-b up",
+        "netns add g",
     ]
 
 
 def test_a_step_that_fails_is_named_in_the_error() -> None:
     host = LocalHost("here")
     try:
-        plan = script.Plan((SetUp("", "lo"), SetUp("", "pw-nothing")))
+        plan = script.Plan((set_up("", "lo"), set_up("", "pw-nothing")))
         with pytest.raises(PlanewiseError, match="pw-nothing"):
             script.perform(plan, host)
     finally:
@@ -112,9 +120,9 @@ def test_a_step_that_fails_is_named_in_the_error() -> None:
 
 
 def test_a_nic_without_room_for_an_address_is_said_so() -> None:
-    from planewise.testbed.apply import explain
+    from planewise.testbed.script import explain
 
-    step = AcceptAddress("", "pf0", "02:70:77:00:00:01")
+    step = accept_address("", "pf0", "02:70:77:00:00:01")
     assert "no further MAC address" in explain(step, errno.ENOMEM, "").what
 
 

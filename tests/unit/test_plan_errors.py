@@ -7,22 +7,22 @@ import errno
 import pytest
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.apply import explain
-from planewise.testbed.hosts import netns
 from planewise.testbed.plan import (
-    AddIpvlan,
-    AddMacvlan,
-    AddNamespace,
-    SetAddress,
-    SetMaster,
-    SetSysctl,
-    SetUp,
     Step,
+    add_ipvlan,
+    add_macvlan,
+    new_namespace,
+    set_address,
+    set_master,
+    set_sysctl,
+    set_up,
 )
+from planewise.testbed.script import explain
 
-UP = SetUp("pw-0badcafe-s", "wire0")
-IPVLAN = AddIpvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0")
-MACVLAN = AddMacvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0", "02:70:77:00:00:00")
+UP = set_up("pw-0badcafe-s", "wire0")
+IPVLAN = add_ipvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0")
+NAMESPACE, *_ = new_namespace("pw-0badcafe-s")
+MACVLAN = add_macvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0", "02:70:77:00:00:00")
 
 
 @pytest.mark.parametrize(
@@ -31,20 +31,20 @@ MACVLAN = AddMacvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0", "02:70
         (UP, errno.EPERM, UnsupportedError, "no privilege", "root"),
         (IPVLAN, errno.EOPNOTSUPP, UnsupportedError, "this kernel has no ipvlan", "CONFIG_IPVLAN"),
         (MACVLAN, errno.EOPNOTSUPP, UnsupportedError, "has no macvlan", "modprobe macvlan"),
-        (MACVLAN, errno.EBUSY, PlanewiseError, "held by another plane", "bridge and a macvlan"),
+        (MACVLAN, errno.EBUSY, PlanewiseError, "another plane holds", "bridge and a macvlan"),
         (MACVLAN, errno.EEXIST, PlanewiseError, "taken already", "planewise clean"),
         (UP, errno.ENODEV, PlanewiseError, "vanished", "start again"),
         (
-            SetSysctl("n", "net/ipv6/conf/default/accept_ra", "0"),
+            set_sysctl("n", "net/ipv6/conf/default/accept_ra", "0"),
             errno.ENOENT,
             UnsupportedError,
             "no setting net/ipv6",
             "ipv6.disable",
         ),
-        (SetSysctl("n", "net/ipv4/ip_forward", "1"), errno.EROFS, UnsupportedError, "only be read",
+        (set_sysctl("n", "net/ipv4/ip_forward", "1"), errno.EROFS, UnsupportedError, "only be read",
          "--privileged"),
-        (SetMaster("n", "a", "br0"), errno.EINVAL, PlanewiseError, "Invalid argument", ""),
-        (SetAddress("n", "a", "198.18.0.1/15"), errno.EEXIST, PlanewiseError, "taken", "clean"),
+        (set_master("n", "a", "br0"), errno.EINVAL, PlanewiseError, "Invalid argument", ""),
+        (set_address("n", "a", "198.18.0.1/15"), errno.EEXIST, PlanewiseError, "taken", "clean"),
     ],
 )  # fmt: skip
 def test_a_refused_step_is_explained(
@@ -68,11 +68,7 @@ def test_a_refused_step_is_explained(
 def test_a_namespace_that_cannot_be_made_is_explained(
     code: int, kind: type[PlanewiseError], remedy: str
 ) -> None:
-    error = netns.explain(OSError(code, "so the kernel says"))
+    error = explain(NAMESPACE, code, "so the kernel says")
     assert type(error) is kind
-    assert "so the kernel says" in error.what
+    assert "ip netns add pw-0badcafe-s" in error.what
     assert remedy in error.remedy
-
-
-def test_a_namespace_prints_its_loopback_too() -> None:
-    assert str(AddNamespace("pw-0badcafe-s")).endswith("link set lo up")

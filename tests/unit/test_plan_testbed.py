@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.testbed.hosts.ledger import token_of
 from planewise.testbed.model import Site, make_guest
-from planewise.testbed.plan import AddNamespace, AddVeth, Plan, SetMaster, SetUp, Step
+from planewise.testbed.plan import Plan, Step, new_namespace, set_master, set_up
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.planes import plane, plane_for, plane_names, planes_of
 from planewise.testbed.setting import Arrangement, Setting
@@ -81,14 +81,12 @@ def test_the_last_possible_guest_still_has_an_address_of_its_own_host() -> None:
 
 @given(settings)
 def test_a_plan_uses_a_namespace_only_after_it_made_it(wanted: Setting) -> None:
-    made = {f"pw-{TOKEN}-s", f"pw-{TOKEN}-r"}
+    made = {"", f"pw-{TOKEN}-s", f"pw-{TOKEN}-r"}
     for step in plan_of(wanted):
-        if isinstance(step, AddNamespace):
-            assert step.name not in made
-            made.add(step.name)
-        else:
-            used = {getattr(step, name, None) for name in ("netns", "peer_netns", "guest_netns")}
-            assert used - {None} <= made, str(step)
+        if new := Plan((step,)).namespaces:
+            assert not made.intersection(new)
+            made.update(new)
+        assert {step.netns, step.other} <= made, str(step)
 
 
 @given(settings)
@@ -101,9 +99,8 @@ def test_every_namespace_of_a_plan_carries_the_token(wanted: Setting) -> None:
 @given(settings)
 def test_interface_names_fit_into_the_kernels_fifteen_letters(wanted: Setting) -> None:
     for step in plan_of(wanted):
-        if isinstance(step, AddVeth):
-            assert len(step.name) <= 15
-            assert len(step.peer) <= 15
+        for name in re.findall(r"link add (\S+)|name (\S+)", step.words):
+            assert len("".join(name)) <= 15
 
 
 @given(settings)
@@ -117,18 +114,24 @@ def test_a_setting_that_stands_is_asked_for_again_without_a_step() -> None:
 
 
 def test_a_step_prints_as_the_command_that_does_the_same() -> None:
-    plan = Plan((AddNamespace("pw-x-s"), SetUp("pw-x-s", "wire0"), SetMaster("a", "b", "br0")))
+    plan = Plan((*new_namespace("pw-x-s"), set_up("pw-x-s", "wire0"), set_master("a", "b", "br0")))
     assert str(plan).splitlines() == [
-        "ip netns add pw-x-s && ip -n pw-x-s link set lo up",
+        "ip netns add pw-x-s",
+        "ip netns exec pw-x-s ip link set lo up",
+        "ip netns exec pw-x-s sysctl -w net.ipv6.conf.default.addr_gen_mode=1",
+        "ip netns exec pw-x-s sysctl -w net.ipv6.conf.default.accept_ra=0",
         "ip -n pw-x-s link set wire0 up",
         "ip -n a link set b master br0",
     ]
 
 
 def test_a_bridge_anywhere_makes_the_wire_a_port_of_it() -> None:
-    assert not any(isinstance(step, SetMaster) for step in plan_of(setting("macvlan")))
-    mixed = plan_of(setting("macvlan", "bridge", 1))
-    ports = {step.interface for step in mixed if isinstance(step, SetMaster)}
+    def ports_of(steps: list[Step]) -> set[str]:
+        found = (re.fullmatch(r"link set (\S+) master br0", step.words) for step in steps)
+        return {match[1] for match in found if match}
+
+    assert not ports_of(plan_of(setting("macvlan")))
+    ports = ports_of(plan_of(setting("macvlan", "bridge", 1)))
     assert "wire0" in ports
     assert len(ports) == 3
 
@@ -183,10 +186,7 @@ BY_STEPS = [one.name for one in ALL if "namespace" in one.guests and one.by_step
 def test_a_plane_that_acts_by_steps_gives_a_guest_its_interface(name: str) -> None:
     site = Site("sender", "pw-0-s", "wire0", 1500)
     guest = make_guest("0", "sender", "main", 0, name)
-    assert any(
-        getattr(step, "guest_netns", getattr(step, "peer_netns", "")) == guest.netns
-        for step in plane(name).attach(site, guest)
-    )
+    assert any(step.other == guest.netns for step in plane(name).attach(site, guest))
 
 
 def test_a_testbed_that_is_not_built_says_so_to_its_programmer() -> None:

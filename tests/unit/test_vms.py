@@ -39,7 +39,6 @@ from planewise.testbed.hosts.host import (
     ProcessTimeoutError,
 )
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, Site
-from planewise.testbed.plan import AddTap
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 
@@ -203,9 +202,9 @@ def test_guests_of_a_host_that_routes_send_to_its_tap_and_others_to_each_other()
         sites = {role: Site(role, "", "wire0", 1500) for role in HOSTS}
         hops[plane] = VmArrangement(setting, {}, mains, {}, sites, {}).next_hop_mac()
     assert hops["virtio-bridge"] == mains["responder"].mac
-    tap = vm_plane("virtio-routed").attach(sites["sender"], mains["sender"])[0]
-    assert isinstance(tap, AddTap)
-    assert hops["virtio-routed"] == tap.mac != mains["sender"].mac
+    _, tap = vm_plane("virtio-routed").attach(sites["sender"], mains["sender"])[:2]
+    assert f"address {hops['virtio-routed']} " in tap.words
+    assert hops["virtio-routed"] != mains["sender"].mac
 
 
 def test_a_plane_that_virtual_machines_cannot_have_here_is_said() -> None:

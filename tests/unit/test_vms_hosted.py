@@ -26,7 +26,7 @@ from planewise.testbed.hosts.host import FinishedProcess
 from planewise.testbed.hosts.machine import Machine, MachineState
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS, Guest, Site, make_guest
-from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
+from planewise.testbed.plan import await_up
 from planewise.testbed.planes import PLANES, VmPlane, vhost_user, vm_plane
 from planewise.testbed.script import grouped
 from planewise.testbed.setting import Setting
@@ -97,8 +97,8 @@ def test_a_vf_without_an_iommu_still_serves_a_macvtap() -> None:
 def test_a_macvtap_on_a_vf_has_all_of_it_and_its_address() -> None:
     plane = vm_plane("macvtap-vf")
     (add, *_) = plane.attach(SITE, guest("macvtap-vf"), 1, "eth4v0")
-    assert isinstance(add, AddMacvtap)
-    assert (add.parent, add.mode, add.mac, add.name) == ("eth4v0", "passthru", "", "pw00000000001")
+    assert add.words.startswith("link add link eth4v0 name pw00000000001 index ")
+    assert add.words.endswith(" type macvtap mode passthru")
     assert " address " not in str(add)
 
 
@@ -235,8 +235,8 @@ def test_a_function_is_passed_through_by_its_address() -> None:
 
 
 def test_one_interface_is_awaited_where_others_are_somebody_elses() -> None:
-    ((_, ((line, _),)),) = grouped(Plan((AwaitUp("", "eth4v0"),)).steps)
-    assert "link show dev eth4v0 up" in line
+    (group,) = grouped((await_up("", "eth4v0"),))
+    assert "link show dev eth4v0 up" in group.command
 
 
 XML = """<domain type='qemu'><name>kept</name><uuid>1e25c988-be98-401b-87d2-c82d919467bd</uuid>

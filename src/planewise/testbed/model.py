@@ -30,7 +30,7 @@ BRIDGE = "br0"
 DOCKER_BRIDGE = "docker0"
 GUEST_INTERFACE = "eth0"
 WIRE_INDEX = 500
-"""Index of the wire's end in the sender (see `plan.AddVeth`)."""
+"""Index of the wire's end in the sender (see `plan.add_veth`)."""
 
 ETHERNET_BYTES = 18
 """Header and FCS of an Ethernet frame."""

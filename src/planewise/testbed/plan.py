@@ -1,7 +1,7 @@
-"""Plans: steps of a testbed as values that can be printed, compared and then applied.
+"""Plans: the commands that build a testbed, as values that are printed, compared and then run.
 
-Knows no kernel: `apply.py` performs a plan. Every step prints as the command of iproute2 that
-does the same, so that `--dry-run` can be read, and pasted, by anyone who knows `ip`.
+Every step is a command of iproute2, or another program, and prints as one: `--dry-run` can be
+read, and pasted. `script.py` runs them.
 """
 
 from __future__ import annotations
@@ -11,335 +11,32 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-def _ip(netns: str, program: str = "ip") -> str:
-    """The call of a program for a namespace; an empty name is the host's own."""
-    return f"{program} -n {netns}" if netns else program
-
-
+@dataclass(frozen=True)
 class Step:
-    """A step of a plan; it prints as a command."""
-
-
-@dataclass(frozen=True)
-class _OnInterface(Step):
-    """A step on one interface of a namespace."""
+    """One command of a plan."""
 
     netns: str
-    interface: str
-
-
-@dataclass(frozen=True)
-class AddNamespace(Step):
-    """A new, empty network namespace; its loopback comes up with it."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"ip netns add {self.name} && ip -n {self.name} link set lo up"
-
-
-@dataclass(frozen=True)
-class AddVeth(Step):
-    """A pair of virtual Ethernet interfaces, one end in each namespace; both stay down.
-
-    `index` must differ from the one that the peer's end gets (the next free one there): between
-    ends of one index, Linux takes a pair for a single interface and may tell the first end only
-    a second later that the other is up.
-    """
-
-    netns: str
-    name: str
-    index: int
-    mac: str
-    peer_netns: str
-    peer: str
-    peer_mac: str
-    mtu_bytes: int
+    """The namespace that it works in; empty: the host's own."""
+    program: Literal["ip", "bridge", "shell", "host", "await"]
+    """What runs it: `ip` or `bridge` in a batch, a `shell` in the namespace, a program on the
+    `host` that may touch any namespace, or a wait for interfaces."""
+    words: str
+    """Arguments, or the shell's line; of `await` the interface."""
+    shown: str = ""
+    """As it prints, where that is not what runs."""
+    other: str = ""
+    """A second namespace that it changes: that of the other end."""
+    feature: str = ""
+    """The feature of the kernel that it needs."""
 
     def __str__(self) -> str:
-        return (
-            f"{_ip(self.netns)} link add {self.name} index {self.index} address {self.mac} "
-            f"mtu {self.mtu_bytes} type veth peer name {self.peer} "
-            f"netns {self.peer_netns} address {self.peer_mac} mtu {self.mtu_bytes}"
-        )
-
-
-@dataclass(frozen=True)
-class AddBridge(Step):
-    """A Linux bridge, no spanning tree, no multicast snooping.
-
-    `ageing_s` is long: a guest that only receives must not fall out of the forwarding table in
-    the middle of a measurement, or its frames would be flooded to every guest.
-    """
-
-    netns: str
-    name: str
-    mac: str
-    mtu_bytes: int
-    ageing_s: int = 3600
-
-    def __str__(self) -> str:
-        return (
-            f"{_ip(self.netns)} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
-            f"type bridge stp_state 0 mcast_snooping 0 ageing_time {self.ageing_s * 100}"
-        )
-
-
-@dataclass(frozen=True)
-class AddMacvlan(Step):
-    """A macvlan interface on `parent`, made in the guest's namespace."""
-
-    netns: str
-    parent: str
-    guest_netns: str
-    name: str
-    mac: str
-    mode: Literal["bridge", "private", "vepa"] = "bridge"
-
-    def __str__(self) -> str:
-        return (
-            f"{_ip(self.netns)} link add link {self.parent} name {self.name} "
-            f"netns {self.guest_netns} address {self.mac} type macvlan mode {self.mode}"
-        )
-
-
-@dataclass(frozen=True)
-class AddIpvlan(Step):
-    """An ipvlan interface on `parent`, made in the guest's namespace; the MAC is the parent's."""
-
-    netns: str
-    parent: str
-    guest_netns: str
-    name: str
-    mode: Literal["l2", "l3", "l3s"] = "l2"
-
-    def __str__(self) -> str:
-        return (
-            f"{_ip(self.netns)} link add link {self.parent} name {self.name} "
-            f"netns {self.guest_netns} type ipvlan mode {self.mode}"
-        )
-
-
-@dataclass(frozen=True)
-class AddTap(Step):
-    """A persistent tap, for a virtual machine to open; it stays down."""
-
-    netns: str
-    name: str
-    mac: str
-    mtu_bytes: int
-    queues: int = 1
-
-    def __str__(self) -> str:
-        multi_queue = " multi_queue" if self.queues > 1 else ""
-        return (
-            f"{_ip(self.netns)} tuntap add dev {self.name} mode tap vnet_hdr{multi_queue} && "
-            f"{_ip(self.netns)} link set {self.name} address {self.mac} mtu {self.mtu_bytes}"
-        )
-
-
-@dataclass(frozen=True)
-class AddMacvtap(Step):
-    """A macvtap on `parent`; a virtual machine opens it as /dev/tap<index>.
-
-    All namespaces of a machine share these files, and the kernel chooses an index that is free in
-    one: `index` must be one that no other macvtap of the machine has.
-    """
-
-    netns: str
-    parent: str
-    name: str
-    index: int
-    mac: str
-    """Empty: the parent's, as always in the mode `passthru`."""
-    mode: Literal["bridge", "private", "vepa", "passthru"] = "bridge"
-
-    def __str__(self) -> str:
-        address = f"address {self.mac} " if self.mac else ""
-        return (
-            f"{_ip(self.netns)} link add link {self.parent} name {self.name} index {self.index} "
-            f"{address}type macvtap mode {self.mode}"
-        )
-
-
-@dataclass(frozen=True)
-class SetMaster(_OnInterface):
-    """Makes an interface a port of a bridge."""
-
-    bridge: str
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} link set {self.interface} master {self.bridge}"
-
-
-@dataclass(frozen=True)
-class ReleaseMaster(_OnInterface):
-    """Removes an interface from its bridge."""
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} link set {self.interface} nomaster"
-
-
-@dataclass(frozen=True)
-class DeleteLink(_OnInterface):
-    """Removes an interface."""
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} link delete {self.interface}"
-
-
-@dataclass(frozen=True)
-class SetAddress(_OnInterface):
-    """An address with its prefix length; IPv6 without duplicate address detection."""
-
-    address: str
-
-    def __str__(self) -> str:
-        nodad = " nodad" if ":" in self.address else ""
-        return f"{_ip(self.netns)} address add {self.address} dev {self.interface}{nodad}"
-
-
-@dataclass(frozen=True)
-class RemoveAddress(_OnInterface):
-    """Takes an address with its prefix length off an interface."""
-
-    address: str
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} address delete {self.address} dev {self.interface}"
-
-
-@dataclass(frozen=True)
-class SetLinkAddress(_OnInterface):
-    """Sets the MAC address of an interface that no step made."""
-
-    mac: str
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} link set {self.interface} address {self.mac}"
-
-
-@dataclass(frozen=True)
-class SetUp(_OnInterface):
-    """Brings an interface up."""
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} link set {self.interface} up"
-
-
-@dataclass(frozen=True)
-class SetMtu(_OnInterface):
-    """The largest packet (without Ethernet header) that an interface carries."""
-
-    mtu_bytes: int
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} link set {self.interface} mtu {self.mtu_bytes}"
-
-
-@dataclass(frozen=True)
-class AddRoute(Step):
-    """A route; with an empty `via` the destination is on the link itself."""
-
-    netns: str
-    destination: str
-    interface: str
-    via: str = ""
-
-    def __str__(self) -> str:
-        via = f"via {self.via} " if self.via else ""
-        onlink = " onlink" if self.via else ""
-        return f"{_ip(self.netns)} route add {self.destination} {via}dev {self.interface}{onlink}"
-
-
-@dataclass(frozen=True)
-class RemoveRoute(Step):
-    """Removes a route."""
-
-    netns: str
-    destination: str
-    interface: str
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns)} route delete {self.destination} dev {self.interface}"
-
-
-@dataclass(frozen=True)
-class RunProgram(Step):
-    """Runs a program on the host, for what iproute2 cannot do: `ovs-vsctl add-port …`."""
-
-    netns: str
-    argv: tuple[str, ...]
-
-    def __str__(self) -> str:
-        inside = f"ip netns exec {self.netns} " if self.netns else ""
-        return f"{inside}{shlex.join(self.argv)}"
-
-
-@dataclass(frozen=True)
-class AddNeighbour(_OnInterface):
-    """A permanent neighbour entry, so that no measurement contains an address resolution."""
-
-    address: str
-    mac: str
-
-    def __str__(self) -> str:
-        return (
-            f"{_ip(self.netns)} neighbour replace {self.address} lladdr {self.mac} "
-            f"dev {self.interface} nud permanent"
-        )
-
-
-@dataclass(frozen=True)
-class AddForwarding(Step):
-    """A static entry of a bridge's forwarding table: this MAC is behind this port."""
-
-    netns: str
-    port: str
-    mac: str
-
-    def __str__(self) -> str:
-        return f"{_ip(self.netns, 'bridge')} fdb replace {self.mac} dev {self.port} master static"
-
-
-@dataclass(frozen=True)
-class AcceptAddress(_OnInterface):
-    """Lets a NIC receive frames for this MAC, too: with VFs, promiscuous mode may not suffice."""
-
-    mac: str
-
-    def __str__(self) -> str:
-        return (
-            f"{_ip(self.netns, 'bridge')} fdb append {self.mac} dev {self.interface} self permanent"
-        )
-
-
-@dataclass(frozen=True)
-class SetSysctl(Step):
-    """A kernel setting of one namespace, as a path below /proc/sys."""
-
-    netns: str
-    key: str
-    value: str
-
-    def __str__(self) -> str:
-        inside = f"ip netns exec {self.netns} " if self.netns else ""
-        return f"{inside}sysctl -w {self.key.replace('/', '.')}={self.value}"
-
-
-@dataclass(frozen=True)
-class AwaitUp(Step):
-    """Waits until each interface of a namespace that is set up carries frames.
-
-    `interface`: only this one, where others are not Planewise's.
-    """
-
-    netns: str
-    interface: str = ""
-
-    def __str__(self) -> str:
-        show = f"{_ip(self.netns)} link show{f' dev {self.interface}' if self.interface else ''} up"
-        return f"while {show} | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
+        if self.shown:
+            return self.shown
+        if self.program == "host":
+            return self.words
+        if self.program == "shell":
+            return f"ip netns exec {self.netns} {self.words}" if self.netns else self.words
+        return " ".join([self.program, *(["-n", self.netns] if self.netns else []), self.words])
 
 
 @dataclass(frozen=True)
@@ -351,7 +48,7 @@ class Plan:
     @property
     def namespaces(self) -> tuple[str, ...]:
         """The namespaces that this plan makes: removing them undoes it."""
-        return tuple(step.name for step in self.steps if isinstance(step, AddNamespace))
+        return tuple(step.other for step in self.steps if step.feature == "namespaces")
 
     def __str__(self) -> str:
         return "\n".join(str(step) for step in self.steps)
@@ -360,7 +57,181 @@ class Plan:
 def new_namespace(name: str) -> tuple[Step, ...]:
     """A namespace that sends nothing by itself: no link-local addresses, no solicitations."""
     return (
-        AddNamespace(name),
-        SetSysctl(name, "net/ipv6/conf/default/addr_gen_mode", "1"),
-        SetSysctl(name, "net/ipv6/conf/default/accept_ra", "0"),
+        Step("", "ip", f"netns add {name}", other=name, feature="namespaces"),
+        run_program(name, ("ip", "link", "set", "lo", "up")),
+        set_sysctl(name, "net/ipv6/conf/default/addr_gen_mode", "1"),
+        set_sysctl(name, "net/ipv6/conf/default/accept_ra", "0"),
     )
+
+
+def add_veth(
+    netns: str,
+    name: str,
+    index: int,
+    mac: str,
+    peer_netns: str,
+    peer: str,
+    peer_mac: str,
+    mtu_bytes: int,
+) -> Step:
+    """A pair of virtual Ethernet interfaces, one end in each namespace; both stay down.
+
+    `index` must differ from the one that the peer's end gets (the next free one there): between
+    ends of one index, Linux takes a pair for a single interface and may report only a second
+    later to the first end that the other is up.
+    """
+    words = (
+        f"link add {name} index {index} address {mac} mtu {mtu_bytes} type veth "
+        f"peer name {peer} netns {peer_netns} address {peer_mac} mtu {mtu_bytes}"
+    )
+    return Step(netns, "ip", words, other=peer_netns, feature="veth")
+
+
+def add_bridge(netns: str, name: str, mac: str, mtu_bytes: int) -> Step:
+    """A Linux bridge, no spanning tree, no multicast snooping.
+
+    Entries age after an hour: a guest that only receives must not fall out of the forwarding
+    table in the middle of a measurement, or its frames would be flooded to every guest.
+    """
+    words = (
+        f"link add {name} address {mac} mtu {mtu_bytes} "
+        "type bridge stp_state 0 mcast_snooping 0 ageing_time 360000"
+    )
+    return Step(netns, "ip", words, feature="bridge")
+
+
+def add_macvlan(netns: str, parent: str, guest_netns: str, name: str, mac: str) -> Step:
+    """A macvlan interface on `parent`, made in the guest's namespace."""
+    words = (
+        f"link add link {parent} name {name} netns {guest_netns} address {mac} "
+        "type macvlan mode bridge"
+    )
+    return Step(netns, "ip", words, other=guest_netns, feature="macvlan")
+
+
+def add_ipvlan(netns: str, parent: str, guest_netns: str, name: str) -> Step:
+    """An ipvlan interface on `parent`, made in the guest's namespace; the MAC is the parent's."""
+    words = f"link add link {parent} name {name} netns {guest_netns} type ipvlan mode l2"
+    return Step(netns, "ip", words, other=guest_netns, feature="ipvlan")
+
+
+def add_tap(netns: str, name: str, mac: str, mtu_bytes: int, queues: int = 1) -> tuple[Step, ...]:
+    """A persistent tap, for a virtual machine to open; it stays down."""
+    multi_queue = " multi_queue" if queues > 1 else ""
+    words = f"tuntap add dev {name} mode tap vnet_hdr{multi_queue}"
+    return (
+        Step(netns, "ip", words, feature="tun"),
+        Step(netns, "ip", f"link set {name} address {mac} mtu {mtu_bytes}"),
+    )
+
+
+def add_macvtap(
+    netns: str,
+    parent: str,
+    name: str,
+    index: int,
+    mac: str = "",
+    mode: Literal["bridge", "passthru"] = "bridge",
+) -> Step:
+    """A macvtap on `parent`; a virtual machine opens it as /dev/tap<index>.
+
+    All namespaces of a machine share these files, and the kernel chooses an index that is free in
+    one: `index` must be one that no other macvtap of the machine has. Without a `mac` it has the
+    parent's, as always in the mode `passthru`.
+    """
+    address = f"address {mac} " if mac else ""
+    words = f"link add link {parent} name {name} index {index} {address}type macvtap mode {mode}"
+    return Step(netns, "ip", words, feature="macvtap")
+
+
+def set_master(netns: str, interface: str, bridge: str) -> Step:
+    """Makes an interface a port of a bridge."""
+    return Step(netns, "ip", f"link set {interface} master {bridge}")
+
+
+def release_master(netns: str, interface: str) -> Step:
+    """Removes an interface from its bridge."""
+    return Step(netns, "ip", f"link set {interface} nomaster")
+
+
+def delete_link(netns: str, interface: str) -> Step:
+    """Removes an interface."""
+    return Step(netns, "ip", f"link delete {interface}")
+
+
+def set_address(netns: str, interface: str, address: str) -> Step:
+    """An address with its prefix length; IPv6 without duplicate address detection."""
+    nodad = " nodad" if ":" in address else ""
+    return Step(netns, "ip", f"address add {address} dev {interface}{nodad}")
+
+
+def remove_address(netns: str, interface: str, address: str) -> Step:
+    """Removes an address with its prefix length from an interface."""
+    return Step(netns, "ip", f"address delete {address} dev {interface}")
+
+
+def set_link_address(netns: str, interface: str, mac: str) -> Step:
+    """Sets the MAC address of an interface that no step made."""
+    return Step(netns, "ip", f"link set {interface} address {mac}")
+
+
+def set_up(netns: str, interface: str) -> Step:
+    """Brings an interface up."""
+    return Step(netns, "ip", f"link set {interface} up")
+
+
+def set_mtu(netns: str, interface: str, mtu_bytes: int) -> Step:
+    """The largest packet (without Ethernet header) that an interface carries."""
+    return Step(netns, "ip", f"link set {interface} mtu {mtu_bytes}")
+
+
+def add_route(netns: str, destination: str, interface: str, via: str = "") -> Step:
+    """A route; with an empty `via` the destination is on the link itself."""
+    hop = f"via {via} dev {interface} onlink" if via else f"dev {interface}"
+    return Step(netns, "ip", f"route add {destination} {hop}")
+
+
+def remove_route(netns: str, destination: str, interface: str) -> Step:
+    """Removes a route."""
+    return Step(netns, "ip", f"route delete {destination} dev {interface}")
+
+
+def add_neighbour(netns: str, interface: str, address: str, mac: str) -> Step:
+    """A permanent neighbour entry, so that no measurement contains an address resolution."""
+    words = f"neighbour replace {address} lladdr {mac} dev {interface} nud permanent"
+    return Step(netns, "ip", words)
+
+
+def add_forwarding(netns: str, port: str, mac: str) -> Step:
+    """A static entry of a bridge's forwarding table: this MAC is behind this port."""
+    return Step(netns, "bridge", f"fdb replace {mac} dev {port} master static")
+
+
+def accept_address(netns: str, interface: str, mac: str) -> Step:
+    """Lets a NIC receive frames for this MAC, too: with VFs, promiscuous mode may not suffice."""
+    words = f"fdb append {mac} dev {interface} self permanent"
+    return Step(netns, "bridge", words, feature="MAC filters")
+
+
+def run_program(netns: str, argv: tuple[str, ...]) -> Step:
+    """Runs a program on the host, for what iproute2 cannot do: `ovs-vsctl add-port …`."""
+    return Step(netns, "shell" if netns else "host", shlex.join(argv))
+
+
+def set_sysctl(netns: str, key: str, value: str) -> Step:
+    """A kernel setting of one namespace, as a path below /proc/sys."""
+    inside = f"ip netns exec {netns} " if netns else ""
+    shown = f"{inside}sysctl -w {key.replace('/', '.')}={value}"
+    words = f"echo {shlex.quote(value)} >/proc/sys/{shlex.quote(key)}"
+    return Step(netns, "shell", words, shown)
+
+
+def await_up(netns: str, interface: str = "") -> Step:
+    """Waits until each interface of a namespace that is set up carries frames.
+
+    `interface`: only this one, where others are not Planewise's.
+    """
+    show = " ".join(["ip", *(["-n", netns] if netns else []), "link show"])
+    show += f" dev {interface} up" if interface else " up"
+    shown = f"while {show} | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
+    return Step(netns, "await", interface, shown)

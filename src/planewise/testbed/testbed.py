@@ -38,14 +38,14 @@ from planewise.testbed.model import (
     other_host,
 )
 from planewise.testbed.plan import (
-    AcceptAddress,
-    AwaitUp,
-    DeleteLink,
     Plan,
-    SetMtu,
-    SetUp,
     Step,
+    accept_address,
+    await_up,
+    delete_link,
     new_namespace,
+    set_mtu,
+    set_up,
 )
 from planewise.testbed.planes import plane, refusal, switch_named
 from planewise.testbed.planes.kinds import GUEST_WORDS
@@ -152,12 +152,7 @@ class Testbed:
         work: dict[int, tuple[_HostState, list[GuestRequest]]] = {}
         for role, state in states.items():
             work.setdefault(id(state), (state, []))[1].extend(requests[role])
-        # Netlink alone keeps one thread of Python busy; two would only wait for one another.
-        waits = self.pair.separate or MAKERS[setting.kind].waits
-        together(
-            [partial(self._prepare, *host_work) for host_work in work.values()],
-            workers=2 if waits else 1,
-        )
+        together([partial(self._prepare, *host_work) for host_work in work.values()])
         placed = {role: [states[role].placed[key] for key in requests[role]] for role in HOSTS}
         self._introduce(setting, states, placed)
         joined = {
@@ -239,8 +234,8 @@ class Testbed:
         steps: list[Step] = []
         if not state.nic_up:
             if self._mtu_bytes != 1500 and self.pair.separate:
-                steps.append(SetMtu(site.netns, site.nic, self._mtu_bytes))
-            steps.append(SetUp(site.netns, site.nic))
+                steps.append(set_mtu(site.netns, site.nic, self._mtu_bytes))
+            steps.append(set_up(site.netns, site.nic))
             state.nic_up = True
         switch = next((plane.switch for plane in planes if plane.switch is not None), None)
         if state.switch != (switch.name if switch else ""):
@@ -270,7 +265,7 @@ class Testbed:
         for placed in state.placed.values():
             placed.peer = ("", "")
             if plane(placed.guest.plane).on_uplink and placed.attached:
-                steps.append(DeleteLink(placed.guest.netns, GUEST_INTERFACE))
+                steps.append(delete_link(placed.guest.netns, GUEST_INTERFACE))
                 placed.attached = False
         switch = switch_named(state.switch)
         return steps if switch is None else [*steps, *switch.release_nic(site)]
@@ -300,8 +295,8 @@ class Testbed:
                 steps += self._plug(state, site, [request]) if plane(request.plane).by_steps else ()
         mains = [request for request in requests if request.use == "main"]
         ready = [
-            *(AwaitUp(state.placed[main].guest.netns) for main in mains),
-            AwaitUp(site.netns, "" if site.netns else site.nic),
+            *(await_up(state.placed[main].guest.netns) for main in mains),
+            await_up(site.netns, "" if site.netns else site.nic),
         ]
         loose = [request for request in requests if not state.placed[request].attached]
         if loose:
@@ -323,7 +318,7 @@ class Testbed:
             placed = state.placed[request]
             placed.attached = True
             if self._with_vfs and state.role == request.role and plane(request.plane).switch:
-                steps.append(AcceptAddress(site.netns, site.nic, placed.guest.mac))
+                steps.append(accept_address(site.netns, site.nic, placed.guest.mac))
         return steps
 
     # Both hosts.

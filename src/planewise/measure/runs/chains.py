@@ -344,7 +344,7 @@ def _missing(chain: Chain, host: Host) -> str:
 def _no_xdp(host: Host) -> str:
     """A clause on why a host loads no XDP program; empty: it does, on a loopback of its own."""
     step = attach("", "lo", host.program(str(XDP_ROUTER)), "xdp")
-    done = host.run(["unshare", "--net", *step.argv])
+    done = host.run(["unshare", "--net", "sh", "-c", step.words])
     if not done.exit_code:
         return ""
     words = done.stderr.strip().splitlines() or ["it printed nothing"]

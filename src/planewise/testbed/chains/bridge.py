@@ -8,7 +8,7 @@ from dataclasses import replace
 from planewise.testbed.chains.ends import MTU_BYTES, Ends, accepted, mac_of, netns, port_mac
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.model import GUEST_INTERFACE, Site
-from planewise.testbed.plan import AddTap, AddVeth, AwaitUp, SetUp, Step
+from planewise.testbed.plan import Step, add_tap, add_veth, await_up, set_up
 from planewise.testbed.planes import plane
 from planewise.testbed.planes.plane import Switch
 
@@ -49,18 +49,19 @@ def ports(token: str, chain: Chain, site: Site, ends: Ends, queues: int = 1) -> 
         steps += [
             *_interface(token, chain, number, queues),
             switch.join(site, port),
-            SetUp("", port),
+            set_up("", port),
             switch.static_entry(site, port, mac),
         ]
-    return (*steps, *accepted(chain, ends), *(AwaitUp("", nic) for nic in dict.fromkeys(ends.nics)))
+    ready = (await_up("", nic) for nic in dict.fromkeys(ends.nics))
+    return (*steps, *accepted(chain, ends), *ready)
 
 
 def _interface(token: str, chain: Chain, number: int, queues: int) -> Sequence[Step]:
     port, mac = port_of(token, number), mac_of(number)
     if chain.kind == "vm":
-        return [AddTap("", port, port_mac(mac), MTU_BYTES, queues)]
+        return list(add_tap("", port, port_mac(mac), MTU_BYTES, queues))
     inside = netns(token, f"v{number}")
     return [
-        AddVeth("", port, _INDEX + number, port_mac(mac), inside, GUEST_INTERFACE, mac, MTU_BYTES),
-        SetUp(inside, GUEST_INTERFACE),
+        add_veth("", port, _INDEX + number, port_mac(mac), inside, GUEST_INTERFACE, mac, MTU_BYTES),
+        set_up(inside, GUEST_INTERFACE),
     ]

@@ -13,16 +13,16 @@ from planewise.testbed.chains.model import Chain
 from planewise.testbed.chains.routing import SOURCE, SOURCES, TARGET, TARGETS, address
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.plan import (
-    AcceptAddress,
-    AddNeighbour,
-    AddRoute,
-    AddVeth,
-    AwaitUp,
-    RunProgram,
-    SetAddress,
-    SetUp,
     Step,
+    accept_address,
+    add_neighbour,
+    add_route,
+    add_veth,
+    await_up,
     new_namespace,
+    run_program,
+    set_address,
+    set_up,
 )
 
 PLACES = ("c", "d")
@@ -72,12 +72,12 @@ def cables(token: str) -> tuple[Step, ...]:
         namespace, nic, mac = netns(token, place), _NICS[side], CABLES.macs[side]
         steps += [
             *new_namespace(namespace),
-            AddVeth(
+            add_veth(
                 "", nic, _INDEX + side, port_mac(mac), namespace, GUEST_INTERFACE, mac, MTU_BYTES
             ),
-            SetUp("", nic),
-            SetUp(namespace, GUEST_INTERFACE),
-            AwaitUp(namespace),
+            set_up("", nic),
+            set_up(namespace, GUEST_INTERFACE),
+            await_up(namespace),
         ]
     return tuple(steps)
 
@@ -89,7 +89,7 @@ def accepted(chain: Chain, ends: Ends) -> tuple[Step, ...]:
     """
     if ends.nics[0] != ends.nics[1]:
         return ()
-    return tuple(AcceptAddress("", ends.nics[0], mac) for mac in macs_of(chain).values())
+    return tuple(accept_address("", ends.nics[0], mac) for mac in macs_of(chain).values())
 
 
 def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, ...]:
@@ -102,11 +102,11 @@ def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, 
     ):
         name = netns(token, place)
         steps += [
-            SetAddress(name, GUEST_INTERFACE, f"{end_address}/32"),
-            AddNeighbour(name, GUEST_INTERFACE, address(number), macs[number]),
-            AddRoute(name, destination, GUEST_INTERFACE, address(number)),
+            set_address(name, GUEST_INTERFACE, f"{end_address}/32"),
+            add_neighbour(name, GUEST_INTERFACE, address(number), macs[number]),
+            add_route(name, destination, GUEST_INTERFACE, address(number)),
         ]
         if chain.forwards == "xdp":
             # XDP forwards frames as they are: no later driver fills in a checksum.
-            steps.append(RunProgram(name, ("ethtool", "-K", GUEST_INTERFACE, "tx", "off")))
+            steps.append(run_program(name, ("ethtool", "-K", GUEST_INTERFACE, "tx", "off")))
     return tuple(steps)

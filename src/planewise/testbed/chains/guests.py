@@ -36,7 +36,7 @@ from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.machine import PlacedGuest
 from planewise.testbed.hosts.steering import bind_interrupts, steer
 from planewise.testbed.model import GUEST_INTERFACE, Guest
-from planewise.testbed.plan import AwaitUp
+from planewise.testbed.plan import await_up
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.vfs.nic import ListedVf
 
@@ -118,7 +118,7 @@ class Routers(Functions):
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         parts, state = self.parts, self.parts.state
         steps = routing(parts.chain, parts.netns, macs, ends.macs)
-        state.perform([*steps, *(AwaitUp(name) for name in self.namespaces)])
+        state.perform([*steps, *(await_up(name) for name in self.namespaces)])
         move = bind_interrupts if parts.chain.on_vfs else _steer
         for number in parts.numbers:
             move(state.host, parts.netns(number), GUEST_INTERFACE, [parts.cpu(number)])

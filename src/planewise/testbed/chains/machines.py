@@ -6,7 +6,7 @@ and counters go through its agent.
 
 from __future__ import annotations
 
-import shlex
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -27,7 +27,7 @@ from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.together import together
 from planewise.testbed.model import GUEST_INTERFACE, Guest
-from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
+from planewise.testbed.plan import Step
 from planewise.testbed.planes.kinds import Forwarder
 from planewise.testbed.vfs.nic import ListedVf
 
@@ -75,13 +75,16 @@ def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
     """
     lines = []
     for step in steps:
-        if isinstance(step, SetSysctl) and step.netns == name:
-            lines.append(f"echo {shlex.quote(step.value)} >/proc/sys/{step.key}")
-        elif isinstance(step, AddRoute) and step.netns == name:
-            via = f"via {step.via} " if step.via else ""
-            lines.append(f"ip route replace {step.destination} {via}dev {step.interface}")
-        elif isinstance(step, AddNeighbour) and step.netns == name:
-            lines.append(f"arp -i {step.interface} -s {step.address} {step.mac}")
+        if step.netns != name or step.words.startswith("address "):
+            continue
+        neighbour = re.fullmatch(r"neighbour replace (\S+) lladdr (.+) dev (\S+) .*", step.words)
+        if neighbour is not None:  # busybox' ip adds none
+            lines.append(f"arp -i {neighbour[3]} -s {neighbour[1]} {neighbour[2]}")
+        elif step.words.startswith("route add "):
+            onward = step.words.removeprefix("route add ").removesuffix(" onlink")
+            lines.append(f"ip route replace {onward}")
+        else:
+            lines.append(step.words)
     return tuple(lines)
 
 

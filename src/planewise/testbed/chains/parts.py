@@ -11,7 +11,7 @@ from planewise.testbed.chains.ends import MTU_BYTES, netns
 from planewise.testbed.chains.model import Chain, Placement
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.model import Guest
-from planewise.testbed.plan import SetUp
+from planewise.testbed.plan import set_up
 
 
 @dataclass
@@ -60,5 +60,5 @@ def move_vfs(state: MachineState, opened: ExitStack, guests: Sequence[Guest]) ->
     moved = state.vfs.move(guests, MTU_BYTES)
     for vf in moved.values():
         opened.callback(state.vfs.return_to_pool, vf.index)
-    state.perform(SetUp(guest.netns, guest.interface) for guest in guests)
+    state.perform(set_up(guest.netns, guest.interface) for guest in guests)
     return {guest.index: moved[guest.netns].config.mac for guest in guests}

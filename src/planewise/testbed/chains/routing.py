@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.plan import (
-    AddNeighbour,
-    AddRoute,
-    SetAddress,
-    SetSysctl,
     Step,
+    add_neighbour,
+    add_route,
     new_namespace,
+    set_address,
+    set_sysctl,
 )
 
 SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
@@ -40,19 +40,19 @@ def new_function(netns: str) -> tuple[Step, ...]:
 def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
     """Steps that make a kernel route; `interface` is an existing one."""
     return (
-        SetSysctl(netns, "net/ipv4/ip_forward", "1"),
+        set_sysctl(netns, "net/ipv4/ip_forward", "1"),
         # Frames go back to the link they came from, for which the kernel would send redirects.
-        SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
-        SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
-        SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
-        SetSysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
+        set_sysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
+        set_sysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
+        set_sysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
+        set_sysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
     )
 
 
 def function_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
     """`router_settings` of a chain's function, without IPv6: chains carry IPv4, and a kernel with
     IPv6 would send multicast among their frames (MLD)."""
-    silent = SetSysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1")
+    silent = set_sysctl(netns, f"net/ipv6/conf/{interface}/disable_ipv6", "1")
     return (*router_settings(netns, interface), silent)
 
 
@@ -72,7 +72,7 @@ def routing(
         namespace = netns(number)
         onward = number + 1 if chain.through and number < chain.vnfs else None
         back = number - 1 if chain.through and number > 1 else None
-        steps.append(SetAddress(namespace, GUEST_INTERFACE, f"{address(number)}/32"))
+        steps.append(set_address(namespace, GUEST_INTERFACE, f"{address(number)}/32"))
         steps += _route(namespace, TARGETS, onward, macs, ends[1], (TARGET, target(number)))
         steps += _route(namespace, SOURCES, back, macs, ends[0], (SOURCE,))
     return tuple(steps)
@@ -89,10 +89,10 @@ def _route(
     """The route to `destination`: over another function, or directly to the end by its MAC."""
     if next_number is not None:
         return (
-            AddNeighbour(netns, GUEST_INTERFACE, address(next_number), macs[next_number]),
-            AddRoute(netns, destination, GUEST_INTERFACE, address(next_number)),
+            add_neighbour(netns, GUEST_INTERFACE, address(next_number), macs[next_number]),
+            add_route(netns, destination, GUEST_INTERFACE, address(next_number)),
         )
     return (
-        AddRoute(netns, destination, GUEST_INTERFACE),
-        *(AddNeighbour(netns, GUEST_INTERFACE, end, end_mac) for end in ends),
+        add_route(netns, destination, GUEST_INTERFACE),
+        *(add_neighbour(netns, GUEST_INTERFACE, end, end_mac) for end in ends),
     )

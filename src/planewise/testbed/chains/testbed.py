@@ -43,7 +43,7 @@ from planewise.testbed.hosts.signals import result_of
 from planewise.testbed.hosts.steering import bind_interrupts, steer
 from planewise.testbed.hosts.together import together
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
-from planewise.testbed.plan import AwaitUp, new_namespace
+from planewise.testbed.plan import await_up, new_namespace
 from planewise.testbed.planes.kinds import Forwarder
 
 FUNCTIONS: HostRole = "responder"
@@ -221,7 +221,7 @@ class ChainTestbed:
             for side, name in enumerate(names)
         ]
         macs = move_vfs(self._sender, self._parts.opened, guests)
-        self._sender.perform(AwaitUp(name) for name in names)
+        self._sender.perform(await_up(name) for name in names)
         nic = self._responder.machine.nic
         self._ends = Ends((macs[0], macs[1]), (nic, nic))
 

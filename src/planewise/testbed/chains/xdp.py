@@ -21,7 +21,7 @@ from planewise.testbed.chains.reading import HostCounters, VnfCounters
 from planewise.testbed.hosts.steering import steer
 from planewise.testbed.hosts.xdp import XDP_PASS, XDP_ROUTER, attach
 from planewise.testbed.model import GUEST_INTERFACE
-from planewise.testbed.plan import RunProgram
+from planewise.testbed.plan import Step, run_program
 from planewise.testbed.planes import plane
 
 _HEADER_BYTES = 12
@@ -33,10 +33,10 @@ _IN_MACHINE = f"/tmp/{XDP_ROUTER.name}"
 
 def attach_to_namespaces(
     chain: Chain, token: str, programs: tuple[str, str] = (str(XDP_ROUTER), str(XDP_PASS))
-) -> tuple[RunProgram, ...]:
+) -> tuple[Step, ...]:
     """The steps that give functions the first program, and their ports the second. Pure."""
     router, passing = programs
-    steps: list[RunProgram] = []
+    steps: list[Step] = []
     for number in chain.numbers:
         mode: Literal["xdp", "xdpdrv"] = "xdp" if chain.on_vfs else "xdpdrv"
         steps.append(attach(netns(token, f"v{number}"), GUEST_INTERFACE, router, mode))
@@ -48,8 +48,7 @@ def attach_to_namespaces(
 def attach_in_machine() -> str:
     """The line of shell that gives a virtual machine's NIC the program. Pure."""
     # By its path: `ip` is an applet of the guest's shell.
-    words = attach("", GUEST_INTERFACE, _IN_MACHINE, "xdp").argv
-    return f"/bin/{shlex.join(words)}"
+    return f"/bin/{attach('', GUEST_INTERFACE, _IN_MACHINE, 'xdp')}"
 
 
 class XdpRouters(Routers):
@@ -65,7 +64,7 @@ class XdpRouters(Routers):
             return
         for name in self.namespaces:  # a VF outlives its chain
             detach = ("ip", "link", "set", "dev", GUEST_INTERFACE, "xdp", "off")
-            self.parts.opened.callback(state.perform, [RunProgram(name, detach)])
+            self.parts.opened.callback(state.perform, [run_program(name, detach)])
         host = state.host
         outputs = [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
         self.remarks = _remarks(outputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.plan import Plan, RunProgram
+from planewise.testbed.plan import Plan, run_program
 
 
 def read_rx_usecs(host: Host, nic: str) -> int | None:
@@ -27,4 +27,4 @@ def set_rx_usecs(host: Host, nic: str, rx_usecs: int) -> None:
     """
     if read_rx_usecs(host, nic) != rx_usecs:
         argv = ("ethtool", "-C", nic, "rx-usecs", str(rx_usecs))
-        host.perform(Plan((RunProgram("", argv),)))
+        host.perform(Plan((run_program("", argv),)))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.apply import apply
+from planewise.testbed import script
 from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.hosts.scratch import scratch
@@ -270,6 +270,7 @@ class Host(Protocol):
             UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
             PlanewiseError: a step failed.
         """
+        script.perform(plan, self)
 
     def close(self) -> None:
         """Ends every process that still runs on it."""
@@ -448,12 +449,6 @@ class LocalHost(Host):
 
     def fetch(self, remote: str, local: Path) -> None:
         _copy(Path(remote), local)
-
-    def perform(self, plan: Plan) -> None:
-        """See `Host.perform`: through netlink."""
-        apply(plan, self._in_namespaces, self._home)
-        # Leaves the last namespace: a later one of the same name would be taken for it.
-        self._in_namespaces.call(self._home, int)
 
     def close(self) -> None:
         for process in self._processes:

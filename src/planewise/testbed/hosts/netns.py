@@ -7,7 +7,6 @@ stay in their own. Names are where iproute2 keeps them, so that `ip netns` lists
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import queue
@@ -108,12 +107,6 @@ class NamespaceThread:
         Raises:
             PlanewiseError: there is no such namespace.
         """
-        return result_of(self.submit(netns, function, *args, **kwargs))
-
-    def submit(
-        self, netns: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
-        """As `call`, without waiting."""
         future: Future[T] = Future()
 
         def job() -> None:
@@ -126,21 +119,12 @@ class NamespaceThread:
                 future.set_result(value)
 
         self._jobs.put(job)
-        return future
-
-    def enter(self, netns: str | None) -> None:
-        """Moves this thread; only for functions that run on it through `call`."""
-        self._on_thread()
-        self._enter(netns)
+        return result_of(future)
 
     def close(self) -> None:
         """Ends the thread, and with it the processes that it started."""
         self._jobs.put(None)
         self._thread.join()
-
-    def _on_thread(self) -> None:
-        if threading.current_thread() is not self._thread:
-            raise RuntimeError("this belongs on the namespace thread: use call()")
 
     def _enter(self, netns: str | None) -> None:
         if netns == self._current:
@@ -161,56 +145,11 @@ class NamespaceThread:
                 os.close(descriptor)
         self._current = netns
 
-    def create_namespace(self, name: str) -> None:
-        """Makes an empty namespace called `name` and leaves this thread inside it; as `enter`.
-
-        Raises:
-            PlanewiseError: the name is taken.
-            UnsupportedError: no privilege.
-        """
-        self._on_thread()
-        path = RUN / name
-        try:
-            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o000))
-        except FileExistsError as error:
-            raise PlanewiseError(
-                f"there is a network namespace called {name} already",
-                remedy=f"`planewise clean`, or by hand: ip netns delete {name}",
-            ) from error
-        except OSError as error:
-            raise explain(error) from error
-        try:
-            unshare(CLONE_NEWNET)
-            self._current = name
-            mount("/proc/thread-self/ns/net", str(path), "none", MS_BIND)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise explain(error) from error
-
     def _serve(self) -> None:
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         while (job := self._jobs.get()) is not None:
             job()
         os.close(self._home)
-
-
-def explain(error: OSError) -> PlanewiseError:
-    """One sentence for a network namespace that could not be made. Pure."""
-    what = f"a network namespace could not be made: {error.strerror}"
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return UnsupportedError(
-            what,
-            remedy="run as root, or as a plain user on a kernel that allows user namespaces",
-        )
-    if error.errno == errno.ENOSPC:
-        return PlanewiseError(
-            what,
-            remedy="use fewer guests, or raise user.max_net_namespaces and fs.mount-max (sysctl); "
-            "`planewise clean` removes what dead runs left",
-        )
-    if error.errno == errno.EINVAL:
-        return UnsupportedError(what, remedy="use a kernel built with CONFIG_NET_NS")
-    return PlanewiseError(what)
 
 
 def prepare_run() -> None:

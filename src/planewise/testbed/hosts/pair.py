@@ -26,7 +26,7 @@ from planewise.testbed.hosts.host import Host, LocalHost
 from planewise.testbed.hosts.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.hosts.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
-from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step, new_namespace
+from planewise.testbed.plan import Plan, Step, add_veth, await_up, new_namespace, set_up
 from planewise.testbed.switches.openvswitch import has_datapath, remove_datapath
 from planewise.testbed.vfs.nic import Tool, restore
 
@@ -168,7 +168,8 @@ def local_pair(
     hosts: dict[HostRole, LocalHost] = {}
     try:
         hosts = {role: LocalHost(role, name) for role, name in names.items()}
-        hosts["sender"].perform(plan_pair(names, mtu_bytes, second_wire))
+        with closing(LocalHost("this machine")) as here:
+            here.perform(plan_pair(names, mtu_bytes, second_wire))
         yield Pair(
             {
                 role: Machine(host, WIRE, BRIDGE, DOCKER_BRIDGE, second_wire, names[role])
@@ -194,13 +195,13 @@ def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = 
     for number, wire in enumerate((WIRE, second_wire) if second_wire else (WIRE,)):
         macs = (f"02:70:77:20:00:0{number}", f"02:70:77:21:00:0{number}")
         steps += [
-            AddVeth(
+            add_veth(
                 sender, wire, WIRE_INDEX + number, macs[0], responder, wire, macs[1], mtu_bytes
             ),
-            SetUp(sender, wire),
-            SetUp(responder, wire),
+            set_up(sender, wire),
+            set_up(responder, wire),
         ]
-    return Plan((*steps, AwaitUp(sender)))
+    return Plan((*steps, await_up(sender)))
 
 
 def _state() -> Path:

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planewise.errors import PlanewiseError
-from planewise.testbed import script
 from planewise.testbed.hosts.host import GRACE_S, Host, find_probe
 from planewise.testbed.hosts.remote_process import RemoteProcess, SshProcess, supervised_command
 from planewise.testbed.hosts.signals import result_of, uninterrupted
-from planewise.testbed.plan import Plan
 
 CONNECT_TIMEOUT_S = 30.0
 """An emulated host takes a second or two for a handshake, a busy one longer."""
@@ -129,10 +127,6 @@ class RemoteHost(Host):
             reason = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
             raise PlanewiseError(f"{path} on {self.place} cannot be read: {reason}")
         return done.stdout
-
-    def perform(self, plan: Plan) -> None:
-        """See `Host.perform`: by one shell script."""
-        script.perform(plan, self)
 
     def close(self) -> None:
         """See `Host.close`; removes copied files, and disconnects."""

@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 from pathlib import Path
 from typing import Literal
 
-from pyroute2.netlink import NLM_F_REQUEST, genlmsg
-from pyroute2.netlink.generic import GenericNetlinkSocket
-
-from planewise.testbed.plan import RunProgram
-
-DEV_GET = 1
-"""Request and attributes of the family `netdev` (include/uapi/linux/netdev.h, Linux 6.3)."""
+from planewise.testbed.plan import Step, run_program
 
 NATIVE, REDIRECTS, SENDS, ZERO_COPY = 1, 2, 4, 8
-"""Bits of NETDEV_A_DEV_XDP_FEATURES."""
-
-
-class _Device(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
-    nla_map = (
-        ("NETDEV_A_DEV_UNSPEC", "none"),
-        ("NETDEV_A_DEV_IFINDEX", "uint32"),
-        ("NETDEV_A_DEV_PAD", "none"),
-        ("NETDEV_A_DEV_XDP_FEATURES", "uint64"),
-    )
+"""Bits of NETDEV_A_DEV_XDP_FEATURES (include/uapi/linux/netdev.h, Linux 6.3)."""
+_NETLINK_GENERIC, _CONTROL = 16, 16
+_GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2
+_DEV_GET, _IFINDEX, _XDP_FEATURES = 1, 1, 3
 
 
 def xdp_features(interface: str) -> int | None:
     """XDP features of an interface of this namespace; None: unknown to the kernel."""
-    request = _Device()
-    request["cmd"], request["version"] = DEV_GET, 1
     try:
-        request["attrs"] = [("NETDEV_A_DEV_IFINDEX", socket.if_nametoindex(interface))]
-        with GenericNetlinkSocket() as netlink:
-            netlink.bind("netdev", _Device)
-            (answer,) = netlink.nlm_request(request, msg_type=netlink.prid, msg_flags=NLM_F_REQUEST)
-    except Exception:  # pyroute2 raises many kinds; all mean that it is not known
+        index = struct.pack("=I", socket.if_nametoindex(interface))
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_GENERIC) as netlink:
+            family = _ask(netlink, _CONTROL, _GET_FAMILY, _FAMILY_NAME, b"netdev\0\0")[_FAMILY_ID]
+            number = int.from_bytes(family, sys.byteorder)
+            features = _ask(netlink, number, _DEV_GET, _IFINDEX, index)[_XDP_FEATURES]
+    except (OSError, KeyError, struct.error):
         return None
-    features = answer.get_attr("NETDEV_A_DEV_XDP_FEATURES")
-    return None if features is None else int(features)
+    return int.from_bytes(features, sys.byteorder)
+
+
+def _ask(
+    netlink: socket.socket, family: int, command: int, key: int, value: bytes
+) -> dict[int, bytes]:
+    """The attributes of the answer to a request with one attribute (Linux, netlink/intro)."""
+    content = struct.pack("=BBHHH", command, 1, 0, 4 + len(value), key) + value
+    netlink.send(struct.pack("=IHHII", 16 + len(content), family, 1, 0, 0) + content)
+    answer = netlink.recv(65_536)
+    found, start = {}, 20
+    while start < len(answer):
+        length, kind = struct.unpack_from("=HH", answer, start)
+        found[kind] = answer[start + 4 : start + length]
+        start += (length + 3) & ~3
+    return found
 
 
 def generator_text(driver: str, features: int | None) -> str:
@@ -65,10 +68,10 @@ XDP_PASS = _OBJECTS / "pass.bpf.o"
 
 def attach(
     netns: str, interface: str, program: Path | str, mode: Literal["xdp", "xdpdrv"] = "xdpdrv"
-) -> RunProgram:
+) -> Step:
     """Attaches a program to an interface, in place of an earlier one. Pure.
 
     `xdpdrv`: by its driver; `xdp`: by its driver, or by the kernel where the driver has no XDP.
     """
     words = ("ip", "-force", "link", "set", "dev", interface, mode)
-    return RunProgram(netns, (*words, "obj", str(program), "sec", "xdp"))
+    return run_program(netns, (*words, "obj", str(program), "sec", "xdp"))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import (
-    AddBridge,
-    AddForwarding,
-    ReleaseMaster,
-    SetMaster,
-    SetUp,
     Step,
+    add_bridge,
+    add_forwarding,
+    release_master,
+    set_master,
+    set_up,
 )
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link, veth_pair
@@ -27,24 +27,24 @@ class LinuxBridge(Switch):
 
     def steps(self, site: Site) -> tuple[Step, ...]:
         return (
-            AddBridge(site.netns, site.bridge, site.bridge_mac, site.mtu_bytes),
-            SetUp(site.netns, site.bridge),
+            add_bridge(site.netns, site.bridge, site.bridge_mac, site.mtu_bytes),
+            set_up(site.netns, site.bridge),
         )
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
-        return (SetMaster(site.netns, site.nic, self.interface(site)),)
+        return (set_master(site.netns, site.nic, self.interface(site)),)
 
     def release_nic(self, site: Site) -> tuple[Step, ...]:
-        return (ReleaseMaster(site.netns, site.nic),)
+        return (release_master(site.netns, site.nic),)
 
     def join(self, site: Site, port: str) -> Step:
-        return SetMaster(site.netns, port, self.interface(site))
+        return set_master(site.netns, port, self.interface(site))
 
     def leave(self, state: MachineState, port: str) -> None:
         """Nothing: a port that is deleted leaves the bridge."""
 
     def static_entry(self, site: Site, port: str, mac: str) -> Step:
-        return AddForwarding(site.netns, port, mac)
+        return add_forwarding(site.netns, port, mac)
 
 
 class BridgePlane(Plane):
@@ -66,7 +66,7 @@ class BridgePlane(Plane):
         return (
             veth_pair(site, guest, port),
             self.switch.join(site, port),
-            SetUp(site.netns, port),
+            set_up(site.netns, port),
             *on_link(guest),
         )
 

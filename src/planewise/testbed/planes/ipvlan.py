@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddIpvlan, SetMtu, Step
+from planewise.testbed.plan import Step, add_ipvlan, set_mtu
 from planewise.testbed.planes.plane import Plane, on_link
 
 
@@ -28,8 +28,8 @@ class IpvlanPlane(Plane):
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The ipvlan, made right inside the guest."""
         return (
-            AddIpvlan(site.netns, site.uplink, guest.netns, guest.interface),
-            SetMtu(guest.netns, guest.interface, site.mtu_bytes),
+            add_ipvlan(site.netns, site.uplink, guest.netns, guest.interface),
+            set_mtu(guest.netns, guest.interface, site.mtu_bytes),
             *on_link(guest),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddMacvlan, SetMtu, Step
+from planewise.testbed.plan import Step, add_macvlan, set_mtu
 from planewise.testbed.planes.plane import Plane, on_link
 
 
@@ -20,8 +20,8 @@ class MacvlanPlane(Plane):
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The macvlan, made right inside the guest."""
         return (
-            AddMacvlan(site.netns, site.uplink, guest.netns, guest.interface, guest.mac),
-            SetMtu(guest.netns, guest.interface, site.mtu_bytes),
+            add_macvlan(site.netns, site.uplink, guest.netns, guest.interface, guest.mac),
+            set_mtu(guest.netns, guest.interface, site.mtu_bytes),
             *on_link(guest),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddMacvtap, SetMtu, SetUp, Step
+from planewise.testbed.plan import Step, add_macvtap, set_mtu, set_up
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.vm import VM_REMEDY, VmPlane
 
@@ -29,9 +29,9 @@ class MacvtapBridgePlane(VmPlane):
         """The macvtap, on the uplink."""
         port = self.host_interface(guest)
         return (
-            AddMacvtap(site.netns, site.uplink, port, guest.port_index, guest.mac),
-            SetMtu(site.netns, port, site.mtu_bytes),
-            SetUp(site.netns, port),
+            add_macvtap(site.netns, site.uplink, port, guest.port_index, guest.mac),
+            set_mtu(site.netns, port, site.mtu_bytes),
+            set_up(site.netns, port),
         )
 
 

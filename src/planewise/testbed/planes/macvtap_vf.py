@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddMacvtap, SetMtu, SetUp, Step
+from planewise.testbed.plan import Step, add_macvtap, set_mtu, set_up
 from planewise.testbed.planes.vm import VF_REMEDY, VIRTUAL_WIRE, VmPlane
 
 
@@ -31,9 +31,9 @@ class MacvtapVfPlane(VmPlane):
         """The macvtap, which has all of the VF's interface, and so its address."""
         port = self.host_interface(guest)
         return (
-            AddMacvtap(site.netns, vf_interface, port, guest.port_index, "", "passthru"),
-            SetMtu(site.netns, port, site.mtu_bytes),
-            SetUp(site.netns, port),
+            add_macvtap(site.netns, vf_interface, port, guest.port_index, "", "passthru"),
+            set_mtu(site.netns, port, site.mtu_bytes),
+            set_up(site.netns, port),
         )
 
 

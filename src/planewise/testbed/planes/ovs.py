@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Site
-from planewise.testbed.plan import RunProgram, SetUp, Step
+from planewise.testbed.plan import Step, run_program, set_up
 from planewise.testbed.planes.bridge import BridgePlane
 from planewise.testbed.planes.plane import Switch
 from planewise.testbed.switches.openvswitch import OpenVswitch, appctl, vsctl
@@ -75,7 +75,7 @@ class OpenVswitchBridge(Switch):
         # A namespace of ours, where a host is one, has no other switch.
         state.datapaths[self.name] = datapath_of(state.host, alone=bool(state.machine.netns))
         switch.configure(*self._bridge(site, state.datapaths[self.name]))
-        return (SetUp(site.netns, self.interface(site)),)
+        return (set_up(site.netns, self.interface(site)),)
 
     def described(self, site: Site) -> tuple[object, ...]:
         words = self._bridge(site, "<system or netdev>")
@@ -103,17 +103,17 @@ class OpenVswitchBridge(Switch):
 
     def static_entry(self, site: Site, port: str, mac: str) -> Step:
         entry = (self.interface(site), port, "0", mac)
-        return RunProgram("", appctl(self.directory(site), "fdb/add", *entry))
+        return run_program("", appctl(self.directory(site), "fdb/add", *entry))
 
     def configured(self, site: Site, *arguments: str) -> Step:
         """Changes its database, and waits until the daemon has followed."""
-        return RunProgram("", vsctl(self.directory(site), *arguments))
+        return run_program("", vsctl(self.directory(site), *arguments))
 
     def disable_offloads(self, state: MachineState, netns: str, interface: str) -> tuple[Step, ...]:
         """See `Switch.disable_offloads`: in user space nothing fills in checksums."""
         if state.datapaths[self.name] == "system":
             return ()
-        return (RunProgram(netns, ("ethtool", "-K", interface, "tx", "off")),)
+        return (run_program(netns, ("ethtool", "-K", interface, "tx", "off")),)
 
     def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
         """How it forwards; see `Plane.remarks`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddNeighbour, AddVeth, SetAddress, SetUp, Step
+from planewise.testbed.plan import Step, add_neighbour, add_veth, set_address, set_up
 from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
 
 if TYPE_CHECKING:
@@ -228,9 +228,9 @@ class Plane:
         return peer.mac
 
 
-def veth_pair(site: Site, guest: Guest, port: str) -> AddVeth:
+def veth_pair(site: Site, guest: Guest, port: str) -> Step:
     """The pair of a guest's interface and its port of the host."""
-    return AddVeth(
+    return add_veth(
         site.netns,
         port,
         site.port_index(guest),
@@ -245,16 +245,16 @@ def veth_pair(site: Site, guest: Guest, port: str) -> AddVeth:
 def on_link(guest: Guest) -> tuple[Step, ...]:
     """Addresses of a guest that shares one layer-2 segment with all others, and its link up."""
     return (
-        SetUp(guest.netns, guest.interface),
-        SetAddress(guest.netns, guest.interface, f"{guest.ipv4}/15"),
-        SetAddress(guest.netns, guest.interface, f"{guest.ipv6}/48"),
+        set_up(guest.netns, guest.interface),
+        set_address(guest.netns, guest.interface, f"{guest.ipv4}/15"),
+        set_address(guest.netns, guest.interface, f"{guest.ipv6}/48"),
     )
 
 
-def neighbours(guest: Guest, peer: Guest, mac: str) -> tuple[AddNeighbour, ...]:
+def neighbours(guest: Guest, peer: Guest, mac: str) -> tuple[Step, ...]:
     """Permanent neighbour entries in the guest: the peer's addresses are behind `mac`.
 
     Background guests send by IPv4 alone, and with a hundred of them each entry takes its time.
     """
     addresses = (peer.ipv4, peer.ipv6) if guest.role == "main" else (peer.ipv4,)
-    return tuple(AddNeighbour(guest.netns, guest.interface, address, mac) for address in addresses)
+    return tuple(add_neighbour(guest.netns, guest.interface, address, mac) for address in addresses)

@@ -7,7 +7,7 @@ the host has a route there (proxy_arp, Documentation/networking/ip-sysctl.rst of
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
+from planewise.testbed.plan import Step, add_neighbour, add_route, set_sysctl
 from planewise.testbed.planes.veth import VethPlane
 
 _GATEWAY_IPV6 = "fe80::1"
@@ -29,12 +29,12 @@ class RoutedPlane(VethPlane):
         return (
             *self.pair(site, guest),
             # Without it the kernel answers by proxy after up to 0.8 s.
-            SetSysctl(site.netns, f"net/ipv4/neigh/{port}/proxy_delay", "0"),
-            SetSysctl(site.netns, f"net/ipv4/conf/{port}/proxy_arp", "1"),
-            AddRoute(guest.netns, f"{gateway}/32", guest.interface),
-            AddRoute(guest.netns, "0.0.0.0/0", guest.interface, via=gateway),
-            AddRoute(guest.netns, "::/0", guest.interface, via=_GATEWAY_IPV6),
-            AddNeighbour(*inside, _GATEWAY_IPV6, site.port_mac(guest)),
+            set_sysctl(site.netns, f"net/ipv4/neigh/{port}/proxy_delay", "0"),
+            set_sysctl(site.netns, f"net/ipv4/conf/{port}/proxy_arp", "1"),
+            add_route(guest.netns, f"{gateway}/32", guest.interface),
+            add_route(guest.netns, "0.0.0.0/0", guest.interface, via=gateway),
+            add_route(guest.netns, "::/0", guest.interface, via=_GATEWAY_IPV6),
+            add_neighbour(*inside, _GATEWAY_IPV6, site.port_mac(guest)),
         )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import (
-    AddNeighbour,
-    AddRoute,
-    RemoveAddress,
-    RemoveRoute,
-    SetAddress,
-    SetSysctl,
-    SetUp,
     Step,
+    add_neighbour,
+    add_route,
+    remove_address,
+    remove_route,
+    set_address,
+    set_sysctl,
+    set_up,
 )
 from planewise.testbed.planes.plane import Plane, veth_pair
 
@@ -36,24 +36,24 @@ class VethPlane(Plane):
         other, link = site.other, (site.netns, site.uplink)
         return (
             *forwarding(site, site.uplink),
-            SetAddress(*link, f"{site.gateway_ipv4}/32"),
-            SetAddress(*link, f"{site.gateway_ipv6}/128"),
-            SetAddress(*link, f"{site.link_local}/64"),
-            AddNeighbour(*link, other.gateway_ipv4, other.uplink_mac),
-            AddNeighbour(*link, other.link_local, other.uplink_mac),
-            AddRoute(site.netns, other.guests_ipv4, site.uplink, via=other.gateway_ipv4),
-            AddRoute(site.netns, other.guests_ipv6, site.uplink, via=other.link_local),
+            set_address(*link, f"{site.gateway_ipv4}/32"),
+            set_address(*link, f"{site.gateway_ipv6}/128"),
+            set_address(*link, f"{site.link_local}/64"),
+            add_neighbour(*link, other.gateway_ipv4, other.uplink_mac),
+            add_neighbour(*link, other.link_local, other.uplink_mac),
+            add_route(site.netns, other.guests_ipv4, site.uplink, via=other.gateway_ipv4),
+            add_route(site.netns, other.guests_ipv6, site.uplink, via=other.link_local),
         )
 
     def withdraw(self, site: Site) -> tuple[Step, ...]:
         """Routes and addresses go; neighbours and forwarding say nothing without them."""
         other, link = site.other, (site.netns, site.uplink)
         return (
-            RemoveRoute(site.netns, other.guests_ipv4, site.uplink),
-            RemoveRoute(site.netns, other.guests_ipv6, site.uplink),
-            RemoveAddress(*link, f"{site.gateway_ipv4}/32"),
-            RemoveAddress(*link, f"{site.gateway_ipv6}/128"),
-            RemoveAddress(*link, f"{site.link_local}/64"),
+            remove_route(site.netns, other.guests_ipv4, site.uplink),
+            remove_route(site.netns, other.guests_ipv6, site.uplink),
+            remove_address(*link, f"{site.gateway_ipv4}/32"),
+            remove_address(*link, f"{site.gateway_ipv6}/128"),
+            remove_address(*link, f"{site.link_local}/64"),
         )
 
     def pair(self, site: Site, guest: Guest) -> tuple[Step, ...]:
@@ -62,13 +62,13 @@ class VethPlane(Plane):
         return (
             veth_pair(site, guest, port),
             *(() if site.netns else forwarding(site, port)),
-            SetUp(site.netns, port),
-            SetUp(guest.netns, guest.interface),
-            SetAddress(site.netns, port, f"{_GATEWAY_IPV6}/64"),
-            AddRoute(site.netns, f"{guest.ipv4}/32", port),
-            AddRoute(site.netns, f"{guest.ipv6}/128", port),
-            SetAddress(guest.netns, guest.interface, f"{guest.ipv4}/32"),
-            SetAddress(guest.netns, guest.interface, f"{guest.ipv6}/128"),
+            set_up(site.netns, port),
+            set_up(guest.netns, guest.interface),
+            set_address(site.netns, port, f"{_GATEWAY_IPV6}/64"),
+            add_route(site.netns, f"{guest.ipv4}/32", port),
+            add_route(site.netns, f"{guest.ipv6}/128", port),
+            set_address(guest.netns, guest.interface, f"{guest.ipv4}/32"),
+            set_address(guest.netns, guest.interface, f"{guest.ipv6}/128"),
         )
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
@@ -77,12 +77,12 @@ class VethPlane(Plane):
         host_mac = site.port_mac(guest)
         return (
             *self.pair(site, guest),
-            AddNeighbour(*outside, guest.ipv4, guest.mac),
-            AddNeighbour(*outside, guest.ipv6, guest.mac),
-            AddRoute(guest.netns, "0.0.0.0/0", guest.interface, via=site.gateway_ipv4),
-            AddRoute(guest.netns, "::/0", guest.interface, via=_GATEWAY_IPV6),
-            AddNeighbour(*inside, site.gateway_ipv4, host_mac),
-            AddNeighbour(*inside, _GATEWAY_IPV6, host_mac),
+            add_neighbour(*outside, guest.ipv4, guest.mac),
+            add_neighbour(*outside, guest.ipv6, guest.mac),
+            add_route(guest.netns, "0.0.0.0/0", guest.interface, via=site.gateway_ipv4),
+            add_route(guest.netns, "::/0", guest.interface, via=_GATEWAY_IPV6),
+            add_neighbour(*inside, site.gateway_ipv4, host_mac),
+            add_neighbour(*inside, _GATEWAY_IPV6, host_mac),
         )
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
@@ -106,10 +106,10 @@ def forwarding(site: Site, interface: str) -> tuple[Step, ...]:
     all (`net.ipv6.conf.all.forwarding`), is not.
     """
     if not site.netns:
-        return (SetSysctl("", f"net/ipv4/conf/{interface}/forwarding", "1"),)
+        return (set_sysctl("", f"net/ipv4/conf/{interface}/forwarding", "1"),)
     return (
-        SetSysctl(site.netns, "net/ipv4/ip_forward", "1"),
-        SetSysctl(site.netns, "net/ipv6/conf/all/forwarding", "1"),
+        set_sysctl(site.netns, "net/ipv4/ip_forward", "1"),
+        set_sysctl(site.netns, "net/ipv6/conf/all/forwarding", "1"),
     )
 
 

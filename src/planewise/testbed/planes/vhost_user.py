@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import HOSTS, Guest, Site
-from planewise.testbed.plan import SetUp, Step
+from planewise.testbed.plan import Step, set_up
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.ovs import OpenVswitchBridge, bridge_settings
 from planewise.testbed.planes.vm import VmPlane
@@ -64,7 +64,7 @@ class DpdkBridge(OpenVswitchBridge):
         )
         state.switch_pids[self.name] = switch.pid
         program.callback(self.resume, state)  # a stopped process does not end
-        return (SetUp(site.netns, self.interface(site)),)
+        return (set_up(site.netns, self.interface(site)),)
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
         # Captures see no frame that bypasses the queueing discipline, as is DPDK's default.

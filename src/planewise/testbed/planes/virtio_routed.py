@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddNeighbour, AddRoute, AddTap, SetUp, Step
+from planewise.testbed.plan import Step, add_neighbour, add_route, add_tap, set_up
 from planewise.testbed.planes.veth import VethPlane, forwarding
 from planewise.testbed.planes.vm import VmPlane
 
@@ -36,13 +36,13 @@ class VirtioRoutedPlane(VmPlane):
         """The tap, and the host's routes to the guest."""
         port = site.netns, self.host_interface(guest)
         return (
-            AddTap(*port, site.port_mac(guest), site.mtu_bytes, queues),
+            *add_tap(*port, site.port_mac(guest), site.mtu_bytes, queues),
             *(() if site.netns else forwarding(site, port[1])),
-            SetUp(*port),
-            AddRoute(site.netns, f"{guest.ipv4}/32", port[1]),
-            AddRoute(site.netns, f"{guest.ipv6}/128", port[1]),
-            AddNeighbour(*port, guest.ipv4, guest.mac),
-            AddNeighbour(*port, guest.ipv6, guest.mac),
+            set_up(*port),
+            add_route(site.netns, f"{guest.ipv4}/32", port[1]),
+            add_route(site.netns, f"{guest.ipv6}/128", port[1]),
+            add_neighbour(*port, guest.ipv4, guest.mac),
+            add_neighbour(*port, guest.ipv6, guest.mac),
         )
 
     def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddTap, SetUp, Step
+from planewise.testbed.plan import Step, add_tap, set_up
 from planewise.testbed.planes.bridge import LinuxBridge
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Need, Plane, Switch
@@ -95,9 +95,9 @@ class TapPlane(VmPlane):
         """The tap, a port of the switch."""
         port = self.host_interface(guest)
         return (
-            AddTap(site.netns, port, site.port_mac(guest), site.mtu_bytes, queues),
+            *add_tap(site.netns, port, site.port_mac(guest), site.mtu_bytes, queues),
             self.switch.join(site, port),
-            SetUp(site.netns, port),
+            set_up(site.netns, port),
         )
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:

@@ -7,16 +7,14 @@ Ctrl-C and on SIGTERM. After a kill -9 the names are leftovers that `planewise c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cached_property
 from typing import Literal, Self
 
-from planewise.testbed.apply import apply
 from planewise.testbed.guests.docker import Docker, name_networks
 from planewise.testbed.hosts import netns, signals
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import Ownership
-from planewise.testbed.hosts.netns import NamespaceThread
 from planewise.testbed.hosts.xdp import XDP_ROUTER, attach
 from planewise.testbed.model import (
     BRIDGE,
@@ -28,19 +26,19 @@ from planewise.testbed.model import (
     TrialPath,
 )
 from planewise.testbed.plan import (
-    AddBridge,
-    AddForwarding,
-    AddNeighbour,
-    AddTap,
-    AddVeth,
-    AwaitUp,
     Plan,
-    SetAddress,
-    SetMaster,
-    SetSysctl,
-    SetUp,
     Step,
+    add_bridge,
+    add_forwarding,
+    add_neighbour,
+    add_tap,
+    add_veth,
+    await_up,
     new_namespace,
+    set_address,
+    set_master,
+    set_sysctl,
+    set_up,
 )
 from planewise.testbed.switches.router_machine import RouterMachine
 
@@ -79,16 +77,16 @@ def plan_router(
         steps += new_namespace(router)
     bridged = forwarding == "bridge" or platform == "vm"
     if bridged:
-        steps += [AddBridge(router, BRIDGE, _BRIDGE_MAC, mtu_bytes), SetUp(router, BRIDGE)]
+        steps += [add_bridge(router, BRIDGE, _BRIDGE_MAC, mtu_bytes), set_up(router, BRIDGE)]
     else:
         steps += [
-            SetSysctl(router, "net/ipv4/ip_forward", "1"),
-            SetSysctl(router, "net/ipv6/conf/all/forwarding", "1"),
+            set_sysctl(router, "net/ipv4/ip_forward", "1"),
+            set_sysctl(router, "net/ipv6/conf/all/forwarding", "1"),
         ]
     for side, port in enumerate((_TX, _RX)):
         inside = _ROUTER[side]
         steps += [
-            AddVeth(
+            add_veth(
                 generator,
                 port,
                 WIRE_INDEX + side,
@@ -98,30 +96,30 @@ def plan_router(
                 _ROUTER_MACS[side],
                 mtu_bytes,
             ),
-            SetUp(generator, port),
-            SetUp(router, inside),
+            set_up(generator, port),
+            set_up(router, inside),
         ]
         if bridged:
             steps += [
-                SetMaster(router, inside, BRIDGE),
-                AddForwarding(router, inside, _GENERATOR_MACS[side]),
+                set_master(router, inside, BRIDGE),
+                add_forwarding(router, inside, _GENERATOR_MACS[side]),
             ]
             continue
         steps += [
-            SetAddress(router, inside, f"198.{18 + side}.0.1/16"),
-            SetAddress(router, inside, f"2001:2:0:{1 + side}::1/64"),
-            AddNeighbour(router, inside, f"198.{18 + side}.0.2", _GENERATOR_MACS[side]),
-            AddNeighbour(router, inside, f"2001:2:0:{1 + side}::2", _GENERATOR_MACS[side]),
+            set_address(router, inside, f"198.{18 + side}.0.1/16"),
+            set_address(router, inside, f"2001:2:0:{1 + side}::1/64"),
+            add_neighbour(router, inside, f"198.{18 + side}.0.2", _GENERATOR_MACS[side]),
+            add_neighbour(router, inside, f"2001:2:0:{1 + side}::2", _GENERATOR_MACS[side]),
         ]
         if forwarding == "xdp":
             steps.append(attach(router, inside, XDP_ROUTER))
-    steps += [AwaitUp(generator), AwaitUp(router)]
+    steps += [await_up(generator), await_up(router)]
     if platform == "vm":
         steps += [
-            AddTap(router, _TAP, _TAP_MAC, mtu_bytes),
-            SetMaster(router, _TAP, BRIDGE),
-            SetUp(router, _TAP),
-            AddForwarding(router, _TAP, _MACHINE_MAC),
+            *add_tap(router, _TAP, _TAP_MAC, mtu_bytes),
+            set_master(router, _TAP, BRIDGE),
+            set_up(router, _TAP),
+            add_forwarding(router, _TAP, _MACHINE_MAC),
         ]
     return Plan(tuple(steps))
 
@@ -186,11 +184,8 @@ class RouterTestbed:
             self._ownership = Ownership.take(f"IPv{self.ip_version} router")
             if self.platform == "container":
                 self._start_container()
-            thread = NamespaceThread("apply")
-            try:
-                apply(self.plan, thread)
-            finally:
-                thread.close()
+            with closing(LocalHost("this machine")) as host:
+                host.perform(self.plan)
             if self.platform == "vm":
                 self._start_machine()
         except BaseException:

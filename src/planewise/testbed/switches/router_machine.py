@@ -14,7 +14,7 @@ from planewise.testbed.guests.vms.guests import HostGuests, nic_of
 from planewise.testbed.guests.vms.platform import platform_of
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.model import GUEST_INTERFACE, Guest
-from planewise.testbed.plan import SetSysctl
+from planewise.testbed.plan import set_sysctl
 
 RING_PACKETS = (256, 512, 1024)
 """What QEMU takes for the receive ring of a virtio NIC (hw/net/virtio-net.c)."""
@@ -58,6 +58,6 @@ class RouterMachine:
         """
         nic = replace(nic_of("virtio", guest, port, self._guests), ring_packets=ring_packets)
         self._guests.start(guest, nic, mtu_bytes, neighbours)
-        ipv6 = SetSysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
+        ipv6 = set_sysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
         steps = (*router_settings(guest.netns, GUEST_INTERFACE), ipv6)
         run_script(self._guests, guest, router_script(steps, guest.netns))

@@ -33,7 +33,7 @@ from planewise.testbed.hosts.machine import Machine, MachineState, remove_traces
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.hosts.together import together
 from planewise.testbed.model import ETHERNET_BYTES, HOSTS, Guest, HostRole, Site, other_host
-from planewise.testbed.plan import AcceptAddress, AwaitUp, SetMtu, SetUp, Step
+from planewise.testbed.plan import Step, accept_address, await_up, set_mtu, set_up
 from planewise.testbed.planes import PLANES, Switch, VmPlane, switch_named, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs.nic import ListedVf
@@ -328,13 +328,13 @@ class VmTestbed:
         if not state.nic_up:
             for nic in dict.fromkeys((machine.nic, machine.bridge_nic)):
                 if self._mtu_bytes != 1500:
-                    steps.append(SetMtu(machine.netns, nic, self._mtu_bytes))
-                steps.append(SetUp(machine.netns, nic))
+                    steps.append(set_mtu(machine.netns, nic, self._mtu_bytes))
+                steps.append(set_up(machine.netns, nic))
         for request in requests:
             steps += self._prepare_plane(state, vm_plane(request.plane), self._site(state, request))
         if steps:
             awaited = machine.bridge_nic if switch else machine.nic
-            state.perform([*steps, AwaitUp(machine.netns, awaited)])
+            state.perform([*steps, await_up(machine.netns, awaited)])
         state.switch, state.nic_up = switch, True
 
     def _change_switch(self, state: _HostState, name: str) -> list[Step]:
@@ -396,14 +396,14 @@ class VmTestbed:
             steps += plane.attach(site, guest, self.options.queues)
             if self._with_vfs and plane.switch is not None:
                 # With VFs, a NIC's promiscuous mode may not do.
-                steps.append(AcceptAddress(site.netns, site.nic, guest.mac))
+                steps.append(accept_address(site.netns, site.nic, guest.mac))
         elif plane.passed_through:
             state.vfs.bind_vfio(vf)
         else:
             state.vfs.bring_up(vf, self._mtu_bytes)
             interface = _interface(vf)
             steps += plane.attach(site, guest, self.options.queues, interface)
-            steps.append(AwaitUp(site.netns, interface))
+            steps.append(await_up(site.netns, interface))
         state.perform(steps)
 
     def _boot_all(self, state: _HostState, peers: Mapping[VmRequest, Guest]) -> None:
