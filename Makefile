@@ -66,7 +66,7 @@ lab: lab-setup
 	$(LAB)
 
 lab-setup:
-	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
+	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup test lab vms; fi
 
 # planewised under its own unit on a booted Debian beside Docker, libvirt and DPDK, and disturbed there: 24
 # minutes on two cores, and some more the first time, which makes the Debian.
@@ -75,11 +75,12 @@ systemd-test:
 	PLANEWISE_SYSTEMD=1 pytest -v tests/systemd
 
 # Throughput of chains of network functions by length, path, plane and frame size; no NIC is needed.
-nfv: test-setup
+nfv:
+	@scripts/setup nfv
 	planewise run experiments/nfv-chains.yaml
 
 bench-vms:
-	@scripts/setup lab
+	@scripts/setup vms
 	python benches/vms.py
 
 # RTT between Docker containers on bridges and VFs, on two virtual servers, from nothing to the report.
@@ -102,7 +103,7 @@ bench-judge: test-setup
 # K's four experiments in the lab, on K's page, are experiments/kvm-rtt-lab.yaml (--lab): over an hour more.
 PAPERS := runs/publications
 publications:
-	@scripts/setup lab
+	@scripts/setup lab vms nfv
 	for design in boost-here publications/nfv-brief publications/nfv-virtio publications/kvm-rtt; do \
 	  test -e $(PAPERS)/$$(basename $$design) || \
 	    planewise run experiments/$$design.yaml --out $(PAPERS)/$$(basename $$design) || exit; done

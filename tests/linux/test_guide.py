@@ -41,7 +41,7 @@ ELSEWHERE = {
     ),
     r"make release": ("packaging/release", "SHA256SUMS"),
     r"planewise clean": ("tests/linux/test_doctor_and_clean.py", '"clean"'),
-    r"scripts/setup lab": ("Makefile", "scripts/setup lab"),
+    r"scripts/setup (lab|vms|nfv)": ("Makefile", "scripts/setup test lab vms"),
 }
 """What needs a lab, virtual machines or minutes of its own, and the test that runs the like."""
 

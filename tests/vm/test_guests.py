@@ -91,7 +91,7 @@ def test_guests_keep_reaching_each_other_as_the_nic_goes_from_one_switch_to_anot
     up: VmTestbed,
 ) -> None:
     if not shutil.which("ovs-vswitchd", path=SBIN):
-        pytest.skip("there is no Open vSwitch here (scripts/setup lab installs it)")
+        pytest.skip("there is no Open vSwitch here (scripts/setup nfv installs it)")
     for plane in ("virtio-bridge", "virtio-ovs", "virtio-routed", "virtio-bridge", "virtio-ovs"):
         for path in ("north-south", "east-west"):
             with up.arrange(Setting("vm", plane, plane, 0, path)) as standing:

@@ -19,7 +19,7 @@ from planewise.testbed.setting import Setting, TrafficPath
 from planewise.testbed.switches.dpdk_switch import PROGRAM
 
 pytestmark = pytest.mark.skipif(
-    not shutil.which(PROGRAM), reason="there is no Open vSwitch with DPDK (scripts/setup test)"
+    not shutil.which(PROGRAM), reason="there is no Open vSwitch with DPDK (scripts/setup nfv)"
 )
 
 

@@ -15,7 +15,7 @@ from planewise.testbed.switches.openvswitch import COMMAND_S, OpenVswitch, appct
 
 PROGRAM = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
 """Distributions' path of the variant with DPDK."""
-SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
+SETUP_REMEDY = "`scripts/setup nfv` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
 SWITCH_BYTES = 256 << 20
 """Huge pages of a switch's buffers."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from planewise.errors import PlanewiseError, UnsupportedError
 
-SETUP_REMEDY = "run `scripts/setup lab` in the source tree (as root)"
+SETUP_REMEDY = "run `scripts/setup vms` in the source tree (as root)"
 
 State = Literal["running", "paused", "gone"]
 
