@@ -1,7 +1,6 @@
-"""A host's fingerprint, and what would disturb a measurement on it. Knows no measurement.
+"""A host's fingerprint, and what would disturb a measurement on it.
 
-Reads the files of /proc and /sys below a root that is a parameter; every judgement is a pure
-function of their text. `examine` gathers; `diagnose` also tries the planes.
+Reads files of /proc and /sys below a given root. `examine` gathers; `diagnose` also tries planes.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,55 +76,29 @@ def examine(
     or `none`.
     """
     activity = watch(root, sample_s) if sample_s > 0 else Activity(0, 0)
-    cpuinfo = _read(root / "proc/cpuinfo")
+    cpuinfo, clock = _read(root / "proc/cpuinfo"), "sys/devices/system/clocksource/clocksource0"
+    dmi = (_read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name"))
     host = Fingerprint(
         hostname=_read(root / "proc/sys/kernel/hostname") or "unknown",
         kernel=_read(root / "proc/sys/kernel/osrelease") or "unknown",
         distribution=os_name(_read(root / "etc/os-release")),
         cpu_model=procfs.cpu_model(cpuinfo),
-        cpus=procfs.count_online(_read(root / _CPU / "online"), cpuinfo),
+        cpus=usable_cpus(_read(root / "proc/self/status"), _read(root / _CPU / "online"), cpuinfo),
         memory_bytes=procfs.memory(_read(root / "proc/meminfo")).get("MemTotal", 0),
         virtualisation=hypervisor(
             cpuinfo,
-            " ".join(
-                _read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")
-            ),
+            " ".join(dmi),
             _read(root / "sys/hypervisor/type"),
-            _read(root / "sys/devices/system/clocksource/clocksource0/available_clocksource"),
+            _read(root / clock / "available_clocksource"),
         ),
-        clocksource=_read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
-        or "unknown",
+        clocksource=_read(root / clock / "current_clocksource") or "unknown",
         governor=_governor(root),
         smt=smt_state(_read(root / _CPU / "smt/active"), _read(root / _CPU / "smt/control")),
         mitigations={path.name: _read(path) for path in _entries(root / _CPU / "vulnerabilities")},
         nics=tuple(_nics(root)),
         planes=tuple(planes),
     )
-    disturbances = (
-        *from_cpus(host.cpus),
-        *from_virtualisation(host.virtualisation, activity.steal_share),
-        *from_activity(activity),
-        *from_clocksource(host.clocksource),
-        *from_governor(host.governor),
-        *from_turbo(
-            _read(root / _CPU / "intel_pstate/no_turbo"), _read(root / _CPU / "cpufreq/boost")
-        ),
-        *from_smt(host.smt),
-        *from_idle_states(_idle_states(root)),
-        *from_mitigations(host.mitigations),
-        *from_nics(host.nics),
-        *from_irqbalance(
-            "irqbalance" in (_read(path / "comm") for path in root.glob("proc/[0-9]*"))
-        ),
-        *from_cpu_quota(_read(root / "sys/fs/cgroup/cpu.max")),
-        *from_battery(
-            [_read(path / "online") for path in _entries(root / "sys/class/power_supply")
-             if _read(path / "type") == "Mains"]
-        ),
-        *from_plain_user(_read(root / "proc/self/status"), _read(root / "proc/self/uid_map")),
-        *from_timer_slack(_read(root / "proc/self/timerslack_ns")),
-    )  # fmt: skip
-    ordered = sorted(disturbances, key=lambda disturbance: disturbance.severity != "warning")
+    ordered = sorted(disturbances(host, activity, root), key=lambda d: d.severity != "warning")
     return host.model_copy(update={"disturbances": tuple(ordered)})
 
 
@@ -212,278 +185,219 @@ def smt_state(active: str, control: str) -> str:
     return "off" if active == "0" else "unknown"
 
 
-def _busy(ticks: procfs.CpuTicks) -> int:
-    return ticks.not_idle - ticks.steal
+def usable_cpus(status: str, online: str, cpuinfo: str) -> int:
+    """CPUs that this process may use (affinity, cpuset); without /proc/self/status those online."""
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+    return procfs.count_online(allowed[1] if allowed else online, cpuinfo)
 
 
-def activity_between(before: str, after: str, busiest: Iterable[str] = ()) -> Activity:
-    """CPU use between two readings of /proc/stat."""
+def activity_between(
+    before: str, after: str, busiest: Iterable[str] = (), own_ticks: int = 0
+) -> Activity:
+    """CPU use of others between two readings of /proc/stat; `own_ticks` is what we used."""
     first, last = (procfs.cpu_ticks(stat).get(procfs.ALL) for stat in (before, after))
     if first is None or last is None or last.total <= first.total:
         return Activity(0, 0)
     total = last.total - first.total
-    return Activity(
-        busy_share=max(0.0, (_busy(last) - _busy(first)) / total),
-        steal_share=max(0.0, (last.steal - first.steal) / total),
-        busiest=tuple(busiest),
-    )
+    stolen = last.steal - first.steal
+    busy = last.not_idle - first.not_idle - stolen - own_ticks
+    return Activity(max(0.0, busy / total), max(0.0, stolen / total), tuple(busiest))
 
 
-# Disturbances and their remedies. Pure.
+def cpu_quota(root: Path) -> float | None:
+    """The smallest CPU quota [CPUs] of our control group and those above it; None without one."""
+    quotas = []
+    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, name = (*line.split(":", 2), "", "")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = top / name.lstrip("/")
+        for directory in {top, group, *(path for path in group.parents if top in path.parents)}:
+            if controllers:
+                files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                text = " ".join(_read(directory / file) for file in files)
+            else:
+                text = _read(directory / "cpu.max")
+            quota, _, period = text.partition(" ")
+            if quota.isdigit() and period.isdigit() and int(period):
+                quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
-def _disturbance(
-    name: str, value: str, severity: str, why: str, remedy: str
-) -> tuple[Disturbance, ...]:
-    return (
-        Disturbance.model_validate(
-            {"name": name, "value": value, "severity": severity, "why": why, "remedy": remedy}
-        ),
-    )
+def disturbances(host: Fingerprint, activity: Activity, root: Path) -> Iterator[Disturbance]:
+    """What would disturb a measurement on this host, with the reason and the remedy."""
 
+    def warning(name: str, value: str, why: str, remedy: str) -> Disturbance:
+        return Disturbance(name=name, value=value, severity="warning", why=why, remedy=remedy)
 
-def from_cpus(cpus: int) -> tuple[Disturbance, ...]:
-    """Too few CPUs for generator, hosts and sink."""
-    if cpus >= FEW_CPUS:
-        return ()
-    return _disturbance(
-        "few CPUs",
-        f"{cpus}",
-        "warning",
-        "generator, both hosts and sink share them, so load trials measure their sum",
-        f"measure on a machine with {FEW_CPUS} CPUs or more; compare planes only within one run",
-    )
+    def remark(name: str, value: str, why: str, remedy: str) -> Disturbance:
+        return Disturbance(name=name, value=value, severity="info", why=why, remedy=remedy)
 
-
-def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...]:
-    """A hypervisor, and the CPU time that it steals."""
-    if name == "none":
-        return ()
-    disturbance = _disturbance(
-        "virtual machine",
-        name,
-        "warning",
-        "the hypervisor schedules this machine's CPUs: all times here are virtualised times",
-        "compare planes with each other here; take absolute times on hardware",
-    )
-    if steal_share > STEAL_SHARE:
-        disturbance += _disturbance(
-            "stolen CPU time",
-            percent_text(steal_share),
-            "warning",
-            "other virtual machines take CPU time from this one, at unknown moments",
-            "move to a dedicated host, or repeat until the report shows no stolen time",
+    if host.cpus < FEW_CPUS:
+        yield warning(
+            "few CPUs",
+            f"{host.cpus}",
+            "generator, both hosts and sink share them, so load results include all of them",
+            f"measure on a machine with {FEW_CPUS} CPUs or more; compare planes only within one "
+            "run",
         )
-    return disturbance
-
-
-def from_activity(activity: Activity) -> tuple[Disturbance, ...]:
-    """Other processes that use CPU time."""
-    if activity.busy_share <= BUSY_SHARE:
-        return ()
-    names = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
-    return _disturbance(
-        "busy CPUs",
-        f"{percent_text(activity.busy_share)}{names}",
-        "warning",
-        "other processes delay packets, and every figure includes that",
-        "end those processes, or wait for them",
-    )
-
-
-def from_clocksource(clocksource: str) -> tuple[Disturbance, ...]:
-    """A clock that is slow or coarse to read."""
-    if clocksource in (*_GOOD_CLOCKS, "unknown"):
-        return ()
-    if clocksource in _PARAVIRTUAL_CLOCKS:
-        return _disturbance(
+    if (quota := cpu_quota(root)) is not None:
+        yield warning(
+            "CPU quota",
+            f"{quota:.1f} CPUs",
+            "the kernel stops these processes for milliseconds whenever the quota is used up",
+            "start the container without --cpus, the pod without a CPU limit",
+        )
+    if host.virtualisation != "none":
+        yield warning(
+            "virtual machine",
+            host.virtualisation,
+            "the hypervisor schedules this machine's CPUs: treat absolute times with caution",
+            "compare planes with each other here; take absolute times on hardware",
+        )
+        if activity.steal_share > STEAL_SHARE:
+            yield warning(
+                "stolen CPU time",
+                percent_text(activity.steal_share),
+                "other virtual machines take CPU time from this one, at unknown moments",
+                "move to a dedicated host, or repeat until the report shows no stolen time",
+            )
+    if activity.busy_share > BUSY_SHARE:
+        names = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
+        yield warning(
+            "busy CPUs",
+            f"{percent_text(activity.busy_share)}{names}",
+            "other processes delay packets, and every figure includes that",
+            "end those processes, or wait for them",
+        )
+    if host.clocksource in _PARAVIRTUAL_CLOCKS:
+        yield remark(
             "virtualised clock",
-            clocksource,
-            "info",
+            host.clocksource,
             "the hypervisor corrects this clock, and a correction may fall into a measurement",
             "where the CPU's counter is invariant: echo tsc > /sys/devices/system/clocksource/"
             "clocksource0/current_clocksource",
         )
-    return _disturbance(
-        "slow clock",
-        clocksource,
-        "warning",
-        "reading it takes microseconds, and every packet needs two readings",
-        "boot with tsc=reliable where the CPU's counter is invariant (constant_tsc, nonstop_tsc)",
-    )
-
-
-def from_governor(governor: str) -> tuple[Disturbance, ...]:
-    """A clock frequency that follows the load."""
-    if governor in ("none", "performance"):
-        return ()
-    return _disturbance(
-        "frequency governor",
-        governor,
-        "warning",
-        "the CPU's clock follows the load, so an idle plane looks slower than a busy one",
-        "sudo cpupower frequency-set -g performance",
-    )
-
-
-def from_turbo(no_turbo: str, boost: str) -> tuple[Disturbance, ...]:
-    """A clock frequency above the nominal one."""
-    if no_turbo != "0" and boost != "1":
-        return ()
-    path = "intel_pstate/no_turbo" if no_turbo == "0" else "cpufreq/boost"
-    return _disturbance(
-        "turbo",
-        "on",
-        "info",
-        "the clock depends on temperature and on how many CPUs are busy",
-        f"echo {1 if no_turbo == '0' else 0} | sudo tee /{_CPU}/{path}",
-    )
-
-
-def from_smt(smt: str) -> tuple[Disturbance, ...]:
-    """Two logical CPUs on one core."""
-    if smt != "on":
-        return ()
-    return _disturbance(
-        "SMT",
-        "on",
-        "info",
-        "two logical CPUs share a core: work on one slows the other",
-        f"echo off | sudo tee /{_CPU}/smt/control",
-    )
-
-
-def from_idle_states(states: Sequence[tuple[str, int]]) -> tuple[Disturbance, ...]:
-    """Sleep states (name, exit latency in microseconds) that are enabled."""
-    deep = max(states, key=lambda state: state[1], default=("", 0))
-    if deep[1] <= DEEP_SLEEP_US:
-        return ()
-    return _disturbance(
-        "deep sleep states",
-        f"{deep[0]}, {deep[1]} µs to wake",
-        "warning",
-        "a packet that finds the CPU asleep waits for it; rare packets look slower than many",
-        f"sudo cpupower idle-set -D {DEEP_SLEEP_US}",
-    )
-
-
-def from_mitigations(mitigations: dict[str, str]) -> tuple[Disturbance, ...]:
-    """Mitigations that cost time at every system call or branch."""
-    active = sorted(name for name, value in mitigations.items() if "Mitigation" in value)
-    if not active:
-        return ()
-    return _disturbance(
-        "CPU mitigations",
-        f"{len(active)} active ({', '.join(active)})",
-        "info",
-        "they cost time at every system call: planes that make more calls pay more",
-        "keep them (guests need them); compare only runs whose fingerprints have the same",
-    )
-
-
-def from_nics(nics: Sequence[dict[str, str]]) -> tuple[Disturbance, ...]:
-    """Offloads that merge packets before they are timestamped."""
+    elif host.clocksource not in (*_GOOD_CLOCKS, "unknown"):
+        yield warning(
+            "slow clock",
+            host.clocksource,
+            "reading it takes microseconds, and every packet needs two readings",
+            "boot with tsc=reliable where the CPU's counter is invariant (constant_tsc, "
+            "nonstop_tsc)",
+        )
+    if host.governor not in ("none", "performance"):
+        yield warning(
+            "frequency governor",
+            host.governor,
+            "the CPU's clock follows the load, so an idle plane looks slower than a busy one",
+            "sudo cpupower frequency-set -g performance",
+        )
+    for path, on, off in (("intel_pstate/no_turbo", "0", "1"), ("cpufreq/boost", "1", "0")):
+        if _read(root / _CPU / path) == on:
+            yield remark(
+                "turbo",
+                "on",
+                "the clock depends on temperature and on how many CPUs are busy",
+                f"echo {off} | sudo tee /{_CPU}/{path}",
+            )
+            break
+    if host.smt == "on":
+        yield remark(
+            "SMT",
+            "on",
+            "two logical CPUs share a core: work on one slows the other",
+            f"echo off | sudo tee /{_CPU}/smt/control",
+        )
+    name, wake_us = max(_idle_states(root), key=lambda state: state[1], default=("", 0))
+    if wake_us > DEEP_SLEEP_US:
+        yield warning(
+            "deep sleep states",
+            f"{name}, {wake_us} µs to wake",
+            "a packet that finds the CPU asleep waits for it; rare packets look slower than many",
+            f"sudo cpupower idle-set -D {DEEP_SLEEP_US}",
+        )
+    if active := sorted(name for name, text in host.mitigations.items() if "Mitigation" in text):
+        yield remark(
+            "CPU mitigations",
+            f"{len(active)} active ({', '.join(active)})",
+            "they cost time at every system call: planes that make more calls pay more",
+            "keep them (guests need them); compare only runs with the same mitigations",
+        )
     merging = [
-        nic["name"] for nic in nics if {"rx-gro", "rx-lro"} & set(nic.get("offloads", "").split())
+        nic["name"]
+        for nic in host.nics
+        if {"rx-gro", "rx-lro"} & set(nic.get("offloads", "").split())
     ]
-    if not merging:
-        return ()
-    return _disturbance(
-        "receive offloads",
-        f"on ({', '.join(merging)})",
-        "info",
-        "GRO and LRO merge packets before the kernel stamps them; the testbed of namespaces "
-        "does not use these NICs",
-        f"when you measure through them: ethtool -K {merging[0]} gro off lro off",
-    )
-
-
-def from_irqbalance(running: bool) -> tuple[Disturbance, ...]:
-    """A daemon that moves interrupts between CPUs."""
-    if not running:
-        return ()
-    return _disturbance(
-        "irqbalance",
-        "running",
-        "warning",
-        "it moves the NICs' interrupts between CPUs in the middle of a measurement",
-        "sudo systemctl stop irqbalance",
-    )
-
-
-def from_cpu_quota(cpu_max: str) -> tuple[Disturbance, ...]:
-    """A control group that stops its processes when their quota is used up."""
-    quota, _, period = cpu_max.partition(" ")
-    if not quota.isdigit() or not period.strip().isdigit():
-        return ()
-    return _disturbance(
-        "CPU quota",
-        f"{int(quota) / int(period):.1f} CPUs",
-        "warning",
-        "the kernel stops this container for milliseconds whenever its quota is used up",
-        "start the container without --cpus",
-    )
-
-
-def from_battery(mains: Sequence[str]) -> tuple[Disturbance, ...]:
-    """A laptop without its cable. `mains`: the `online` files of its power supplies."""
-    if not mains or "1" in mains:
-        return ()
-    return _disturbance(
-        "on battery",
-        "yes",
-        "warning",
-        "firmware and kernel save power, with clocks that differ from minute to minute",
-        "plug the machine in",
-    )
-
-
-def from_plain_user(status: str, uid_map: str) -> tuple[Disturbance, ...]:
-    """A user who builds testbeds in a user namespace. Texts of /proc/self."""
-    if not status or (capable(status) and may_steer(uid_map)):
-        return ()
-    return _disturbance(
-        "plain user",
-        "yes",
-        "warning",
-        "in a user namespace receive work cannot be moved to other CPUs than the sender's: load "
-        "trials reach the generator's limit before the plane's",
-        "run as root to sweep planes to their limits; RTT trials are as good",
-    )
-
-
-def from_timer_slack(slack_ns: str) -> tuple[Disturbance, ...]:
-    """How late the kernel may wake a sleeper beyond the usual 50 µs."""
-    if not slack_ns.isdigit() or int(slack_ns) <= 50_000:
-        return ()
-    return _disturbance(
-        "timer slack",
-        f"{int(slack_ns) // 1000} µs",
-        "info",
-        "the kernel may wake this shell's sleepers that late",
-        "start from a shell that was not started with a larger slack",
-    )
+    if merging:
+        yield remark(
+            "receive offloads",
+            f"on ({', '.join(merging)})",
+            "GRO and LRO merge packets before the kernel stamps them; the testbed of namespaces "
+            "does not use these NICs",
+            f"when you measure through them: ethtool -K {merging[0]} gro off lro off",
+        )
+    if any(_read(path / "comm") == "irqbalance" for path in root.glob("proc/[0-9]*")):
+        yield warning(
+            "irqbalance",
+            "running",
+            "it moves the NICs' interrupts between CPUs in the middle of a measurement",
+            "sudo systemctl stop irqbalance",
+        )
+    mains = [
+        _read(path / "online")
+        for path in _entries(root / "sys/class/power_supply")
+        if _read(path / "type") == "Mains"
+    ]
+    if mains and "1" not in mains:
+        yield warning(
+            "on battery",
+            "yes",
+            "firmware and kernel save power, with clocks that differ from minute to minute",
+            "plug the machine in",
+        )
+    status, uid_map = _read(root / "proc/self/status"), _read(root / "proc/self/uid_map")
+    if uid_map and not (capable(status) and may_steer(uid_map)):
+        yield warning(
+            "plain user",
+            "yes",
+            "in a user namespace, receive work can't be moved off the sender's CPU: load trials "
+            "reach the generator's limit before the plane's",
+            "run as root to sweep planes to their limits; RTT trials are not affected",
+        )
+    slack_ns = _read(root / "proc/self/timerslack_ns")
+    if slack_ns.isdigit() and int(slack_ns) > 50_000:
+        yield remark(
+            "timer slack",
+            f"{int(slack_ns) // 1000} µs",
+            "the kernel may wake this shell's sleepers that late",
+            "start from a shell without the larger slack",
+        )
 
 
 # Reads files and the clock.
 
 
 def watch(root: Path, sample_s: float) -> Activity:
-    """Samples CPU use for `sample_s` seconds."""
+    """Samples for `sample_s` seconds how busy processes other than our session keep the CPUs."""
     stat_path, before = root / "proc/stat", _process_ticks(root)
     first = _read(stat_path)
     time.sleep(sample_s)
     last, after = _read(stat_path), _process_ticks(root)
     used = {
-        pid: (ticks - before[pid][1], name)
-        for pid, (name, ticks) in after.items()
-        if pid in before and ticks > before[pid][1]
+        pid: (ticks - before[pid][2], name, session)
+        for pid, (name, session, ticks) in after.items()
+        if pid in before and ticks > before[pid][2]
     }
-    used.pop(os.getpid(), None)
-    return activity_between(first, last, [name for _, name in sorted(used.values())[:-4:-1]])
+    ours = os.getsid(0)
+    busiest = [name for _, name, session in sorted(used.values(), reverse=True) if session != ours]
+    own_ticks = sum(ticks for ticks, _, session in used.values() if session == ours)
+    return activity_between(first, last, busiest[:3], own_ticks)
 
 
-def _process_ticks(root: Path) -> dict[int, tuple[str, int]]:
+def _process_ticks(root: Path) -> dict[int, tuple[str, int, int]]:
+    """Name, session and CPU ticks by process."""
     ticks = {}
     for path in _entries(root / "proc"):
         if path.name.isdigit():
@@ -491,7 +405,8 @@ def _process_ticks(root: Path) -> dict[int, tuple[str, int]]:
             head, _, numbers = _read(path / "stat").rpartition(") ")
             fields = numbers.split()
             if len(fields) > 12:
-                ticks[int(path.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+                used = int(fields[11]) + int(fields[12])
+                ticks[int(path.name)] = (head.partition("(")[2], int(fields[3]), used)
     return ticks
 
 
@@ -559,7 +474,7 @@ _MOST_CAPABILITIES = 48
 def pcie_link(config: bytes) -> dict[str, str]:
     """Generation, lanes, maximum payload and read request size [bytes] from configuration space.
 
-    Empty where the device tells none: no PCIe capability, a virtual function (its link is the
+    Empty where the device reports none: no PCIe capability, a virtual function (its link is the
     physical one's), or only the first 64 bytes, which is what a plain user may read. Pure. (PCI
     Express Base Specification 5.0, sections 7.5.3.4 and 7.5.3.8.)
     """

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise import doctor, procfs
+from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance
-from planewise.testbed.availability import explain_needs, missing
+from planewise.testbed.availability import explain_needs, missing, try_planes
 from planewise.testbed.hosts.privilege import capable, explain_refusal
 from planewise.testbed.hosts.xdp import generator_text, xdp_features
 from planewise.testbed.planes import PLANES
@@ -167,6 +168,38 @@ def test_a_sleep_state_that_is_switched_off_disturbs_nobody(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/pod/app",
+            "sys/fs/cgroup/pod/cpu.max": "40000 100000",
+            "sys/fs/cgroup/pod/app/cpu.max": "max 100000",
+        },
+        {
+            "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/docker/1",
+            "sys/fs/cgroup/cpu/docker/1/cpu.cfs_quota_us": "40000",
+            "sys/fs/cgroup/cpu/docker/1/cpu.cfs_period_us": "100000",
+        },
+    ],
+)
+def test_a_quota_of_a_group_above_ours_counts_in_both_versions_of_control_groups(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    assert found(tmp_path, files)["CPU quota"].value == "0.4 CPUs"
+
+
+def test_only_cpus_that_the_process_may_use_are_counted(tmp_path: Path) -> None:
+    status = "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0\n"
+    host = doctor.examine(machine(tmp_path, {"proc/self/status": status}), sample_s=0)
+    assert host.cpus == 1
+
+
+def test_our_own_processes_are_not_what_keeps_the_cpus_busy() -> None:
+    activity = doctor.watch(Path("/"), 0.05)
+    assert "pytest" not in activity.busiest
+
+
 def test_a_quota_of_max_is_none(tmp_path: Path) -> None:
     assert not found(tmp_path, {"sys/fs/cgroup/cpu.max": "max 100000"})
 
@@ -178,16 +211,17 @@ def test_warnings_come_before_remarks(tmp_path: Path) -> None:
     assert [one.severity for one in host.disturbances] == ["warning", "info"]
 
 
-def test_busy_and_stolen_time_are_shares_of_the_time_that_passed() -> None:
+def test_busy_and_stolen_time_are_shares_of_the_time_that_passed(tmp_path: Path) -> None:
     before = "cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 1 1 1\n"
     after = "cpu  130 0 120 830 10 0 0 10 0 0\n"
     activity = doctor.activity_between(before, after)
     assert activity.busy_share == pytest.approx(0.5)
     assert activity.steal_share == pytest.approx(0.1)
-    stolen = doctor.from_virtualisation("kvm", activity.steal_share)
-    assert [one.value for one in stolen] == ["kvm", "10 %"]
-    (busy,) = doctor.from_activity(activity)
-    assert busy.value == "50 %"
+    host = doctor.examine(machine(tmp_path), sample_s=0)
+    host = host.model_copy(update={"virtualisation": "kvm"})
+    seen = {one.name: one.value for one in doctor.disturbances(host, activity, tmp_path)}
+    assert seen == {"virtual machine": "kvm", "stolen CPU time": "10 %", "busy CPUs": "50 %"}
+    assert doctor.activity_between(before, after, own_ticks=20).busy_share == pytest.approx(0.3)
 
 
 def test_a_clock_that_stood_still_or_a_missing_file_is_no_activity() -> None:
@@ -297,10 +331,17 @@ def test_no_configuration_space_ends_in_a_traceback(content: bytes) -> None:
     )
 
 
-def test_receive_offloads_are_a_remark() -> None:
-    nics = [{"name": "a", "offloads": "rx-checksum rx-gro"}, {"name": "b", "offloads": "unknown"}]
-    (remark,) = doctor.from_nics(nics)
+def test_receive_offloads_are_a_remark(tmp_path: Path) -> None:
+    nics = ({"name": "a", "offloads": "rx-checksum rx-gro"}, {"name": "b", "offloads": "unknown"})
+    host = doctor.examine(machine(tmp_path), sample_s=0).model_copy(update={"nics": nics})
+    (remark,) = doctor.disturbances(host, doctor.Activity(0, 0), tmp_path)
     assert (remark.severity, remark.value) == ("info", "on (a)")
+
+
+def test_nothing_is_promised_where_not_even_a_namespace_can_be_made() -> None:
+    refused = UnsupportedError("namespaces are not allowed here", remedy="run as root")
+    answers = try_planes({"sriov": "no NIC with SR-IOV"}, refused)
+    assert not [answer.plane for answer in answers if answer.available]
 
 
 def test_a_plane_that_needs_hardware_says_what_is_missing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which planes this machine can build, by trial builds. Knows no measurement."""
+"""Which planes this machine can build, by trial builds."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ def try_planes(
     is_root = may_steer(Path("/proc/self/uid_map").read_text())
     availabilities = []
     for plane in PLANES:
-        if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
-            availabilities.append(_refusal(plane.name, refused) if refused else try_plane(plane))
-        elif (
-            "vm" in plane.needs
-            and not plane.local_refusal
-            and not any(need in lacking for need in plane.needs)
-        ):
+        answer = explain_needs(plane, lacking, whole_machine=is_root)
+        met = not any(need in lacking for need in plane.needs)
+        if met and refused and (answer.available or "namespace" in plane.guests):
+            answer = _refusal(plane.name, refused)
+        elif met and "namespace" in plane.guests:
+            answer = try_plane(plane)
+        elif met and "vm" in plane.needs and not plane.local_refusal:
             available = PlaneAvailability(plane=plane.name, available=True)
-            availabilities.append(_refusal(plane.name, no_vms) if no_vms else available)
-        else:
-            availabilities.append(explain_needs(plane, lacking, whole_machine=is_root))
+            answer = _refusal(plane.name, no_vms) if no_vms else available
+        availabilities.append(answer)
     return tuple(availabilities)
 
 
@@ -96,7 +95,7 @@ def missing(
     functions = (root / "sys/class/net").glob("*/device/sriov_totalvfs")
     if not any(path.read_text().strip() not in ("", "0") for path in functions):
         lacking["sriov"] = "no NIC with SR-IOV"
-    # Without KVM QEMU emulates, which is slower; all printed times tell so.
+    # Without KVM, QEMU emulates: slower, and every printed time says so.
     if not (which("qemu-system-x86_64") or which("qemu-kvm") or which("qemu-system-aarch64")):
         lacking["vm"] = "no QEMU for virtual machines"
     # A running daemon is used; else planewise starts its own.
