@@ -18,7 +18,7 @@ from types import FunctionType
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.store.importers import MODULES, importer, parquet
+from planewise.store.importers import MODULES, importer
 from planewise.store.importers.text import decode
 from planewise.store.loads import LoadTrials
 
@@ -66,25 +66,13 @@ def check_curves(curves: list[LoadTrials]) -> None:
         assert trials.format
 
 
-def parquet_file(data: bytes) -> list[LoadTrials] | None:
-    """Our own Parquet."""
-    assert 0 <= parquet.recognise(data[:65536], NAME) <= 1
-    try:
-        curves = parquet.parse(data, NAME)
-    except BadInputError as error:
-        check_error(error)
-        return None
-    check_curves(curves)
-    return curves
-
-
 def _entry(name: str) -> Callable[[bytes], list[LoadTrials] | None]:
     module = importer(name)
     return partial(_text, recognise=module.recognise, parse=module.parse)
 
 
 ENTRIES: dict[str, Callable[[bytes], list[LoadTrials] | None]] = {
-    name: parquet_file if name == "parquet" else _entry(name) for name in MODULES if name != "run"
+    name: _entry(name) for name in MODULES if name != "run"
 }
 """Every format that is a file, by its name."""
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from planewise.store import exporters
-from planewise.store.importers import csv
 
 
 @dataclass(frozen=True)
@@ -251,17 +247,6 @@ def csv_rows(of: list[Trial]) -> str:
     return "\n".join(["offered_pps,sent,received,duration_s", *rows]) + "\n"
 
 
-def exported(of: list[Trial], suffix: str) -> bytes:
-    """Our own JSON, CSV or Parquet."""
-    curves = csv.parse(csv_rows(of), Path("made.csv"))
-    writers = {
-        ".json": exporters.to_json,
-        ".csv": exporters.to_csv,
-        ".parquet": exporters.to_parquet,
-    }
-    return writers[suffix]([("", curves[0])])
-
-
 def every(of: list[Trial]) -> dict[str, bytes]:
     """Every format's name -> a valid file of it. CSIT's has no trials in it."""
     return {
@@ -271,6 +256,4 @@ def every(of: list[Trial]) -> dict[str, bytes]:
         "mlrsearch": mlrsearch(of).encode(),
         "csit": csit().encode(),
         "csv": csv_rows(of).encode(),
-        "json": exported(of, ".json"),
-        "parquet": exported(of, ".parquet"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_every_format_is_recognised_by_its_content_and_not_its_name(
     assert importers.recognise(file) == name
 
 
-@pytest.mark.parametrize("name", [name for name in samples.every(TRIALS) if name != "parquet"])
+@pytest.mark.parametrize("name", list(samples.every(TRIALS)))
 def test_a_gzip_file_is_read_like_the_file_in_it(name: str, tmp_path: Path) -> None:
     file = tmp_path / "results.gz"
     file.write_bytes(gzip.compress(samples.every(TRIALS)[name]))
@@ -206,6 +207,43 @@ class TestNfvbench:
         found = nfvbench.parse(json.dumps(result), HERE)
 
         assert [trials.curve for trials in found] == ["PVP 64", "PVP IMIX"]
+
+    @pytest.mark.parametrize(
+        "wrapped",
+        [
+            lambda result: {"status": "OK", "result": result},
+            lambda result: {"results": [{"details": {"throughput": [{"output": result}]}}]},
+        ],
+        ids=["REST API", "OPNFV's database"],
+    )
+    def test_a_result_is_found_in_what_wraps_it(
+        self, wrapped: Callable[[object], object], tmp_path: Path
+    ) -> None:
+        file = tmp_path / "answer.json"
+        file.write_text(json.dumps(wrapped(json.loads(samples.nfvbench(TRIALS)))))
+
+        (found,) = importers.read(file)
+
+        assert found.reported == {"ndr_pps": 800_000, "pdr_pps": 804_000}
+
+    def test_several_wrapped_results_are_told_apart(self) -> None:
+        result = json.loads(samples.nfvbench(TRIALS))
+
+        found = nfvbench.parse(json.dumps({"results": [result, result]}), HERE)
+
+        assert [trials.curve for trials in found] == ["result 1: PVP 64", "result 2: PVP 64"]
+
+    def test_a_trial_that_received_more_than_it_sent_is_left_out_by_name(self) -> None:
+        result = json.loads(samples.nfvbench(TRIALS))
+        sizes = result["benchmarks"]["network"]["service_chain"]["PVP"]["result"]["result"]
+        iterations = sizes["64"]["iteration_stats"]["ndr_pdr"]
+        iterations[1]["rx_pkts"] = 2 * iterations[1]["tx_pkts"]
+
+        (found,) = nfvbench.parse(json.dumps(result), HERE)
+
+        assert len(found) == len(iterations) - 1
+        assert "trial 2" in found.notes[0]
+        assert f"received of {iterations[1]['tx_pkts']}" in found.notes[0]
 
     def test_a_fixed_rate_is_one_trial(self) -> None:
         result = json.loads(samples.nfvbench(TRIALS))

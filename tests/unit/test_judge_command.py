@@ -278,11 +278,8 @@ def test_an_example_tells_the_truth_beside_the_verdict() -> None:
     assert "The truth: BAD, headroom 58.8 %, NDR 1 Mpps, PDR 1.0" in result.stdout
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".json", ".parquet"])
-def test_what_is_exported_is_judged_the_same(
-    suffix: str, good: Path, bad: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / f"exported{suffix}"
+def test_what_is_exported_is_judged_the_same(good: Path, bad: Path, tmp_path: Path) -> None:
+    file = tmp_path / "exported.csv"
     originals = judged(good, bad, "--export", file)
 
     again = judged(file)
@@ -314,7 +311,7 @@ def test_an_export_of_another_kind_is_refused(good: Path) -> None:
     result = run(good, "--export", "trials.xlsx")
 
     assert result.returncode == 2
-    assert "no format has the ending .xlsx" in result.stderr
+    assert ".xlsx is not CSV" in result.stderr
 
 
 TEXT = st.one_of(

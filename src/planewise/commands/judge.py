@@ -99,9 +99,7 @@ def judge(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the trials as .csv, .json or .parquet.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Write the trials as CSV.", show_default=False),
     ] = None,
     example: Annotated[
         str | None,

@@ -1,39 +1,36 @@
-"""Writes load trials as CSV, Parquet or JSON, to be read back without loss.
-
-Knows files and columns; knows no verdict. The formats are in docs/reference/formats.md.
-"""
+"""Writes load trials as CSV, to be read back without loss (docs/reference/formats.md)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.importers import csv as csv_format
-from planewise.store.importers import exported
 from planewise.store.loads import Floats, LoadTrials
 
-CSV_COLUMNS = ("curve", *exported.COLUMNS)
+CSV_COLUMNS = (
+    "curve", "offered_pps", "sent", "received", "duration_s", "drops", "cpu", "limited", "order",
+)  # fmt: skip
 
 
 def write(curves: Sequence[LoadTrials], path: Path) -> None:
-    """Writes `curves` to `path`; its ending says how: .csv, .json or .parquet.
+    """Writes `curves` to the CSV file `path`.
 
     Curves of one file or of several may be written together: each gets a name of its own.
     BadInputError for another ending; PlanewiseError when the file cannot be written.
     """
-    writer = _WRITERS.get(path.suffix.lower())
-    if writer is None:
+    if path.suffix.lower() != ".csv":
         raise BadInputError(
-            f"no format has the ending {path.suffix or '(none)'}",
+            f"{path.suffix or 'a file without an ending'} is not CSV",
             where=f"--export {path}",
-            remedy=f"use one of {', '.join(_WRITERS)}",
+            remedy="name a file that ends in .csv",
         )
-    data = writer(_labelled(curves))
+    data = to_csv(_labelled(curves))
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_bytes(data)
@@ -108,17 +105,6 @@ def _numbers(column: Floats) -> list[float | int | None]:
     ]
 
 
-def to_json(curves: Labelled) -> bytes:
-    """Columns by curve; the mark comes first, so that it is recognised."""
-    document = {
-        exported.MARK: exported.VERSION,
-        "curves": [
-            {**_about(label, trials), "trials": _columns(trials)} for label, trials in curves
-        ],
-    }
-    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
 def to_csv(curves: Labelled) -> bytes:
     """A trial a row, after a comment line with the descriptions of the curves."""
     about = {"curves": [_about(label, trials) for label, trials in curves]}
@@ -130,43 +116,3 @@ def to_csv(curves: Labelled) -> bytes:
                 ",".join([quoted, *("" if value is None else repr(value) for value in row)])
             )
     return ("\n".join(rows) + "\n").encode()
-
-
-def to_parquet(curves: Labelled) -> bytes:
-    """A trial a row; the descriptions of the curves are in the file's metadata."""
-    import io
-
-    import polars as pl
-
-    from planewise.store.importers import parquet as parquet_format
-
-    schema: dict[str, type[pl.DataType]] = {
-        "curve": pl.String,
-        "offered_pps": pl.Float64,
-        "sent": pl.Float64,
-        "received": pl.Float64,
-        "duration_s": pl.Float64,
-        "drops": pl.Float64,
-        "cpu": pl.Float64,
-        "limited": pl.Int64,
-        "order": pl.Int64,
-    }
-    frames = [
-        pl.DataFrame({"curve": [label] * len(trials), **_columns(trials)}, schema=schema)
-        for label, trials in curves
-    ]
-    about = {"curves": [_about(label, trials) for label, trials in curves]}
-    buffer = io.BytesIO()
-    pl.concat(frames).write_parquet(
-        buffer,
-        compression="zstd",
-        metadata={parquet_format.MARK: json.dumps(about, allow_nan=False)},
-    )
-    return buffer.getvalue()
-
-
-_WRITERS: dict[str, Callable[[Labelled], bytes]] = {
-    ".csv": to_csv,
-    ".json": to_json,
-    ".parquet": to_parquet,
-}

@@ -1,7 +1,4 @@
-"""Load trials as columns: the result of importers and the input of exporters.
-
-Knows counts and loads; knows nothing of curves, loss statistics or verdicts (that is `judge`).
-"""
+"""Load trials as columns: the result of importers and the input of `judge`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
-from planewise.units import percent_text
+from planewise.units import percent_text, rate_text
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -154,7 +151,8 @@ class TrialColumns:
 
         `order` defaults to the order of adding. `group_measured` says that the loads are measured
         rates: near ones become one load. BadInputError with file and line for an
-        impossible rate or count; trials that sent nothing are left out with a note.
+        impossible rate or count. Trials that sent nothing, or received far more than they sent,
+        are left out with a note; if most received more, the columns are taken to be swapped.
         """
         self._flush()
         if self._parts:
@@ -165,14 +163,20 @@ class TrialColumns:
         self._check(line, offered, sent, received, duration)
         places = np.arange(len(line)) if order is None else np.asarray(order, dtype=np.float64)
         notes = list(notes)
-        silent = sent == 0
-        if silent.any():
-            line_number = int(line[silent][0])
-            notes.append(
-                f"{int(silent.sum())} of {len(line)} trials sent nothing and are left out "
-                f"(first: {self._where(line_number)})"
-            )
-            keep = ~silent
+        silent, flooded = sent == 0, _received_too_many(sent, received)
+        for left_out, what in (
+            (silent, "sent nothing"),
+            (flooded, "received far more than they sent, as flooded or duplicated frames do,"),
+        ):
+            if left_out.any():
+                first = int(np.argmax(left_out))
+                notes.append(
+                    f"{int(left_out.sum())} of {len(line)} trials {what} and are left out (first: "
+                    f"{self._where(int(line[first]))}, trial {first + 1}, "
+                    f"{rate_text(offered[first])}, {received[first]:.0f} received of "
+                    f"{sent[first]:.0f})"
+                )
+        if (keep := ~(silent | flooded)).sum() < len(line):
             places = places[keep]
             offered, sent, received, duration, drops, cpu, limited = (
                 column[keep] for column in columns[1:]
@@ -208,7 +212,7 @@ class TrialColumns:
         self, line: Floats, offered: Floats, sent: Floats, received: Floats, duration: Floats
     ) -> None:
         with np.errstate(invalid="ignore"):
-            too_many = received > sent * (1 + RECEIVED_SLACK_SHARE) + RECEIVED_SLACK_PACKETS
+            too_many = _received_too_many(sent, received)
             tests = (
                 (
                     ~((offered > 0) & (offered <= MAX_NUMBER)),
@@ -235,7 +239,7 @@ class TrialColumns:
                     "correct the line, or leave the duration empty",
                 ),
                 (
-                    too_many & (sent > 0),
+                    too_many & (2 * too_many.sum() > len(line)),
                     received,
                     "{} packets received, far more than were sent",
                     "check that sent and received are not swapped; duplicated frames cannot be "
@@ -250,6 +254,11 @@ class TrialColumns:
                         where=self._where(int(line[index])),
                         remedy=remedy,
                     )
+
+
+def _received_too_many(sent: Floats, received: Floats) -> Bools:
+    most = sent * (1 + RECEIVED_SLACK_SHARE) + RECEIVED_SLACK_PACKETS
+    return np.asarray((sent > 0) & (received > most))
 
 
 def group_measured_rates(rates: Floats) -> tuple[Floats, bool]:

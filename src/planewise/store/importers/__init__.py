@@ -5,7 +5,7 @@
     parse(text, path)           the curves in a file's text, as store.loads.LoadTrials; `path` names
                                 it in errors. BadInputError with file and line for anything else
 
-A format that is not text (a directory, Parquet) has `read(path)` in place of `parse`.
+The run directory is not text: it has `read(path)` instead of `parse`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,8 @@ from planewise.store.importers.text import HEAD_BYTES, decode, parse_json, read_
 if TYPE_CHECKING:
     from planewise.store.loads import LoadTrials
 
-MODULES = {
-    "run": "run",
-    "json": "exported",
-    "parquet": "parquet",
-    "pastrami": "pastrami",
-    "mlrsearch": "mlrsearch",
-    "trex": "trex",
-    "nfvbench": "nfvbench",
-    "csit": "csit",
-    "csv": "csv",
-}
-"""Module of each format by its name; modules are imported on use."""
+MODULES = ("run", "pastrami", "mlrsearch", "trex", "nfvbench", "csit", "csv")
+"""Each format's module has its name, and is imported on use."""
 
 
 def importer(name: str) -> ModuleType:
@@ -43,7 +33,7 @@ def importer(name: str) -> ModuleType:
             where="--from",
             remedy=f"the formats are {', '.join(MODULES)}",
         )
-    return import_module(f"{__name__}.{MODULES[name]}")
+    return import_module(f"{__name__}.{name}")
 
 
 def recognise(path: Path) -> str:

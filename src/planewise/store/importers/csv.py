@@ -1,4 +1,4 @@
-"""The documented CSV: one trial a row, named columns with their units. Knows that alone.
+"""The documented CSV: one trial a row, named columns with their units.
 
 docs/reference/formats.md, “Importing results”, lists the columns. A header names them, in any
 order; separator comma, semicolon or tab; lines that begin with `#` are comments, of which
@@ -8,6 +8,7 @@ order; separator comma, semicolon or tab; lines that begin with `#` are comments
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.store.importers.exported import described, facts_of
 from planewise.store.importers.text import lines
 from planewise.store.loads import LoadTrials, TrialColumns
 
@@ -164,6 +164,28 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     for curve, about in about_curves.items():
         curves.append(_finish(TrialColumns(path), curve, about, [], []))
     return curves
+
+
+def facts_of(curve: Mapping[str, object]) -> dict[str, str | int | float] | None:
+    """Facts on the experiment from a curve's description; None without any."""
+    info = curve.get("info")
+    if not isinstance(info, dict):
+        return None
+    return {name: value for name, value in info.items() if isinstance(value, str | int | float)}
+
+
+def described(text: str) -> dict[str, dict[str, object]]:
+    """Descriptions of curves, by name, from our exporter's comment; empty for other text."""
+    try:
+        about = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    curves = about.get("curves") if isinstance(about, dict) else None
+    return {
+        str(curve.get("curve", "")): curve
+        for curve in (curves if isinstance(curves, list) else [])
+        if isinstance(curve, dict)
+    }
 
 
 def _counts_packets(columns: Mapping[str, object]) -> bool:

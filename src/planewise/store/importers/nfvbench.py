@@ -1,4 +1,4 @@
-"""NFVbench's JSON results (`--json FILE`): NDR/PDR searches and fixed rates. Knows that alone.
+"""NFVbench's JSON results (`--json FILE`): NDR/PDR searches and fixed rates.
 
 Followed: opnfv/nfvbench, nfvbench/stats_collector.py (commit 60277e5), chain_runner.py (0d70709)
 and traffic_client.py (05d97da):
@@ -6,10 +6,12 @@ and traffic_client.py (05d97da):
 `iteration_stats.ndr_pdr`, every iteration of the search with `tx_pps` (intended, both
 directions), `tx_pkts`, `rx_pkts`, and `drop_pct`, which counts packets in spite of its name; or,
 for a fixed rate, `stats.overall` and `run_config.direction-total.orig.rate_pps`.
+NFVbench's REST API and OPNFV's result database (xtesting) wrap such results in other objects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from planewise.errors import BadInputError
@@ -18,6 +20,9 @@ from planewise.store.importers.text import parse_json
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "nfvbench"
+
+_DEEPEST = 12
+"""Most objects and lists around a result."""
 
 
 class _File(Fields):
@@ -66,19 +71,23 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """A curve for each service chain and frame size. BadInputError for another format."""
+    """A curve for each result, service chain and frame size. BadInputError for another format."""
     where = str(path)
-    result = check(_File, parse_json(text, path), "the file's content", where)
-    info = result.model_dump(include={"date", "nfvbench_version"}, exclude_none=True)
+    content = parse_json(text, path)
+    results = list(_results(content)) or [content]
     curves = []
-    for chain, benchmark in result.chains.items():
-        place = f"service_chain.{chain}"
-        outer = check(_Chain, benchmark, place, where, f"{place}.")
-        common = {**info, "chain": chain, **_common(outer)}
-        for size, analysis in outer.sizes.items():
-            if size != "warning" and isinstance(analysis, dict):
-                named = {**common, "frame_size": size}
-                curves.append(_curve(analysis, path, f"{chain} {size}", named))
+    for number, value in enumerate(results, start=1):
+        result = check(_File, value, "the file's content", where)
+        info = result.model_dump(include={"date", "nfvbench_version"}, exclude_none=True)
+        for chain, benchmark in result.chains.items():
+            place = f"service_chain.{chain}"
+            outer = check(_Chain, benchmark, place, where, f"{place}.")
+            common = {**info, "chain": chain, **_common(outer)}
+            label = chain if len(results) == 1 else f"result {number}: {chain}"
+            for size, analysis in outer.sizes.items():
+                if size != "warning" and isinstance(analysis, dict):
+                    named = {**common, "frame_size": size}
+                    curves.append(_curve(analysis, path, f"{label} {size}", named))
     if not curves:
         raise BadInputError(
             "no frame size was measured: there are no trials in it",
@@ -86,6 +95,15 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
             remedy="give the result of an NDR/PDR search or of a fixed rate",
         )
     return curves
+
+
+def _results(value: object, depth: int = 0) -> Iterator[object]:
+    """NFVbench's results within a value, however they are wrapped."""
+    if isinstance(value, dict) and "benchmarks" in value:
+        yield value
+    elif isinstance(value, dict | list) and depth < _DEEPEST:
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _results(inner, depth + 1)
 
 
 def _common(outer: _Chain) -> dict[str, str | int | float]:
