@@ -1,4 +1,4 @@
-"""Evidence and intervals from block differences, against enumeration, scipy and publications."""
+"""Sign flips and intervals of block differences, against enumeration, scipy and publications."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of, minus
-from planewise.judge.statistics.comparison import family_weights
-from planewise.judge.statistics.paired import (
-    Floats,
-    Shifts,
-    capital,
-    count_interval,
-    family_evidence,
-    least_blocks,
-    median_interval,
-    rank_biserial,
-)
-from planewise.judge.statistics.pairing import OVERALL
+from planewise.judge.statistics import flips
+from planewise.judge.statistics.estimates import count_interval, median_interval, rank_biserial
+from planewise.judge.statistics.flips import Floats
+from planewise.judge.statistics.pooled import log10_p, tau_b
 
 HAMILTON = np.array([0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]) - np.array(
     [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
@@ -46,87 +39,128 @@ anything = st.one_of(
 )
 
 
-def shifts(values: list[float] | Floats) -> Shifts:
-    return Shifts.of([exact(float(value)) for value in values])
+sizes = hnp.arrays(np.float64, st.tuples(st.integers(6, 8), st.integers(1, 3)),
+                   elements=st.floats(min_value=1e-3, max_value=1e3))  # fmt: skip
 
 
-@given(st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=9))
-def test_over_all_signs_evidence_is_one_on_average_after_every_block(sizes: list[float]) -> None:
-    signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(sizes)))).T
-    grown = capital(signs * np.array(sizes)[:, None])
-    assert grown.mean(axis=1) == pytest.approx(np.ones(len(sizes)))
-    assert (grown >= 0).all()
-
-
-@given(st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=2, max_size=8))
-def test_over_all_signs_a_difference_is_claimed_once_in_twenty_at_whatever_block_one_looks(
-    sizes: list[float],
+@given(sizes)
+@settings(deadline=None, max_examples=15)
+def test_over_all_signs_of_blocks_a_family_claims_no_more_often_than_its_level(
+    size: Floats,
 ) -> None:
+    strata = ["one"] * size.shape[1]
+    least = []
+    for signs in itertools.product((1.0, -1.0), repeat=len(size)):
+        flipped = np.array(signs)[:, None] * size
+        least.append(np.abs(flips.p_of_difference(flipped, flipped, strata)).min())
+    for level in (0.04, 0.1, 0.3):
+        assert np.mean(np.array(least) <= level) <= level
+
+
+@given(sizes)
+@settings(deadline=None, max_examples=15)
+def test_over_all_signs_equivalence_at_the_margin_is_claimed_no_more_often_than_its_level(
+    size: Floats,
+) -> None:
+    margins, strata = np.full(size.shape[1], 0.3), ["one"] * size.shape[1]
     claims = 0
-    for signs in itertools.product((1, -1), repeat=len(sizes)):
-        both = shifts(np.array(signs) * np.array(sizes)).of_difference()
-        claims += both.max() >= 20
-    assert claims / 2 ** len(sizes) <= 0.05
+    for signs in itertools.product((1.0, -1.0), repeat=len(size)):
+        at_margin = 0.3 + np.array(signs)[:, None] * size
+        same = flips.p_of_equivalence(at_margin, at_margin, margins, strata)
+        claims += same.min() <= 0.04
+    assert claims / 2 ** len(size) <= 0.02
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 5])
-def test_up_to_five_blocks_decide_nothing_however_clear_they_are(blocks: int) -> None:
-    clear = shifts([1.0 + 1e-9 * block for block in range(blocks)])
-    assert clear.of_difference().max() < 20
-    assert clear.of_equivalence(10.0).max() < 33
-    assert (clear.interval()[0], clear.interval()[1]) == (-math.inf, math.inf)
+shift_arrays = hnp.arrays(
+    np.float64, st.tuples(st.integers(3, 9), st.integers(1, 5)),
+    elements=st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 0.05, 1.0])),
+)  # fmt: skip
 
 
-def test_six_blocks_that_agree_decide_a_single_comparison() -> None:
-    assert shifts([1.0] * 6).of_difference().max() >= 20
-    assert least_blocks(1) == 6
-    assert least_blocks(12) > least_blocks(3) > 6
+@given(shift_arrays, st.floats(0.01, 3))
+@settings(deadline=None, max_examples=100)
+def test_no_claim_disagrees_with_its_interval(shifts: Floats, margin: float) -> None:
+    strata, margins = ["one"] * shifts.shape[1], np.full(shifts.shape[1], margin)
+    p = flips.p_of_difference(shifts, shifts, strata)
+    same = flips.p_of_equivalence(shifts, shifts, margins, strata)
+    low, high = flips.intervals(shifts, shifts, margins, 0.04)
+    assert ((low > 0) | (high < 0))[np.abs(p) <= 0.04].all()
+    assert ((low >= -margin) & (high <= margin))[same <= 0.04].all()
+    middle = flips.centres(shifts)
+    assert ((low <= middle) & (middle <= high)).all()
+
+
+def test_the_clearest_p_is_two_of_all_flips_whatever_the_number_of_comparisons() -> None:
+    rng = np.random.default_rng(3)
+    shifts = 0.3 + rng.normal(0, 0.03, (6, 40))
+    p = flips.p_of_difference(shifts, shifts, ["one"] * 40)
+    assert p == pytest.approx(np.full(40, 2 / 2**6))
+
+
+def test_step_down_by_hand() -> None:
+    # Sums under the observed flip and three others; the greatest of those not yet told counts.
+    sums = np.array([[5.0, 3.0, 1.0], [6.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 0.5]])
+    assert flips._step_down(sums) == pytest.approx([2 / 4, 2 / 4, 2 / 4])
+    assert flips._step_down(sums[:, 1:]) == pytest.approx([2 / 4, 2 / 4])
+    assert flips._step_down(sums[:, 2:]) == pytest.approx([1 / 4])
+
+
+def test_more_than_twelve_blocks_take_a_random_choice_of_flips_that_the_seed_repeats() -> None:
+    assert len(flips.sign_vectors(12)) == 2048
+    first, again = flips.sign_vectors(30, seed=4), flips.sign_vectors(30, seed=4)
+    assert first.shape == (2048, 30)
+    assert (first == again).all()
+    assert (first[0] == 1).all()
+
+
+def test_a_missing_block_counts_for_its_own_comparison_only() -> None:
+    shifts = np.full((7, 2), 0.2) + np.arange(7)[:, None] / 100
+    shifts[3, 1] = np.nan
+    p = flips.p_of_difference(shifts, shifts, ["one"] * 2)
+    assert p == pytest.approx([2 / 2**7, 2 / 2**6])
 
 
 def test_the_estimate_is_hollander_and_wolfes() -> None:
-    assert shifts(HAMILTON).estimate == pytest.approx(-0.46)
+    assert flips.centres(HAMILTON[:, None])[0] == pytest.approx(-0.46)
     # T+ is 5 and T- 40: (5 - 40) / 45
     assert rank_biserial(HAMILTON) == pytest.approx(-35 / 45)
 
 
-@given(st.lists(finite, min_size=6, max_size=30))
-def test_the_interval_holds_the_estimate_and_beyond_it_all_is_refuted(values: list[float]) -> None:
-    several = shifts(values)
-    low, high = several.interval()
-    assert low <= several.estimate <= high
-    width = max(1e-6, max(values) - min(values))
-    if math.isfinite(low):
-        assert capital(np.array(values) - (low - 30 * width)).max() >= 40
-
-
-def test_the_interval_covers_a_skewed_median_at_every_look() -> None:
+@pytest.mark.parametrize("blocks", [6, 8, 14])
+def test_the_interval_covers_the_centre_of_a_heavy_tailed_difference(blocks: int) -> None:
     rng = np.random.default_rng(17)
-    missed = 0
-    for _ in range(300):
-        # Differences of two exponential values: symmetric about the true shift of 0.3.
-        values = 0.3 + rng.exponential(1, 24) - rng.exponential(1, 24)
-        several = shifts(values)
-        low, high = several.interval()
-        missed += not low <= 0.3 <= high
-    assert missed <= 0.05 * 300
+    shifts = 0.3 + rng.exponential(1, (blocks, 800)) - rng.exponential(1, (blocks, 800))
+    low, high = flips.intervals(shifts, shifts, np.zeros(800), 0.04)
+    covered = ((low <= 0.3) & (high >= 0.3)).mean()
+    assert 0.94 <= covered <= 0.99
 
 
 def test_a_shift_of_which_nothing_is_known_downwards_is_no_evidence_upwards() -> None:
-    several = Shifts.of([*[exact(1.0)] * 9, at_most(2.0)])
-    assert capital(several.low)[-1] == 0
-    assert several.interval()[0] == -math.inf
+    low, high = np.ones((9, 1)), np.ones((9, 1))
+    low[4] = -math.inf
+    assert abs(flips.p_of_difference(low, high, ["one"])[0]) == 1
+    assert flips.intervals(low, high, np.zeros(1), 0.04)[0] == -math.inf
+    assert flips.p_of_equivalence(low, high, np.full(1, 10.0), ["one"])[0] == 1
+    low, high = np.ones((9, 1)), np.ones((9, 1))
+    high[4] = math.inf
+    assert 0 < flips.p_of_difference(low, high, ["one"])[0] <= 0.04
 
 
-@given(st.lists(anything, min_size=1, max_size=12), st.floats(min_value=0.01, max_value=1e7))
-def test_equivalence_never_rests_on_a_bound(values: list[Bounded], margin: float) -> None:
-    several = Shifts.of(values)
-    if any(value.bound != "exact" for value in values):
-        first = next(i for i, value in enumerate(values) if value.bound != "exact")
-        assert several.of_equivalence(margin)[first:].max() == 0
-        low, high = several.interval()
-        kinds = {value.bound for value in values}
-        assert low == -math.inf or "at most" not in kinds
-        assert high == math.inf or "at least" not in kinds
+def test_very_many_blocks_are_condensed() -> None:
+    shifts = np.random.default_rng(4).normal(0.2, 1, (4_000, 1))
+    low, high = flips.intervals(shifts, shifts, np.zeros(1), 0.04)
+    assert flips.centres(shifts)[0] == pytest.approx(0.2, abs=0.06)
+    assert low[0] < 0.2 < high[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pooled_tests_are_scipys_with_ties(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = (rng.integers(0, 30, 400).astype(float) for _ in range(2))
+    expected = stats.wilcoxon(x - y, correction=True, method="asymptotic").pvalue
+    assert log10_p(x - y) == pytest.approx(math.log10(expected), rel=1e-6)
+    of_x = stats.kendalltau([1] * 400 + [0] * 400, [*x, *y]).statistic
+    assert tau_b(x, y) == pytest.approx(of_x)
 
 
 @given(st.lists(anything, min_size=1, max_size=9), st.data())
@@ -152,24 +186,6 @@ def test_a_median_is_exact_where_fewer_than_half_are_bounds() -> None:
     assert mean_of([exact(1.0), at_least(3.0)]).bound == "at least"
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_closed_testing_gives_the_largest_evidence_that_every_set_of_comparisons_allows(
-    seed: int,
-) -> None:
-    rng = np.random.default_rng(seed)
-    weights = family_weights([OVERALL] * 3 + ["cpu"] * 6)
-    evidence = np.exp(rng.normal(0, 2, 9))
-    evidence[4] = evidence[2]
-
-    def refuted(index: int, at: float) -> bool:
-        others = float(weights @ np.maximum(at - evidence, 0))
-        return bool(weights[index] * (evidence[index] - at) >= others)
-
-    for index, largest in enumerate(family_evidence(evidence[:, None], weights)):
-        assert refuted(index, largest * (1 - 1e-9))
-        assert not refuted(index, largest * (1 + 1e-9))
-
-
 def test_order_statistics_hold_the_median_as_the_sign_test_has_it() -> None:
     values = [exact(float(value)) for value in range(1, 11)]
     # David and Nagaraja, table 7.1: with ten values the second and the ninth, 97.9 %.
@@ -186,45 +202,9 @@ def test_counts_without_clumps_have_garwoods_interval() -> None:
     assert count_interval(0, 1000, 20.0)[1] == pytest.approx(20 * count_interval(0, 1000, 1.0)[1])
 
 
-def test_closed_testing_by_hand() -> None:
-    # The least average over all sets: of all three, of the second with the third, the third alone.
-    evidence = np.array([[120.0], [60.0], [0.5]])
-    passed = family_evidence(evidence, np.full(3, 1 / 3))
-    assert passed == pytest.approx([180.5 / 3, 30.25, 0.5], rel=1e-6)
-    alone = family_evidence(evidence[:1], np.ones(1))
-    assert alone == pytest.approx([120])
-
-
-@given(
-    st.lists(st.floats(min_value=0, max_value=500), min_size=1, max_size=5),
-    st.lists(st.floats(min_value=0.05, max_value=1), min_size=5, max_size=5),
-)
-def test_closed_testing_is_the_least_average_over_all_sets(
-    evidence: list[float], weights: list[float]
-) -> None:
-    size = len(evidence)
-    share = np.array(weights[:size]) / sum(weights[:size])
-    for index, passed in enumerate(family_evidence(np.array(evidence)[:, None], share)):
-        least = min(
-            float(np.average(np.array(evidence)[list(chosen)], weights=share[list(chosen)]))
-            for count in range(1, size + 1)
-            for chosen in itertools.combinations(range(size), count)
-            if index in chosen
-        )
-        assert passed == pytest.approx(least, rel=1e-5, abs=1e-6)
-
-
 def test_rank_biserial_by_hand() -> None:
     # ranks 1, 2, 3 with signs + - +: (1 - 2 + 3) / 6
     assert rank_biserial([1, -2, 3]) == pytest.approx(2 / 6)
-
-
-def test_more_blocks_than_memory_likes_are_condensed() -> None:
-    values = np.random.default_rng(4).normal(0.2, 1, 4_000)
-    several = shifts(values)
-    low, high = several.interval()
-    assert several.estimate == pytest.approx(0.2, abs=0.06)
-    assert low < 0.2 < high
 
 
 @pytest.mark.parametrize("ends", [(2.0, 1.0, 3.0), (0.0, 1.0, 3.0), (math.nan, 0.0, 1.0)])

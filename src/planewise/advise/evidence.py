@@ -15,7 +15,7 @@ from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.recommend import ALL_LOADS, at_each_sending, rankings_of
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
-from planewise.judge.statistics.paired import median_interval
+from planewise.judge.statistics.estimates import median_interval
 from planewise.store.levels import keeps_levels
 from planewise.store.models import RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane

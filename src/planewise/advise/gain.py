@@ -21,7 +21,7 @@ from scipy.optimize import isotonic_regression
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, exact, mean_of, median_of, minus
 from planewise.judge.statistics import RunSample, observe
-from planewise.judge.statistics.paired import median_interval
+from planewise.judge.statistics.estimates import median_interval
 from planewise.store.levels import MissedLevel, missed_levels
 from planewise.store.models import Level, TrialRecord
 from planewise.units import count_text, percent_text, rate_text, time_text

@@ -25,8 +25,7 @@ from planewise.judge.statistics import (
 )
 from planewise.judge.statistics.comparison import MARGIN
 from planewise.judge.statistics.metrics import cpu_metrics, rtt_source
-from planewise.judge.statistics.packets import ReadingTable, TrialReadings, of_trials
-from planewise.judge.statistics.pooled import PooledTest
+from planewise.judge.statistics.pooled import PooledTest, TrialReadings, of_trials, pooled_tests
 from planewise.judge.statistics.runs import RunDifference, differences, join
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
@@ -162,12 +161,12 @@ def _pooled(
             remedy="leave --as-published away; the comparison needs none",
         )
     run_factors = {name for sample in samples for name in sample.extra}
-    table = ReadingTable(packets, question.factor, question.by, run_factors)
-    tests = table.pooled("rtt")
+    tests = pooled_tests(packets, "rtt", question.factor, question.by, run_factors)
     for name in cpu_metrics(samples, modes=False):
         cpu = observe(samples, name)
-        readings = ReadingTable(of_trials(cpu), question.factor, question.by, cpu.run_factors)
-        tests += readings.pooled(cpu.metric.name)
+        tests += pooled_tests(
+            of_trials(cpu), cpu.metric.name, question.factor, question.by, cpu.run_factors
+        )
     return tests, tuple(
         f"{times} trial{'s' if times != 1 else ''} without packets: {reason}"
         for reason, times in unread.items()

@@ -11,6 +11,7 @@ from planewise.advise.gain import Gain, gain_of
 from planewise.errors import BadInputError
 from planewise.judge.analysis import SERIES, Question, analyse
 from planewise.judge.statistics import Comparison, Family, Outcome, RunSample
+from planewise.judge.statistics.comparison import UNDECIDED
 from planewise.judge.statistics.sentences import sentence
 from planewise.judge.verdict import Verdict
 from planewise.publications.claims import Claim, GainOf, Order, Same, Words
@@ -135,7 +136,7 @@ def _evaluated(
     outcomes = {pair.outcome for _, pair in pairs}
     if outcomes == {expected}:
         word: Word = "held"
-    elif outcomes <= {expected, "not known"}:
+    elif outcomes <= {expected, *UNDECIDED}:
         word = "cannot be told here"
     else:
         word = "did not hold"

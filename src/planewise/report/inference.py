@@ -15,6 +15,7 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
+from planewise.judge.statistics.comparison import UNDECIDED
 from planewise.judge.statistics.metrics import Unit, figures_in
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.sentences import bound_text
@@ -136,7 +137,7 @@ def sentence(compared: Compared) -> str:
     parts = [
         f"{better} is better than {_shortened_list(texts)}" for better, texts in better_than.items()
     ]
-    for outcome in ("practically the same", "not known"):
+    for outcome in ("practically the same", *UNDECIDED):
         if pairs := [f"{pair.a} and {pair.b}" for pair in overall if pair.outcome == outcome]:
             parts.append(f"{outcome}: {_shortened_list(pairs)}")
     text = "; ".join(parts) or "nothing could be compared"

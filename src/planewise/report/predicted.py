@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.judge.bounded import exact
-from planewise.judge.statistics.paired import median_interval
+from planewise.judge.statistics.estimates import median_interval
 from planewise.store.allocations import by_groups, members
 from planewise.store.levels import keeps_levels
 from planewise.store.models import TrialRecord

@@ -584,6 +584,8 @@ class RunInfo(Record):
     status: RunStatus = "running"
     reason: str = ""
     trials_planned: NonNegativeInt = 0
+    ends: tuple[NonNegativeInt, ...] = ()
+    """Blocks after which the run had ended, each time before it was extended."""
     skipped: tuple[SkippedCell, ...] = ()
     """Cells of the design that could not be run here."""
     sessions: tuple[Session, ...] = ()

@@ -1,8 +1,7 @@
-"""Compares the levels of a factor, block by block. Knows no file.
+"""Compares the levels of a factor, block by block.
 
 The unit of inference is the block: the shifts of all replicates of two levels that have everything
-but the factor alike are averaged within it. The reasons, and what the figures mean, are in
-docs/concepts/statistics.md.
+but the factor alike are averaged within it. docs/concepts/statistics.md has the reasons.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
 from planewise.judge.bounded import (
@@ -29,18 +29,11 @@ from planewise.judge.bounded import (
     minus,
     opposite,
 )
+from planewise.judge.statistics import flips
+from planewise.judge.statistics.estimates import count_interval, exp, median_interval, rank_biserial
+from planewise.judge.statistics.flips import Floats
 from planewise.judge.statistics.kendall import KendallBar, tau_b
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
-from planewise.judge.statistics.paired import (
-    Floats,
-    Shifts,
-    count_interval,
-    exp,
-    family_evidence,
-    least_blocks,
-    median_interval,
-    rank_biserial,
-)
 from planewise.judge.statistics.pairing import (
     OVERALL,
     Key,
@@ -55,15 +48,19 @@ MARGIN = 0.05
 """Two levels that surely differ by less than this share are practically the same."""
 ALPHA = 0.05
 """False *better* or *worse*, and false *practically the same*, that are accepted in a family of
-comparisons, over all looks at a run that goes on."""
-OVERALL_SHARE = 0.75
-"""Share of the accepted error that the comparisons over all strata may spend, which are read
-first; the rest is for single strata."""
+comparisons, over the planned end of a run and all its extensions."""
+LAG_P = 0.01
+"""Of the correlation of neighbouring blocks, up to which it is reported."""
 CLUMP = 8.0
 """Packets that are taken to be lost together where too few were lost to tell: the overflow of a
 queue drops several in a row."""
 
-Outcome = Literal["better", "worse", "practically the same", "not known"]
+Outcome = Literal[
+    "better", "worse", "practically the same", "not distinguishable", "too few blocks", "not known"
+]
+Mask = NDArray[np.bool_]
+UNDECIDED: tuple[Outcome, ...] = ("not distinguishable", "too few blocks", "not known")
+"""Of these, *not known* is for values of which only a bound was measured, or too rare events."""
 Scale = Literal["ratio", "difference"]
 
 
@@ -107,20 +104,26 @@ class Comparison:
     """Whether the change is but a bound."""
     low: float
     high: float
-    """95 % confidence sequence of the change, of this comparison alone: it holds at all looks.
-    Infinite with too few blocks, and on the open side of a bound."""
+    """95 % interval of the change, by the test that decides. Infinite with too few blocks, and on
+    the open side of a bound."""
+    least: float
+    most: float
+    """The change in the block in which it is least, and in which it is greatest."""
     rank_biserial: float
     """Matched-pairs rank-biserial correlation: −1 a is less in every block, +1 more in every."""
-    p: float
-    """Of this comparison alone, valid at any time: the inverse of the greatest evidence."""
     p_family: float
-    """The same for all comparisons of the family together."""
+    """Of no difference, for all comparisons of the family and all ends of the run together."""
     margin: float
     """Change up to which the two are practically the same, in the unit of `change`."""
     outcome: Outcome
     """Of a, against b."""
     why: str
-    """Of *not known*: what stands in the way; else empty."""
+    """Of an undecided outcome: what stands in the way; else empty."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the outcome is a claim."""
+        return self.outcome not in UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class Family:
     """Correlation of each level's indicator with the metric, by stratum."""
     notes: tuple[str, ...]
     """What a reader should know of these comparisons, sentences."""
+    block_s: float = 0.0
+    """How long a block took; 0 where it is not recorded."""
 
     def find(self, a: Level, b: Level, stratum: str = OVERALL) -> Comparison | None:
         """The comparison of `a` against `b`, turned round where it was made the other way."""
@@ -168,6 +173,8 @@ def turned(comparison: Comparison) -> Comparison:
         bound=opposite(comparison.bound),
         low=flip(comparison.high),
         high=flip(comparison.low),
+        least=flip(comparison.most),
+        most=flip(comparison.least),
         rank_biserial=-comparison.rank_biserial,
         outcome=outcomes.get(comparison.outcome, comparison.outcome),
     )
@@ -225,13 +232,13 @@ def compare_levels(
     pairs = [(a, b) for a, b in combinations(levels, 2) if base is None or base in (a, b)]
     if base is not None:  # a against the baseline, never the other way
         pairs = [(b, a) if a == base else (a, b) for a, b in pairs]
-    raw_comparisons = [
+    raws = [
         raw
         for stratum in table.strata
         for a, b in pairs
         if (raw := table.shifts(a, b, stratum)) is not None
     ]
-    comparisons = _decided(raw_comparisons, table, margin, alpha)
+    comparisons, notes = _decided(raws, table, observed, margin, alpha) if raws else ([], ())
     return Family(
         metric=observed.metric,
         factor=factor,
@@ -243,7 +250,8 @@ def compare_levels(
         comparisons=tuple(comparisons),
         not_measurable=missing,
         kendall=tuple(table.bars()),
-        notes=tuple(table.notes(pairs)),
+        notes=(*table.notes(pairs), *notes),
+        block_s=observed.block_s,
     )
 
 
@@ -265,8 +273,8 @@ class _Raw:
     a: Level
     b: Level
     stratum: str
-    shifts: Shifts
-    blocks: tuple[Key, ...]
+    shifts: Mapping[Key, Bounded]
+    """By block."""
     resolution: float
     """On the scale of the shifts."""
     reference: float
@@ -327,7 +335,6 @@ class _Table:
             )
             resolutions.append(fine)
             references.append(y.value.value)
-        blocks = tuple(block for block in self.blocks if block in by_block)
         extra = (math.inf, -math.inf)
         if self._counted:
             (low_a, high_a), (low_b, high_b) = (
@@ -338,12 +345,20 @@ class _Table:
             a,
             b,
             stratum,
-            Shifts.of([mean_of(by_block[block]) for block in blocks]),
-            blocks,
+            {block: mean_of(shifts) for block, shifts in by_block.items()},
             statistics.median(resolutions),
             statistics.median(references),
             extra,
         )
+
+    def looks(self, ends: Mapping[str, Sequence[int]]) -> list[Mask]:
+        """The blocks that were there at each end of the runs, planned and extended.
+
+        An end with too few blocks to decide anything is no look.
+        """
+        stages = np.array([self._pairing.stage(block, ends) for block in self.blocks])
+        looks = [stages <= stage for stage in np.unique(stages)]
+        return [look for look in looks if look.sum() >= least_blocks() or look.all()]
 
     def _telling(
         self, keys: Sequence[Key], of_a: Mapping[Key, _Value], of_b: Mapping[Key, _Value]
@@ -482,48 +497,88 @@ def _dispersion(observations: Sequence[Observation], factor: str) -> float:
     return max(1.0, pearson / degrees)
 
 
-def _decided(raws: Sequence[_Raw], table: _Table, margin: float, alpha: float) -> list[Comparison]:
-    """The comparisons, errors counted over all of them, with their outcomes."""
-    if not raws:
-        return []
-    weights = family_weights([raw.stratum for raw in raws])
-    margins = [_margin(raw, table.scale, margin) for raw in raws]
-    alone = [raw.shifts.of_difference() for raw in raws]
-    differ = family_evidence(_in_time(alone, raws, table.blocks), weights)
-    alike = family_evidence(
-        _in_time(
-            [raw.shifts.of_equivalence(m) for raw, m in zip(raws, margins, strict=True)],
-            raws,
-            table.blocks,
-        ),
-        weights,
+def least_blocks(look: int = 0, alpha: float = ALPHA) -> int:
+    """Blocks with which a clear difference passes at the planned end, or the look-th extension."""
+    return math.ceil(1 - math.log2(spent(look, alpha)))
+
+
+def spent(look: int, alpha: float = ALPHA) -> float:
+    """Error that the planned end spends, and the extensions after it: 4 %, 0.5 %, 0.25 %, …"""
+    return alpha * (0.8 if look == 0 else 0.2 * 0.5**look)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What all looks show together; arrays have one entry a comparison."""
+
+    p: Floats
+    """Of no difference, over all looks: below 0 where a is less."""
+    p_same: Floats
+    low: Floats
+    high: Floats
+
+
+def _decided(
+    raws: Sequence[_Raw], table: _Table, observed: Observed, margin: float, alpha: float
+) -> tuple[list[Comparison], tuple[str, ...]]:
+    """The comparisons with their outcomes, errors counted over all of them; and notes."""
+    low, high, centre = (
+        np.array(
+            [
+                [end(raw.shifts[block]) if block in raw.shifts else math.nan for raw in raws]
+                for block in table.blocks
+            ]
+        )
+        for end in (lambda v: v.low, lambda v: v.high, lambda v: v.value)
     )
-    rows = zip(raws, margins, alone, differ, alike, strict=True)
+    margins = np.array([_margin(raw, table.scale, margin) for raw in raws])
+    looks = table.looks(observed.ends)
+    strata = [raw.stratum for raw in raws]
+    found = over_looks(low, high, margins, strata, looks, seed=observed.seed, alpha=alpha)
+    correlation, p = flips.lag_correlation(centre, observed.seed)
+    note = (
+        f"differences of neighbouring blocks resemble each other (lag-1 correlation "
+        f"{correlation:+.2f}, p = {p:.3f}): something outlasts a block, such as a build that is "
+        "kept, and more may be claimed than is so"
+    )
     return [
-        _comparison(raw, table, margin, float(evidence.max()), float(of_all), float(equal), alpha)
-        for raw, margin, evidence, of_all, equal in rows
-    ]
+        _comparison(raw, table, margins[i], found, i, (low[:, i], high[:, i], centre[:, i]), alpha)
+        for i, raw in enumerate(raws)
+    ], (note,) if p <= LAG_P else ()
 
 
-def family_weights(strata: Sequence[str]) -> Floats:
-    """What share of the error each comparison may spend, sum 1."""
-    overall = np.array([stratum == OVERALL for stratum in strata])
-    if overall.all() or not overall.any():
-        return np.full(len(strata), 1 / len(strata))
-    share = np.where(overall, OVERALL_SHARE / overall.sum(), (1 - OVERALL_SHARE) / (~overall).sum())
-    return np.asarray(share)
+def over_looks(
+    low: Floats,
+    high: Floats,
+    margins: Floats,
+    strata: Sequence[str],
+    looks: Sequence[Mask],
+    *,
+    seed: int = 0,
+    alpha: float = ALPHA,
+) -> Found:
+    """The tests at the planned end and at each extension; what one of them showed stays.
 
-
-def _in_time(evidence: Sequence[Floats], raws: Sequence[_Raw], blocks: Sequence[Key]) -> Floats:
-    """Evidence of all comparisons after each block of the run, shape (m, T): a block that lacks
-    a comparison leaves its evidence as it was."""
-    place = {block: index for index, block in enumerate(blocks)}
-    result = np.ones((len(raws), len(blocks)))
-    for row, values, raw in zip(result, evidence, raws, strict=True):
-        at = [place[block] for block in raw.blocks]
-        for value, begin, end in zip(values, at, [*at[1:], len(blocks)], strict=True):
-            row[begin:end] = value
-    return result
+    `low` and `high` are the ends of the shifts, shape (blocks, comparisons); a look is a choice of
+    blocks.
+    """
+    size = len(margins)
+    found = Found(np.ones(size), np.ones(size), np.full(size, -np.inf), np.full(size, np.inf))
+    for look, blocks in enumerate(looks):
+        share = spent(look, alpha)
+        few = (~np.isnan(low[blocks])).sum(axis=0) < least_blocks(look, alpha)
+        below = np.where(few & ~np.isnan(low[blocks]), -np.inf, low[blocks])
+        above = np.where(few & ~np.isnan(high[blocks]), np.inf, high[blocks])
+        p = flips.p_of_difference(below, above, strata, seed) * alpha / share
+        same = flips.p_of_equivalence(below, above, margins, strata, seed) * alpha / share
+        ends = flips.intervals(below, above, margins, share, seed)
+        found = Found(
+            np.where(np.abs(p) < np.abs(found.p), p, found.p),
+            np.minimum(found.p_same, same),
+            np.maximum(found.low, ends[0]),
+            np.minimum(found.high, ends[1]),
+        )
+    return found
 
 
 def _margin(raw: _Raw, scale: Scale, margin: float) -> float:
@@ -537,37 +592,40 @@ def _comparison(
     raw: _Raw,
     table: _Table,
     margin: float,
-    evidence: float,
-    of_family: float,
-    of_equivalence: float,
+    found: Found,
+    place: int,
+    shifts: tuple[Floats, Floats, Floats],
     alpha: float,
 ) -> Comparison:
-    low, high = raw.shifts.interval()
-    low, high = min(low, raw.extra[0]), max(high, raw.extra[1])
-    estimate = raw.shifts.estimate
-    p_family = 1 / max(1.0, of_family)
-    outcome, why = _outcome(
-        raw, low, high, margin, table.metric, p_family <= alpha, of_equivalence >= 1 / alpha
-    )
+    below, above, centre = (values[~np.isnan(values)] for values in shifts)
+    low = min(float(found.low[place]), raw.extra[0])
+    high = max(float(found.high[place]), raw.extra[1])
+    p, p_same = float(found.p[place]), float(found.p_same[place])
+    claims = (abs(p) <= alpha, p_same <= alpha)
+    outcome, why = _outcome(raw, (below, above, centre), (low, high), margin, claims)
+    if outcome == "better":  # so far only that a is greater or less
+        outcome = "worse" if (p > 0) == table.metric.lower_is_better else "better"
+    middle = flips.centres(np.stack([below, above, centre], axis=1))
+    figures = [middle[2], low, high, centre.min(), centre.max(), margin]
     if table.scale == "ratio":
-        estimate, low, high, margin = (
-            exp(v) - 1 if math.isfinite(v) else v for v in (estimate, low, high, margin)
-        )
+        figures = [exp(v) - 1 if math.isfinite(v) else v for v in figures]
+    change, low, high, least, most, margin = (float(figure) for figure in figures)
     return Comparison(
         metric=table.metric.name,
         factor=table.factor,
         a=raw.a,
         b=raw.b,
         stratum=raw.stratum,
-        blocks=len(raw.blocks),
+        blocks=len(centre),
         scale=table.scale,
-        change=estimate,
-        bound=raw.shifts.bound,
+        change=change,
+        bound=bound_of(middle[0], middle[1]),
         low=low,
         high=high,
-        rank_biserial=rank_biserial(raw.shifts.centre),
-        p=1 / max(1.0, evidence),
-        p_family=p_family,
+        least=least,
+        most=most,
+        rank_biserial=rank_biserial(centre),
+        p_family=min(abs(p), 1.0),
         margin=margin,
         outcome=outcome,
         why=why,
@@ -575,24 +633,34 @@ def _comparison(
 
 
 def _outcome(
-    raw: _Raw, low: float, high: float, margin: float, metric: Metric, differ: bool, alike: bool
+    raw: _Raw,
+    shifts: tuple[Floats, Floats, Floats],
+    interval: tuple[float, float],
+    margin: float,
+    claims: tuple[bool, bool],
 ) -> tuple[Outcome, str]:
-    """The word, and of *not known* the reason. All on the scale of the shifts."""
+    """The word, *better* standing for a difference either way; of no claim the reason."""
+    below, above, centre = shifts
+    differ, alike = claims
     counts_allow = raw.extra[0] >= -margin and raw.extra[1] <= margin
-    finite = bool(np.isfinite(raw.shifts.low).all() and np.isfinite(raw.shifts.high).all())
+    finite = bool(np.isfinite(below).all() and np.isfinite(above).all())
     # What earlier blocks showed stays shown, but a bound leaves open what a later one was.
     if alike and counts_allow and finite:
         return "practically the same", ""
     if differ:
-        return ("worse" if raw.shifts.rises == metric.lower_is_better else "better"), ""
+        return "better", ""
     if not finite:
         return "not known", "at least one is only a bound"
-    least = least_blocks(1)
-    if len(raw.blocks) < least:
-        blocks = f"{len(raw.blocks)} block{'s' if len(raw.blocks) != 1 else ''}"
-        return "not known", f"{blocks} cannot tell, it takes {least} at least"
-    if not counts_allow and not raw.shifts.centre.any():
+    least = least_blocks()
+    one_way = bool((below > 0).all() or (above < 0).all())
+    if len(centre) < least and (one_way or not centre.any()):
+        return "too few blocks", f"{least} blocks are needed to put a confidence on it"
+    if not counts_allow and not centre.any():
         return "not known", "too few packets were sent to tell so rare events apart"
-    if low > 0 or high < 0:
-        return "not known", "among so many comparisons this may be chance"
-    return "not known", "the interval holds no change as well as one that matters"
+    if one_way:
+        return "not distinguishable", "among so many comparisons this may be chance"
+    if len(centre) < least:
+        return "not distinguishable", "the difference changes sign between blocks"
+    if interval[0] >= -margin and interval[1] <= margin:
+        return "not distinguishable", "among so many comparisons their likeness may be chance"
+    return "not distinguishable", "the interval includes both no change and a meaningful one"

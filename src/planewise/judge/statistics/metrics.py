@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from hdrh.histogram import HdrHistogram
@@ -101,6 +102,17 @@ class RunSample:
     extra: Mapping[str, Level] = field(default_factory=dict)
     """Factors of the whole run, such as its kernel, added to every cell."""
 
+    @cached_property
+    def block_s(self) -> float:
+        """How long a block took, the median; 0 where there is none."""
+        begins: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        for trial in self.trials:
+            begin = trial.started.timestamp()
+            begins[trial.block] = min(begin, begins.get(trial.block, begin))
+            ends[trial.block] = max(begin + trial.duration_s, ends.get(trial.block, begin))
+        return statistics.median(ends[block] - begins[block] for block in begins) if begins else 0.0
+
     def cell(self, trial: TrialRecord) -> dict[str, Level]:
         """The trial's factor levels and the run's."""
         return {**trial.cell, **self.extra}
@@ -116,6 +128,11 @@ class Observed:
     """Cells for which the metric does not exist, with the reason."""
     run_factors: frozenset[str] = frozenset()
     """Factors that belong to a whole run."""
+    ends: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By run: numbers of blocks after which it had ended as planned, and was extended since."""
+    seed: int = 0
+    block_s: float = 0.0
+    """How long a block took; 0 where that is not recorded."""
 
 
 _RTT = {
@@ -184,7 +201,13 @@ def observe(samples: Sequence[RunSample], name: str) -> Observed:
     """
     observed = _observe(samples, name.replace("-", "_").replace("p99.9", "p999"))
     run_factors = frozenset(factor for sample in samples for factor in sample.extra)
-    return replace(observed, run_factors=run_factors)
+    return replace(
+        observed,
+        run_factors=run_factors,
+        ends={sample.label: sample.info.ends for sample in samples},
+        seed=samples[0].info.seed if samples else 0,
+        block_s=max((sample.block_s for sample in samples), default=0.0),
+    )
 
 
 def _observe(samples: Sequence[RunSample], name: str) -> Observed:

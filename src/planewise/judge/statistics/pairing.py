@@ -5,7 +5,8 @@ Knows cells and blocks; knows no value and no file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from planewise.judge.statistics.metrics import Observation
 from planewise.store.models import Level
@@ -112,16 +113,24 @@ class Pairing:
         """By identity of the observation: its keys (several where it stands for several cells)."""
         runs: dict[str, int] = {}
         places: dict[Key, tuple[int, int]] = {}
+        self._members: dict[Key, set[tuple[str, int]]] = defaultdict(set)
         for observation in observations:
             run = runs.setdefault(observation.run, len(runs))
             for key in self.keys[id(observation)]:
                 places[self.block[key]] = (run, observation.block)
+                self._members[self.block[key]].add((observation.run, observation.block))
         self.blocks = tuple(sorted(places, key=lambda block: places[block]))
         """In the order in which they were run: run by run as given, then by number."""
         present = level_order(_number(name) for name in set(self.stratum.values()) if by)
         names = tuple(str(part) for part in present)
         self.strata = (*names, OVERALL) if len(names) > 1 else (OVERALL,)
         """`overall` last."""
+
+    def stage(self, block: Key, ends: Mapping[str, Sequence[int]]) -> int:
+        """How often its run had come to an end, by the numbers of blocks in `ends`, before it."""
+        return max(
+            sum(end <= number for end in ends.get(run, ())) for run, number in self._members[block]
+        )
 
     def is_in(self, key: Key, stratum: str) -> bool:
         """Whether the replicates of this key count in the stratum."""

@@ -1,4 +1,4 @@
-"""The publications' tests, on pooled readings as published. Knows no file.
+"""The publications' tests, on pooled readings as published.
 
 Publications K and D pool all packets of all cells and give them to Wilcoxon's signed-rank test,
 each packet of one technology paired with one of the other, as if packets were independent. They are
@@ -10,7 +10,8 @@ a trial has one. The p values are reproduced for comparison with the publication
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -18,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from planewise.judge.statistics.paired import mid_ranks
-from planewise.judge.statistics.pairing import Key, level_order
+from planewise.judge.statistics.metrics import Observation, Observed
+from planewise.judge.statistics.pairing import Key, Pairing, default_by, level_order
 from planewise.store.models import Level
 
 Floats = NDArray[np.floating]
@@ -30,6 +31,16 @@ WARNING = (
     "are too small, of packets by far; under no difference at all the test of packets rejects most "
     "of the time (docs/concepts/statistics.md). Read the comparison by replicates."
 )
+
+
+@dataclass(frozen=True)
+class TrialReadings:
+    """The single readings of one trial: the RTTs of its packets, or its one reading of a CPU."""
+
+    trial: Observation
+    """Where and when; its value is not used."""
+    values: Floats
+    """In the order in which they were made."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +67,51 @@ class PooledTest:
         return 10.0**self.log10_p if self.log10_p > -300 else 0.0
 
 
-def pooled_tests(
-    levels: Mapping[Level, Mapping[Key, Floats]], stratum: str, metric: str
-) -> tuple[PooledTest, ...]:
-    """Tests every two levels on all readings of the replicates that both have.
-
-    `levels` has the readings of each replicate by what pairs have alike (block and other factors);
-    the i-th one of one level is paired with the i-th of the other.
-    """
+def of_trials(observed: Observed) -> tuple[TrialReadings, ...]:
+    """A metric that has one reading a trial."""
     return tuple(
-        test
-        for a, b in combinations(level_order(levels), 2)
-        if (test := _pooled(metric, a, b, levels[a], levels[b], stratum)) is not None
+        TrialReadings(observation, np.array([observation.value]))
+        for observation in observed.observations
     )
+
+
+def pooled_tests(
+    readings: Sequence[TrialReadings],
+    metric: str,
+    factor: str,
+    by: str | None,
+    run_factors: Collection[str] = (),
+) -> tuple[PooledTest, ...]:
+    """Tests every two levels, stratum by stratum, on all readings of the replicates that both have.
+
+    The i-th reading of one level is paired with the i-th of the other. `metric` is what was read,
+    `by` as of `compare_levels`, `run_factors` as of `Observed`.
+    """
+    used = [reading for reading in readings if reading.values.size and factor in reading.trial.cell]
+    observations = [reading.trial for reading in used]
+    by = default_by(observations, factor) if by is None else by
+    pairing = Pairing(observations, factor, by, run_factors)
+    parts: dict[Level, dict[Key, list[Floats]]] = defaultdict(lambda: defaultdict(list))
+    for reading in used:
+        for key in pairing.keys[id(reading.trial)]:
+            parts[reading.trial.cell[factor]][key].append(reading.values)
+    # Contexts that only some levels have would make their pooled packets another mixture.
+    contexts = [{pairing.context[key] for key in keys} for keys in parts.values()]
+    shared = set.intersection(*contexts) if contexts else set()
+    tests = []
+    for stratum in pairing.strata:
+        levels = {
+            level: {
+                key: np.concatenate(values)
+                for key, values in parts[level].items()
+                if pairing.context[key] in shared and pairing.is_in(key, stratum)
+            }
+            for level in level_order(parts)
+        }
+        for a, b in combinations(levels, 2):
+            test = _pooled(metric, a, b, levels[a], levels[b], stratum)
+            tests += [test] if test is not None else []
+    return tuple(tests)
 
 
 def _pooled(
@@ -86,34 +129,43 @@ def _pooled(
     ]
     if not pairs:
         return None
-    x = np.concatenate([pair[0] for pair in pairs]).astype(np.float64)
-    y = np.concatenate([pair[1] for pair in pairs]).astype(np.float64)
+    x, y = (np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True))
     shifts = x - y
     return PooledTest(
-        metric, a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), _tau(x, y)
+        metric, a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), tau_b(x, y)
     )
 
 
 def log10_p(shifts: Floats) -> float:
     """Logarithm of the signed-rank test's two-sided p, normal approximation with ties corrected."""
-    moved = shifts[shifts != 0]
-    if not moved.size:
+    size = np.abs(shifts)
+    sizes = np.sort(size[shifts != 0])
+    if not sizes.size:
         return 0.0
-    ranks = mid_ranks(np.abs(moved))
-    total = float(ranks.sum())
-    plus = float(ranks[moved > 0].sum())
-    deviation = math.sqrt(float((ranks**2).sum())) / 2
-    z = min(0.0, (min(plus, total - plus) + 0.5 - total / 2) / deviation)
+    below = np.searchsorted(sizes, plus := np.sort(size[shifts > 0]), side="left")
+    upto = np.searchsorted(sizes, plus, side="right")
+    rank_sum = float((below + upto + 1).sum()) / 2
+    n = float(sizes.size)
+    ties = _tie_counts(sizes)
+    squares = n * (n + 1) * (2 * n + 1) / 6 - float((ties**3 - ties).sum()) / 12
+    least = min(rank_sum, n * (n + 1) / 2 - rank_sum)
+    z = min(0.0, (least + 0.5 - n * (n + 1) / 4) / (math.sqrt(squares) / 2))
     return min(0.0, (math.log(2) + float(log_ndtr(z))) / math.log(10))
 
 
-def _tau(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
-    """Tau-b of the indicator of x, by ranks: n log n also for millions of packets."""
-    pooled = np.concatenate([x, y])
-    m, n = len(x), len(y)
-    ranks = mid_ranks(pooled)
-    area = (float(ranks[:m].sum()) - m * (m + 1) / 2) / (m * n)
-    _, counts = np.unique(pooled, return_counts=True)
-    size = float(m + n)
-    untied = (size * (size - 1) - float((counts * (counts.astype(np.float64) - 1)).sum())) / 2
-    return (2 * area - 1) * math.sqrt(m * n / untied) if untied else 0.0
+def tau_b(x: Floats, y: Floats) -> float:
+    """Tau-b of the indicator of x, by the area under the ROC curve: fast for millions of packets,
+    which `scipy.stats.kendalltau` is not."""
+    x, y = np.sort(x), np.sort(y)
+    wins = np.searchsorted(y, x, side="left").sum() + np.searchsorted(y, x, side="right").sum()
+    pairs = float(x.size) * y.size
+    size = float(x.size + y.size)
+    ties = _tie_counts(np.sort(np.concatenate([x, y]), kind="stable"))
+    untied = (size * (size - 1) - float((ties * (ties - 1)).sum())) / 2
+    return (float(wins) / pairs - 1) * math.sqrt(pairs / untied) if untied else 0.0
+
+
+def _tie_counts(ordered: Floats) -> Floats:
+    """How often each value occurs."""
+    ends = np.flatnonzero(np.diff(ordered)) + 1
+    return np.diff(np.concatenate([[0], ends, [ordered.size]])).astype(np.float64)

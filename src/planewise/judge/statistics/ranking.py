@@ -1,4 +1,4 @@
-"""Whether the ranking of a factor's levels changes with load, and where. Knows no file."""
+"""Whether the ranking of a factor's levels changes with load, and where."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RankingCheck:
     loads: tuple[LoadRanking, ...]
     changes: tuple[RankingChange, ...]
     decided: int
-    """Comparisons, one a pair and load, that are not *not known*."""
+    """Comparisons, one a pair and load, with a claim."""
     comparisons: int
     sentence: str
 
@@ -66,7 +66,7 @@ def check_ranking(
         worse = tuple(comparison.stratum for comparison in pair if comparison.outcome == "worse")
         if better and worse:
             changes.append(RankingChange(a, b, better, worse))
-    decided = sum(comparison.outcome != "not known" for comparison in single)
+    decided = sum(comparison.decided for comparison in single)
     return RankingCheck(
         metric=family.metric.name,
         factor=factor,
@@ -117,7 +117,7 @@ def _sentence(
             for change in changes
         )
         return f"By {family.metric.title} the ranking changes with load: {words}."
-    undecided = "" if decided == of else f" ({of - decided} of {of} comparisons are not known)"
+    undecided = "" if decided == of else f" ({of - decided} of {of} comparisons are undecided)"
     return (
         f"By {family.metric.title} no change of the ranking with load was found among {loads} "
         f"loads{undecided}."

@@ -1,15 +1,21 @@
-"""Comparisons in plain words. Knows no file."""
+"""Comparisons in plain words."""
 
 from __future__ import annotations
 
 import math
 
 from planewise.judge.bounded import Bound
-from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
+from planewise.judge.statistics.comparison import (
+    Comparison,
+    Family,
+    LevelValue,
+    least_blocks,
+    turned,
+)
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.store.recommendation import RankedPlane
-from planewise.units import bits_text, percent_text, rate_text, time_text
+from planewise.units import bits_text, duration_text, percent_text, rate_text, time_text
 
 
 def value_text(value: float, unit: Unit) -> str:
@@ -75,9 +81,11 @@ def where_text(stratum: str) -> str:
     return f" at {stratum}"
 
 
-def sentence(comparison: Comparison, family: Family) -> str:
-    """The comparison as a sentence."""
+def sentence(comparison: Comparison, family: Family, *, hint: bool = True) -> str:
+    """The comparison as a sentence; with `hint` also how to get the blocks that are missing."""
     a, b, metric, where = comparison.a, comparison.b, family.metric, where_text(comparison.stratum)
+    if comparison.outcome == "too few blocks":
+        return _of_few_blocks(comparison, family, hint=hint)
 
     def shown(change: float) -> str:
         return change_text(change, comparison, metric)
@@ -85,7 +93,7 @@ def sentence(comparison: Comparison, family: Family) -> str:
     interval = ""
     if math.isfinite(comparison.low) and math.isfinite(comparison.high):
         interval = f"{shown(comparison.low)} to {shown(comparison.high)}"
-    evidence = f"{comparison.blocks} block{'s' if comparison.blocks != 1 else ''}"
+    evidence = _blocks_text(comparison.blocks)
     basis = f" (95 %: {interval}; {evidence})" if interval else f" ({evidence})"
     if comparison.outcome in ("better", "worse"):
         lower = comparison.change < 0
@@ -96,11 +104,16 @@ def sentence(comparison: Comparison, family: Family) -> str:
             f"{a} is {comparison.outcome} than {b}{where}: its {metric.title} is "
             f"{bound_text(bound, how_much)} {'lower' if lower else 'higher'}{basis}."
         )
-    margin = shown(comparison.margin).removeprefix("+")
     if comparison.outcome == "practically the same":
+        margin = shown(comparison.margin).removeprefix("+")
         return (
-            f"{a} and {b} are practically the same{where} in {metric.title}: the "
-            f"difference is surely below {margin} (95 %: {interval}; {evidence})."
+            f"{a} and {b} are practically the same{where} in {metric.title}: they differ by less "
+            f"than {margin}{basis}."
+        )
+    if comparison.outcome == "not distinguishable":
+        return (
+            f"{a} and {b} are not distinguishable{where} in {metric.title}: "
+            f"{comparison.why}{basis}."
         )
     return (
         f"Whether {a} or {b} is better{where} in {metric.title} is not known: {comparison.why}"
@@ -108,13 +121,62 @@ def sentence(comparison: Comparison, family: Family) -> str:
     )
 
 
+def _blocks_text(blocks: int) -> str:
+    return f"{blocks} block{'s' if blocks != 1 else ''}"
+
+
+def _of_few_blocks(comparison: Comparison, family: Family, *, hint: bool) -> str:
+    """What all blocks showed alike, the better level first."""
+    lower_is_better = family.metric.lower_is_better
+    if comparison.change != 0 and (comparison.change < 0) != lower_is_better:
+        comparison = turned(comparison)
+    a, b, metric = comparison.a, comparison.b, family.metric
+    blocks, ratio = comparison.blocks, comparison.scale == "ratio"
+    missing = least_blocks() - blocks
+    often = "its one block" if blocks == 1 else "both blocks" if blocks == 2 else f"all {blocks}"
+    often += " blocks" if blocks > 2 else ""
+    least, most = sorted((abs(comparison.least), abs(comparison.most)))
+    lower = comparison.most <= 0
+    if ratio and not lower and least >= 0.5:
+        size = _range(f"{1 + least:.3g}", f"{1 + most:.3g}", "times")
+        as_much = f"{size} as much as {b}"
+        as_high = f"{size} as high as {b}'s"
+    else:
+        ends = (
+            change_text(end, comparison, metric).removeprefix("+").rpartition(" ")
+            for end in (least, most)
+        )
+        (low, _, unit), (high, _, other) = ends
+        size = _range(low, high, unit) if unit == other else f"{low} {unit} to {high} {other}"
+        as_much = f"{size} {'less' if lower else 'more'} than {b}"
+        as_high = f"{size} {'lower' if lower else 'higher'} than {b}'s"
+    if comparison.change == 0 == most:
+        text = f"{a} and {b} have the same {metric.title}"
+    elif metric.unit in ("pps", "bps"):
+        text = f"{a} carried {as_much}"
+    else:
+        text = f"{a}'s {metric.title} was {as_high}"
+    more = f"; {least_blocks()} blocks are needed to put a confidence on it"
+    if hint:
+        about = f"about {duration_text(missing * family.block_s)} more: " if family.block_s else ""
+        more += f" ({about}`planewise run --resume RUN --blocks {missing}`)"
+    return f"{text}{where_text(comparison.stratum)} in {often}{more}."
+
+
+def _range(low: str, high: str, unit: str) -> str:
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
 def summary(family: Family) -> list[str]:
     """The overall comparisons, one sentence each; then what differs between strata."""
-    words = [
-        sentence(turned(comparison) if comparison.outcome == "worse" else comparison, family)
-        for comparison in family.comparisons
-        if comparison.stratum == OVERALL
-    ]
+    words = []
+    hint = True
+    for comparison in family.comparisons:
+        if comparison.stratum != OVERALL:
+            continue
+        shown = turned(comparison) if comparison.outcome == "worse" else comparison
+        words.append(sentence(shown, family, hint=hint))
+        hint = hint and comparison.outcome != "too few blocks"
     for comparison in family.comparisons:
         overall = family.find(comparison.a, comparison.b)
         if comparison.stratum != OVERALL and overall and comparison.outcome in ("better", "worse"):

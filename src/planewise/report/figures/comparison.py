@@ -27,6 +27,8 @@ OUTCOMES: dict[Outcome, theme.Colour] = {
     "better": theme.VERDICTS["GOOD"],
     "worse": theme.VERDICTS["BAD"],
     "practically the same": theme.MUTED,
+    "not distinguishable": theme.VERDICTS["UNDECIDED"],
+    "too few blocks": theme.VERDICTS["UNDECIDED"],
     "not known": theme.VERDICTS["UNDECIDED"],
 }
 
@@ -72,8 +74,8 @@ def figure(compared: Compared, *, name: str) -> Figure:
         lead=lead,
         caption=(
             f"Dot: change of the first {family.factor} against the second (Hodges–Lehmann "
-            "estimate over blocks, all else alike); line: its 95 % interval, which holds however "
-            f"often one looks; grey band: up to {margin} apart is practically the same. The "
+            "estimate over blocks, all else alike); line: its 95 % interval, by the same test as the "
+            f"word; grey band: up to {margin} apart is practically the same. The "
             "coloured word "
             "holds for all comparisons of this metric together."
             + (f" {dropped} more comparisons are in the table." if dropped else "")
