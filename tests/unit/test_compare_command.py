@@ -62,8 +62,9 @@ def test_json_has_every_number_of_the_table(run: Path) -> None:
     assert rtt["levels"] == ["bridge", "macvlan", "veth"]
     for one in rtt["comparisons"]:
         assert one["low"] <= one["change"] <= one["high"]
-        assert one["outcome"] in ("better", "worse", "practically the same", "not known")
-        assert one["p"] <= one["p_family"] <= 1
+        assert one["least"] <= one["change"] <= one["most"]
+        assert one["outcome"] in ("better", "worse", "practically the same", "not distinguishable")
+        assert 0 < one["p_family"] <= 1
         assert one["sentence"].endswith(".")
     assert rtt["ranking"]["comparisons"] == 15
     assert {bar["level"] for bar in rtt["kendall"]} == {"bridge", "macvlan", "veth"}

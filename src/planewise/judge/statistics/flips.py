@@ -107,6 +107,9 @@ def p_of_difference(low: Floats, high: Floats, strata: Sequence[str], seed: int 
     `low` and `high` are the ends of the shifts, alike where values are exact: that a level is
     greater rests on the lower ends, that it is less on the upper ones.
     """
+    if np.array_equal(low, high, equal_nan=True) and not np.isinf(low).any():
+        sums = sign_vectors(len(low), seed) @ scores(low, strata)
+        return np.where(sums[0] >= 0, 1.0, -1.0) * _step_down(np.abs(sums))
     up, down = _flipped(low, strata, seed), _flipped(-high, strata, seed)
     rises = up[0] >= down[0]
     alone = np.where(rises, _share_above(up), _share_above(down))
@@ -216,6 +219,7 @@ def lag_correlation(shifts: Floats, seed: int = 0) -> tuple[float, float]:
         return 0.0, 1.0
     alike = values @ values.T / values.shape[1]
     rng = np.random.default_rng(seed)
-    orders = np.array([np.arange(blocks), *(rng.permutation(blocks) for _ in range(_LAG_ORDERS))])
+    orders = np.tile(np.arange(blocks), (1 + _LAG_ORDERS, 1))
+    orders[1:] = rng.permuted(orders[1:], axis=1)
     found = alike[orders[:, :-1], orders[:, 1:]].sum(axis=1)
     return float(found[0]), float((found >= found[0] - 1e-12).mean())
