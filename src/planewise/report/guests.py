@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from planewise.judge.bounded import Bound, Bounded, exact, median_of
 from planewise.judge.statistics import RunSample, observe
-from planewise.judge.statistics.metrics import cpu_metrics
 from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.statistics.metrics import cpu_metrics
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figures.vega import Quantity
