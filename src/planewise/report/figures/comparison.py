@@ -74,10 +74,9 @@ def figure(compared: Compared, *, name: str) -> Figure:
         lead=lead,
         caption=(
             f"Dot: change of the first {family.factor} against the second (Hodges–Lehmann "
-            "estimate over blocks, all else alike); line: its 95 % interval, by the same test as the "
-            f"word; grey band: up to {margin} apart is practically the same. The "
-            "coloured word "
-            "holds for all comparisons of this metric together."
+            "estimate over blocks, all else alike); line: its 95 % interval, by the same test as "
+            f"the word; grey band: up to {margin} apart is practically the same. The coloured "
+            "word holds for all comparisons of this metric together."
             + (f" {dropped} more comparisons are in the table." if dropped else "")
             + (f" {compared.ranking}" if compared.ranking else "")
         ),
