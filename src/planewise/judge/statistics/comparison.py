@@ -525,11 +525,11 @@ def _decided(
     low, high, centre = (
         np.array(
             [
-                [end(raw.shifts[block]) if block in raw.shifts else math.nan for raw in raws]
+                [getattr(raw.shifts.get(block), name, math.nan) for raw in raws]
                 for block in table.blocks
             ]
         )
-        for end in (lambda v: v.low, lambda v: v.high, lambda v: v.value)
+        for name in ("low", "high", "value")
     )
     margins = np.array([_margin(raw, table.scale, margin) for raw in raws])
     looks = table.looks(observed.ends)

@@ -73,7 +73,7 @@ def scores(shifts: Floats, strata: Sequence[str]) -> Floats:
     own = np.maximum(blocks - 1, 0)
     noise = np.sqrt((own * variance + PRIOR_BLOCKS * pooled) / (own + PRIOR_BLOCKS))
     scale = np.maximum(noise, 1e-3 * np.sqrt(square)) * np.sqrt(np.maximum(blocks, 1))
-    return np.divide(values, scale, out=np.zeros_like(values), where=scale > 0)
+    return np.asarray(np.divide(values, scale, out=np.zeros_like(values), where=scale > 0))
 
 
 def _flipped(shifts: Floats, strata: Sequence[str], seed: int) -> Floats:
@@ -109,7 +109,7 @@ def p_of_difference(low: Floats, high: Floats, strata: Sequence[str], seed: int 
     """
     if np.array_equal(low, high, equal_nan=True) and not np.isinf(low).any():
         sums = sign_vectors(len(low), seed) @ scores(low, strata)
-        return np.where(sums[0] >= 0, 1.0, -1.0) * _step_down(np.abs(sums))
+        return np.asarray(np.where(sums[0] >= 0, 1.0, -1.0) * _step_down(np.abs(sums)))
     up, down = _flipped(low, strata, seed), _flipped(-high, strata, seed)
     rises = up[0] >= down[0]
     alone = np.where(rises, _share_above(up), _share_above(down))
@@ -129,7 +129,7 @@ def p_of_equivalence(
     sides = np.concatenate([low + margins, margins - high], axis=1)
     names = [f"{name} {side}" for side in ("above", "below") for name in strata]
     p = _step_down(_flipped(sides, names, seed))
-    return np.minimum(2 * np.maximum(p[: len(margins)], p[len(margins) :]), 1.0)
+    return np.asarray(np.minimum(2 * np.maximum(p[: len(margins)], p[len(margins) :]), 1.0))
 
 
 def centres(shifts: Floats) -> Floats:
