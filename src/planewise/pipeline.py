@@ -268,18 +268,23 @@ def resume(
     remote: RemoteHosts | None = None,
     *,
     watched: bool = False,
+    blocks: int = 0,
 ) -> FinishedRun:
     """Continues the run in `out`: measures the trials that are missing or failed.
 
-    `host` is this machine's fingerprint now, `watched` as in `start`.
+    With `blocks`, a finished run gets so many more. `host` is this machine's fingerprint now,
+    `watched` as in `start`.
     """
     info = RunReader(out).info
+    if blocks:
+        info = extended(RunReader(out), blocks)
     design, ladders = _stored(info, out)
     skipped = _skipped(info, cells_of(design))
     with _stages(design, remote) as stage:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
-            _check_unfinished(schedule, writer, info)
+            if not blocks:
+                _check_unfinished(schedule, writer, info)
             unavailable = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
             if unavailable:
                 raise PlanewiseError(
@@ -292,10 +297,31 @@ def resume(
             session = Session(
                 started=datetime.now(UTC), first_order=writer.next_order, changed=changed
             )
-            sessions = (*info.sessions, session)
-            writer.finish(writer.info.model_copy(update={"sessions": sessions}))
+            plan = {"design": info.design, "ends": info.ends, "trials_planned": schedule.trials}
+            update = {"sessions": (*info.sessions, session), **plan}
+            writer.finish(writer.info.model_copy(update=update))
             watch = _watch(remote)
-            return _measure(schedule, stage, writer, progress, watch, watched, design.budget_s)
+            budget_s = None if info.ends else design.budget_s  # it was for the blocks as planned
+            return _measure(schedule, stage, writer, progress, watch, watched, budget_s)
+
+
+def extended(run: RunReader, blocks: int) -> RunInfo:
+    """The finished run's info with so many more blocks. Its end so far is remembered, as the
+    comparisons of each end share the error that is accepted.
+
+    Raises:
+        BadInputError: the run is not finished.
+    """
+    info = run.info
+    measured = 1 + max((trial.block for trial in run.trials()), default=-1)
+    if info.status != "done" or not measured:
+        raise BadInputError(
+            f"the run in {run.path} is not finished, and only a finished one gets more blocks",
+            where="--blocks",
+            remedy=f"planewise run --resume {run.path}, without --blocks",
+        )
+    design = {**info.design, "blocks": measured + blocks}
+    return info.model_copy(update={"design": design, "ends": (*info.ends, measured)})
 
 
 def changed_hosts(
@@ -350,7 +376,7 @@ def _check_unfinished(schedule: Schedule, writer: RunWriter, info: RunInfo) -> N
         writer.finish(info)
         raise PlanewiseError(
             f"the run in {writer.path} is finished: there is nothing to resume",
-            remedy="`planewise report` shows it",
+            remedy=f"`planewise run --resume {writer.path} --blocks N` adds N blocks",
         )
 
 

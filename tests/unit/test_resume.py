@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from planewise.errors import BadInputError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.schedule import Schedule
 from planewise.measure.runs.experiment import run, schedule_for
-from planewise.pipeline import changed_hosts
+from planewise.pipeline import changed_hosts, extended
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent, names
 from tests.unit.test_run_directory import make_info
@@ -152,3 +153,27 @@ def test_a_host_that_changed_is_noticed_by_its_role_on_two_servers_too() -> None
     two = {"sender": before, "responder": before}
     assert changed_hosts(two, {"sender": before, "responder": now}) == (f"responder: {said}",)
     assert changed_hosts(two, two) == ()
+
+
+def test_a_finished_run_gets_more_blocks_and_remembers_where_it_had_ended(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    whole_run(path)
+    info = extended(RunReader(path), 3)
+    assert (info.design["blocks"], info.ends) == (5, (2,))
+    with RunWriter.resume(path) as writer, pytest.raises(BadInputError, match="not finished"):
+        extended(RunReader(writer.path), 3)
+
+
+def test_more_blocks_leave_the_blocks_before_them_as_they_were() -> None:
+    design = Design.model_validate(
+        {
+            "factors": {"plane": ["veth", "bridge"]},
+            "rtt": {},
+            "sweep": {"offered_pps": "auto", "loads": 7, "loads_per_block": 4},
+            "blocks": 3,
+        }
+    )
+    ladders = dict.fromkeys(cells_of(design), tuple(map(float, range(1, 8))))
+    longer = design.model_copy(update={"blocks": 5})
+    few, many = (names(schedule_for(one, ladders, {})) for one in (design, longer))
+    assert many[: len(few)] == few

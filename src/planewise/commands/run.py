@@ -29,6 +29,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run directory.")
     ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option("--blocks", help="With --resume: add so many blocks to a finished run."),
+    ] = None,
     sender: SenderOption = None,
     responder: ResponderOption = None,
     nic: NicOption = "",
@@ -57,7 +61,7 @@ def run(
     """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
 
     Ctrl-Z pauses between two trials, Ctrl-C stops; --resume goes on without repeating what is
-    finished, and tries again what failed.
+    finished, and tries again what failed. With --blocks, a finished run gets more blocks.
     """
     if schema:
         from planewise.measure.designs.schema import design_schema
@@ -69,6 +73,12 @@ def run(
             "give either a design or --resume RUN",
             where="planewise run",
             remedy="planewise run experiments/my-first.yaml",
+        )
+    if blocks is not None and (resume is None or blocks < 1):
+        raise BadInputError(
+            "--blocks adds one block or more to a finished run",
+            where="--blocks",
+            remedy="planewise run --resume RUN --blocks 4",
         )
     if dry_run and design_file is None:
         raise BadInputError("--dry-run needs a design", where="--dry-run", remedy="name a design")
@@ -114,7 +124,9 @@ def run(
             finished = pipeline.start(design, out, host, progress, remote, watched=live)
         else:
             assert resume is not None
-            finished = pipeline.resume(resume, host, progress, remote, watched=live)
+            finished = pipeline.resume(
+                resume, host, progress, remote, watched=live, blocks=blocks or 0
+            )
         if isinstance(progress, LiveView) and not dry_run:
             progress.set_outcome(finished.outcome.info.status)
     if design is not None and dry_run:

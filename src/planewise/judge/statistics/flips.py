@@ -114,7 +114,7 @@ def p_of_difference(low: Floats, high: Floats, strata: Sequence[str], seed: int 
     rises = up[0] >= down[0]
     alone = np.where(rises, _share_above(up), _share_above(down))
     p = np.maximum(_step_down(np.maximum(up, down)), np.minimum(2 * alone, 1.0))
-    return np.where(rises, p, -p)
+    return np.asarray(np.where(rises, p, -p))
 
 
 def _share_above(sums: Floats) -> Floats:
