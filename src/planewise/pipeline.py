@@ -22,18 +22,12 @@ from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.estimate import blocks_within, estimate_s
 from planewise.measure.designs.schedule import Schedule, make_schedule
-from planewise.measure.runs.experiment import (
-    Outcome,
-    Progress,
-    find_ranges,
-    refusals,
-    run,
-    schedule_for,
-)
+from planewise.measure.runs.experiment import Outcome, Progress, refusals, run, schedule_for
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
-from planewise.measure.runs.stage import Stage, StageFacts
-from planewise.measure.runs.stages import Stages
+from planewise.measure.runs.pilots import find_ranges
+from planewise.measure.runs.stations import Stations
+from planewise.measure.runs.sut import Built
 from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation
@@ -177,8 +171,8 @@ class RemoteHosts:
     """As `RunInfo.emulated`."""
 
 
-def _stages(design: Design, remote: RemoteHosts | None) -> Stages:
-    return Stages(design, None if remote is None else remote.pair)
+def _stations(design: Design, remote: RemoteHosts | None) -> Stations:
+    return Stations(design, None if remote is None else remote.pair)
 
 
 def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
@@ -188,8 +182,8 @@ def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
 
 def dry_run(design: Design, remote: RemoteHosts | None = None) -> Schedule:
     """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps."""
-    with _stages(design, remote) as stage:
-        unavailable = stage.unavailable(cells_of(design))
+    with _stations(design, remote) as stations:
+        unavailable = stations.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
     if sweep is not None:
@@ -214,23 +208,30 @@ def start(
     (kpis.jsonl). `quick` fits the design to its deadline.
     """
     check_free(out)
-    with _stages(design, remote) as stage:
-        unavailable = stage.unavailable(cells_of(design))
+    with _stations(design, remote) as stations:
+        unavailable = stations.unavailable(cells_of(design))
         for refusal in refusals(unavailable):
             progress.note(f"left out: {refusal}")
-        ranges = find_ranges(design, stage, unavailable, progress)
+        ranges = find_ranges(design, stations, unavailable, progress)
         if quick is not None:
             design = quick.fitted(design, ranges.pace)
         ladders = ranges.ladders(design)
         schedule = schedule_for(design, ladders, unavailable)
         if omission := check_budget(design, schedule):
             progress.note(omission)
-        info = _info(design, ladders, host, schedule, remote, stage.facts())
+        info = _info(design, ladders, host, schedule, remote, stations)
         with RunWriter.create(out, info) as writer:
             budget_s = design.budget_s if quick is None else quick.left_s
             watch = _watch(remote)
             return _measure(
-                schedule, stage, writer, progress, watch, watched, budget_s, fill=quick is not None
+                schedule,
+                stations,
+                writer,
+                progress,
+                watch,
+                watched,
+                budget_s,
+                fill=quick is not None,
             )
 
 
@@ -280,12 +281,13 @@ def resume(
         info = extended(RunReader(out), blocks)
     design, ladders = _stored(info, out)
     skipped = _skipped(info, cells_of(design))
-    with _stages(design, remote) as stage:
+    with _stations(design, remote) as stations:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
             if not blocks:
                 _check_unfinished(schedule, writer, info)
-            unavailable = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
+            cells = list(dict.fromkeys(visit.cell for visit in schedule.visits))
+            unavailable = stations.unavailable(cells)
             if unavailable:
                 raise PlanewiseError(
                     f"the run cannot be continued here: {'; '.join(refusals(unavailable))}",
@@ -302,7 +304,7 @@ def resume(
             writer.finish(writer.info.model_copy(update=update))
             watch = _watch(remote)
             budget_s = None if info.ends else design.budget_s  # it was for the blocks as planned
-            return _measure(schedule, stage, writer, progress, watch, watched, budget_s)
+            return _measure(schedule, stations, writer, progress, watch, watched, budget_s)
 
 
 def extended(run: RunReader, blocks: int) -> RunInfo:
@@ -382,7 +384,7 @@ def _check_unfinished(schedule: Schedule, writer: RunWriter, info: RunInfo) -> N
 
 def _measure(
     schedule: Schedule,
-    stage: Stage,
+    stations: Stations,
     writer: RunWriter,
     progress: Progress,
     watch: LocalWatch | None,
@@ -397,7 +399,7 @@ def _measure(
         meter = beside.enter_context(Meter(writer.sample, progress.note)) if watched else None
         outcome = run(
             schedule,
-            stage,
+            stations,
             writer,
             progress,
             watch=watch,
@@ -424,7 +426,7 @@ def begin(
     seed: int,
     host: Fingerprint,
     remote: RemoteHosts | None,
-    facts: StageFacts,
+    built: Stations | Built,
 ) -> RunInfo:
     """The RunInfo of a run that begins now."""
     now = datetime.now(UTC)
@@ -436,8 +438,8 @@ def begin(
         seed=seed,
         hosts=_by_role(host, remote),
         testbed={} if remote is None else dict(remote.testbed),
-        emulated=_emulated(facts, remote),
-        differences=dict(facts.differences),
+        emulated=_emulated(built, remote),
+        differences=dict(built.differences),
         started=now,
         sessions=(Session(started=now, first_order=0),),
     )
@@ -454,21 +456,21 @@ def _info(
     host: Fingerprint,
     schedule: Schedule,
     remote: RemoteHosts | None,
-    facts: StageFacts,
+    built: Stations | Built,
 ) -> RunInfo:
     stored = design.model_dump(mode="json")
     stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}
     skipped = tuple(
         SkippedCell(cell=skip.cell.levels(), reason=skip.reason) for skip in schedule.skipped
     )
-    return begin(design.title, stored, design.seed, host, remote, facts).model_copy(
+    return begin(design.title, stored, design.seed, host, remote, built).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}
     )
 
 
-def _emulated(facts: StageFacts, remote: RemoteHosts | None) -> str:
+def _emulated(built: Stations | Built, remote: RemoteHosts | None) -> str:
     """Why times are not those of hardware: reasons of the hosts and of their guests."""
-    reasons = (remote.emulated if remote is not None else "", facts.emulated)
+    reasons = (remote.emulated if remote is not None else "", built.emulated)
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 

@@ -13,8 +13,9 @@ from planewise.errors import BadInputError
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.ladders import ladder_around
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.trials.load import LoadTrial, ladder_around
+from planewise.measure.trials.load import LoadTrial
 
 GOOD = """\
 title: which plane is fastest here?
