@@ -5,7 +5,6 @@ The commands `quick` and `run` are this with different designs. Nothing here mea
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.drift import Drift, find_drift
+from planewise.judge.statistics.comparison import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.estimate import blocks_within, estimate_s
@@ -85,18 +85,16 @@ _LOWER_LOADS = 4
 """Loads below PDR of which each block measures one: fewer lie more than a fifth of PDR apart."""
 
 QUICK_BLOCKS = 8
-"""Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
+"""Blocks that tell a difference of 10 % apart for each load at 3 % noise
+(docs/concepts/statistics.md)."""
 
-_MARGIN = 1.25
-"""Pilots foretell a block's time within about a quarter, and blocks are worth more than size."""
-
-_SPARE_BLOCKS = 1.5
-"""More blocks are planned than the estimate has room for; they run while there is time."""
+_MARGIN = 1.1
+"""Pilots foretell a block's time within about a tenth."""
 
 
 @dataclass(frozen=True)
 class Quick:
-    """`planewise quick`: every plane × idle, CPU load, network load, until its time is over."""
+    """`planewise quick`: every plane × idle, CPU load, network load, as its time allows."""
 
     planes: Sequence[str]
     ends_s: float
@@ -119,14 +117,16 @@ class Quick:
         return _quick(self.planes, _QUICK_SHAPES[0])
 
     def fitted(self, design: Design, pace: float) -> Design:
-        """As much of `design` as fits into the time left, on a machine of this pace."""
+        """The largest design of which `QUICK_BLOCKS` fit into the time left, on a machine of this
+        pace, and as many more as fit; the smallest one where the time is short."""
         for shape in _QUICK_SHAPES:
             fitting = _quick(self.planes, shape).model_copy(update={"seed": design.seed})
             ladders = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
-            blocks = self.left_s / estimate_s(schedule_for(fitting, ladders, {}), pace=pace)
-            if blocks >= QUICK_BLOCKS * _MARGIN:
+            block_s = _MARGIN * estimate_s(schedule_for(fitting, ladders, {}), pace=pace)
+            blocks = int(self.left_s / block_s)
+            if blocks >= QUICK_BLOCKS:
                 break
-        return fitting.model_copy(update={"blocks": max(1, math.ceil(blocks * _SPARE_BLOCKS))})
+        return fitting.model_copy(update={"blocks": max(QUICK_BLOCKS, blocks)})
 
 
 def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
@@ -231,6 +231,7 @@ def start(
                 watch,
                 watched,
                 budget_s,
+                pace=ranges.pace,
                 fill=quick is not None,
             )
 
@@ -391,6 +392,7 @@ def _measure(
     watched: bool,
     budget_s: float | None,
     *,
+    pace: float = 1.0,
     fill: bool = False,
 ) -> FinishedRun:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
@@ -406,6 +408,9 @@ def _measure(
             pauses=pauses,
             budget_s=budget_s,
             meter=meter,
+            pace=pace,
+            least_blocks=least_blocks() if fill else 1,
+            after_s=_AFTERWARDS_S if fill else 0.0,
             fill=fill,
         )
     trials = RunReader(writer.path).trials()

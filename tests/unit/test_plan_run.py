@@ -170,7 +170,7 @@ def test_quick_measures_as_much_as_eight_blocks_have_time_for(
     assert design.blocks >= QUICK_BLOCKS
     slower = quick.fitted(quick.first(), 4 * pace)
     assert slower.sweep is not None
-    assert (slower.sweep.loads, slower.blocks) < (design.sweep.loads, design.blocks)
+    assert (slower.sweep.loads, slower.blocks) <= (design.sweep.loads, design.blocks)
 
 
 def test_quick_without_a_plane_says_who_knows_why() -> None:

@@ -63,11 +63,10 @@ class ProgressLine:
         self._console.print(text, style="yellow")
 
     def _left_s(self, done_s: float, now: float) -> float:
-        """Time left: by the pace so far after 5 % of the work, before by the estimate."""
-        left_s = self._total_s - done_s
-        if done_s < 0.05 * self._total_s:
-            return left_s
-        return left_s * (now - self._started) / done_s
+        """Time left, by the pace so far, for which the estimate counts as a tenth of the work."""
+        expected_s = 0.1 * self._total_s
+        pace = (now - self._started + expected_s) / (done_s + expected_s)
+        return (self._total_s - done_s) * pace
 
     def _line(self, text: str) -> None:
         self._console.print(text)

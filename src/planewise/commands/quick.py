@@ -19,8 +19,8 @@ def quick(
     context: typer.Context,
     out: RunOption = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Time budget; more minutes, more replicates.")
-    ] = 3.0,
+        float, typer.Option("--minutes", help="Time to aim at; more minutes, more blocks.")
+    ] = 1.5,
     json: JsonOption = False,
 ) -> None:
     """Compare this host's data planes, judge the numbers, recommend one, write a report.

@@ -87,6 +87,9 @@ def run(
     pauses: Pauses | None = None,
     budget_s: float | None = None,
     meter: Meter | None = None,
+    pace: float = 1.0,
+    least_blocks: int = 1,
+    after_s: float = 0.0,
     fill: bool = False,
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
@@ -95,16 +98,14 @@ def run(
     a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
     everything finished is kept. `watch` looks at the hosts around every trial; a trial that
     `pauses` calls disturbed is measured again; `meter` samples. No block is begun that `budget_s`
-    has no room for, by the pace so far; the first one always is. With `fill` the design has as many
-    blocks as there was room for: those left out were never part of it.
+    has no room for, by the pace so far, once there are `least_blocks`. With `fill` the design has
+    as many blocks as there was room for: those left out were never part of it. The time left that
+    `progress` shows is the estimate at the machine's `pace`, and `after_s` for what follows.
     """
-    total = estimate_s(schedule, writer.finished)
-    if fill and budget_s is not None:
-        total = min(total, budget_s)
-    progress.begin("measuring", total)
-    runner = _Runner(schedule, stations, writer, progress, watch, pauses or Pauses(), meter)
+    progress.begin("measuring", estimate_s(schedule, writer.finished, pace) + after_s)
+    runner = _Runner(schedule, stations, writer, progress, watch, pauses or Pauses(), meter, pace)
     try:
-        left_out = runner.blocks(budget_s)
+        left_out = runner.blocks(budget_s, least_blocks)
     except KeyboardInterrupt:
         return runner.close("interrupted", "stopped by the user")
     except PlanewiseError as error:
@@ -136,6 +137,7 @@ class _Runner:
         watch: LocalWatch | None,
         pauses: Pauses,
         meter: Meter | None,
+        pace: float = 1.0,
     ) -> None:
         self.schedule = schedule
         self.stations = stations
@@ -144,6 +146,7 @@ class _Runner:
         self.watch = watch
         self.pauses = pauses
         self.meter = meter
+        self.pace = pace
         self.order = writer.next_order
         self.done = 0
         self.failed = 0
@@ -152,18 +155,18 @@ class _Runner:
         self.worked_s = 0.0
         self._last_failure = ""
 
-    def blocks(self, budget_s: float | None) -> int:
-        """Runs block after block; returns how many of them the budget had no room for."""
+    def blocks(self, budget_s: float | None, least: int) -> int:
+        """Runs block after block, `least` at least; returns how many the budget had no room for."""
         began = time.monotonic() - self.pauses.paused_s
         begun = 0
         left_out = 0
-        costs = iter(visit_costs_s(self.schedule.visits, self.writer.finished))
+        costs = iter(visit_costs_s(self.schedule.visits, self.writer.finished, self.pace))
         for block, visits in self.schedule.by_block():
             planned = [(visit, next(costs)) for visit in visits]
             estimate = math.fsum(cost for _, cost in planned)
             if not estimate:
                 continue
-            if budget_s is not None and begun:
+            if budget_s is not None and begun >= least:
                 spent = time.monotonic() - self.pauses.paused_s - began
                 if spent + estimate * spent / self.worked_s > budget_s:
                     left_out += 1
@@ -182,7 +185,7 @@ class _Runner:
         where = f"{where}: {_cell_text(visit.cell)}"
         succeeded = self.done
         self.progress.step(where, self.worked_s)
-        self.worked_s += cost_s - sum(map(trial_s, pending))
+        self.worked_s += cost_s - sum(trial_s(trial, self.pace) for trial in pending)
         try:
             while pending:
                 self._measure_undisturbed(visit, pending, where)
@@ -210,7 +213,7 @@ class _Runner:
                         self.progress.note(f"{trial.name} was disturbed by a pause: once more")
                         return
                     self._keep(visit, trial, measured)
-                    self.worked_s += trial_s(pending.pop(0))
+                    self.worked_s += trial_s(pending.pop(0), self.pace)
                     self.progress.step(where, self.worked_s)
                     failures = failures + 1 if isinstance(measured, PlanewiseError) else 0
                     if failures >= FAILURES_IN_A_ROW and isinstance(measured, PlanewiseError):
@@ -285,7 +288,7 @@ class _Runner:
         """Records what is left of a cell as failed; its reason is the same for all."""
         for number, trial in enumerate(pending):
             self._failed(visit, trial, error.what, note=number == 0)
-            self.worked_s += trial_s(trial)
+            self.worked_s += trial_s(trial, self.pace)
         pending.clear()
 
     def _failed(self, visit: Visit, trial: Trial, reason: str, *, note: bool = True) -> None:
