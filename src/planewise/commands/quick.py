@@ -20,7 +20,7 @@ def quick(
     out: RunOption = None,
     minutes: Annotated[
         float, typer.Option("--minutes", help="Time to aim at; more minutes, more blocks.")
-    ] = 1.5,
+    ] = 1.6,
     json: JsonOption = False,
 ) -> None:
     """Compare this host's data planes, judge the numbers, recommend one, write a report.
