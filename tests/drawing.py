@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from planewise.report import renderer
-from planewise.report.figures import base
-from planewise.report.figures.vega import Spec
+import json
+import re
+
+import vl_convert
+
+from planewise.report import vega
+from planewise.report.vega import Spec
 
 
 def svg_of(figure: Spec) -> str:
-    """The figure as SVG text; no file and no network."""
-    return renderer.svg(base.text(figure))
+    """A whole figure as SVG text; no file and no network."""
+    return str(vl_convert.vegalite_to_svg(json.dumps(figure)))
+
+
+def texts_of(panel: Spec) -> str:
+    """All texts in the drawing of a panel."""
+    return " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(vega.alone(panel))))

@@ -6,10 +6,12 @@ Each command is a module of `planewise.commands`. Nothing is decided here.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -22,6 +24,7 @@ from planewise.commands import (
     campaign,
     clean,
     compare,
+    console,
     doctor,
     fleet,
     judge,
@@ -37,10 +40,26 @@ from planewise.commands import (
 from planewise.commands.console import Verbosity, print_error
 from planewise.errors import PlanewiseError
 
+
+class AllCommands(console.Commands):
+    """The commands in the order in which a user meets them."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Measure": ("doctor", "quick", "run", "sweep", "search", "clean"),
+        "Judge and advise": (
+            *("judge", "compare", "campaign", "report", "publications"),
+            *("advise", "calibrate", "boost"),
+        ),
+        "Allocate": ("alloc",),
+        "Lab and fleet": ("lab", "fleet"),
+    }
+
+
 app = typer.Typer(
     name="planewise",
     help="Which network data plane should each guest on this host use?",
     invoke_without_command=True,
+    cls=AllCommands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -95,10 +114,21 @@ app.command("advise")(advise.advise)
 app.command("clean")(clean.clean)
 
 
+def _stop(_number: int, _frame: object) -> None:
+    """Says at once that Ctrl-C arrived: what was built is removed first, which takes a moment."""
+    print("stopping…", file=sys.stderr, flush=True)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Runs the command line; every error a user may meet becomes a sentence and an exit code."""
+    console.open_streams()
+    signal.signal(signal.SIGINT, _stop)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except PlanewiseError as error:
         print_error(error)
         sys.exit(error.exit_code)
@@ -113,9 +143,13 @@ def main() -> None:
         raise
     except BrokenPipeError:
         # The reader of stdout has closed it; Python would report that again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        console.close_stdout()
         sys.exit(1)
     except Exception as error:
+        if isinstance(error, OSError) and console.is_of_output(error):
+            console.close_stdout()
+            print(f"error: the output could not be written: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
         place = traceback.extract_tb(error.__traceback__)[-1]
         print(
             f"error: planewise itself failed, in {Path(place.filename).name}:{place.lineno}: "

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
-_RATES = ((1e9, "Gpps"), (1e6, "Mpps"), (1e3, "kpps"), (1.0, "pps"))
+RATES = ((1e9, "Gpps"), (1e6, "Mpps"), (1e3, "kpps"), (1.0, "pps"))
 
 
 def time_text(ns: float) -> str:
     """A duration given in nanoseconds."""
-    return _scaled(ns, _TIMES)
+    return _scaled(ns, TIMES)
 
 
 def rate_text(pps: float) -> str:
     """A packet rate given in packets a second."""
-    return _scaled(pps, _RATES)
+    return _scaled(pps, RATES)
 
 
 def bits_text(bps: float) -> str:
@@ -60,6 +60,12 @@ def count_text(number: int, noun: str) -> str:
 def list_text(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def unit_of(values: Sequence[float], units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """The unit that suits most of the values, with its size: for a column's heading."""
+    middle = sorted(abs(value) for value in values)[len(values) // 2]
+    return next((unit for unit in units if middle >= unit[0] * 0.9995), units[-1])
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:

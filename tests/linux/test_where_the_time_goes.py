@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing, contextmanager
 import polars as pl
 import pytest
 
-from planewise.measure.station import End, Place, Station
+from planewise.measure.runs.stage import Place
+from planewise.measure.trials.round_trips import RttPath, measure_rtt, parts_ns
 from planewise.measure.trials.rtt import RttTrial
-from planewise.measure.trials.stamps import parts_ns
 from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost, LocalProcess
 from planewise.testbed.hosts.ledger import Ownership
@@ -106,7 +106,7 @@ def forwarder(where: str, towards: str, back: str, delay_s: float) -> Iterator[N
 
 
 @pytest.fixture
-def station() -> Iterator[Station]:
+def path() -> Iterator[RttPath]:
     netns.prepare_run()
     with ExitStack() as stack:
         ownership = Ownership.take("planted delays")
@@ -140,26 +140,23 @@ def station() -> Iterator[Station]:
             )
             for role, letter, number in (("sender", "a", 1), ("responder", "b", 2))
         }
-        ends = {
-            role: End(hosts[role], guest.netns, guest.name, guest.interface, guest.ipv4)
-            for role, guest in guests.items()
-        }
-        yield Station(
-            hosts,
-            ends,
+        yield RttPath(
+            hosts=hosts,
+            sender=guests["sender"],
+            responder=guests["responder"],
             capture_points=[
                 inside(guests["sender"], "sender"),
                 CapturePoint("sender_nic", "sender", names["sender"], "wire0"),
                 CapturePoint("responder_nic", "responder", names["responder"], "wire0"),
                 inside(guests["responder"], "responder"),
             ],
+            not_measurable={},
         )
 
 
-def test_planted_delays_are_found_where_they_were_planted_in_every_packet(station: Station) -> None:
+def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: RttPath) -> None:
     trial = RttTrial("planted", frequency_pps=50, size_bytes=64, packets=PACKETS, guest_stamps=True)
-    place = Place("planted", {"plane": "veth"}, 0, 0)
-    result = station.measure(trial, place, lambda _: None)
+    result = measure_rtt(path, trial, Place("planted", {"plane": "veth"}, 0, 0))
     packets = result.packets
     assert packets is not None
     assert packets.height == PACKETS
@@ -198,7 +195,7 @@ def test_planted_delays_are_found_where_they_were_planted_in_every_packet(statio
 
 
 def test_all_captures_are_asked_to_end_before_one_is_waited_for(
-    station: Station, monkeypatch: pytest.MonkeyPatch
+    path: RttPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt, stop = LocalProcess.interrupt, LocalProcess.stop
     asked: list[int] = []
@@ -216,5 +213,5 @@ def test_all_captures_are_asked_to_end_before_one_is_waited_for(
     monkeypatch.setattr(LocalProcess, "interrupt", note_and_interrupt)
     monkeypatch.setattr(LocalProcess, "stop", note_and_stop)
     trial = RttTrial("captured", frequency_pps=50, size_bytes=64, packets=2)
-    station.measure(trial, Place("captured", {"plane": "veth"}, 0, 0), lambda _: None)
+    measure_rtt(path, trial, Place("captured", {"plane": "veth"}, 0, 0))
     assert {len(before) for before in waited_for} == {2}  # a capture a host

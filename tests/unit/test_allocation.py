@@ -32,12 +32,11 @@ from planewise.measure.trials.allocation import (
 from planewise.measure.trials.requests import SentRequests, parse_sent, script_of, streams_of
 from planewise.publications.answers import answers, read_run
 from planewise.publications.claims import publications
-from planewise.report import allocation, html
-from planewise.report.allocation import hold_intervals
+from planewise.report import html
 from planewise.report.data import RunData
-from planewise.report.figures.allocation import latency, timeline
-from planewise.report.policies import sections
-from planewise.report.predicted import predictions
+from planewise.report.sections import allocation as allocations
+from planewise.report.sections.allocation import hold_intervals, sections, timeline
+from planewise.report.sections.predicted import predictions
 from planewise.store.allocations import by_groups
 from planewise.store.levels import keeps_levels
 from planewise.store.models import GuestMove, TrialRecord
@@ -50,6 +49,7 @@ from planewise.testbed.vfs.nic import Config, ListedVf, Pf
 from tests.command import invoked
 from tests.unit import made_up_run
 from tests.unit.made_up_allocation import BEGIN_MS, PART, STREAMS, move, sent, trial
+from tests.unit.vega_schema import fits_schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def wanted(policy: str, part: AllocPart = PART, draw: int = 0) -> AllocTrial:
 
 def test_designs_and_reports_have_every_policy_of_the_allocator() -> None:
     assert {*get_args(Policy)} == {*POLICIES, "none", "switch"}
-    assert {*allocation.POLICIES} == {*POLICIES, "none"}
+    assert {*allocations.POLICIES} == {*POLICIES, "none"}
 
 
 def test_the_policies_of_a_design_take_turns_on_the_guests_of_one_visit() -> None:
@@ -367,17 +367,15 @@ def test_the_report_draws_latency_by_group_and_who_held_what(run: RunReader) -> 
     names = [figure.name for figure in section.figures]
     assert names[:2] == ["policies", "policies-held"]
     assert len(section.figures) == 2 + 2 * 2, "median and tail of two groups"
-    shares = dict(section.tables)["How much of the time guests held a VF"]
+    shares = dict(section.tables)["Share of the time in which guests held a VF"]
     told = {row[0]: [getattr(entry, "raw", None) for entry in row[1:]] for row in shares.rows}
     assert told == {"none": [0.0, 0.0], "fair": [0.5, 0.0], "activity": [0.0, 0.5]}
-    for width in (336, 760):
-        for figure in section.figures:
-            assert figure.draw(width)
+    assert all(fits_schema(figure.whole()) for figure in section.figures)
     page = run.path / "report.html"
     html.write(run, page)
     text = page.read_text()
-    assert "What guests feel of who holds the VFs" in text
-    assert "When it was measured" not in text
+    assert "Latency of guests by policy" in text
+    assert "Order of the trials" not in text
 
 
 def test_a_bar_of_the_timeline_ends_where_the_vf_was_taken(run: RunReader) -> None:
@@ -386,8 +384,7 @@ def test_a_bar_of_the_timeline_ends_where_the_vf_was_taken(run: RunReader) -> No
     (bar,) = hold_intervals(record.alloc, 10.0)
     assert (bar.guest, bar.begin_s, bar.end_s) == ("guest1", -0.5, 10.0)
     drawn = timeline([("activity", record.alloc)])
-    assert "guest1" in str(drawn.draw(336))
-    assert latency(RunData(run), []) == []
+    assert "guest1" in str(drawn.panels)
 
 
 def test_a_design_of_the_allocator_is_no_load_of_a_fleet() -> None:
@@ -446,8 +443,7 @@ def test_what_a_switch_does_is_told_before_during_and_after_and_of_the_guests_be
     (section,) = sections(RunData(reader))
     assert section.anchor == "switch"
     assert "on the VF 1 ms (1 ms)" in section.figures[0].lead
-    for width in (336, 760):
-        assert section.figures[0].draw(width)
+    assert fits_schema(section.figures[0].whole())
     advice = recommend(reader.trials(), reader.info)
     assert advice.headline == (
         "One guest was given a VF and lost it again: of 100 requests 0 were lost."

@@ -23,7 +23,7 @@ from planewise.judge.bounded import Bound
 from planewise.judge.statistics import Family, RunSample, compare_levels, observe
 from planewise.judge.statistics.sentences import level_text, sentence
 from planewise.report.data import RunData
-from planewise.report.figures.base import PrintedNumber
+from planewise.report.figure import PrintedNumber
 from planewise.report.html import rankings
 from planewise.store.models import TrialRecord
 from planewise.store.recommendation import Recommendation

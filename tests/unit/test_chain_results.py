@@ -12,8 +12,8 @@ from planewise.advise.evidence import one_kind
 from planewise.advise.recommend import recommend
 from planewise.report import html
 from planewise.report.data import RunData
-from planewise.report.figures import schedule
-from planewise.report.figures.chains import account, figures
+from planewise.report.sections import schedule
+from planewise.report.sections.chains import chain_cells, chain_figures, frames_table
 from planewise.store.models import (
     ChainResult,
     CoreUse,
@@ -139,7 +139,7 @@ def test_chains_are_compared_by_what_they_transmit(run: RunReader) -> None:
 
 def test_the_report_draws_every_chain_and_says_what_bounds_it(run: RunReader) -> None:
     page = html.render(run)
-    assert "What chains of network functions carry" in page
+    assert "Throughput of chains" in page
     for words in (*WHY.values(), "IMIX", "figure-chains-pps", "figure-chains-bps"):
         assert words in page.replace("\u00a0", " ").replace("&#39;", "'"), words
 
@@ -152,13 +152,13 @@ def test_functions_of_several_kinds_on_one_plane_are_told_apart(tmp_path: Path) 
     ]
     trials.append(chain("vhost-user", "east-west", 2, 64, 3e6, 0))
     data = RunData(write(tmp_path / "run", trials))
-    assert {(cell.plane, round(cell.pps[0])) for cell in data.chains if cell.vnfs == 2} == {
+    assert {(cell.plane, round(cell.pps[0])) for cell in chain_cells(data) if cell.vnfs == 2} == {
         ("bridge, process", 2_000_000),
         ("bridge, container", 1_000_000),
         ("vhost-user", 3_000_000),
     }
-    packets, *_ = figures(data.chains, data.planes)
-    drawn = json.dumps(packets.draw(800))
+    packets, *_ = chain_figures(chain_cells(data))
+    drawn = json.dumps(packets.whole())
     assert all(label in drawn for label in ("bridge, process", "bridge, container", "vhost-user"))
 
 
@@ -182,10 +182,9 @@ def test_goodput_is_reported_by_message_size(tmp_path: Path) -> None:
     assert advice.plane == "veth"
     assert bits_text(2e5 * 65536) in " ".join(advice.reasons)
     page = html.render(run)
-    assert "What TCP carries" in page
+    assert "TCP throughput" in page
     data = RunData(run)
-    (order,) = schedule.figures(data.visits, data.planes)
-    assert order.table is not None
+    order = schedule.figure(schedule.visits(data), data)
     assert {row[4] for row in order.table.rows} == {"TCP"}
     assert "65536 bytes" in page
 
@@ -258,7 +257,7 @@ def test_frames_of_others_have_a_column_where_some_came_to_the_end(tmp_path: Pat
         assert trial.chain is not None
         result = trial.chain.model_copy(update={"frames": frames})
         reader = write(tmp_path / str(foreign), [trial.model_copy(update={"chain": result})])
-        table = account(RunData(reader).chains)
+        table = frames_table(chain_cells(RunData(reader)))
         (row,) = table.rows
         told = dict(zip(table.columns, map(str, row), strict=True))
         assert told["Lost, by place"] == "1 to vnf1"

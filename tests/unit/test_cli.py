@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from rich.console import Console
 
 from planewise import cli
+from planewise.commands import console, options
+from tests.command import invoked
 
 
 def test_ctrl_c_ends_with_130_and_a_word(
@@ -19,3 +26,67 @@ def test_ctrl_c_ends_with_130_and_a_word(
         cli.main()
     assert caught.value.code == 130
     assert capsys.readouterr().err.strip() == "stopped"
+
+
+def test_ctrl_c_is_answered_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cli._stop(2, None)
+    assert capsys.readouterr().err == "stopping…\n"
+
+
+def run(shell: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A shell line with the command line as `$P`."""
+    return subprocess.run(
+        ["bash", "-c", shell],
+        env={**os.environ, "P": f"{sys.executable} -m planewise", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_closed_stream_a_full_one_and_a_plain_locale_are_no_bugs() -> None:
+    for closed in ("$P --version >&-", "$P judge --example realistic 2>&-"):
+        assert run(closed).returncode == 0, closed
+    full = run("$P judge --example realistic >/dev/full")
+    assert full.returncode == 1
+    assert full.stderr.startswith("error: the output could not be written: No space left")
+    plain = run("$P judge --example realistic", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert plain.returncode == 0, plain.stderr
+
+
+def test_help_groups_the_commands_and_cuts_no_summary() -> None:
+    said = " ".join(invoked("--help").stdout.split())
+    groups = ("Measure:", "Judge and advise:", "Allocate:", "Lab and fleet:")
+    places = [said.index(group) for group in groups]
+    assert places == sorted(places)
+    assert said.count("...") == 1, "of the usage"
+    assert "Commands:" not in said, "every command is in a group"
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("3", 3.0), ("1m", 1.0), ("90s", 1.5), ("1.5h", 90.0)]
+)
+def test_a_time_may_have_a_unit(text: str, minutes: float) -> None:
+    assert options.minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["5%", "5 %", "0.05"])
+def test_a_share_may_be_per_cent(text: str) -> None:
+    assert options.share(text) == 0.05
+
+
+def test_a_table_leaves_out_columns_on_a_narrow_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(*, terminal: bool, wide: bool = False) -> str:
+        rows = console.Rows("plane", "a" * 40, "b" * 40, less=("a" * 40, "b" * 40), wide=wide)
+        rows.add("veth", "1", "2")
+        out = Console(force_terminal=terminal, width=80, color_system=None)
+        monkeypatch.setattr(console, "out", lambda: out)
+        rows.print()
+        return capsys.readouterr().out
+
+    assert "b" * 40 not in printed(terminal=True).splitlines()[0]
+    assert "b" * 40 in printed(terminal=False).splitlines()[0]
+    assert "b" * 40 in printed(terminal=True, wide=True)

@@ -24,7 +24,7 @@ from planewise.judge.statistics import (
 from planewise.judge.statistics.comparison import least_blocks, turned
 from planewise.judge.statistics.kendall import tau_b
 from planewise.judge.statistics.sentences import sentence, summary
-from planewise.report.figures.comparison import _outcome as figure_words
+from planewise.report.sections.compared import outcome_text
 from planewise.store.models import Counts, Level, OfferedLoad, TrialRecord
 from tests.unit import made_up_run
 from tests.unit.test_run_directory import make_info
@@ -399,11 +399,13 @@ def test_a_lower_bound_may_be_greater_but_never_less() -> None:
     assert outcome(family("fast"), "fast", "slow") == "better"
     assert outcome(family("slow"), "fast", "slow") == "not known"
     (unknown,) = family("slow").comparisons
-    assert figure_words(unknown, RATE.unit) == "not known, at most +100 %"
+    assert outcome_text(unknown, family("slow")) == "not known, at most +100 %"
     nothing = dataclasses.replace(unknown, bound="unbounded")
-    assert figure_words(nothing, RATE.unit) == "not known", "once, though its change is not either"
+    assert outcome_text(nothing, family("slow")) == "not known", (
+        "once, though its change is not either"
+    )
     (change,) = family("fast").comparisons
-    assert figure_words(change, RATE.unit) == "better, at least +100 %"
+    assert outcome_text(change, family("fast")) == "better, at least +100 %"
     assert change.bound == "at least"
     assert turned(change).bound == "at most"
     assert "its highest forwarding rate is at least 100 % higher (8 blocks)" in sentence(

@@ -16,7 +16,7 @@ from planewise.measure.trials.applications import IPERF
 from planewise.measure.trials.downloads import RunningDownload, download_of, figures_of
 from planewise.report import html
 from planewise.report.data import RunData
-from planewise.report.policies import sections
+from planewise.report.sections.allocation import sections
 from planewise.store.models import Download, DownloadInterval, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from planewise.testbed.hosts.host import FinishedProcess
@@ -24,6 +24,7 @@ from planewise.testbed.model import Guest
 from tests.command import invoked
 from tests.unit import made_up_run
 from tests.unit.made_up_allocation import trial
+from tests.unit.vega_schema import fits_schema
 
 ROOT = Path(__file__).parents[2]
 DESIGNS = ("flexvf-download-lab.yaml", "flexvf-download-beaten-lab.yaml")
@@ -148,17 +149,16 @@ def test_the_report_draws_a_line_a_trial_and_compares_policies_by_completion_tim
     reader = RunReader(path)
     section = next(one for one in sections(RunData(reader)) if one.anchor == "download")
     lead = section.figures[0].lead
-    assert lead == "Median time of the whole download: fair 8 s, activity 4.03 s."
+    assert lead == "Median duration of the whole download: fair 8 s, activity 4.03 s."
     rows = section.figures[0].table.rows
     assert [row[0] for row in rows] == ["fair", "activity"]
-    drawn = str(section.figures[0].draw(760))
-    assert "{'at': 0.0, 'bps': 1000000.0, 'series': 'fair', 'trial': 'fair 1'}" in drawn
+    drawn = str(section.figures[0].panels)
+    assert "{'series': 'fair', 'value': 1000000.0, 'trial': 'fair 0', 'x': 0.0}" in drawn
     assert len(section.figures) == 2, "throughput, and the policies compared once, not by group"
-    for width in (336, 760):
-        assert all(figure.draw(width) for figure in section.figures)
+    assert all(fits_schema(figure.whole()) for figure in section.figures)
     arguments = ["compare", str(path), "--factor", "policy", "--metric", "download"]
     result = invoked(*arguments)
     assert result.exit_code == 0, result.output
     assert "activity is better than fair" in " ".join(result.output.split())
     html.write(reader, path / "report.html")
-    assert "How long a download takes" in (path / "report.html").read_text()
+    assert "Duration of a download" in (path / "report.html").read_text()

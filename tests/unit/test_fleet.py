@@ -234,8 +234,7 @@ def test_the_page_names_the_node_and_its_figures_keep_to_the_schema(found: Findi
     assert "Kernel is 5.4.0, on most nodes 6.12.0; no other node has that" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     for ranking in found.rankings:
-        for width in (336, 760):
-            assert fits_schema(fleet_map(ranking, found.margin).draw(width))
+        assert fits_schema(fleet_map(ranking, found.margin).whole())
     assert headline(found).startswith("of 12 nodes local:n5 is worse")
 
 

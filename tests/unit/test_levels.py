@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,16 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample, compare_levels, metrics_in, observe
 from planewise.judge.statistics.metrics import by_sending
+from planewise.measure import station
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_any, load_design
 from planewise.measure.designs.pattern import bursts_of
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.runs import stations
-from planewise.measure.runs.stations import Stations
+from planewise.measure.runs.stages import Stages
 from planewise.report.data import RunData
-from planewise.report.figures import guests as guests_figure
-from planewise.report.figures import rtt as rtt_figure
-from planewise.report.figures.base import PrintedNumber
+from planewise.report.figure import PrintedNumber
+from planewise.report.sections import guests
 from planewise.store.cells import Sending
 from planewise.store.levels import keeps_levels, marked, missed_levels
 from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
@@ -129,16 +129,14 @@ def test_the_report_averages_without_it_and_shows_it_with_what_it_achieved(run: 
     data = RunData(RunReader(run))
     cells = {(cell.plane, dict(cell.factors)["frequency_pps"]): cell for cell in data.rtt}
     assert cells.keys() == {("veth", 1000.0), ("bridge", 1000.0), ("veth", 1e6)}
-    assert cells["veth", 1e6].replicates == 4
-    missed = {cell.plane: cell for cell in data.missed}
-    assert missed.keys() == {"veth", "bridge"}
-    assert missed["bridge"].achieved_pps == (20_900.0,) * 8
-    table = rtt_figure.table([*data.rtt, *data.missed], ())
-    place = table.columns.index("Probes a second")
-    shown = [str(getattr(row[place], "text", row[place])) for row in table.rows]
-    assert sum("20.9 kpps" in text and "missed" in text for text in shown) == 2
-    said = [one for one in data.left_out if "do not count" in one.why]
-    assert sorted(one.times for one in said) == [4, 8]
+    assert len(cells["veth", 1e6].rtt.medians_ns) == 4
+    missed = [one for one in data.left_out if one.why.startswith("missed the rate of the probes")]
+    assert sorted((one.what, one.times) for one in missed) == [
+        ("RTT trials, bridge", 8),
+        ("RTT trials, veth", 4),
+    ]
+    assert all(one.is_out for one in missed)
+    assert "reached 2.1 % of it" in missed[0].why
 
 
 def test_metrics_are_drawn_against_the_number_of_guests_with_the_load_that_they_made(
@@ -169,7 +167,8 @@ def test_metrics_are_drawn_against_the_number_of_guests_with_the_load_that_they_
         lines.append(trial.model_dump_json(exclude_defaults=True) + "\n")
     (path / "trials.jsonl").write_text("".join(lines))
     data = RunData(RunReader(path))
-    drawn = {figure.name: figure for figure in guests_figure.figures(data)}
+    (section,) = guests.sections(data)
+    drawn = {figure.name: figure for figure in section.figures}
     assert list(drawn)[:2] == ["guests-load-cpus", "guests-load-pps"]
     assert {"guests-rtt", "guests-rtt-p99", "guests-cpu-shared"} <= drawn.keys()
     rows = drawn["guests-load-pps"].table.rows
@@ -181,8 +180,7 @@ def test_metrics_are_drawn_against_the_number_of_guests_with_the_load_that_they_
     medians = {(row[0], row[1]): row[2] for row in drawn["guests-rtt"].table.rows}
     assert len(medians) == 2 * 5
     for figure in drawn.values():
-        for width in (336, 760):
-            assert fits_schema(figure.draw(width))
+        assert fits_schema(figure.whole())
 
 
 def test_a_run_that_recorded_no_rate_is_taken_as_it_is() -> None:
@@ -327,14 +325,26 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked_and_ex
             assert len(observe([alone], "loss").observations) == int(kept)
 
 
+class Willing:
+    """A stage that can set everything up."""
+
+    def unavailable(self, cells: Sequence[Cell]) -> dict[Cell, str]:
+        return {}
+
+    def __enter__(self) -> Willing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def refused_here(text: str, tmp_path: Path) -> dict[Cell, str]:
     path = tmp_path / "design.yaml"
     path.write_text(text)
     design = load_design(path)
-    with pytest.MonkeyPatch.context() as patch, Stations(design) as opened:
-        patch.setattr(Stations, "_lacking_programs", lambda *_: {})
-        patch.setattr(Stations, "_refused", lambda *_: {})
-        return dict(opened.unavailable(cells_of(design)))
+    makers = {"namespace": lambda _: Willing(), "container": lambda _: Willing()}
+    with Stages(design, None, makers) as stages:  # type: ignore[arg-type]
+        return dict(stages.unavailable(cells_of(design)))
 
 
 def test_cpu_load_has_no_location_where_both_hosts_are_one_machine(tmp_path: Path) -> None:
@@ -372,17 +382,17 @@ def test_without_stress_ng_only_the_cells_that_it_would_load_are_left_out(
 ) -> None:
     why = "there is no stress-ng on this machine"
     monkeypatch.setattr(
-        stations, "lacking", lambda _, programs: why if STRESS_NG in programs else ""
+        station, "lacking", lambda _, programs: why if STRESS_NG in programs else ""
     )
-    monkeypatch.setattr(stations.Testbed, "expect", lambda *_: {})
+    monkeypatch.setattr(station.Testbeds, "expect", lambda *_: {})
     path = tmp_path / "design.yaml"
     path.write_text(
         "factors: {plane: veth, load_type: [none, cpu, cache, memory], background_guests: 2}\n"
         "background: {per_guest: {busy_threads: 1}}\n"
     )
     design = load_design(path)
-    with Stations(design) as opened:
-        refused = opened.unavailable(cells_of(design))
+    with station.GuestStage(design) as stage:
+        refused = stage.unavailable(cells_of(design))
     assert {cell.load_type for cell in refused} == {"cache", "memory"}
     assert set(refused.values()) == {why}
 

@@ -154,11 +154,11 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
         True,
     )
     page = html.render(run)
-    assert "What else was measured" in page
+    assert "Other measurements" in page
     assert "Median time to connect" in page
-    assert "What can be told apart" in page
+    assert "Significant differences" in page
     assert "veth is better than bridge" in page
-    assert "veth is better than bridge (−25 points)" in page, "a share, and no time"
+    assert "veth is better than bridge (-25 points)" in page, "a share, and no time"
     advice = recommend(run.trials(), run.info)
     assert advice.plane is None
     assert "There is no recommendation" in advice.headline

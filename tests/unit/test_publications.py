@@ -16,7 +16,7 @@ from planewise.publications import boost, page
 from planewise.publications.answers import Answer, AskedRun, answers, read_run
 from planewise.publications.claims import Claim, publications
 from planewise.report import theme
-from planewise.report.figures.base import NARROW, WIDE, Missing
+from planewise.report.figure import Missing
 from tests.command import invoked
 from tests.documents import ROOT
 from tests.unit import made_up_run
@@ -162,7 +162,6 @@ def test_the_command_writes_a_page_each(measured: AskedRun, tmp_path: Path) -> N
     )
     figures = sorted(out.glob("*.svg"))
     assert figures
-    assert sum("-narrow" in figure.name for figure in figures) * 2 == len(figures)
     written = "".join(file.read_text() for file in out.glob("*.md"))
     assert all(f'"{figure.name}"' in written for figure in figures)
 
@@ -195,8 +194,7 @@ def test_what_a_vf_saves_is_drawn_by_packet_rate_with_its_intervals() -> None:
     first, second = drawn.table.rows
     assert first[3] == theme.interval("10 %", "30 %")
     assert isinstance(second[3], Missing)
-    for width in (WIDE, NARROW):
-        assert fits_schema(drawn.draw(width))
+    assert fits_schema(drawn.whole())
 
 
 def test_a_router_of_ours_is_on_pastramis_page_with_its_curve_and_its_table(
@@ -210,9 +208,8 @@ def test_a_router_of_ours_is_on_pastramis_page_with_its_curve_and_its_table(
     text = (out / "pastrami.md").read_text()
     assert "## Curves of ours by aspect" in text
     assert run.info.run in text
-    curve, narrow = sorted(out.glob("pastrami-*.svg"), key=lambda file: len(file.name))
+    (curve,) = out.glob("pastrami-*.svg")
     assert f'<img src="{curve.name}" alt="' in text
-    assert f'srcset="{narrow.name}"' in text
     assert run.info.run not in (out / "flexvf.md").read_text()
 
 

@@ -26,15 +26,16 @@ document.querySelector("iframe").onload = event => {{
   all("details").forEach(one => one.open = {opened});
   const place = one => one.getBoundingClientRect();
   const shown = all("svg").filter(one => place(one).width);
-  const sizes = shown.map(one => 12 * place(one).width / one.viewBox.baseVal.width);
+  const drawn = all(".panels svg").filter(one => place(one).width);
+  const sizes = drawn.map(one => 12 * place(one).width / one.viewBox.baseVal.width);
   const beyond = all("*", inner.body).filter(one => !one.closest(".table, svg, .skip")
     && place(one).right > root.clientWidth + 0.5);
   const box = inner.querySelector('svg [fill="{colour}"]');
   document.getElementById("out").textContent = JSON.stringify({{
     width: root.clientWidth,
     content: root.scrollWidth,
-    figures: shown.length,
-    titles: shown.filter(one => one.querySelector("title")).length,
+    figures: drawn.length,
+    titles: drawn.filter(one => one.querySelector("title")).length,
     smallest_text: Math.min(...sizes),
     wide: beyond.map(one => one.outerHTML.slice(0, 80)),
     paper: win.getComputedStyle(inner.body).backgroundColor,
@@ -53,7 +54,7 @@ def look(page: Path, width: int, *flags: str, opened: bool = False) -> Seen:
             page=page.as_uri(),
             width=width,
             opened=str(opened).lower(),
-            colour=theme.PLANES["veth"].light,
+            colour=theme.var("veth"),
         )
     )
     return browser.look(frame, page.parent / "profile", *flags, budget_s=10)
@@ -100,9 +101,9 @@ def test_light_and_dark_follow_the_reader_and_the_figures_follow_the_page(page: 
         return f"rgb({int(colour[1:3], 16)}, {int(colour[3:5], 16)}, {int(colour[5:], 16)})"
 
     light = look(page, 1200).found
-    assert (light["paper"], light["box"]) == ("rgb(255, 255, 255)", rgb(theme.PLANES["veth"].light))
+    assert (light["paper"], light["box"]) == ("rgb(255, 255, 255)", rgb(theme.PLANES["veth"][0]))
     dark = look(page, 1200, "--blink-settings=preferredColorScheme=0").found
-    assert (dark["paper"], dark["box"]) == ("rgb(23, 23, 28)", rgb(theme.PLANES["veth"].dark))
+    assert (dark["paper"], dark["box"]) == ("rgb(23, 23, 28)", rgb(theme.PLANES["veth"][1]))
 
 
 AXE_FRAME = """<!doctype html><title>frame</title><pre id="out"></pre>

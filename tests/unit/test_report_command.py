@@ -11,8 +11,8 @@ import pytest
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import judge
-from planewise.report import figures, html
-from planewise.report.figures import base
+from planewise.report import figure, html, vega
+from planewise.report.sections.load import curve_figure
 from planewise.store.rundir import RunReader
 from tests import command
 from tests.command import invoked
@@ -125,9 +125,9 @@ def test_a_judged_curve_fits_vega_lites_schema_and_can_be_saved(
     tmp_path: Path,
 ) -> None:
     verdict = judge(curve())
-    chart = figures.load_loss(curve(), verdict)
+    chart = curve_figure(curve(), verdict, title="router", name="router").whole()
     assert fits_schema(chart)
-    files = figures.save(chart, tmp_path / "a.b", ("svg", "html"))
+    files = figure.save(chart, tmp_path / "a.b", ("svg", "html"))
     assert [file.name for file in files] == ["a.b.svg", "a.b.html"]
     drawn = files[0].read_text()
     assert f"router: {verdict.verdict}" in drawn
@@ -136,7 +136,8 @@ def test_a_judged_curve_fits_vega_lites_schema_and_can_be_saved(
 
 
 def test_an_interactive_figure_holds_its_scripts(tmp_path: Path) -> None:
-    (file,) = figures.save(figures.load_loss(curve(), judge(curve())), tmp_path / "x", ("html",))
+    drawn = curve_figure(curve(), judge(curve()), title="router", name="router")
+    (file,) = figure.save(drawn.whole(), tmp_path / "x", ("html",))
     text = file.read_text()
     assert "<script src" not in text
     assert "<link" not in text
@@ -145,9 +146,7 @@ def test_an_interactive_figure_holds_its_scripts(tmp_path: Path) -> None:
 def test_every_figure_of_a_report_fits_vega_lites_schema(run: Path) -> None:
     drawn = html.all_figures(RunReader(run))
     assert len(drawn) >= 15
-    for figure in drawn:
-        for width in (base.WIDE, base.NARROW):
-            assert fits_schema(figure.titled(width))
+    assert all(fits_schema(one.whole()) for one in drawn)
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -156,11 +155,10 @@ def test_curves_with_few_runs_or_a_single_load_can_be_drawn(runs: int) -> None:
     none = Curve.from_runs("no loss", {load: [Run(1000, 1000)] * runs for load in (1e3, 1e4, 1e6)})
     all_lost = Curve.from_runs("all lost", {load: [Run(1000, 0)] * runs for load in (1e3, 1e4)})
     for drawn in (one, none, all_lost):
-        for width in (base.WIDE, base.NARROW):
-            spec = figures.load_loss(drawn, judge(drawn), width=width)
-            assert svg_of(spec).count("<path") > 3
+        for panel in curve_figure(drawn, judge(drawn), title="x", name="x").panels:
+            assert svg_of(vega.alone(panel)).count("<path") > 3
 
 
 def test_both_panels_of_a_load_loss_curve_name_their_loads() -> None:
-    drawing = svg_of(figures.load_loss(curve(), judge(curve())))
-    assert drawing.count(">offered load<") == 2
+    drawn = curve_figure(curve(), judge(curve()), title="router", name="router")
+    assert svg_of(drawn.whole()).count(">offered load<") == 2

@@ -14,9 +14,10 @@ from planewise.judge.bounded import at_least, exact
 from planewise.judge.verdict import LoadEstimate, judge
 from planewise.report import html
 from planewise.report.data import RunData
-from planewise.report.figures import guests, loss_curve, parts, rtt, tail
-from planewise.report.figures.base import Missing, PrintedNumber, Table
-from planewise.report.guests import Curves, point_of
+from planewise.report.figure import Missing, PrintedNumber, Table
+from planewise.report.sections import cpu, rtt, schedule
+from planewise.report.sections import load as load_section
+from planewise.report.sections.guests import Curves, Point
 from planewise.store.cells import common_factors, factors_of, plane_of, words
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
@@ -66,12 +67,11 @@ def test_quantiles_of_the_rtt_are_those_of_all_packets_of_the_cell(
 ) -> None:
     packets = packets_of(data, plane, load).drop_nulls(["user_rx_ns"])
     rtts = (packets["user_rx_ns"] - packets["user_tx_ns"]).to_numpy()
-    figure = rtt.figure(data.rtt, data.planes, name="rtt", title="RTT", where="here")
-    row = row_of(figure.table, label, plane)
+    row = row_of(rtt.rtt_table(data.rtt), label, plane)
     for column, quantile in (("5 %", 5), ("25 %", 25), ("Median", 50), ("75 %", 75), ("95 %", 95)):
         assert raw(row[column]) == pytest.approx(np.percentile(rtts, quantile))
     assert raw(row["Packets"]) == len(rtts)
-    slow = row_of(tail.table(data.rtt), label, plane)
+    slow = row_of(rtt.tail_table(data.rtt), label, plane)
     for column, quantile in (("p50", 50), ("p90", 90), ("p99", 99), ("p99.9", 99.9)):
         assert raw(slow[column]) == pytest.approx(np.percentile(rtts, quantile))
 
@@ -87,9 +87,9 @@ def test_the_parts_of_the_time_are_means_over_the_middle_half_and_add_up(
     response = (p["responder_nic_reply_ns"] - p["responder_nic_request_ns"]).to_numpy()
     low, high = np.percentile(total, [25, 75])
     middle = (total >= low) & (total <= high)
-    row = row_of(parts.figure(data.rtt, name="parts", title="Parts").table, label, plane)
+    row = row_of(rtt.parts_table(data.rtt), label, plane)
     assert raw(row["Sum"]) == pytest.approx(total[middle].mean())
-    assert raw(row["RTT overhead"]) == pytest.approx((total - nic)[middle].mean())
+    assert raw(row["Sender overhead"]) == pytest.approx((total - nic)[middle].mean())
     assert raw(row["Sender host"]) == pytest.approx((kernel - nic)[middle].mean())
     assert raw(row["Wire"]) == pytest.approx((nic - response)[middle].mean())
     assert raw(row["Responder host"]) == pytest.approx(response[middle].mean())
@@ -99,7 +99,7 @@ def test_the_parts_of_the_time_are_means_over_the_middle_half_and_add_up(
 
 
 def test_a_plane_whose_frames_the_host_does_not_see_has_no_parts(data: RunData) -> None:
-    table = parts.figure(data.rtt, name="parts", title="Parts").table
+    table = rtt.parts_table(data.rtt)
     rows = [row for row in table.rows if row[1] == "macvlan"]
     assert len(rows) == 3
     for row in rows:
@@ -109,14 +109,14 @@ def test_a_plane_whose_frames_the_host_does_not_see_has_no_parts(data: RunData) 
 def test_time_in_the_guests_stacks_is_told_apart_and_all_adds_up(tmp_path: Path) -> None:
     wanted = MadeUp(inside=True, load_types=("none",), load_blocks=0, failed=0)
     data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
-    table = parts.figure(data.rtt, name="parts", title="Parts").table
+    table = rtt.parts_table(data.rtt)
     names = table.columns[4:-1]
     rows = {str(row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
     seen = [one for one in names if one not in ("The probe itself", "Hosts and wire")]
     for plane in ("veth", "bridge"):
         row = rows[plane]
         assert sum(raw(row[name]) for name in seen) == pytest.approx(raw(row["Sum"]))
-        assert raw(row["RTT overhead"]) == pytest.approx(
+        assert raw(row["Sender overhead"]) == pytest.approx(
             raw(row["Sender's guest"]) + raw(row["Sender host"])
         )
         assert isinstance(row["Hosts and wire"], Missing)
@@ -124,7 +124,7 @@ def test_time_in_the_guests_stacks_is_told_apart_and_all_adds_up(tmp_path: Path)
     hidden = rows["macvlan"]
     told = ("Sender's guest", "Hosts and wire", "Responder's guest")
     assert sum(raw(hidden[name]) for name in told) == pytest.approx(raw(hidden["Sum"]))
-    for name in ("RTT overhead", "Sender host", "Wire", "Responder host"):
+    for name in ("Sender overhead", "Sender host", "Wire", "Responder host"):
         entry = hidden[name]
         assert isinstance(entry, Missing)
         assert made_up_run.HIDDEN_REASON in entry.why
@@ -132,7 +132,7 @@ def test_time_in_the_guests_stacks_is_told_apart_and_all_adds_up(tmp_path: Path)
 
 def test_loss_and_throughput_are_those_of_the_trials(data: RunData) -> None:
     bridge = next(item for item in data.curves if item.plane == "bridge")
-    table = loss_curve.table(bridge.curve)
+    table = load_section.curve_table(bridge.curve)
     loads: dict[float, list[float]] = {}
     for trial in data.run.trials():
         if trial.kind == "load" and trial.cell["plane"] == "bridge":
@@ -151,7 +151,7 @@ def test_loss_and_throughput_are_those_of_the_trials(data: RunData) -> None:
 
 
 def test_the_verdicts_are_the_judges(data: RunData) -> None:
-    table = loss_curve.verdict_table(data.curves, ())
+    table = load_section.verdict_table(data.curves, ())
     for item, row in zip(data.curves, table.rows, strict=True):
         verdict = judge(item.curve)
         entries = dict(zip(table.columns, row, strict=True))
@@ -163,7 +163,7 @@ def test_the_verdicts_are_the_judges(data: RunData) -> None:
 
 def test_the_line_of_a_curve_meets_the_limit_where_pdr_lies(data: RunData) -> None:
     item = next(item for item in data.curves if item.plane == "bridge")
-    drawn = loss_curve.line(item.curve)
+    drawn = load_section.line(item.curve)
     loads = [float(row["load"]) for row in drawn]
     plrs = [float(row["plr"]) for row in drawn]
     assert loads == sorted(loads)
@@ -181,10 +181,10 @@ def test_cpu_shares_are_means_over_the_replicates(data: RunData) -> None:
     interrupts = np.mean([t.cpu["shared"]["soft"] + t.cpu["shared"].get("irq", 0) for t in trials])
     cell = next(
         cell
-        for cell in data.cpu
+        for cell in cpu.cells(data)
         if cell.plane == "veth" and dict(cell.factors)["load_type"] == "network"
     )
-    assert cell.replicates == len(trials) == 3
+    assert len(cell.replicates_busy) == len(trials) == 3
     assert cell.shares["interrupts"] == pytest.approx(interrupts)
     idle = np.mean([trial.cpu["shared"]["idle"] for trial in trials])
     assert cell.busy == pytest.approx(1 - idle)
@@ -192,7 +192,7 @@ def test_cpu_shares_are_means_over_the_replicates(data: RunData) -> None:
 
 def test_the_page_prints_the_tables_numbers_and_keeps_them_whole(data: RunData) -> None:
     page = html.render(data.run)
-    for row in tail.table(data.rtt).rows:
+    for row in rtt.tail_table(data.rtt).rows:
         for entry in row[2:]:
             assert isinstance(entry, PrintedNumber)
             said = re.sub(r"(?<=\d) (?=\D)", "\u00a0", entry.text)
@@ -202,14 +202,15 @@ def test_the_page_prints_the_tables_numbers_and_keeps_them_whole(data: RunData) 
 def test_a_quantile_that_too_few_packets_stand_behind_is_missing(tmp_path: Path) -> None:
     wanted = MadeUp(planes=("veth",), blocks=1, packets=150, load_blocks=0, failed=0)
     data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
-    row = row_of(tail.table(data.rtt), "no load", "veth")
+    row = row_of(rtt.tail_table(data.rtt), "no load", "veth")
     assert raw(row["p99"]) > raw(row["p90"])
     assert row["p99.9"] == Missing("needs 1000 packets")
 
 
 def test_all_trials_appear_in_the_schedule_in_their_order(data: RunData) -> None:
-    assert [visit.order for visit in data.visits] == list(range(len(data.trials)))
-    relative = [visit.relative for visit in data.visits if visit.relative is not None]
+    visits = schedule.visits(data)
+    assert [visit.order for visit in visits] == list(range(len(data.trials)))
+    relative = [visit.relative for visit in visits if visit.relative is not None]
     assert len(relative) == 26  # 27 RTT trials, one failed
     assert 0.8 < min(relative) <= 1 <= max(relative) < 1.25
 
@@ -253,13 +254,13 @@ def test_without_load_its_location_is_not_a_condition() -> None:
 
 
 def test_a_load_beyond_the_ladder_is_bounded_by_its_interval_and_not_by_the_last_load() -> None:
-    above = loss_curve._estimate(LoadEstimate(160e3, 146e3, math.inf), "unused")
+    above = load_section._estimate(LoadEstimate(160e3, 146e3, math.inf), "unused")
     assert isinstance(above, PrintedNumber)
     assert above.text == "at least 146 kpps"
-    assert isinstance(loss_curve._estimate(LoadEstimate(127e3, 0.0, math.inf), "unused"), Missing)
+    assert isinstance(load_section._estimate(LoadEstimate(127e3, 0.0, math.inf), "unused"), Missing)
 
 
 def test_a_point_whose_blocks_are_mostly_bounds_is_shown_as_one() -> None:
-    said = guests.shown(Curves("throughput", "highest forwarding rate", "rate", ()))
-    assert said(point_of([exact(1e6), at_least(2e6), at_least(3e6)])) == "at least 2 Mpps"
-    assert said(point_of([exact(1e6), exact(2e6), at_least(3e6)])) == "2 Mpps"
+    said = Curves("throughput", "highest forwarding rate", "rate", ()).shown
+    assert said(Point.of([exact(1e6), at_least(2e6), at_least(3e6)])) == "at least 2 Mpps"
+    assert said(Point.of([exact(1e6), exact(2e6), at_least(3e6)])) == "2 Mpps"

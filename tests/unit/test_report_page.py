@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from planewise.report import html, theme
 from planewise.report.data import RunData
-from planewise.report.figures import comparison
+from planewise.report.left_out import LIMITS
+from planewise.report.sections import compared, schedule
 from planewise.store.models import HostState, TrialRecord
 from planewise.store.rundir import RUN_FILE, TRIALS_FILE, RunReader
 from tests.unit import made_up_run
@@ -81,17 +82,30 @@ def outline(page: str) -> Outline:
     return parser
 
 
-def test_the_recommendation_is_the_first_sentence_and_its_reasons_follow(page: str) -> None:
+def test_the_answer_the_planes_and_three_reservations_come_first(page: str) -> None:
     body = page[page.index("<header>") :]
     # Three blocks, however clear they look, tell nothing apart.
     headline = body.index("cannot be told apart by this run")
-    assert headline < body.index("What to keep in mind</h2>")
-    assert body.index("What to keep in mind</h2>") < body.index('id="rtt"')
+    holds = body.index("Holds for: load at the responder, 8 background guests")
+    planes, reservations = body.index('class="planes"'), body.index("Reservations</h2>")
+    assert headline < holds < planes < reservations < body.index('id="rtt"')
+    shown = body[reservations : body.index("more</summary>")]
+    assert shown[: shown.index("</ul>")].count("<li>") == 3
+
+
+def test_planes_are_ranked_with_bars_their_intervals_and_verdicts(run: RunReader) -> None:
+    titles, rows = html.planes(RunData(run))
+    assert titles == ("Median round-trip time", "Highest forwarding rate")
+    assert rows[0].plane == "veth"
+    latencies = [row.bars[0] for row in rows]
+    assert all(bar is not None and bar.low <= bar.to <= bar.high for bar in latencies)
+    assert max(bar.to for bar in latencies if bar is not None) <= 100
+    assert {verdict for row in rows for verdict in row.verdicts} <= {"GOOD", "BAD", "UNDECIDED"}
 
 
 def test_sections_come_in_the_order_in_which_a_person_asks(page: str) -> None:
-    anchors = ["rtt", "compared", "tail", "parts", "lost", "loss", "cpu", "schedule", "host"]
-    anchors.append("left-out")
+    anchors = ["rtt", "compared", "tail", "parts", "lost", "loss", "cpu", "schedule"]
+    anchors += ["statistics", "host", "left-out"]
     places = [page.index(f'<h2 id="{anchor}">') for anchor in anchors]
     assert places == sorted(places)
 
@@ -142,14 +156,14 @@ def test_sentences_of_the_run_are_escaped_and_commands_in_them_are_code() -> Non
 
 def test_a_single_replicate_is_not_said_to_have_no_drift(tmp_path: Path) -> None:
     run = small(tmp_path, blocks=1)
-    assert all(visit.relative is None for visit in RunData(run).visits)
+    assert all(visit.relative is None for visit in schedule.visits(RunData(run)))
     assert "No cell has two RTT trials, so drift is unknown." in html.render(run)
 
 
 def test_every_figure_has_alternative_text_a_caption_and_its_numbers(page: str) -> None:
     figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)
     assert len(re.findall(r'id="figure-compared-', page)) == 8
-    assert len(figures) == 8 + 14  # RTT, parts, curves, CPU, schedule; tail, boxes, comparisons
+    assert len(figures) == 8 + 14
     for figure in figures:
         labels = re.findall(r'role="img" aria-label="([^"]+)"', figure)
         assert labels
@@ -159,18 +173,19 @@ def test_every_figure_has_alternative_text_a_caption_and_its_numbers(page: str) 
         assert table.count("<tr>") > 1
 
 
-def test_figures_use_only_colours_that_have_a_partner_for_the_dark(page: str) -> None:
-    known = {colour.light for colour in theme.every_colour()} | {"none", "transparent"}
+def test_figures_use_only_colours_that_the_style_sheet_has(page: str) -> None:
     used = set()
     for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         used |= set(re.findall(r'(?:fill|stroke)="([^"]+)"', drawing))
-    assert len(used) > 10
-    assert used <= known
+    known = {theme.var(name) for name in theme.COLOURS}
+    assert len(used & known) > 10
+    assert used <= known | {"none", "transparent"}
+    for name in theme.COLOURS:
+        assert page.count(f"--{name}:#") == 2, "light and dark"
 
 
-def test_no_two_colours_share_a_light_value_with_different_dark_ones() -> None:
-    lights = [colour.light for colour in theme.every_colour()]
-    assert len(lights) == len(set(lights))
+def test_a_saved_figure_has_the_colours_of_a_white_page() -> None:
+    assert theme.printed(f'"{theme.var("vf")}"') == '"#3d3a9e"'
 
 
 def test_a_plane_has_the_same_colour_in_every_run() -> None:
@@ -184,7 +199,8 @@ def test_a_plane_without_a_colour_of_its_own_is_told_from_the_others() -> None:
         pairs = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
         return sum(abs(a - b) for a, b in pairs)
 
-    colours = list(theme.colours_of(["veth", "bridge", "macvlan", "mine", "yours"]).values())
+    named = theme.colours_of(["veth", "bridge", "macvlan", "mine", "yours"]).values()
+    colours = [theme.printed(colour) for colour in named]
     for place, one in enumerate(colours):
         assert all(distance(one, other) > 60 for other in colours[:place])
 
@@ -206,20 +222,44 @@ def test_what_cannot_be_measured_is_said_with_its_reason_and_never_zero(page: st
     parts = page[page.index('<figure id="figure-parts"') :]
     parts = parts[: parts.index("</figure>")]
     row = next(
-        row
-        for row in re.findall(r"<tr>.*?</tr>", parts, flags=re.DOTALL)
-        if "<td>macvlan</td>" in row
+        row for row in re.findall(r"<tr>.*?</tr>", parts, flags=re.DOTALL) if ">macvlan</td>" in row
     )
-    assert row.count(f'class="missing">not measurable: {HIDDEN_REASON}</td>') == 6
+    assert len(re.findall(rf'class="missing"[^>]*>not measurable: {HIDDEN_REASON}</td>', row)) == 6
     assert "<data" not in row
-    assert f"not measurable: {HIDDEN_REASON} (9 trials)" in page[page.index('id="left-out"') :]
+    assert left_out(page)["Sender overhead, macvlan"] == [
+        ("9", "no", f"not measurable: {HIDDEN_REASON}")
+    ]
+
+
+def left_out(page: str) -> dict[str, list[tuple[str, ...]]]:
+    """The rows of the table of what was left out: number, whether it counts, why."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for row in re.findall(r"<tr>.*?</tr>", page[page.index('id="left-out"') :], flags=re.DOTALL):
+        what, *cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, flags=re.DOTALL)
+        texts = (re.sub(r"<[^>]+>", "", cell).replace(NBSP, " ") for cell in cells)
+        rows.setdefault(what, []).append(tuple(texts))
+    return rows
 
 
 def test_failed_and_limited_trials_and_warnings_are_named_with_their_reason(page: str) -> None:
-    left_out = page[page.index('id="left-out"') :]
-    assert "it failed: the responder stopped answering" in left_out
-    assert "the generator could not send as fast as intended" in left_out
-    assert "steal time was" in left_out
+    rows = left_out(page)
+    said = {(what, *row) for what, of_row in rows.items() for row in of_row}
+    assert any(row[-1].startswith("failed: the responder stopped answering") for row in said)
+    assert any(
+        what.startswith("Load trials") and (counts, why) == ("no", LIMITS["generator"])
+        for what, _, counts, why in said
+    )
+    assert any("steal time was" in row[-1] for row in said)
+
+
+def test_an_rtt_trial_that_its_generator_limited_counts_if_it_kept_its_rate(
+    tmp_path: Path,
+) -> None:
+    run = small(tmp_path)
+    change_trials(run, lambda one: {"limits": ("generator",)})
+    page = html.render(run)
+    assert left_out(page)["RTT trials, veth"] == [("2", "yes", LIMITS["generator"])]
+    assert "All 4 trials count." in page
 
 
 def test_the_judges_warnings_stand_below_each_curve(run: RunReader, page: str) -> None:
@@ -249,17 +289,16 @@ def test_what_changed_on_the_host_is_told_and_what_it_has_no_counter_for(tmp_pat
     run = small(tmp_path, blocks=4, drift=0.0)
     change_trials(run, lambda one: {"host": {"shared": state(one.order)}})
     told = machine(html.render(run))
-    assert "<h3>What changed while it was measured</h3>" in told
+    assert "<h3>Changes during the run</h3>" in told
     assert "The host's frequency governor changed during the run: performance then" in told.replace(
         "&#39;", "'"
     )
-    assert "Watched around every trial: frequency governor, time that the hypervisor gave" in told
+    assert "Watched around every trial: frequency governor, steal time" in told
     assert (
-        "Not known, as this host has no counter for it: clock of the CPUs, temperature, throttling"
-        in told
+        "Not known, as this host has no counter for it: CPU clock, temperature, throttling" in told
     )
     change_trials(run, lambda one: {"host": {"shared": HostState(steal=0.0)}})
-    assert "Nothing that was watched changed." in machine(html.render(run))
+    assert "None of what was watched changed." in machine(html.render(run))
 
 
 def test_cells_that_could_not_run_are_named_with_their_reason(tmp_path: Path) -> None:
@@ -269,17 +308,17 @@ def test_cells_that_could_not_run_are_named_with_their_reason(tmp_path: Path) ->
     file = run.path / RUN_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"skipped": skipped}))
     page = html.render(RunReader(run.path))
-    assert "<strong>2 cells of ipvlan</strong>: could not run here: no ipvlan here." in page
+    assert left_out(page)["Cells of ipvlan"] == [
+        ("2", "no", "not possible on this host: no ipvlan here")
+    ]
 
 
 def test_a_warning_that_differs_in_its_figures_alone_is_said_once(tmp_path: Path) -> None:
     run = small(tmp_path)
     change_trials(run, lambda one: {"warnings": (f"CPU load got {one.order + 10} % of the CPUs",)})
-    page = html.render(run).replace(NBSP, " ")
-    told = (
-        "<strong>Reported with varying figures</strong>: CPU load got 10 % of the CPUs (4 trials)."
-    )
-    assert page.count(told) == 1
+    assert left_out(html.render(run))["Warning during a trial"] == [
+        ("4", "yes", "for example: CPU load got 10 % of the CPUs")
+    ]
 
 
 def change_trials(run: RunReader, change: Callable[[TrialRecord], dict[str, object]]) -> None:
@@ -289,28 +328,25 @@ def change_trials(run: RunReader, change: Callable[[TrialRecord], dict[str, obje
     (run.path / TRIALS_FILE).write_text("".join(lines))
 
 
-def test_times_of_a_virtual_machine_are_labelled_wherever_they_are_shown(page: str) -> None:
-    assert "Virtualised times." in page
-    for anchor in ("rtt", "tail", "parts", "loss", "schedule"):
-        section = page[page.index(f'<h2 id="{anchor}">') :]
-        assert 'class="virtual"' in section[: section.index("</section>")]
+def test_times_of_a_virtual_machine_have_one_badge(page: str) -> None:
+    assert page.count('class="badge"') == 1
+    assert ">Virtualised times</span>" in page
 
 
-def test_times_of_hardware_carry_no_label(tmp_path: Path) -> None:
-    page = html.render(small(tmp_path, virtualisation="none"))
-    assert 'class="virtual"' not in page
+def test_times_of_hardware_carry_no_badge(tmp_path: Path) -> None:
+    assert 'class="badge"' not in html.render(small(tmp_path, virtualisation="none"))
 
 
 def test_an_emulated_run_says_why(tmp_path: Path) -> None:
     page = html.render(small(tmp_path, emulated="the lab's NIC is emulated by QEMU"))
-    assert "Emulated times." in page
-    assert "The lab's NIC is emulated by QEMU".replace("'", "&#39;") in page
+    assert ">Emulated times</span>" in page
+    assert 'title="the lab&#39;s NIC is emulated by QEMU"' in page
 
 
 def test_without_a_recommendation_the_page_does_not_make_one_up(tmp_path: Path) -> None:
     run = small(tmp_path, with_recommendation=False)
     said = html.headline(RunData(run))
-    assert said.startswith("This run holds no recommendation. Its lowest median RTT is ")
+    assert said.startswith("This run has no recommendation. Its lowest median RTT is ")
     assert said in html.render(run).replace(NBSP, " ")
 
 
@@ -330,7 +366,10 @@ def test_a_run_of_which_every_trial_failed_says_so(tmp_path: Path) -> None:
     (run.path / "trials.jsonl").write_text("".join(t.model_dump_json() + "\n" for t in failed))
     page = html.render(RunReader(run.path))
     assert "All 4 trials of this run failed: there is nothing to compare." in page
-    assert page.count("it failed: no answer") == 4
+    rows = [row for of_row in left_out(page).values() for row in of_row]
+    assert [row for row in rows if row[2] == "failed: no answer"] == [
+        ("2", "no", "failed: no answer")
+    ] * 2
 
 
 def test_a_cut_last_trial_is_noted_and_the_others_are_shown(tmp_path: Path) -> None:
@@ -352,8 +391,8 @@ def test_lost_packets_files_are_noted_and_the_histograms_stand_in(tmp_path: Path
     for cell in data.rtt:
         exact = before[cell.plane, cell.factors]
         assert cell.median_ns == pytest.approx(exact.median_ns, rel=0.05)
-        assert cell.parts is not None
-        assert exact.parts is not None
+        assert exact.parts_ns
+        assert cell.no_parts == "its packets were not kept"
     notes = [note for note in data.left_out if "cannot be read" in note.why]
     assert len(notes) == len(before)
     assert "come from the trials&#39; histograms" in html.render(RunReader(run.path))
@@ -376,7 +415,7 @@ def test_stamps_that_no_packet_of_a_trial_has_do_not_spoil_the_others(tmp_path: 
     ).write_parquet(first)
     cells = RunData(RunReader(run.path)).rtt
     assert [cell.rtt.packets for cell in cells] == [120, 120]
-    assert all(cell.parts is not None for cell in cells)
+    assert all(cell.parts_ns for cell in cells)
 
 
 def test_an_interrupted_run_is_labelled(tmp_path: Path) -> None:
@@ -388,7 +427,7 @@ def test_a_damaged_recommendation_is_noted_and_not_fatal(tmp_path: Path) -> None
     run = small(tmp_path)
     (run.path / "recommendation.json").write_text('{"plane": ')
     page = html.render(run)
-    assert "This run holds no recommendation." in page
+    assert "This run has no recommendation." in page
     assert "the recommendation cannot be read" in page
 
 
@@ -413,16 +452,12 @@ def test_of_a_large_design_few_figures_are_drawn_and_the_tables_have_every_cell(
         blocks=1,
     )
     page = html.render(run)
-    assert re.findall(r'<figure id="figure-(rtt-\d+)"', page) == [
-        "rtt-1",
-        "rtt-2",
-        "rtt-3",
-        "rtt-4",
-    ]
-    assert "2 more figures would be too many to look through" in page
+    drawn = re.findall(r'<figure id="figure-(rtt-\d+)"', page)
+    assert drawn == [f"rtt-{number}" for number in range(1, len(drawn) + 1)]
+    assert "<code>planewise report RUN --figures DIR</code> draws" in page
     table = page[page.index("Round-trip time of every cell (96 rows)") :]
     assert table[: table.index("</table>")].count("<tr>") == 97
-    assert len(page.encode()) < 3_000_000
+    assert len(page.encode()) < 6_000_000
 
 
 @given(st.floats(1e-9, 1e9), st.floats(1.0001, 1e6), st.booleans(), st.integers(3, 12))
@@ -435,14 +470,7 @@ def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float, log: bool, mo
 
 @given(st.floats(1.32, 100))
 def test_an_axis_of_ratios_names_some_on_both_sides_of_one(reach: float) -> None:
-    named = comparison._ticks(1 / reach, reach, ratio=True)
+    named = compared._ticks(1 / reach, reach, ratio=True)
     assert 3 <= len(named) <= 12
     assert named[0] < 1 < named[-1]
     assert 1 in named
-
-
-@given(st.floats(0, 1))
-def test_a_share_is_printed_without_an_exponent_and_close_to_its_value(value: float) -> None:
-    text = theme.share(value)
-    assert re.fullmatch(r"\d+(\.\d+)? %", text)
-    assert float(text[:-2]) == pytest.approx(value * 100, rel=0.06)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -47,4 +48,27 @@ def test_a_lower_bound_is_printed_as_one() -> None:
     place = RankedPlane(
         plane="veth", load_type="none", metric="forwarded", value=2e6, at_least=True
     )
-    assert _value("forwarded", place) == "at least 2 Mpps"
+    assert _value(place, 1e6) == "at least 2"
+
+
+def test_tables_fit_80_columns_and_the_answer_three_reservations_and_the_report_come_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "run", MadeUp(blocks=6))
+    advice = RunReader(path).recommendation()
+    assert advice is not None
+    advice = advice.model_copy(update={"reservations": tuple(f"reservation {n}" for n in range(9))})
+    done = finished(tmp_path / "other", "done", 3, 0)
+    print_result(dataclasses.replace(done, recommendation=advice), json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "median RTT [µs]" in lines[1]
+    table = lines[1 : lines.index(advice.headline)]
+    assert max(map(len, table)) <= 80
+    answer = lines.index(advice.headline)
+    assert lines[answer + 1 : answer + 5] == [
+        *(f"  - reservation {n}" for n in range(3)),
+        "  6 more are in the report.",
+    ]
+    assert lines[-1].startswith("Report: ")
+    print_result(dataclasses.replace(done, recommendation=advice), json=False, wide=True)
+    assert "  - reservation 8" in capsys.readouterr().out

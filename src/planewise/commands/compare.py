@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.options import JsonOption
-from planewise.errors import BadInputError
+from planewise.commands.options import JsonOption, MarginOption
 
 if TYPE_CHECKING:
     from planewise.judge.analysis import Analysis
@@ -53,10 +52,7 @@ def compare(
         str | None,
         typer.Option("--baseline", help="Compare every level with this one only."),
     ] = None,
-    margin: Annotated[
-        float,
-        typer.Option("--margin", help="Difference that does not matter, as a share; 0.05 is 5 %."),
-    ] = 0.05,
+    margin: MarginOption = 0.05,
     tails: Annotated[
         bool,
         typer.Option("--tails", help="Also compare the 99th and 99.9th percentiles of RTT."),
@@ -80,10 +76,6 @@ def compare(
     Pairs are made within blocks, with all else alike. The answer is better, worse, practically the
     same, or not known.
     """
-    if not 0 < margin < 1:
-        raise BadInputError(
-            f"{margin:g} is not a margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
-        )
     # Thousands of small products: threads that wait for each other cost five times their work.
     # numpy reads this when it is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,29 +71,89 @@ def _finite(value: object) -> object:
 class Rows:
     """A table with one line a row, whatever the terminal's width, so that `grep` finds rows.
 
-    Columns whose title is in `right` are aligned to the right.
+    Columns whose title is in `right` are aligned to the right. On a terminal that is too narrow,
+    columns in `less` are left out, the last first, unless `wide` is set.
     """
 
-    def __init__(self, *titles: str, right: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        *titles: str,
+        right: Collection[str] = (),
+        less: Sequence[str] = (),
+        wide: bool = False,
+    ) -> None:
+        self._titles = titles
         self._rows = [(titles, "")]
         self._right = right
+        self._less = () if wide else less
 
     def add(self, *cells: str, style: str = "") -> None:
         """Adds a row, a cell for each title; `style` is the first cell's."""
         self._rows.append((cells, style))
 
     def print(self) -> None:
-        """Prints the table on stdout."""
+        """Prints the table on stdout, and names the columns that it leaves out."""
         from rich.text import Text
 
-        titles, _ = self._rows[0]
-        widths = [max(len(row[i]) for row, _ in self._rows) for i in range(len(titles))]
         console = out()
+        widths = [max(len(row[i]) for row, _ in self._rows) for i in range(len(self._titles))]
+        dropped: list[str] = []
+        shown = list(range(len(self._titles)))
+        for title in reversed(self._less if console.is_terminal else ()):
+            if sum(widths[i] + 2 for i in shown) - 2 > console.width:
+                shown.remove(self._titles.index(title))
+                dropped.insert(0, title)
         for place, (row, style) in enumerate(self._rows):
             cells = [
-                cell.rjust(width) if title in self._right else cell.ljust(width)
-                for cell, width, title in zip(row, widths, titles, strict=True)
+                row[i].rjust(widths[i])
+                if self._titles[i] in self._right
+                else row[i].ljust(widths[i])
+                for i in shown
             ]
             line = Text("  ".join(cells).rstrip(), style="" if place else "bold")
             line.stylize(style, 0, len(row[0]))
             console.print(line, soft_wrap=True)
+        if dropped:
+            console.print(f"--wide adds {', '.join(dropped)}", style="dim")
+
+
+def open_streams() -> None:
+    """Makes stdout and stderr accept everything that is printed.
+
+    Characters that the locale lacks are replaced; a stream that the caller closed is nobody's.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def is_of_output(error: OSError) -> bool:
+    """Whether stdout could not be written, and not a file: its errors name it."""
+    return error.errno == errno.ENOSPC and error.filename is None
+
+
+def close_stdout() -> None:
+    """Lets nothing more be written on stdout, which its reader has closed or which is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Commands(TyperGroup):
+    """A group whose help lists its commands by purpose, each with its whole first sentence."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands group by group; those of no group last."""
+        named = {name for names in self.groups.values() for name in names}
+        rest = tuple(name for name in self.list_commands(ctx) if name not in named)
+        for title, names in (*self.groups.items(), ("Commands", rest)):
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [
+                (name, command.get_short_help_str(200)) for name, command in commands if command
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)

@@ -9,7 +9,7 @@ import typer
 
 from planewise.commands import console
 from planewise.commands.console import Verbosity
-from planewise.commands.options import JsonOption
+from planewise.commands.options import JsonOption, MarginOption
 from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError, PlanewiseError, first_fault
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Many hosts: measure pairs of them by a design, and find those that are slow.",
     no_args_is_help=True,
+    cls=console.Commands,
     rich_markup_mode=None,
 )
 
@@ -285,9 +286,7 @@ def report(
         list[str] | None,
         typer.Option("--metric", help="As of compare; may be repeated.", show_default="usual ones"),
     ] = None,
-    margin: Annotated[
-        float, typer.Option("--margin", help="Difference that does not matter; 0.05 is 5 %.")
-    ] = 0.05,
+    margin: MarginOption = 0.05,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="The page [default: FLEET/report.html].", metavar="FILE"),
@@ -298,10 +297,6 @@ def report(
 
     A pair's result depends on both nodes: each one's share is estimated from all of its pairs.
     """
-    if not 0 < margin < 1:
-        raise BadInputError(
-            f"{margin:g} is not a margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
-        )
     from planewise.fleet.analysis import find
     from planewise.fleet.plan import Fleet
 

@@ -428,7 +428,8 @@ def _load(pps: float) -> str:
 
 
 def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
-    from planewise.report.figures import load_loss, save
+    from planewise.report.figure import save
+    from planewise.report.sections.load import curve_figure
 
     used: set[str] = set()
     for result in judged:
@@ -440,7 +441,8 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
             stem = f"{plain}-{place}"
             place += 1
         used.add(stem)
-        save(load_loss(result.curve, result.verdict), directory / stem)
+        figure = curve_figure(result.curve, result.verdict, title=result.curve.name, name=stem)
+        save(figure.whole(), directory / stem)
     if not quiet:
         figures = count_text(len(used), "figure")
         console.err().print(f"{figures} in {directory}", soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from planewise.commands.console import Verbosity, err, out, print_json
+from planewise.commands.console import Commands, Verbosity, err, out, print_json
 from planewise.commands.options import JsonOption
 from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Two virtual servers with SR-IOV NICs, cabled back to back, on any machine.",
     no_args_is_help=True,
+    cls=Commands,
     rich_markup_mode=None,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -18,8 +19,46 @@ RunOption = Annotated[
 ProfileOutOption = Annotated[
     Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
 ]
+WideOption = Annotated[bool, typer.Option("--wide", help="Print all columns and reservations.")]
+
+
+def share(text: str | float) -> float:
+    """`5%`, `5 %` or `0.05` as a ratio between 0 and 1."""
+    number = str(text).strip()
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"{text!r} is not a share between 0 and 1; write 5% or 0.05")
+    return value
+
+
+def minutes(text: str | float) -> float:
+    """`3`, `3m`, `90s` or `1h` as minutes."""
+    units = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0}
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(s|m|min|h|)\s*", str(text))
+    try:
+        value = float(found[1]) * units.get(found[2], 1.0) if found else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0.5 <= value <= 24 * 60:
+        raise typer.BadParameter(f"{text!r} is not between 30s and 24h; write 3, 3m or 1h")
+    return value
+
+
 PlrOption = Annotated[
-    float, typer.Option(metavar="RATIO", help="Loss ratio that PDR allows; 0.005 is 0.5 %.")
+    float,
+    typer.Option(parser=share, metavar="SHARE", help="Loss that PDR allows, as 0.5% or 0.005."),
+]
+MarginOption = Annotated[
+    float,
+    typer.Option(
+        "--margin",
+        parser=share,
+        metavar="SHARE",
+        help="Difference that does not matter: 5% or 0.05.",
+    ),
 ]
 RequireGoodOption = Annotated[
     bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")

@@ -17,10 +17,6 @@ _LINE_EVERY_S = 10.0
 """Interval of lines without a terminal, so that a log shows progress."""
 
 
-_NEARLY = 0.99
-"""Largest share shown of unfinished work, however wrong the estimate was."""
-
-
 class ProgressLine:
     """Progress of a measurement on stderr. A context manager."""
 
@@ -30,57 +26,61 @@ class ProgressLine:
         self._console = err()
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
-        self._what = ""
         self._total_s = 1.0
-        self._started = self._last_line = time.monotonic()
+        self._done_s = 0.0
+        self._started = self._stepped = self._last_line = time.monotonic()
 
     def begin(self, what: str, total_s: float) -> None:
         """Begins a part of the work that takes about `total_s`."""
-        self._what, self._total_s = what, max(total_s, 1e-9)
-        self._started = self._last_line = time.monotonic()
+        self._total_s, self._done_s = max(total_s, 1e-9), 0.0
+        self._started = self._stepped = self._last_line = time.monotonic()
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=self._total_s)
         elif not self._quiet:
-            self._line(f"{what} (about {duration_text(total_s)})")
+            self._console.print(f"{what} (about {duration_text(total_s)})")
 
     def step(self, what: str, done_s: float) -> None:
         """Begins the step `what`; `done_s` of the estimate are done."""
+        self._done_s = min(done_s, self._total_s)
+        self._stepped = time.monotonic()
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done_s, description=what)
+            self._bar.update(self._task, completed=self._done_s, description=what)
             return
         now = time.monotonic()
-        due = self._verbose or now - self._last_line >= _LINE_EVERY_S
-        if due and not self._quiet:
+        if not self._quiet and (self._verbose or now - self._last_line >= _LINE_EVERY_S):
             self._last_line = now
-            share = min(done_s / self._total_s, _NEARLY)
-            left_s = max(self._left_s(done_s, now), 1.0)
-            self._line(f"{share:4.0%}  {what}, about {duration_text(left_s)} left")
+            share = 100 * self._done_s / self._total_s
+            self._console.print(f"{share:3.0f} %  {what}, {self.left()}")
 
     def note(self, text: str) -> None:
         """Prints a warning at once (also with --quiet)."""
         self._console.print(text, style="yellow")
 
-    def _left_s(self, done_s: float, now: float) -> float:
-        """Time left, by the pace so far, for which the estimate counts as a tenth of the work."""
-        expected_s = 0.1 * self._total_s
-        pace = (now - self._started + expected_s) / (done_s + expected_s)
-        return (self._total_s - done_s) * pace
-
-    def _line(self, text: str) -> None:
-        self._console.print(text)
+    def left(self) -> str:
+        """The time left: at first by the estimate, after 5 % of the work by the pace so far."""
+        left_s = self._total_s - self._done_s
+        if self._done_s > 0.05 * self._total_s:
+            left_s *= (self._stepped - self._started) / self._done_s
+        left_s -= time.monotonic() - self._stepped
+        return f"about {duration_text(left_s)} left" if left_s >= 1 else "nearly done"
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+            from rich.text import Text
+
+            line = self
+
+            class Left(ProgressColumn):
+                def render(self, task: Task) -> Text:
+                    return Text(line.left())
 
             self._bar = Progress(
-                TextColumn("{task.description:<44}"),
-                BarColumn(),
-                TextColumn("{task.percentage:3.0f} %"),
-                TimeRemainingColumn(),
-                TextColumn("left"),
+                TextColumn("{task.description:<40}"),
+                BarColumn(bar_width=18),
+                Left(),
                 console=self._console,
                 transient=True,
             )

@@ -38,8 +38,7 @@ def report(
 ) -> None:
     """Write a self-contained HTML report, figures and tables, from a run directory alone."""
     from planewise.report import html
-    from planewise.report.figures import save
-    from planewise.report.figures.base import parse_formats
+    from planewise.report.figure import parse_formats, save
     from planewise.store.rundir import RunReader
 
     kinds = parse_formats(formats)
@@ -50,7 +49,7 @@ def report(
     print(page)
     if figures is not None:
         for figure in html.all_figures(reader):
-            for file in save(figure.titled(html.FIGURE_WIDTH), figures / figure.name, kinds):
+            for file in save(figure.whole(), figures / figure.name, kinds):
                 print(file)
     if tables is not None:
         written = html.write_tables(reader, tables)

@@ -1,4 +1,4 @@
-"""A finished run on the terminal: the recommendation first, then the ranking."""
+"""A finished run on the terminal: the rankings, and the answer last, above the prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planewise.commands.console import out, print_json
-from planewise.units import rate_text, time_text
+from planewise.commands.console import Rows, out, print_json
+from planewise.units import RATES, TIMES, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,31 +15,34 @@ if TYPE_CHECKING:
     from planewise.pipeline import FinishedRun
     from planewise.store.recommendation import RankedPlane, Recommendation
 
-_METRIC_TITLES = {
-    "rtt_p50": "median RTT",
-    "rtt_p99": "99th percentile RTT",
-    "forwarded": "highest forwarding rate",
-    "cpu": "kernel CPU per packet",
+_METRICS = {
+    "rtt_p50": ("median RTT", TIMES),
+    "rtt_p99": ("99th percentile RTT", TIMES),
+    "forwarded": ("highest forwarding rate", RATES),
+    "cpu": ("kernel CPU per packet", TIMES),
 }
-_LOAD_TITLES = {"none": "idle", "cpu": "CPU load", "network": "network load"}
+_FIRST = ("rtt_p50", "forwarded")
+"""Metrics that are printed without --wide."""
+_RESERVATIONS = 3
+_LOADS = {"none": "idle", "cpu": "CPU load", "network": "network load"}
 
 WIDE = 10.0
 """Intervals whose ends differ by more than this factor are not printed."""
 
 
-def print_result(finished: FinishedRun, json: bool) -> None:
-    """Prints a finished run: recommendation, ranking, path of the report.
+def print_result(finished: FinishedRun, json: bool, *, wide: bool = False) -> None:
+    """Prints a finished run: rankings, the answer, reservations and the path of the report.
 
     Raises:
         typer.Exit: code 1, when the run was cut short or every trial failed.
     """
-    _print(finished, json)
+    _print(finished, json, wide=wide)
     outcome = finished.outcome
     if outcome.info.status != "done" or (outcome.failed and not outcome.done):
         raise typer.Exit(1)
 
 
-def _print(finished: FinishedRun, json: bool) -> None:
+def _print(finished: FinishedRun, json: bool, *, wide: bool) -> None:
     advice = finished.recommendation
     outcome, info = finished.outcome, finished.outcome.info
     if json:
@@ -61,9 +64,9 @@ def _print(finished: FinishedRun, json: bool) -> None:
         return
     console = out()
     console.print()
+    print_recommendation(advice, wide=wide)
     if info.emulated:
-        console.print(f"Emulated times, not those of hardware: {info.emulated}.")
-    print_recommendation(advice)
+        console.print(f"Emulated times: {info.emulated}.")
     if outcome.failed:
         tried = outcome.failed + outcome.done
         console.print(f"{outcome.failed} of {tried} trials failed: the report says why.")
@@ -75,52 +78,46 @@ def _print(finished: FinishedRun, json: bool) -> None:
     console.print(f"Report: {finished.report}")
 
 
-def print_recommendation(advice: Recommendation) -> None:
-    """Prints the recommendation, its reasons and its reservations."""
+def print_recommendation(advice: Recommendation, *, wide: bool = False) -> None:
+    """Prints the rankings, then the answer and three reservations; `wide` prints all of them."""
     console = out()
-    console.print(advice.headline, style="bold")
-    console.print()
-    for metric, title in _METRIC_TITLES.items():
-        places = [place for place in advice.ranking if place.metric == metric]
-        if places:
-            _print_ranking(title, metric, places)
+    metrics = dict.fromkeys(place.metric for place in advice.ranking)
+    for metric in metrics:
+        if wide or metric in _FIRST or not set(_FIRST) & metrics.keys():
+            _print_ranking(metric, [place for place in advice.ranking if place.metric == metric])
     if not advice.ranking:  # else the rankings have it
         for text in advice.reasons:
             console.print(f"  - {text}")
-        if advice.reasons:
-            console.print()
-    if advice.reservations:
-        console.print("Reservations", style="bold")
-        for text in advice.reservations:
-            console.print(f"  - {text}")
-        console.print()
-
-
-def _print_ranking(title: str, metric: str, places: Sequence[RankedPlane]) -> None:
-    """A table of planes by load: value and its 95 % interval."""
-    from rich.table import Table
-
-    loads = [load for load in dict.fromkeys(place.load_type for place in places) if load != "all"]
-    planes = dict.fromkeys(place.plane for place in places)
-    table = Table(title, *(_LOAD_TITLES.get(load, load) for load in loads), box=None)
-    for plane in planes:
-        row = [plane]
-        for load in loads:
-            ranked = [p for p in places if p.plane == plane and p.load_type == load]
-            row.append(_value(metric, ranked[0]) if ranked else "not measured")
-        table.add_row(*row)
-    console = out()
-    console.print(table)
+    console.print(advice.headline, style="bold")
+    shown = advice.reservations if wide else advice.reservations[:_RESERVATIONS]
+    for text in shown:
+        console.print(f"  - {text}")
+    if more := len(advice.reservations) - len(shown):
+        console.print(f"  {more} more {'is' if more == 1 else 'are'} in the report.")
     console.print()
 
 
-def _value(metric: str, place: RankedPlane) -> str:
+def _print_ranking(metric: str, places: Sequence[RankedPlane]) -> None:
+    """A table of planes by load: value and 95 % interval, in one unit for the whole table."""
+    loads = [load for load in dict.fromkeys(place.load_type for place in places) if load != "all"]
+    title, units = _METRICS[metric]
+    size, unit = unit_of([place.value for place in places], units)
+    table = Rows(f"{title} [{unit}]", *(_LOADS.get(load, load) for load in loads))
+    by_cell = {(place.plane, place.load_type): place for place in places}
+    for plane in dict.fromkeys(place.plane for place in places):
+        cells = (by_cell.get((plane, load)) for load in loads)
+        table.add(plane, *(_value(place, size) if place else "not measured" for place in cells))
+    table.print()
+    out().print()
+
+
+def _value(place: RankedPlane, size: float) -> str:
     from planewise.judge.statistics.sentences import bound_text
 
-    show = rate_text if metric == "forwarded" else time_text
-    text = bound_text(place.bound, show(place.value))
+    text = bound_text(place.bound, f"{place.value / size:.3g}")
     if place.low is not None and place.high is not None:
         # With two replicates an interval may reach from picoseconds to minutes.
-        wide = place.high > WIDE * place.low
-        text += "  (too few to tell)" if wide else f"  ({show(place.low)} to {show(place.high)})"
+        is_wide = place.high > WIDE * place.low
+        ends = f"{place.low / size:.3g} to {place.high / size:.3g}"
+        text += " (too few)" if is_wide else f" ({ends})"
     return text

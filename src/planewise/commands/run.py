@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands.console import Verbosity, print_json
-from planewise.commands.options import JsonOption, RunOption
+from planewise.commands.options import JsonOption, RunOption, WideOption
 from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
 from planewise.commands.sut import NicOption, ResponderOption, SenderOption
@@ -56,6 +56,7 @@ def run(
             "--live-port", help="Port of that page on the loopback interface (0: any free one)."
         ),
     ] = 0,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
@@ -133,7 +134,7 @@ def run(
         nic = "" if other_hosts is None else other_hosts.targets.interface
         print_schedule(design, schedule, json, nic)
     else:
-        print_result(finished, json)
+        print_result(finished, json, wide=wide)
 
 
 def _run_campaign(

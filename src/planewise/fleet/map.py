@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 from planewise.fleet.analysis import NodeResult, Ranking
 from planewise.judge.statistics.metrics import Metric
-from planewise.report import theme
-from planewise.report.figures import vega
-from planewise.report.figures.base import WIDE, Entry, Figure, Missing, PrintedNumber, Table, slug
-from planewise.report.figures.vega import Row, Span, Spec
+from planewise.report import theme, vega
+from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Table, slug
+from planewise.report.vega import Row, Span, Spec
+from planewise.units import percent_text
 
 MOST_ROWS = 60
 """Most nodes in the table beside the map; --json has all."""
 
 
-def fleet_map(ranking: Ranking, margin: float, virtual: str = "") -> Figure:
+def fleet_map(ranking: Ranking, margin: float) -> Figure:
     """Every node by one plane and metric, by name; the table is in the order of the ranking."""
     plane, metric, nodes = ranking.plane, ranking.metric.title, ranking.nodes
     worse = [node for node in nodes if node.outcome == "worse"]
     title = f"{metric[:1].upper()}{metric[1:]}, {plane}"
-    share = theme.share(margin)
+    share = percent_text(margin)
     lead = (
         f"{len(worse)} of {len(nodes)} nodes are worse than the median node by more than {share}: "
         f"{', '.join(node.node for node in worse[:5])}{' and others' if worse[5:] else ''}"
@@ -29,9 +29,8 @@ def fleet_map(ranking: Ranking, margin: float, virtual: str = "") -> Figure:
         else f"of {len(nodes)} nodes none is known to be worse than the median by over {share}"
     )
 
-    def draw(width: int) -> Spec:
-        return _draw(ranking, margin, width)
-
+    rows = _squares(ranking, margin)
+    present = {row["class"] for row in rows}
     return Figure(
         name=f"fleet-{slug(plane)}-{slug(metric)}",
         title=title,
@@ -39,9 +38,9 @@ def fleet_map(ranking: Ranking, margin: float, virtual: str = "") -> Figure:
         caption="A square is a node, in the order of names from the left and from above. Its "
         "colour says how its pairs compare with those of the median node.",
         alt=f"Map of {len(nodes)} nodes. {lead}.",
-        draw=draw,
+        panels=(_panel(rows),),
         table=_table(nodes),
-        virtual=virtual,
+        key={name: _COLOURS[name] for name in _COLOURS if name in present},
     )
 
 
@@ -53,11 +52,11 @@ WORSE, ABOVE, WITHIN, BELOW, UNKNOWN = (
     "not determined",
 )
 _COLOURS = {
-    WORSE: theme.ALERT.light,
-    ABOVE: theme.PARTS["responder"].light,
-    WITHIN: theme.GRID.light,
-    BELOW: theme.PARTS["wire"].light,
-    UNKNOWN: theme.PARTS["instrument"].light,
+    WORSE: theme.var("alert"),
+    ABOVE: theme.var("responder"),
+    WITHIN: theme.var("line"),
+    BELOW: theme.var("wire"),
+    UNKNOWN: theme.var("instrument"),
 }
 
 
@@ -72,32 +71,31 @@ def _class(node: NodeResult, metric: Metric, margin: float) -> str:
     return BELOW if worsening < -margin else WITHIN
 
 
-def _draw(ranking: Ranking, margin: float, width: int) -> Spec:
-    nodes = ranking.nodes
-    room = width - 16
-    side = max(8, min(26, int(room / math.sqrt(max(1, len(nodes)) * (2 if width >= WIDE else 1)))))
-    across = max(1, room // side)
-    rows: list[Row] = []
-    for number, node in enumerate(sorted(nodes, key=lambda node: _natural(node.node))):
-        rows.append(
-            {
-                "x": number % across + 0.5,
-                "y": number // across + 0.5,
-                "class": _class(node, ranking.metric, margin),
-                "hover": f"{node.node}: {_change(node)}",
-            }
-        )
-    down = -(-len(nodes) // across)
-    encoding = {
-        "x": vega.quantitative("x", Span(0, across, log=False)),
-        "y": vega.quantitative("y", Span(down, 0, log=False)),
-        "color": vega.coloured("class", _COLOURS),
+def _squares(ranking: Ranking, margin: float) -> list[Row]:
+    """A square a node, in lines of equal length."""
+    nodes = sorted(ranking.nodes, key=lambda node: _natural(node.node))
+    across = max(10, math.ceil(math.sqrt(len(nodes))))
+    return [
+        {
+            "x": number % across + 0.5,
+            "y": number // across + 0.5,
+            "class": _class(node, ranking.metric, margin),
+            "hover": f"{node.node}: {_change(node)}",
+        }
+        for number, node in enumerate(nodes)
+    ]
+
+
+def _panel(rows: Sequence[Row]) -> Spec:
+    across, down = (math.ceil(max(row[way] for row in rows)) for way in ("x", "y"))
+    side = min(26.0, vega.WIDTH / across)
+    place: dict[str, Spec] = {
+        way: {"field": way, "type": "quantitative", "scale": Span(*ends).scale, "axis": None}
+        for way, ends in (("x", (0.0, across)), ("y", (down, 0.0)))
     }
+    encoding = {**place, "color": vega.coloured("class", _COLOURS)}
     squares = vega.mark("square", rows, encoding, hover=True, size=(side - 2) ** 2, opacity=1)
-    chart = vega.layers([squares], width=across * side, height=down * side)
-    present = {row["class"] for row in rows}
-    key = vega.key({name: _COLOURS[name] for name in _COLOURS if name in present}, room)
-    return vega.finish(vega.below([key, chart], spacing=12))
+    return vega.panel([squares], "", width=across * side, height=down * side)
 
 
 def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from markupsafe import Markup
-
 from planewise.fleet.analysis import Findings, NodeResult, Outlier
 from planewise.fleet.map import fleet_map
-from planewise.report import html, renderer, svg
-from planewise.report.figures import base
+from planewise.report import html
 from planewise.store.files import write_file
 from planewise.units import percent_text
 
@@ -79,21 +76,14 @@ def sentences(outlier: Outlier) -> list[str]:
 
 def render(findings: Findings) -> str:
     """The page as HTML text; it loads nothing."""
-    figures = []
-    for number, ranking in enumerate(findings.rankings):
-        figure = fleet_map(ranking, findings.margin, findings.emulated)
-        drawings = [
-            Markup(svg.inline(renderer.svg(base.text(figure.draw(width))), f"{prefix}{number}"))
-            for width, prefix in ((base.WIDE, "w"), (base.NARROW, "n"))
-        ]
-        figures.append((figure, *drawings))
+    maps = [fleet_map(ranking, findings.margin) for ranking in findings.rankings]
     page = html.filled(
         "fleet.html.j2",
         findings=findings,
         title=findings.title or "Which nodes are slow?",
         headline=headline(findings),
         sentences=sentences,
-        figures=figures,
+        figures=html.drawn(maps),
     )
     return html.unbroken(page)
 

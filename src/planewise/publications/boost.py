@@ -12,12 +12,11 @@ from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample
 from planewise.publications.answers import AskedRun
 from planewise.publications.claims import GainOf
-from planewise.report import facets
+from planewise.report import charts, facets, theme
 from planewise.report.facets import Item
-from planewise.report.figures import grid, guests
-from planewise.report.figures.base import Figure, PrintedNumber, Table
-from planewise.report.figures.vega import Span
-from planewise.report.guests import GuestsPoint
+from planewise.report.figure import Figure, PrintedNumber, Table
+from planewise.report.sections import guests
+from planewise.report.sections.guests import Point
 from planewise.store.cells import Naming
 from planewise.units import percent_text, rate_text
 
@@ -39,10 +38,9 @@ def figure(gain: Gain) -> Figure:
     """The saved share of the median round-trip time, as publication F draws it."""
     rows = sorted(gain.rows, key=lambda row: (row.size_bytes, row.frequency_pps))
     items = [Item(_size(row), (("frequency_pps", row.frequency_pps),), _point(row)) for row in rows]
-    (page,) = facets.pages(items, Naming([]))
-    points = [item.content for item in items]
-    span = Span.of([e for p in points for e in (p.low, p.value, p.high) if e is not None])
-    sizes = tuple(dict.fromkeys(item.series for item in items))
+    (panel,) = facets.split(items, Naming([]), "frequency_pps").panels
+    span = guests.span_of(item.content for item in items)
+    colours = theme.colours_of(dict.fromkeys(item.series for item in items))
     best = max(rows, key=lambda row: row.boost.value)
     lead = (
         f"Most is saved with {_size(best)} at {rate_text(best.frequency_pps)}: "
@@ -57,13 +55,15 @@ def figure(gain: Gain) -> Figure:
         ),
         alt=f"Lines of the share of round-trip time saved, by packet rate. {lead}",
         lead=lead,
-        draw=lambda width: grid.draw(
-            page,
-            sizes,
-            span,
-            "share",
-            lambda slots, plot: guests.marks(slots, plot, lambda p: percent_text(p.value)),
-            width,
+        panels=(
+            charts.lines(
+                "",
+                guests.rows(panel, lambda point: percent_text(point.value)),
+                colours,
+                span,
+                "share",
+                guests.levels_of(panel, "packets a second"),
+            ),
         ),
         table=Table.of(
             rows,
@@ -82,9 +82,9 @@ def _size(row: GainRow) -> str:
     return f"{row.size_bytes} bytes"
 
 
-def _point(row: GainRow) -> GuestsPoint:
+def _point(row: GainRow) -> Point:
     boost = row.boost
-    return GuestsPoint(
+    return Point(
         boost.value,
         "exact",
         boost.low if math.isfinite(boost.low) else None,

@@ -13,8 +13,7 @@ from planewise.publications.boost import boost_figure
 from planewise.publications.claims import Claim, Publication
 from planewise.report import html
 from planewise.report.data import virtual_reason
-from planewise.report.figures import save
-from planewise.report.figures.base import NARROW, WIDE
+from planewise.report.figure import save
 from planewise.store.cells import ALL_TRIALS
 from planewise.store.files import write_file
 from planewise.store.rundir import RunReader
@@ -27,17 +26,12 @@ MOST_OF_PAGE = 12
 """A page with so many figures shows none of further runs."""
 
 
-NARROW_PAGE_PX = 600
-"""Largest width of a page that shows narrow figures."""
-
-
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure of a page, drawn for desks and for phones."""
+    """A figure of a page."""
 
     title: str
-    wide: Path
-    narrow: Path
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ def write(answered: PublicationAnswers, folder: Path) -> list[Path]:
         figures += _draw(run, answered, folder)
     page = folder / f"{key}.md"
     write_file(page, text(answered, figures).encode())
-    return [page, *(file for figure in figures for file in (figure.wide, figure.narrow))]
+    return [page, *(figure.file for figure in figures)]
 
 
 def text(answered: PublicationAnswers, figures: Sequence[DrawnFigure]) -> str:
@@ -99,13 +93,7 @@ def text(answered: PublicationAnswers, figures: Sequence[DrawnFigure]) -> str:
     if figures:
         lines += ["## Figures", ""]
         for figure in figures:
-            lines += [
-                "<picture>",
-                f'<source media="(max-width: {NARROW_PAGE_PX}px)" srcset="{figure.narrow.name}">',
-                f'<img src="{figure.wide.name}" alt="{escape(figure.title)}">',
-                "</picture>",
-                "",
-            ]
+            lines += [f'<img src="{figure.file.name}" alt="{escape(figure.title)}">', ""]
     lines += ["## Do it again", "", *_recipe(publication), ""]
     return "\n".join(lines)
 
@@ -191,10 +179,8 @@ def _draw(run: AskedRun, answered: PublicationAnswers, folder: Path) -> list[Dra
             stem = folder / f"{publication.key}-{run.info.run}-{name}"
             if figure.title.endswith(ALL_TRIALS):  # the run's only curve
                 figure = replace(figure, title=run.info.title)
-            (wide,) = save(figure.titled(WIDE), stem, ("svg",))
-            narrow_stem = stem.with_name(f"{stem.name}-narrow")
-            (narrow,) = save(figure.titled(NARROW), narrow_stem, ("svg",))
-            drawn.append(DrawnFigure(figure.title, wide, narrow))
+            (file,) = save(figure.whole(), stem, ("svg",))
+            drawn.append(DrawnFigure(figure.title, file))
     return drawn
 
 

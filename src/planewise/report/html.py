@@ -6,37 +6,38 @@ scripts are forbidden (mail, CI artifacts), prints, and can be read by anyone wi
 
 from __future__ import annotations
 
-import contextlib
+import json
+import math
+import multiprocessing
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
 from planewise.judge.statistics.sentences import bound_text, worse_text
-from planewise.report import inference, renderer, svg, tables, theme
+from planewise.report import left_out, sections, tables, theme, vega
 from planewise.report.data import RunData
-from planewise.report.figures import base, comparison, kendall
-from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
-from planewise.report.renderer import Drawing, Renderer
-from planewise.report.section import ORDER, Section
-from planewise.report.sections import choose
+from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table
+from planewise.report.sections import chains, compared
 from planewise.store.cells import Sending, common_factors, words
 from planewise.store.files import write_file
 from planewise.store.recommendation import RankedPlane
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
 
-FIGURE_WIDTH = base.WIDE
-"""Width [px] at which figures are saved."""
-_OPEN_REASONS = 4
-"""Most reasons and reservations that are shown unfolded."""
-_MOST_ROWS_OPEN = 40
+_OPEN_RESERVATIONS = 3
+_MOST_ROWS_OPEN = 12
 """Most rows of a table that is shown unfolded."""
+_MOST_PANELS = 48
+"""Most panels of a section on the page; `--figures` draws all."""
 _MANY_TRIALS = 1000
 """Larger runs have their figures drawn in a process of its own, which takes time to start."""
 
@@ -46,9 +47,7 @@ class DrawnFigure:
     """A figure, drawn for the page."""
 
     figure: Figure
-    wide: Markup | None
-    """None for a folded figure, which is narrow on a wide screen, too."""
-    narrow: Markup
+    panels: tuple[Markup, ...]
 
 
 @dataclass(frozen=True)
@@ -56,24 +55,29 @@ class DrawnSection:
     """A section with its drawn figures."""
 
     section: Section
-    opened: tuple[DrawnFigure, ...]
-    folded: tuple[DrawnFigure, ...]
+    figures: tuple[DrawnFigure, ...]
+    undrawn: int
+    """Figures that only `--figures` draws."""
 
 
 def render(run: RunReader) -> str:
     """The report as HTML text. BadInputError when a trial line is damaged."""
     data = RunData(run)
+    drawn = drawn_sections(data)
     page = filled(
         "report.html.j2",
         data=data,
         info=data.info,
         recommendation=data.recommendation,
-        open_reasons=_OPEN_REASONS,
+        open_reservations=_OPEN_RESERVATIONS,
         most_rows_open=_MOST_ROWS_OPEN,
         headline=headline(data),
-        sections=drawn_sections(data),
+        planes=planes(data),
+        sections=drawn,
         rankings=rankings(data),
         shared_words=_shared_words(data),
+        left_out_sentence=left_out.sentence(data.trials),
+        left_out=left_out.table(data.left_out),
     )
     return unbroken(page)
 
@@ -93,7 +97,7 @@ def filled(template: str, **values: object) -> str:
     templates.filters["code"] = code
     templates.filters["count"] = theme.count
     sheet = resources.files("planewise.report") / "templates" / "report.css"
-    style = Markup(sheet.read_text(encoding="utf-8") + _recolouring() + _chips())
+    style = Markup(theme.style() + sheet.read_text(encoding="utf-8"))
     page = templates.get_template(template)
     return page.render(values, style=style, version=planewise.__version__)
 
@@ -104,7 +108,6 @@ def unbroken(page: str) -> str:
 
 
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:ns|µs|ms|s|[kMG]?pps|GiB)\b|%)")
-"""The space between a number and its unit, where no line may break."""
 
 
 def write(run: RunReader, out: Path) -> None:
@@ -113,9 +116,14 @@ def write(run: RunReader, out: Path) -> None:
 
 
 def all_figures(run: RunReader) -> list[Figure]:
-    """Every figure of the report, for `save`."""
+    """Every figure of the report, for `save`: with the remark that times are virtualised."""
     data = RunData(run)
-    return [figure for section in choose(data) for figure in section.figures]
+    remark = f"{data.virtual_word} times: {data.virtual}." if data.virtual else ""
+    return [
+        replace(figure, lead=f"{figure.lead} {remark}".strip())
+        for section in sections.choose(data)
+        for figure in section.figures
+    ]
 
 
 def write_tables(run: RunReader, folder: Path) -> list[Path]:
@@ -125,17 +133,21 @@ def write_tables(run: RunReader, folder: Path) -> list[Path]:
     there is nothing to compare. PlanewiseError when a file cannot be written.
     """
     data = RunData(run)
-    compared = inference.compare(data)
-    if not compared:
+    comparisons = compared.compare(data)
+    if not comparisons:
         return []
     files = []
     for name, caption, content in (
-        ("comparisons", "Planes compared pair by pair", comparison.table(compared)),
-        ("values", "Typical values by plane", comparison.values(compared)),
-        ("correlations", "Rank correlation of planes", kendall.table(compared, data.planes)),
+        ("comparisons", "Planes compared pair by pair", compared.table(comparisons)),
+        ("values", "Typical values by plane", compared.values(comparisons)),
+        (
+            "correlations",
+            "Rank correlation of planes",
+            compared.kendall_table(comparisons, data.planes),
+        ),
     ):
         if data.virtual:
-            caption = f"{caption} ({data.virtual_word}: {data.virtual})"
+            caption = f"{caption} ({data.virtual_word.lower()}: {data.virtual})"
         for suffix, text in (
             ("md", tables.markdown(content, caption)),
             ("tex", tables.latex(content, caption, name)),
@@ -154,26 +166,23 @@ def headline(data: RunData) -> str:
         return "This run has no finished trial yet: there is nothing to compare."
     if not data.done:
         return f"All {len(data.trials)} trials of this run failed: there is nothing to compare."
+    none = "This run has no recommendation"
     if data.rtt:
         idle = [cell for cell in data.rtt if dict(cell.factors).get("load_type") == "none"]
         best = min(idle or data.rtt, key=lambda cell: cell.median_ns)
-        return (
-            f"This run holds no recommendation. Its lowest median RTT is "
-            f"{time_text(best.median_ns)}, with {best.plane}, {words(best.factors)}."
-        )
+        where = f"{best.plane}, {words(best.factors)}"
+        return f"{none}. Its lowest median RTT is {time_text(best.median_ns)}, with {where}."
     if data.curves:
-        return "This run holds no recommendation; its load-loss curves are below."
-    if data.chains or data.tcp:
-        return "This run holds no recommendation; what it carried is below."
-    return "This run holds no recommendation, and no trial that can be drawn."
+        return f"{none}; its load-loss curves are below."
+    if chains.chain_cells(data) or chains.tcp_cells(data):
+        return f"{none}; its throughput is below."
+    return f"{none}, and no trial that can be drawn."
 
 
 def sentence(text: str) -> Markup:
     """`text`, escaped, with a capital letter, a full stop, and commands set as code."""
     start = text.strip()
-    if not start:
-        return Markup("")
-    return code(f"{start[0].upper()}{start[1:].rstrip('.')}.")
+    return code(f"{start[0].upper()}{start[1:].rstrip('.')}.") if start else Markup("")
 
 
 def code(text: str) -> Markup:
@@ -184,62 +193,117 @@ def code(text: str) -> Markup:
 _CODE = re.compile(r"`([^`]+)`|(?<![\w-])(--[a-z][a-z-]*)")
 
 
+@dataclass(frozen=True)
+class Bar:
+    """A value of a plane as a bar with its interval, each as a share of the longest [%]."""
+
+    plane: str
+    number: PrintedNumber
+    to: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PlaneRow:
+    """A plane on the first screen."""
+
+    plane: str
+    bars: tuple[Bar | None, ...]
+    """By metric; None where it was not measured."""
+    verdicts: tuple[str, ...]
+    """Of its load-loss curves, each once."""
+
+
+def planes(data: RunData) -> tuple[tuple[str, ...], list[PlaneRow]]:
+    """Titles of the metrics, and the planes, best first, over all loads together."""
+    advice = data.recommendation
+    if advice is None or not advice.ranking:
+        return (), []
+    # The first sending and the last load (all of them together) of each metric.
+    chosen: dict[str, list[RankedPlane]] = {}
+    for place in advice.ranking:
+        first = next(p for p in advice.ranking if p.metric == place.metric)
+        last = [p for p in advice.ranking if _sending(p) == _sending(first)][-1]
+        if place.metric not in _FIRST_SCREEN:
+            continue
+        if (_sending(place), place.load_type) == (_sending(first), last.load_type):
+            chosen.setdefault(place.metric, []).append(place)
+    order = dict.fromkeys(place.plane for places in chosen.values() for place in places)
+    bars = {metric: _bars(metric, places) for metric, places in chosen.items()}
+    rows = [
+        PlaneRow(
+            plane,
+            tuple(of_metric.get(plane) for of_metric in bars.values()),
+            tuple(dict.fromkeys(c.verdict.verdict for c in data.curves if c.plane == plane)),
+        )
+        for plane in order
+    ]
+    return tuple(_METRICS[metric][0] for metric in chosen), rows
+
+
+def _sending(place: RankedPlane) -> tuple[str, Sending]:
+    return place.metric, Sending(place.frequency_pps, place.pattern, place.application)
+
+
+def _bars(metric: str, places: Sequence[RankedPlane]) -> dict[str, Bar]:
+    show = _METRICS[metric][1]
+    ends = [end for p in places for end in (p.value, p.high) if end is not None]
+    longest = max(filter(math.isfinite, ends), default=1.0) or 1.0
+
+    def share(value: float) -> float:
+        return round(100 * min(max(value, 0.0), longest) / longest, 1)
+
+    return {
+        place.plane: Bar(
+            place.plane,
+            _place(place, show),
+            share(place.value),
+            share(place.value if place.low is None else place.low),
+            share(place.value if place.high is None else place.high),
+        )
+        for place in places
+    }
+
+
 def rankings(data: RunData) -> list[tuple[str, Table]]:
     """The recommendation's rankings: a table a metric, planes by rising rank, a column a load."""
-    advice = data.recommendation
-    if advice is None:
-        return []
+    ranking = data.recommendation.ranking if data.recommendation else ()
     result = []
-    tables = dict.fromkeys(
-        (place.metric, Sending(place.frequency_pps, place.pattern, place.application))
-        for place in advice.ranking
-    )
-    for metric, sending in tables:
-        places = [
-            place
-            for place in advice.ranking
-            if (place.metric, place.frequency_pps, place.pattern, place.application)
-            == (metric, *sending)
-        ]
+    for key in dict.fromkeys(map(_sending, ranking)):
+        places = [place for place in ranking if _sending(place) == key]
         loads = sorted(
             {place.load_type for place in places},
             key=lambda load: (*_LOADS, load).index(load) if load in _LOADS else len(_LOADS),
         )
         if len(loads) == 2:  # one load, which "all" repeats
             loads = [load for load in loads if load != "all"]
-        ordering_load = loads[-1]
-        planes = dict.fromkeys(
-            place.plane
-            for place in sorted(places, key=lambda place: place.load_type != ordering_load)
-        )
-        title, show = _METRICS[metric]
+        by_rank = sorted(places, key=lambda place: place.load_type != loads[-1])
+        by_cell = {(place.plane, place.load_type): place for place in places}
+        title, show = _METRICS[key[0]]
         rows = tuple(
             (
                 plane,
                 *(
-                    _place([p for p in places if (p.plane, p.load_type) == (plane, load)], show)
+                    _place(by_cell[plane, load], show)
+                    if (plane, load) in by_cell
+                    else Missing("not measured")
                     for load in loads
                 ),
             )
-            for plane in planes
+            for plane in dict.fromkeys(place.plane for place in by_rank)
         )
-        if sending.frequency_pps is not None:
-            title = f"{title} {sending.words}"
-        result.append((title, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
+        at = f" {key[1].words}" if key[1].frequency_pps is not None else ""
+        columns = ("Plane", *(_LOADS.get(load, load) for load in loads))
+        result.append((f"{title}{at}", Table(columns, rows)))
     return result
 
 
-def _place(places: Sequence[RankedPlane], show: Callable[[float], str]) -> Entry:
-    if not places:
-        return Missing("not measured")
-    place = places[0]
+def _place(place: RankedPlane, show: Callable[[float], str]) -> PrintedNumber:
     small = []
     if place.low is not None and place.high is not None:
         small.append(theme.interval(show(place.low), show(place.high)))
-    if place.note:
-        small.append(place.note)
-    else:
-        small.append(worse_text(place) or "best")
+    small.append(place.note or worse_text(place) or "best")
     text = bound_text(place.bound, show(place.value))
     return PrintedNumber(text, place.value, small="; ".join(small))
 
@@ -252,98 +316,113 @@ _LOADS = {
     "memory": "Memory load",
     "all": "All loads",
 }
-_METRICS = {
+_FIRST_SCREEN = ("rtt_p50", "forwarded")
+_METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "rtt_p50": ("Median round-trip time", time_text),
     "rtt_p99": ("99th percentile of the round-trip time", time_text),
     "forwarded": ("Highest forwarding rate", rate_text),
-    "cpu": ("Kernel CPU time for each forwarded packet", time_text),
+    "cpu": ("Kernel CPU time per forwarded packet", time_text),
 }
 
 
 def drawn_sections(data: RunData) -> list[DrawnSection]:
     """The report's sections that this run has data for, their figures drawn."""
-    sections: list[tuple[Section, list[_Pending]]] = []
-    with contextlib.ExitStack() as stack:
-        draw: Callable[[str], Drawing] = _later
-        if len(data.trials) > _MANY_TRIALS:
-            draw = stack.enter_context(Renderer()).draw
-        for section in choose(data):
-            figures = section.figures[: section.most_drawn]
-            pending = [
-                _Pending(
-                    figure,
-                    f"{section.anchor}{place}",
-                    draw(base.text(figure.draw(base.WIDE)))
-                    if place < section.open_figures
-                    else None,
-                    draw(base.text(figure.draw(base.NARROW))),
-                )
-                for place, figure in enumerate(figures)
-            ]
-            sections.append((section, pending))
-        sections.sort(key=lambda pair: ORDER.index(pair[0].anchor))
-        result = []
-        for section, pending in sections:
-            drawn = [figure.wait() for figure in pending]
-            opened, folded = drawn[: section.open_figures], drawn[section.open_figures :]
-            result.append(DrawnSection(section, tuple(opened), tuple(folded)))
+    pool: Executor | None = None
+    if len(data.trials) > _MANY_TRIALS:  # Vega holds Python's lock
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    result = []
+    with pool or nullcontext():
+        pending = []
+        for section in sections.choose(data):
+            shown: list[Figure] = []
+            for figure in section.figures:
+                if sum(len(one.panels) for one in (*shown, figure)) > _MOST_PANELS and shown:
+                    break
+                shown.append(figure)
+            pending.append((section, shown, [_drawing(figure, pool) for figure in shown]))
+        for section, shown, drawings in pending:
+            figures = tuple(
+                DrawnFigure(figure, tuple(panels))
+                for figure, panels in zip(shown, drawings, strict=True)
+            )
+            result.append(DrawnSection(section, figures, len(section.figures) - len(figures)))
     return result
 
 
-def _cells(row: Sequence[Entry]) -> Markup:
+def drawn(figures: Iterable[Figure]) -> list[DrawnFigure]:
+    """The figures, drawn here."""
+    return [DrawnFigure(figure, tuple(_drawing(figure, None))) for figure in figures]
+
+
+def _drawing(figure: Figure, pool: Executor | None) -> Iterable[Markup]:
+    """The panels of a figure as elements, drawn when they are read, or by the pool meanwhile."""
+    specs = [json.dumps(vega.alone(panel), allow_nan=False) for panel in figure.panels]
+    futures = [pool.submit(vl_convert.vegalite_to_svg, spec) for spec in specs] if pool else []
+
+    def drawings() -> Iterator[Markup]:
+        for place, spec in enumerate(specs):
+            try:
+                svg = futures[place].result() if futures else vl_convert.vegalite_to_svg(spec)
+            except BrokenExecutor:  # its process died: killed, or no memory left
+                svg = vl_convert.vegalite_to_svg(spec)
+            yield inline(svg, f"{figure.name}-{place}")
+
+    return drawings()
+
+
+_ID = re.compile(r'\bid="([^"]+)"')
+_USE = re.compile(r'(url\(#|href="#)([^)"]+)')
+_LABELLED = re.compile(r'<path ([^>]*?)aria-label="([^"]*)"([^>]*?)/>')
+_IDLE = re.compile(
+    r' (?:(?:role|aria-[a-z]+|class|pointer-events|font-family)="[^"]*"|stroke-miterlimit="10"'
+    r'|opacity="1"|font-size="12px"|transform="translate\(0,0\)")'
+)
+_LONG = re.compile(r"(?<=\d\.\d)\d+")
+_TEXT = re.compile(r"(>[^<]+<)")
+_SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
+
+
+def inline(text: str, prefix: str) -> Markup:
+    """A whole SVG `text` as an element to be put in a page; `prefix` makes its ids unique.
+
+    Marks that carry a description get it as `<title>`, which a browser shows on hover without any
+    script. The element is hidden from assistive technology: the page has the figure's text.
+    """
+    text = _ID.sub(lambda match: f'id="{prefix}-{match[1]}"', text)
+    text = _USE.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", text)
+    text = _LABELLED.sub(
+        lambda match: f"<path {match[1]}{match[3]}><title>{match[2]}</title></path>", text
+    )
+    pieces = _TEXT.split(_IDLE.sub("", text))
+    pieces[::2] = [_LONG.sub("", piece) for piece in pieces[::2]]  # a tenth of a pixel is enough
+    text = "".join(pieces)
+    start = r'<svg viewBox="\1" aria-hidden="true" focusable="false">'
+    return Markup(_SIZE.sub(start, text, count=1))  # Vega escapes the names in it
+
+
+def _cells(row: Sequence[Entry], columns: Sequence[str]) -> Markup:
     """A table's row as markup. In Python, as a large report has tens of thousands of cells."""
-    return Markup("".join(_cell(entry, first=place == 0) for place, entry in enumerate(row)))
+    cells = (_cell(*pair, first=n == 0) for n, pair in enumerate(zip(row, columns, strict=True)))
+    return Markup("".join(cells))
 
 
-def _cell(entry: Entry, *, first: bool) -> str:
+def _cell(entry: Entry, column: str, *, first: bool) -> str:
+    label = f'data-label="{escape(column)}"'
     if isinstance(entry, PrintedNumber):
-        small = f"<br><small>{escape(entry.small)}</small>" if entry.small else ""
+        small = f"<small>{escape(entry.small)}</small>" if entry.small else ""
         number = f'<data value="{entry.raw}">{escape(entry.text)}</data>'
-        return f'<td class="number">{number}{small}</td>'
+        return f'<td class="number" {label}>{number}{small}</td>'
     if isinstance(entry, Missing):
-        return f'<td class="missing">{escape(entry.why)}</td>'
-    text = escape(entry)
+        return f'<td class="missing" {label}>{escape(entry.why)}</td>'
     if first:
-        return f'<th scope="row">{text}</th>'
+        return f'<th scope="row">{escape(entry)}</th>'
     if entry in theme.VERDICTS:
-        return f'<td><span class="chip {entry.lower()}">{text}</span></td>'
-    return f'<td class="range">{text}</td>' if " – " in entry else f"<td>{text}</td>"
-
-
-def _later(specification: str) -> Drawing:
-    return lambda: renderer.svg(specification)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A figure that is being drawn."""
-
-    figure: Figure
-    prefix: str
-    wide: Drawing | None
-    narrow: Drawing
-
-    def wait(self) -> DrawnFigure:
-        # What Vega draws is markup already, and it escapes the names in it.
-        wide = None if self.wide is None else Markup(svg.inline(self.wide(), f"w{self.prefix}"))
-        return DrawnFigure(self.figure, wide, Markup(svg.inline(self.narrow(), f"n{self.prefix}")))
+        return f'<td {label}><span class="chip {entry.lower()}">{entry}</span></td>'
+    wide = ' class="range"' if " – " in entry else ""
+    return f"<td{wide} {label}>{escape(entry)}</td>"
 
 
 def _shared_words(data: RunData) -> str:
     """The factor levels that all trials share."""
     common = common_factors(data.key(trial)[1] for trial in data.trials)
     return words(common) if common else ""
-
-
-def _recolouring() -> str:
-    rules = theme.recolouring(".drawing")
-    return f"\n@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n"
-
-
-def _chips() -> str:
-    light = [f".chip.{name.lower()}{{--chip:{c.light}}}" for name, c in theme.VERDICTS.items()]
-    dark = [f".chip.{name.lower()}{{--chip:{c.dark}}}" for name, c in theme.VERDICTS.items()]
-    return "\n".join([*light, "@media screen and (prefers-color-scheme: dark){", *dark, "}"])
-
-
-__all__ = ["all_figures", "headline", "render", "write", "write_tables"]

@@ -1,4 +1,4 @@
-"""Trials and values that a report leaves out, with the reason. Knows trials, no figures."""
+"""Trials and values that a report leaves out or shows with a reservation, as one table."""
 
 from __future__ import annotations
 
@@ -7,112 +7,108 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from planewise.report.figure import PrintedNumber, Table
 from planewise.store.levels import NAMES, cpu_of, missed_levels
-from planewise.store.models import OUTSIDE, Metric, TrialRecord
-from planewise.units import percent_text
+from planewise.store.models import OUTSIDE, Limit, Metric, TrialRecord
+from planewise.units import count_text, percent_text
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A trial or value that is not in the figures, with the reason."""
+    """Something that is not in the figures, or only with a reservation."""
 
     what: str
     why: str
     times: int = 1
+    is_out: bool = True
+    """Whether it is left out; else it counts, with this reservation."""
 
 
 METRICS: Mapping[Metric, str] = {
     "rtt_user": "RTT between user-space stamps",
     "rtt_kernel": "RTT between kernel stamps",
-    "overhead": "RTT overhead at the sender",
-    "response": "Response time at the responder",
-    "sender_stack": "Time in the network stack of the sender's guest",
-    "responder_stack": "Time in the network stack of the responder's guest",
-    "one_way": "One-way latency",
+    "overhead": "sender overhead",
+    "response": "response time",
+    "sender_stack": "time in the sender guest's network stack",
+    "responder_stack": "time in the responder guest's network stack",
+    "one_way": "one-way latency",
 }
 
-LIMITS: Mapping[str, str] = {
-    "generator": "the generator could not send as fast as intended, so they say nothing about "
-    "the plane and do not count",
-    "sink": "the sink could not receive as fast as frames arrived, so they say nothing about "
-    "the plane and do not count",
-    "clock": "a clock stepped or could not be trusted during them, so they do not count",
+LIMITS: Mapping[Limit, str] = {
+    "generator": "the generator sent more slowly than intended",
+    "sink": "the sink received more slowly than frames arrived",
+    "clock": "a clock stepped or could not be trusted",
 }
 
 KINDS = {
     "rtt": "RTT trials",
-    "load": "Load trials",
-    "chain": "Trials of chains",
+    "load": "load trials",
+    "chain": "chain trials",
     "tcp": "TCP trials",
-    "alloc": "Trials of the allocator",
-    "other": "Other trials",
+    "alloc": "allocator trials",
+    "other": "other trials",
 }
 
 CUT = LeftOut(
-    "The last line of trials.jsonl",
-    "it was cut short (a kill or a full disk): that trial is not here; --resume runs it again",
+    "last line of trials.jsonl", "cut short by a kill or a full disk; --resume repeats it"
 )
 
 
 def of_skipped(skipped: Iterable[tuple[str, str]]) -> list[LeftOut]:
     """Cells that could not run here, as (plane, reason)."""
     return [
-        LeftOut(f"{times} cell{'s' if times != 1 else ''} of {plane}", f"could not run here: {why}")
+        LeftOut(f"cells of {plane}", f"not possible on this host: {why}", times)
         for (plane, why), times in Counter(skipped).items()
     ]
 
 
 def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
-    """Notes on trials (with their planes) that failed, lack a metric, do not count or warned."""
+    """What is left out of trials (with their planes), and what is shown with a reservation."""
     trials = list(trials)
-    failed = [trial for _, trial in trials if trial.status == "failed"]
-    done = [(plane, trial) for plane, trial in trials if trial.status == "done"]
-    missing = Counter(
-        (plane, metric, reason)
-        for plane, trial in done
-        for metric, reason in trial.not_measurable.items()
-    )
-    limited = Counter(
-        (plane, limit) for plane, trial in done for limit in trial.limits if limit in OUTSIDE
-    )
+    notes: Counter[tuple[str, str, bool]] = Counter()
     missed: dict[tuple[str, str, str], list[float]] = {}
-    for plane, trial in done:
-        for missed_level in missed_levels(trial):
-            missed.setdefault((plane, trial.kind, missed_level.factor), []).append(
-                missed_level.share
-            )
+    warnings: dict[str, list[str]] = {}
+    for plane, trial in trials:
+        what = f"{KINDS[trial.kind]}, {plane}"
+        if trial.status == "failed":
+            notes[what, f"failed: {trial.reason}", True] += 1
+        if trial.status != "done":
+            continue
+        for metric, reason in trial.not_measurable.items():
+            notes[f"{METRICS[metric]}, {plane}", f"not measurable: {reason}", True] += 1
+        for level in missed_levels(trial):
+            missed.setdefault((what, trial.kind, level.factor), []).append(level.share)
+        for limit in trial.limits:
+            if limit in OUTSIDE:
+                # Limits decide on load trials; an RTT trial counts if it kept its rate.
+                why = LIMITS.get(limit, f"limited by the {limit}")
+                notes[what, why, trial.kind == "load"] += 1
+        if trial.kind == "rtt" and trial.cpu and not cpu_of(trial):
+            why = "too short for the kernel's clock ticks; set `rtt.steady_s`"
+            notes[f"CPU time during RTT trials, {plane}", why, True] += 1
+        for warning in trial.warnings:
+            warnings.setdefault(_NUMBER.sub("#", warning), []).append(warning)
     return [
-        *(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}") for trial in failed),
-        *(
-            LeftOut(f"{METRICS[metric]} of {plane}", f"not measurable: {reason}", times)
-            for (plane, metric, reason), times in missing.items()
-        ),
-        *(
-            LeftOut(f"Load trials of {plane}", LIMITS[limit], times)
-            for (plane, limit), times in limited.items()
-        ),
+        *(LeftOut(what, why, times, is_out) for (what, why, is_out), times in notes.items()),
         *(
             LeftOut(
-                f"{KINDS[kind]} of {plane}",
-                f"they missed a level of their cell ({NAMES.get(factor, factor)}): "
-                f"{_between(shares)} of it was achieved, so they do not count at that level",
+                what,
+                f"missed the {NAMES.get(factor, factor)}: reached {_between(shares)} of it",
                 len(shares),
             )
-            for (plane, kind, factor), shares in missed.items()
+            for (what, _, factor), shares in missed.items()
         ),
         *(
             LeftOut(
-                f"CPU time of RTT trials of {plane}",
-                "unsupported: clock ticks tell nothing of less than a second (`rtt.steady_s`)",
-                times,
+                "warning during a trial",
+                texts[0] if len(set(texts)) == 1 else f"for example: {texts[0]}",
+                len(texts),
+                is_out=False,
             )
-            for plane, times in Counter(
-                plane for plane, t in done if t.kind == "rtt" and t.cpu and not cpu_of(t)
-            ).items()
+            for texts in warnings.values()
         ),
-        *_warnings(trial for _, trial in done),
     ]
 
 
@@ -121,17 +117,29 @@ def _between(shares: Iterable[float]) -> str:
     return " to ".join(dict.fromkeys(map(percent_text, (ordered[0], ordered[-1]))))
 
 
-def _warnings(trials: Iterable[TrialRecord]) -> list[LeftOut]:
-    """Warnings of trials; texts that differ only in numbers count as one."""
-    groups: dict[str, list[str]] = {}
-    for trial in trials:
-        for warning in trial.warnings:
-            groups.setdefault(_NUMBER.sub("#", warning), []).append(warning)
-    return [
-        LeftOut(
-            "Reported during a trial" if len(set(texts)) == 1 else "Reported with varying figures",
-            texts[0],
-            len(texts),
-        )
-        for texts in groups.values()
-    ]
+def sentence(trials: Iterable[TrialRecord]) -> str:
+    """How many trials count, and how many do not, in one sentence."""
+    trials = list(trials)
+    out = {
+        "failed": sum(trial.status == "failed" for trial in trials),
+        "missed their rate or load": sum(bool(missed_levels(trial)) for trial in trials),
+        "were limited by the generator, the sink or a clock": sum(
+            trial.status == "done" and trial.kind == "load" and trial.is_bound for trial in trials
+        ),
+    }
+    parts = ", ".join(f"{times} {why}" for why, times in out.items() if times)
+    total = count_text(len(trials), "trial")
+    return f"Of {total} {parts}; these do not count." if parts else f"All {total} count."
+
+
+def table(notes: Iterable[LeftOut]) -> Table:
+    """The notes, those that are left out first."""
+    return Table.of(
+        sorted(notes, key=lambda note: not note.is_out),
+        {
+            "What": lambda note: f"{note.what[:1].upper()}{note.what[1:]}",
+            "How many": lambda note: PrintedNumber.plain(note.times),
+            "Counts": lambda note: "no" if note.is_out else "yes",
+            "Why": lambda note: note.why,
+        },
+    )

@@ -1,25 +1,82 @@
-"""RTT of one cell over its replicates, from packets or, without them, histograms. Draws nothing."""
+"""RTT of one cell over its replicates, from packets or, without them, histograms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from hdrh.histogram import HdrHistogram
 
-from planewise.report import summaries
 from planewise.report.left_out import LeftOut
-from planewise.report.packets import Packets, Unread
-from planewise.report.summaries import BOX, Distribution, Spread, TimeParts
+from planewise.report.packets import Floats, Packets, Unread
 from planewise.store.cells import Factors, words
-from planewise.store.levels import missed_levels
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
 from planewise.store.packets import RttMetric
+from planewise.units import time_text
 
+BOX = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Quantiles of a box: whiskers, ends and middle."""
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
 """Quantiles of the tail table, with the packets that each needs."""
+PROBABILITIES: tuple[float, ...] = (
+    0.001,
+    0.005,
+    *(percent / 100 for percent in range(1, 100)),
+    *(1 - digit * 10.0**-power for power in (3, 4, 5, 6) for digit in (5, 2, 1)),
+)
+"""Quantiles that are kept of a distribution: every per cent, then towards 1 - 10⁻⁶."""
+MOST_POINTS = 400
+"""Most packets of a cell that a scatter draws."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A time's distribution over all packets of a cell, as a box [ns]."""
+
+    ends_ns: tuple[float, ...]
+    """At `BOX`."""
+    packets: int
+    medians_ns: tuple[float, ...]
+    """Median of each replicate."""
+
+    @property
+    def row(self) -> dict[str, float]:
+        """The quantiles as fields of a mark."""
+        return dict(zip(("low", "q25", "median", "q75", "high"), self.ends_ns, strict=True))
+
+    @property
+    def median_ns(self) -> float:
+        """The middle of the box."""
+        return self.ends_ns[2]
+
+    @property
+    def words(self) -> str:
+        """The quantiles in words."""
+        low, q25, median, q75, high = map(time_text, self.row.values())
+        return (
+            f"median {median}, middle half {q25} to {q75}, 5th to 95th percentile {low} to {high}"
+        )
+
+    @property
+    def replicates(self) -> str:
+        """The lowest and the highest median of a replicate."""
+        if not self.medians_ns:
+            return "—"
+        return f"{time_text(min(self.medians_ns))} – {time_text(max(self.medians_ns))}"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A cell's RTT in full: for the cumulative curve, the tail and the scatter [ns]."""
+
+    quantiles_ns: tuple[float, ...]
+    """At `PROBABILITIES`, as far as at least one packet lies beyond."""
+    points_ns: tuple[float, ...]
+    """Packets at even distances in the order of sending, `MOST_POINTS` at most."""
+    max_ns: float
+    packets: int
 
 
 @dataclass(frozen=True)
@@ -28,32 +85,29 @@ class RttCell:
 
     plane: str
     factors: Factors
-    replicates: int
     rtt: Spread
     """Over all packets that have an RTT."""
-    sent: int
-    lost: int
+    counts: Counts
+    """Sum over all trials."""
     tail_ns: Mapping[str, float | None]
     """By name of `TAIL`; None where the packets are too few."""
     kernel_medians_ns: tuple[float, ...]
     """Median RTT between the guest's kernel stamps, of the replicates that have them."""
-    parts: TimeParts | None
+    parts_ns: Mapping[str, float]
+    """Means of the parts of a typical packet's round trip, which add up to `sum`; see `_parts`."""
+    parts_packets: int
     no_parts: str
-    """Why `parts` is None; else empty."""
+    """Why there are no parts; else empty."""
+    no_stacks: str
+    """Why the parts lack the time in the guests' network stacks; else empty."""
     overhead: Spread | str
     """RTT at the guest minus RTT at the sender's NIC, or why it is not known."""
     response: Spread | str
     """NIC to NIC inside the responder, or why it is not known."""
-    no_stacks: str
-    """Why `parts` lacks the time in the guests' network stacks; else empty."""
     distribution: Distribution | None
     """None where only histograms or summaries were kept."""
-    counts: Counts
-    """Sum over all trials."""
     achieved_pps: tuple[float, ...] = ()
     """Probes sent a second, by trial that recorded it."""
-    missed: tuple[str, ...] = ()
-    """Levels that the trials missed; empty for trials that count."""
 
     @property
     def median_ns(self) -> float:
@@ -72,34 +126,42 @@ def summarise(
     notes: list[LeftOut] = []
     latencies = [trial.latency[metric] for trial in trials if metric in trial.latency]
     quantiles = [*BOX, *(quantile for _, quantile, _ in TAIL)]
-    values: list[float] | None = None
+    values: list[float] = []
     n = 0
     distribution = None
+    parts: dict[str, float] = {}
+    parts_packets = 0
+    why = _unmeasurable("overhead", trials) or _unmeasurable("response", trials)
     if isinstance(packets, Packets):
-        rtts = summaries.without_nan(packets.rtt_ns)
+        rtts = packets.rtt_ns[~np.isnan(packets.rtt_ns)]
         n = len(rtts)
         if n:
             ordered = np.sort(rtts)
-            values = summaries.at(ordered, quantiles)
-            distribution = summaries.distribution(rtts, ordered)
+            values = at(ordered, quantiles)
+            indices = np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)
+            points = tuple(map(float, rtts[indices]))
+            of_cell = tuple(at(ordered, meaningful(n)))
+            distribution = Distribution(of_cell, points, float(ordered[-1]), n)
+        if not why and (np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all()):
+            why = _NO_CAPTURE
+        parts, parts_packets = _parts(packets, of_user=metric == "rtt_user", hosts_see=not why)
+        why = "" if parts else why or "no packet was seen at all capture points"
     else:
-        notes = _unread(packets)
+        if packets.file:
+            histograms = f"{packets.why}; this cell's figures come from the trials' histograms"
+            notes.append(LeftOut(f"packets of {packets.file}", histograms))
         values, n = _from_histograms(latencies, quantiles)
-    if values is None:
-        if latencies:
-            why = "neither its packets nor a histogram were kept"
-        else:
-            why = "no packet came back"
-        return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", why)]
-    parts, why = _parts(metric, trials, packets)
-    missed = [level for trial in trials for level in missed_levels(trial)]
+        why = why or "its packets were not kept"
+    if not values:
+        none = "neither its packets nor a histogram were kept" if latencies else _NO_ANSWER
+        return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", none)]
+    counts = [trial.counts for trial in trials if trial.counts]
+    no_stacks = _unmeasurable("sender_stack", trials) or _NO_GUEST_STAMPS
     cell = RttCell(
         plane=plane,
         factors=factors,
-        replicates=len(trials),
-        rtt=Spread.of(values[:5], n, [summary.p50_ns for summary in latencies]),
-        sent=sum(trial.counts.sent for trial in trials if trial.counts),
-        lost=sum(trial.counts.lost for trial in trials if trial.counts),
+        rtt=Spread(tuple(values[:5]), n, tuple(summary.p50_ns for summary in latencies)),
+        counts=Counts(**{f: sum(getattr(c, f) for c in counts) for f in Counts.model_fields}),
         tail_ns={
             name: value if n >= needed else None
             for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
@@ -107,137 +169,110 @@ def summarise(
         kernel_medians_ns=tuple(
             trial.latency["rtt_kernel"].p50_ns for trial in trials if "rtt_kernel" in trial.latency
         ),
-        parts=parts,
+        parts_ns=parts,
+        parts_packets=parts_packets,
         no_parts=why,
+        no_stacks="" if "sender_stack" in parts else no_stacks,
         overhead=_spread("overhead", trials, packets),
         response=_spread("response", trials, packets),
-        no_stacks=_no_stacks(parts, trials),
         distribution=distribution,
-        counts=_added(trial.counts for trial in trials if trial.counts),
         achieved_pps=tuple(trial.load.paced_pps for trial in trials if trial.load),
-        missed=tuple(dict.fromkeys(level.factor for level in missed)),
     )
     return cell, notes
 
 
-def _unread(unread: Unread) -> list[LeftOut]:
-    if not unread.file:
-        return []
-    return [
-        LeftOut(
-            f"The packets of {unread.file}",
-            f"{unread.why}; this cell's figures come from the trials' histograms",
-        )
-    ]
+_NO_CAPTURE = "no capture at the network cards in this run"
+_NO_ANSWER = "no packet came back"
+_NO_GUEST_STAMPS = "packets were not stamped inside the guests (`rtt.guest_stamps`)"
+
+
+def at(ordered: Floats, probabilities: Sequence[float]) -> list[float]:
+    """Quantiles of values in rising order, linear between neighbours (Hyndman & Fan, type 7).
+
+    Faster than `np.quantile`, which sorts again.
+    """
+    places = np.asarray(probabilities) * (len(ordered) - 1)
+    return [float(v) for v in np.interp(places, np.arange(len(ordered)), ordered)]
+
+
+def meaningful(packets: int) -> tuple[float, ...]:
+    """The `PROBABILITIES` with at least one of `packets` on either side."""
+    least = (1 - 1e-9) / max(1, packets)
+    return tuple(p for p in PROBABILITIES if least <= p <= 1 - least) or (0.5,)
 
 
 def _from_histograms(
     summaries: Sequence[Latency], quantiles: Sequence[float]
-) -> tuple[list[float] | None, int]:
-    """Quantiles [ns] of the merged histograms, and their packets; None when one is missing."""
+) -> tuple[list[float], int]:
+    """Quantiles [ns] of the merged histograms, and their packets; none when one is missing."""
     if not summaries or any(summary.hdr is None for summary in summaries):
-        return None, 0
+        return [], 0
     merged = HdrHistogram(1, 3_600_000_000_000, 3)
     for summary in summaries:
         merged.add(HdrHistogram.decode(summary.hdr))
     n = int(merged.total_count)
     if n == 0:
-        return None, 0
+        return [], 0
     return [float(merged.get_value_at_percentile(quantile * 100)) for quantile in quantiles], n
-
-
-_NO_CAPTURE = "no capture at the network cards in this run"
 
 
 def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
     """Why these trials could not measure the metric; empty when they could."""
-    return next(
-        (
-            f"not measurable: {trial.not_measurable[name]}"
-            for trial in trials
-            if name in trial.not_measurable
-        ),
-        "",
-    )
-
-
-def _parts(
-    metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
-) -> tuple[TimeParts | None, str]:
-    """The parts of the time, or the reason why they are not known."""
-    why = _unmeasurable("overhead", trials) or _unmeasurable("response", trials)
-    if isinstance(packets, Unread):
-        return (None, why) if why else _parts_from_summaries(metric, trials)
-    if not why and (np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all()):
-        why = _NO_CAPTURE
-    time_parts = summaries.parts(packets, of_user=metric == "rtt_user", hosts_see=not why)
-    if time_parts is not None:
-        return time_parts, ""
-    return None, why or "no packet was seen at all capture points"
-
-
-def _no_stacks(parts: TimeParts | None, trials: Sequence[TrialRecord]) -> str:
-    if parts is not None and parts.sender_stack_ns is not None:
-        return ""
-    why = _unmeasurable("sender_stack", trials)
-    return why or "packets were not stamped inside the guests (`rtt.guest_stamps`)"
+    whys = (trial.not_measurable[name] for trial in trials if name in trial.not_measurable)
+    return next((f"not measurable: {why}" for why in whys), "")
 
 
 def _spread(
-    name: Literal["overhead", "response"],
-    trials: Sequence[TrialRecord],
-    packets: Packets | Unread,
+    name: Literal["overhead", "response"], trials: Sequence[TrialRecord], packets: Packets | Unread
 ) -> Spread | str:
     if why := _unmeasurable(name, trials):
         return why
     latencies = [trial.latency[name] for trial in trials if name in trial.latency]
-    medians = [summary.p50_ns for summary in latencies]
+    medians = tuple(summary.p50_ns for summary in latencies)
     if isinstance(packets, Unread):
         quantiles, n = _from_histograms(latencies, BOX)
-        if quantiles is None:
-            return "neither its packets nor a histogram were kept" if latencies else _NO_CAPTURE
-        return Spread.of(quantiles, n, medians)
+        return Spread(tuple(quantiles), n, medians) if quantiles else _NO_CAPTURE
     values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
-    values = summaries.without_nan(values)
-    return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE
+    values = np.sort(values[~np.isnan(values)])
+    return Spread(tuple(at(values, BOX)), len(values), medians) if len(values) else _NO_CAPTURE
 
 
-def _added(counts: Iterable[Counts]) -> Counts:
-    totals = dict.fromkeys(Counts.model_fields, 0)
-    for count in counts:
-        for name in totals:
-            totals[name] += getattr(count, name)
-    return Counts(**totals)
+def _parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> tuple[dict[str, float], int]:
+    """Means over the middle half of the packets with all stamps [ns], and their number.
 
+    `sum`; `overhead` and `response` where the hosts see the packets; and the parts that add up:
+    `sender_stack` (the sender's guest; with it `instrument` is a part of it), `instrument` (between
+    user-space and kernel stamps), `sender`, `wire` (or `between`, where the hosts see nothing),
+    `responder` and `responder_stack`. Empty where no packet has all stamps.
+    """
+    inside = (packets.sender_inside_ns, packets.responder_inside_ns)
+    has_stacks = of_user and not any(np.isnan(values).all() for values in inside)
+    has_instrument = of_user and not np.isnan(packets.kernel_ns).all()
+    if not hosts_see and not has_stacks:
+        return {}, 0
+    outer = (packets.nic_ns, packets.response_ns) if hosts_see else inside
+    needed = [packets.rtt_ns, *outer, *(inside if has_stacks else ())]
+    needed += [packets.kernel_ns] if has_instrument else []
+    total = packets.rtt_ns[~np.isnan(np.stack(needed)).any(axis=0)]
+    if not len(total):
+        return {}, 0
+    low, high = np.quantile(total, (0.25, 0.75))
+    middle = ~np.isnan(np.stack(needed)).any(axis=0)
+    middle &= (packets.rtt_ns >= low) & (packets.rtt_ns <= high)
 
-def _parts_from_summaries(
-    metric: RttMetric, trials: Sequence[TrialRecord]
-) -> tuple[TimeParts | None, str]:
-    """Means over all packets, from the trials' summaries: they add up, but include outliers."""
-    sums: dict[str, float] = {}
-    n = 0
-    for trial in trials:
-        if not {"overhead", "response", metric} <= set(trial.latency):
-            return None, _NO_CAPTURE
-        weight = trial.latency[metric].count
-        n += weight
-        for name, summary in trial.latency.items():
-            sums[name] = sums.get(name, 0.0) + summary.mean_ns * weight
-    stacks = metric == "rtt_user" and all(
-        {"sender_stack", "responder_stack"} <= set(trial.latency) for trial in trials
-    )
-    mean = {name: total / n for name, total in sums.items()} if n else {}
-    if not mean:
-        return None, "no packet came back"
-    total = mean[metric]
-    has_kernel = metric == "rtt_user" and "rtt_kernel" in mean
-    parts = TimeParts.of(
-        total=total,
-        wire=total - mean["overhead"] - mean["response"],
-        overhead=mean["overhead"],
-        response=mean["response"],
-        instrument=total - mean["rtt_kernel"] if has_kernel else None,
-        stacks=(mean["sender_stack"], mean["responder_stack"]) if stacks else None,
-        packets=n,
-    )
-    return parts, ""
+    def mean(values: Floats) -> float:
+        return float(values[middle].mean())
+
+    parts = {"sum": mean(packets.rtt_ns)}
+    if has_instrument:
+        parts["instrument"] = mean(packets.rtt_ns - packets.kernel_ns)
+    if has_stacks:
+        parts["sender_stack"] = mean(packets.rtt_ns - inside[0])
+        parts["responder_stack"] = mean(inside[1])
+    parts["wire" if hosts_see else "between"] = mean(outer[0] - outer[1])
+    if hosts_see:
+        parts["overhead"] = mean(packets.rtt_ns - packets.nic_ns)
+        guest = parts.get("sender_stack", parts.get("instrument", 0.0))
+        parts["sender"] = parts["overhead"] - guest
+        parts["responder"] = mean(packets.response_ns) - parts.get("responder_stack", 0.0)
+    return parts, int(middle.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planewise.report.figures.base import Entry, Missing, PrintedNumber, Table
+from planewise.report.figure import Entry, Missing, PrintedNumber, Table
 
 _MARKDOWN = str.maketrans(
     {"|": "\\|", "\\": "\\\\", "*": "\\*", "_": "\\_", "`": "\\`", "<": "&lt;"}

@@ -20,6 +20,7 @@ POLICIES = ("fair", "activity", "benefit", "static")
 app = typer.Typer(
     help="Who gets a VF: ask and order the daemon; simulate policies on made-up hosts.",
     no_args_is_help=True,
+    cls=console.Commands,
     rich_markup_mode=None,
 )
 

@@ -1,0 +1,561 @@
+"""Sections of the allocator's policies: latency by group, times with a VF, downloads, switches."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from planewise.judge.policies import (
+    SWITCH_QUANTILES,
+    by_phase,
+    policy_families,
+    switch_sentence,
+)
+from planewise.report import charts, facets, theme
+from planewise.report.data import RunData
+from planewise.report.facets import Item
+from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
+from planewise.report.packets import Unread
+from planewise.report.rtt_cell import RttCell, summarise
+from planewise.report.sections.compared import Compared, comparison_figures
+from planewise.report.sections.predicted import GroupPredictions, predictions
+from planewise.report.sections.rtt import box_figures
+from planewise.report.vega import Row, Span
+from planewise.store.allocations import DOWNLOAD_METRIC, by_groups, members
+from planewise.store.levels import keeps_levels
+from planewise.store.models import AllocResult, Download, Latency, TrialRecord
+from planewise.units import bits_text, count_text, percent_text, rate_text, time_text
+
+POLICIES = ("none", "static", "fair", "activity", "benefit")
+"""In the order in which the report shows them."""
+_SHADES = tuple(map(theme.var, ("veth", "bridge", "macvlan", "ipvlan", "docker-bridge")))
+_MOST_DOTS = 500
+"""Most requests of a series that are drawn."""
+
+Results = Mapping[str, Sequence[AllocResult]]
+"""Results of trials by policy."""
+
+
+def _rank(policy: str) -> tuple[int, str]:
+    return (POLICIES.index(policy) if policy in POLICIES else len(POLICIES), policy)
+
+
+def results(data: RunData) -> Results:
+    """Results of the allocator's trials by policy, without trials of a switch."""
+    by_policy: dict[str, list[AllocResult]] = {}
+    for trial in data.done:
+        if trial.alloc is not None and not trial.alloc.switch:
+            by_policy.setdefault(str(trial.cell["policy"]), []).append(trial.alloc)
+    return {policy: by_policy[policy] for policy in sorted(by_policy, key=_rank)}
+
+
+def sections(data: RunData) -> Iterator[Section]:
+    """The sections of policies, downloads and switches that the run has data for."""
+    by_policy = results(data)
+    if by_policy:
+        yield _policies(data, by_policy)
+    switches = [trial for trial in data.done if trial.alloc is not None and trial.alloc.switch]
+    if switches:
+        packets = data.run.packets(switches[0])
+        yield Section(
+            "switch",
+            "Latency while a VF is given and taken",
+            "One guest gets a VF in the middle of the run and loses it again; the other guests "
+            "show what the hosts themselves did meanwhile.",
+            () if packets is None else (switch_figure(switches[0], packets),),
+            (
+                (
+                    f"Before, during and after, over {count_text(len(switches), 'trial')}",
+                    switch_table(switches),
+                ),
+            ),
+        )
+    downloads = {
+        policy: of_policy
+        for policy, of_policy in by_policy.items()
+        if any(result.download for result in of_policy)
+    }
+    if downloads:
+        download = next(d for d in _downloads(next(iter(downloads.values()))))
+        compared = [
+            figure
+            for family in policy_families(data.trials, data.info, DOWNLOAD_METRIC)
+            for figure in comparison_figures(Compared(family), name="download-compared")
+        ]
+        yield Section(
+            "download",
+            "Duration of a download",
+            f"Beside the requests, one guest sends {download.bytes / (1 << 20):.0f} MiB by one TCP "
+            "stream from the end of the warm-up on, and planewised gives it a VF or not.",
+            (download_figure(downloads), *compared),
+            (("Duration of downloads", download_table(downloads)),),
+        )
+
+
+def _policies(data: RunData, by_policy: Results) -> Section:
+    cells = latency_cells(data)
+    trials = [trial for trial in data.done if trial.alloc is not None]
+    missed = sum(not keeps_levels(trial) for trial in by_groups(trials))
+    compared = [
+        figure
+        for metric in ("rtt", "rtt_p99")
+        for family in policy_families(data.trials, data.info, metric)
+        for figure in comparison_figures(
+            Compared(family), name=slug(f"policies-{family.metric.title}")
+        )
+    ]
+    predicted = predictions(data.done)
+    tables = [
+        ("Share of the time in which guests held a VF", shares(data)),
+        ("Costs of the daemon, and its delay", costs(by_policy)),
+    ]
+    if predicted is not None:
+        share = percent_text(round(abs(predicted.saved), 3))
+        saves = f"saves {share} of" if predicted.saved >= 0 else f"adds {share} to"
+        title = (
+            f"Latency predicted from who held a VF, which {saves} the mean RTT (median of "
+            f"{predicted.guests} guests that kept one), against the measured one"
+        )
+        tables.append((title, predicted_table(predicted)))
+    first = next(iter(by_policy.values()))[0]
+    return Section(
+        "policies",
+        "Latency of guests by policy",
+        f"{len(first.guests)} guests and {first.vfs} VFs: planewised assigns them while "
+        "every guest is sent requests at the rate of its group. Less is better.",
+        (
+            *(_latency(data, cells, by_policy) if cells else ()),
+            timeline([(policy, of_policy[0]) for policy, of_policy in by_policy.items()]),
+            *compared,
+        ),
+        tuple(tables),
+        note=f"In {missed} cases the rate of a group was not kept within 1 %: figures of latency "
+        "leave them out."
+        if missed
+        else "",
+    )
+
+
+def latency_cells(data: RunData) -> list[RttCell]:
+    """Latency by policy and group, over trials that kept the group's rate."""
+    by_cell: dict[tuple[str, float], list[TrialRecord]] = {}
+    for trial in by_groups([trial for trial in data.done if trial.alloc is not None]):
+        if trial.kind == "rtt" and keeps_levels(trial):
+            key = str(trial.cell["policy"]), float(trial.cell["frequency_pps"])
+            by_cell.setdefault(key, []).append(trial)
+    summaries = [
+        summarise(policy, (("frequency_pps", pps),), "rtt_user", trials, Unread("", ""))[0]
+        for (policy, pps), trials in by_cell.items()
+    ]
+    cells = [cell for cell in summaries if cell is not None]
+    return sorted(cells, key=lambda cell: (cell.factors[0][1], _rank(cell.plane)))
+
+
+def _latency(data: RunData, cells: Sequence[RttCell], by_policy: Results) -> Iterator[Figure]:
+    """Boxes of the RTT by group and policy, as FlexVF's figure 7."""
+    items = [Item(cell.plane, cell.factors, cell) for cell in cells]
+    yield from box_figures(
+        facets.split(items, data.naming),
+        dict(zip(by_policy, _SHADES * 3, strict=False)),
+        lambda cell: cell.rtt,
+        name="policies",
+        title="Round-trip time of the guests by request rate and policy",
+        what="Round-trip time of all guests of a group, as the client's program sees it. "
+        "`none`: no guest has a VF; `static`: guests drawn at random keep one.",
+        columns=("Requests to a guest", "Policy"),
+    )
+
+
+class HoldInterval(NamedTuple):
+    """A time in which a guest held a VF, in seconds after the warm-up."""
+
+    guest: str
+    begin_s: float
+    end_s: float
+
+
+def hold_intervals(result: AllocResult, end_s: float) -> list[HoldInterval]:
+    """The times in which guests held a VF, up to `end_s`."""
+    since: dict[str, float] = {}
+    intervals = []
+    for move in sorted(result.moves, key=lambda move: move.at_s):
+        if move.direction == "give" and move.ending == "completed":
+            since.setdefault(move.guest, move.at_s + (move.duration_s or 0.0))
+        elif move.direction == "take" and move.guest in since:
+            intervals.append(HoldInterval(move.guest, since.pop(move.guest), min(move.at_s, end_s)))
+    intervals += [HoldInterval(guest, begin_s, end_s) for guest, begin_s in since.items()]
+    return [interval for interval in intervals if interval.end_s > interval.begin_s]
+
+
+def _by_rate(result: AllocResult) -> list[tuple[str, float]]:
+    """The result's guests with their rates, the busiest first."""
+    named = [(name, guest.request_pps) for name, guest in result.guests.items()]
+    return sorted(named, key=lambda guest: (-guest[1], len(guest[0]), guest[0]))
+
+
+def _end_s(result: AllocResult) -> float:
+    """Time of the trial's last recorded event [s]."""
+    ends_s = [move.at_s + (move.duration_s or 0.0) for move in result.moves if move.ending]
+    steady = [end_s for end_s in ends_s if end_s <= result.window_s]
+    return max([result.window_s, *(steady if result.change is None else ends_s)])
+
+
+def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
+    """The times in which each guest held a VF, in the first trial of each policy."""
+    end_s = max(_end_s(result) for _, result in trials)
+    begin_s = min([0.0, *(move.at_s for _, result in trials for move in result.moves)])
+    span = Span(max(begin_s, -0.5 * end_s), end_s)
+    rates = sorted({pps for _, result in trials for _, pps in _by_rate(result)}, reverse=True)
+    colours = dict(zip(map(rate_text, rates), _SHADES, strict=False))
+    changes = any(result.change for _, result in trials)
+    panels = []
+    for policy, result in trials:
+        rate = {name: rate_text(pps) for name, pps in _by_rate(result)}
+        rows: list[Row] = [
+            {
+                "label": held.guest,
+                "series": rate[held.guest],
+                "from": span.inside(held.begin_s),
+                "to": span.inside(held.end_s),
+                "hover": f"{policy}: {held.guest} ({rate[held.guest]}) held a VF from "
+                f"{held.begin_s:.1f} to {held.end_s:.1f} s",
+            }
+            for held in hold_intervals(result, span.high)
+            if held.guest in rate
+        ]
+        rules = [0.0, *([result.window_s] if result.change is not None else [])]
+        panels.append(
+            charts.lanes(
+                policy,
+                rows,
+                list(rate),
+                colours,
+                span,
+                "seconds after the warm-up",
+                height=7,
+                named=False,
+                rules=rules,
+            )
+        )
+    counts = ", ".join(f"{policy} {len(result.moves)}" for policy, result in trials)
+    return Figure(
+        "policies-held",
+        "Guests that held a VF",
+        "A row a guest, the busiest on top; a bar is the time in which it held a VF, coloured by "
+        "the requests that it gets a second. Times are the daemon's clock, from the end of the "
+        "warm-up on." + (" At the second line the groups' rates are reversed." if changes else ""),
+        f"Bars of the time in which each guest held a VF, a panel a policy. Moves: {counts}.",
+        tuple(panels),
+        Table.of(
+            [(policy, result, name) for policy, result in trials for name, _ in _by_rate(result)],
+            {
+                "Policy": lambda row: row[0],
+                "Guest": lambda row: row[2],
+                "Requests": lambda row: PrintedNumber.rate(row[1].guests[row[2]].request_pps),
+                "Held a VF": lambda row: PrintedNumber.share(
+                    min(1.0, row[1].guests[row[2]].held_s / row[1].window_s), 3
+                ),
+                "Times given": lambda row: PrintedNumber.plain(row[1].guests[row[2]].given),
+                "Median RTT": lambda row: (
+                    PrintedNumber.time(rtt.p50_ns)
+                    if (rtt := row[1].guests[row[2]].rtt) is not None
+                    else Missing("no answer came")
+                ),
+                "Lost": lambda row: PrintedNumber.count(row[1].guests[row[2]].counts.lost),
+            },
+        ),
+        key=colours,
+        lead=f"Moves of a VF in the first trial of each policy: {counts}.",
+    )
+
+
+def shares(data: RunData) -> Table:
+    """Share of time in which a group's guests held a VF, mean over trials."""
+    held: dict[tuple[str, float], list[float]] = {}
+    for trial in data.done:
+        if trial.alloc is not None:
+            for pps in sorted({guest.request_pps for guest in trial.alloc.guests.values()}):
+                guests = members(trial, f"{pps:g}").values()
+                share = statistics.fmean(guest.held_s for guest in guests) / trial.alloc.window_s
+                held.setdefault((str(trial.cell["policy"]), pps), []).append(min(1.0, share))
+    groups = sorted({pps for _, pps in held})
+
+    def of_group(pps: float) -> Callable[[str], Entry]:
+        return lambda policy: PrintedNumber.share(statistics.fmean(held[policy, pps]), 3)
+
+    return Table.of(
+        sorted({policy for policy, _ in held}, key=_rank),
+        {
+            "Policy": lambda policy: policy,
+            **{f"Guests with {rate_text(pps)}": of_group(pps) for pps in groups},
+        },
+    )
+
+
+def predicted_table(predicted: GroupPredictions) -> Table:
+    """Latency predicted from the time with a VF, beside the measured latency."""
+
+    def error(value: float) -> str:
+        return percent_text(round(value, 3), signed=True)
+
+    return Table.of(
+        predicted.groups,
+        {
+            "Policy": lambda row: row.policy,
+            "Guests with": lambda row: PrintedNumber.rate(float(row.group)),
+            "Held a VF": lambda row: PrintedNumber.share(row.held, 3),
+            "Mean predicted": lambda row: PrintedNumber.time(row.predicted_ns),
+            "Mean measured": lambda row: PrintedNumber.time(row.measured_ns),
+            "Error": lambda row: PrintedNumber(error(row.error), row.error),
+            "95 % interval": lambda row: (
+                Missing("open: it takes six blocks")
+                if row.low is None or row.high is None
+                else theme.interval(error(row.low), error(row.high))
+            ),
+            "Blocks": lambda row: PrintedNumber.plain(row.blocks),
+        },
+    )
+
+
+def costs(by_policy: Results) -> Table:
+    """Costs of the daemon, and its delay after a change of load: medians over trials."""
+
+    def median(
+        values: Callable[[AllocResult], Sequence[float | None]],
+        show: Callable[[float], str],
+        why: str = "not known",
+    ) -> Callable[[tuple[str, Sequence[AllocResult]]], Entry]:
+        def entry(row: tuple[str, Sequence[AllocResult]]) -> Entry:
+            known = [v for trial in row[1] for v in values(trial) if v is not None]
+            finite = [value for value in known if math.isfinite(value)]
+            if not finite:
+                return Missing(why)
+            middle = statistics.median(finite)
+            return PrintedNumber(show(middle), middle)
+
+        return entry
+
+    def durations(trial: AllocResult) -> list[float | None]:
+        return [move.duration_s for move in trial.moves if move.ending == "completed"]
+
+    return Table.of(
+        by_policy.items(),
+        {
+            "Policy": lambda row: row[0],
+            "Trials": lambda row: PrintedNumber.plain(len(row[1])),
+            "Moves": median(lambda trial: [len(trial.moves)], lambda number: f"{number:g}"),
+            "A move": median(durations, _seconds, "no VF was moved"),
+            "CPU": median(lambda trial: [trial.daemon.cpu], lambda v: percent_text(round(v, 4))),
+            "Memory": median(
+                lambda trial: [trial.daemon.memory_bytes], lambda size: f"{size / 2**20:.1f} MiB"
+            ),
+            "A decision": median(
+                lambda trial: [trial.daemon.decision_s], _seconds, "nothing was decided"
+            ),
+            "Reading counters": median(
+                lambda trial: [trial.daemon.sample_s], _seconds, "no counter was read"
+            ),
+            "First VF after the change of load": median(
+                lambda trial: [trial.change.first_s] if trial.change else [],
+                _seconds,
+                "none was given",
+            ),
+            "Clock error": median(
+                lambda trial: [trial.change.error_s] if trial.change else [],
+                _seconds,
+                "the load did not change",
+            ),
+        },
+    )
+
+
+def _seconds(value: float) -> str:
+    return time_text(value * 1e9)
+
+
+def _downloads(results: Sequence[AllocResult]) -> list[Download]:
+    return [result.download for result in results if result.download is not None]
+
+
+def download_figure(by_policy: Results) -> Figure:
+    """A line a trial: payload by second, up to the last byte."""
+    rows: list[Row] = []
+    for policy, of_policy in by_policy.items():
+        for number, download in enumerate(_downloads(of_policy)):
+            begin_s = 0.0
+            for interval in download.intervals:  # two points each: a single one is a line, too
+                place = {"series": policy, "value": interval.bps, "trial": f"{policy} {number}"}
+                rows += [{**place, "x": begin_s}, {**place, "x": interval.end_s}]
+                begin_s = interval.end_s
+    colours = dict(zip(POLICIES, _SHADES, strict=True))
+    across = Span(0.0, max((float(row["x"]) for row in rows), default=1.0))
+    medians = ", ".join(
+        f"{policy} {_seconds(statistics.median(d.seconds for d in _downloads(of_policy)))}"
+        for policy, of_policy in by_policy.items()
+    )
+    lead = f"Median duration of the whole download: {medians}."
+    return Figure(
+        "download",
+        "Throughput of a download, by policy",
+        "A line a trial: payload that arrived at the client in each second. The end of a line is "
+        "the end of the download.",
+        f"Throughput of downloads over time. {lead}",
+        (
+            charts.lines(
+                "",
+                rows,
+                {policy: colours[policy] for policy in by_policy},
+                Span.of((float(row["value"]) for row in rows), log_from=math.inf),
+                "bits",
+                charts.seconds(across, "seconds since it began"),
+                points=(),
+                labels=False,
+                more={"detail": {"field": "trial", "type": "nominal"}},
+            ),
+        ),
+        download_table(by_policy),
+        key={policy: colours[policy] for policy in by_policy},
+        lead=lead,
+    )
+
+
+def download_table(by_policy: Results) -> Table:
+    """Durations of downloads, and the share of time in which their guest held a VF."""
+
+    def seconds(of: Callable[[list[float]], float]) -> Callable[[_Row], Entry]:
+        def entry(row: _Row) -> Entry:
+            value = of([download.seconds for download in _downloads(row[1])])
+            return PrintedNumber(_seconds(value), value)
+
+        return entry
+
+    def throughput(row: _Row) -> Entry:
+        bps = statistics.median(8 * one.bytes / one.seconds for one in _downloads(row[1]))
+        return PrintedNumber(bits_text(bps), bps)
+
+    def held(row: _Row) -> Entry:
+        times = [
+            min(1.0, result.guests[result.download.guest].held_s / result.window_s)
+            for result in row[1]
+            if result.download is not None
+        ]
+        return PrintedNumber.share(statistics.fmean(times), 3)
+
+    return Table.of(
+        by_policy.items(),
+        {
+            "Policy": lambda row: row[0],
+            "Takes (median)": seconds(statistics.median),
+            "Shortest": seconds(min),
+            "Longest": seconds(max),
+            "Throughput": throughput,
+            "Its guest held a VF": held,
+            "Trials": lambda row: PrintedNumber.plain(len(_downloads(row[1]))),
+        },
+    )
+
+
+_Row = tuple[str, Sequence[AllocResult]]
+
+
+def switch_figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
+    """Each request as a dot, with the median of each second, for the moved guest and the others.
+
+    `packets` as a trial of the allocator keeps them (docs/reference/formats.md).
+    """
+    alloc = trial.alloc
+    assert alloc is not None
+    assert alloc.zero_ns is not None
+    phases = alloc.switch
+    moved = "guest that is moved"
+    colours = {moved: theme.var("vf"), "other guests": theme.var("bridge")}
+    answered = (
+        packets.select(
+            x=(pl.col("scheduled_ns") - alloc.zero_ns) / 1e9,
+            value=(pl.col("user_rx_ns") - pl.col("user_tx_ns")).cast(pl.Float64),
+            series=pl.when(pl.col("guest") == next(iter(alloc.guests)))
+            .then(pl.lit(moved))
+            .otherwise(pl.lit("other guests")),
+        )
+        .drop_nulls()
+        .filter(pl.col("x").is_between(phases[0].begin_s, phases[-1].end_s))
+        .sort("x")
+    )
+    span = Span.of([float(value) for value in answered["value"]])
+    across = Span(phases[0].begin_s, phases[-1].end_s)
+    shaded: list[Row] = [
+        {
+            "from": phase.begin_s,
+            "to": phase.end_s,
+            "hover": f"{phase.name}: {phase.end_s - phase.begin_s:.1f} s",
+        }
+        for phase in phases
+        if phase.name in ("being given", "being taken")
+    ]
+    panels = []
+    for name in colours:
+        requests = answered.filter(pl.col("series") == name)
+        medians = (
+            requests.with_columns(x=(pl.col("x").floor() + 0.5).clip(upper_bound=across.high))
+            .group_by("x", "series")
+            .agg(pl.col("value").median())
+            .sort("x")
+        )
+        dots = requests.gather_every(-(-requests.height // _MOST_DOTS) or 1).to_dicts()
+        panels.append(
+            charts.lines(
+                name,
+                medians.to_dicts(),
+                colours,
+                span,
+                "duration",
+                charts.seconds(across, "seconds after the warm-up"),
+                points=dots,
+                shaded=shaded,
+                labels=False,
+            )
+        )
+    lead = switch_sentence([trial])
+    return Figure(
+        "switch",
+        "Requests while a VF is given and taken",
+        "A dot is a request at the time when it was due, the line the median of each second; grey: "
+        "the VF is being given, later taken. Packets have the sender's clock and moves the "
+        f"daemon's; the two may be {_seconds(alloc.clock_error_s or 0.0)} off. The axis is "
+        f"{span.word}.",
+        f"Round-trip times over time. {lead}",
+        tuple(panels),
+        switch_table([trial]),
+        lead=lead,
+    )
+
+
+def switch_table(trials: Sequence[TrialRecord]) -> Table:
+    """The phases: medians over trials, and losses of all trials."""
+    rows: list[tuple[Entry, ...]] = []
+    for name, phases in by_phase(trials):
+        length_s = statistics.median(phase.end_s - phase.begin_s for phase in phases)
+        rows.append(
+            (
+                name,
+                PrintedNumber(_seconds(length_s), length_s),
+                PrintedNumber.count(sum(phase.counts.sent for phase in phases)),
+                PrintedNumber.count(sum(phase.counts.lost for phase in phases)),
+                *(_median([phase.rtt for phase in phases], name) for name in SWITCH_QUANTILES),
+                PrintedNumber.count(sum(phase.beside_lost for phase in phases)),
+                *(_median([phase.beside for phase in phases], name) for name in SWITCH_QUANTILES),
+            )
+        )
+    columns = ("Phase", "Takes", "Requests", "Lost", "p50", "p99")
+    return Table((*columns, "Lost by others", "p50 of others", "p99 of others"), tuple(rows))
+
+
+def _median(latencies: Sequence[Latency | None], quantile: str) -> Entry:
+    values = [float(getattr(latency, quantile)) for latency in latencies if latency is not None]
+    if not values:
+        return Missing("no request was answered")
+    return PrintedNumber.time(statistics.median(values))

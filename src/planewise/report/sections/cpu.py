@@ -1,0 +1,171 @@
+"""The section of CPU time, by mode, of both hosts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planewise.report import charts, facets, theme
+from planewise.report.data import RunData
+from planewise.report.facets import Item, Panel
+from planewise.report.figure import (
+    Entry,
+    Figure,
+    Missing,
+    PrintedNumber,
+    Section,
+    Table,
+    by_panels,
+)
+from planewise.report.vega import Row, Span, Spec
+from planewise.store.cells import Factors, common_factors, words
+from planewise.store.levels import cpu_of
+from planewise.units import percent_text
+
+GROUPS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "programs": (("usr", "nice", "guest", "gnice"), "sender"),
+    "kernel": (("sys",), "responder"),
+    "interrupts": (("irq", "soft"), "interrupts"),
+    "stolen by the hypervisor": (("steal",), "stolen"),
+    "waiting for disks": (("iowait",), "instrument"),
+}
+"""mpstat's modes and colour, by group."""
+
+
+@dataclass(frozen=True)
+class CpuCell:
+    """CPU of one host in one cell's RTT trials, mean over replicates."""
+
+    plane: str
+    factors: Factors
+    host: str
+    shares: Mapping[str, float]
+    """By group, each a share of all CPUs' time; idle is what remains."""
+    replicates_busy: tuple[float, ...]
+    """Busy share of each replicate."""
+
+    @property
+    def busy(self) -> float:
+        """Share of time in which the CPUs were not idle."""
+        return sum(self.shares.values())
+
+
+def cells(data: RunData) -> list[CpuCell]:
+    """CPU by cell and host during RTT trials (load trials where there are no others)."""
+    sampled = [trial for trial in data.counted if cpu_of(trial)]
+    kind = "rtt" if any(trial.kind == "rtt" for trial in sampled) else "load"
+    samples: dict[tuple[str, Factors, str], list[dict[str, float]]] = {}
+    for trial in sampled:
+        if trial.kind == kind:
+            for host, modes in trial.cpu.items():
+                shares = {
+                    group: sum(modes.get(mode, 0.0) for mode in members)
+                    for group, (members, _) in GROUPS.items()
+                }
+                samples.setdefault((*data.key(trial), host), []).append(shares)
+    result = [
+        CpuCell(
+            *key,
+            {group: statistics.fmean(shares[group] for shares in of_cell) for group in GROUPS},
+            tuple(sum(shares.values()) for shares in of_cell),
+        )
+        for key, of_cell in samples.items()
+    ]
+    return sorted(result, key=lambda cell: (*data.place((cell.plane, cell.factors)), cell.host))
+
+
+def sections(data: RunData) -> Iterator[Section]:
+    """CPU time by plane and condition."""
+    measured = cells(data)
+    if not measured:
+        return
+    one_machine = {cell.host for cell in measured} == {"shared"}
+    items = [
+        Item(
+            cell.plane, cell.factors if one_machine else (*cell.factors, ("host", cell.host)), cell
+        )
+        for cell in measured
+    ]
+    conditions = facets.split(items, data.naming)
+    shown = [group for group in GROUPS if any(cell.shares[group] >= 0.0005 for cell in measured)]
+    colours = {group: theme.var(GROUPS[group][1]) for group in shown}
+    most = max(measured, key=lambda cell: cell.busy)
+    common = common_factors(cell.factors for cell in measured)
+    at = "" if one_machine else f" on the {most.host}"
+    lead = f"Busiest: {most.plane}, {words(most.factors, common)}{at}, {percent_text(most.busy)}."
+    both = " Sender and responder are one machine: its CPUs do both." if one_machine else ""
+    yield Section(
+        "cpu",
+        "CPU time",
+        "A plane that is fast because it takes a whole CPU is not cheap.",
+        tuple(
+            Figure(
+                name,
+                title,
+                "Share of all CPUs' time that is spent while RTT is measured, with the background "
+                f"load; mean over the replicates. The rest is idle.{both}",
+                f"Bars of CPU time by mode. {lead}",
+                tuple(_panel(panel, colours) for panel in panels),
+                table([cell for panel in panels for cell in panel.contents]),
+                key=colours,
+                lead=lead,
+            )
+            for name, title, panels in by_panels(conditions.panels, "cpu", "CPU time")
+        ),
+        (("CPU time of every cell", table(measured)),),
+    )
+
+
+def _panel(panel: Panel[CpuCell], colours: Mapping[str, str]) -> Spec:
+    parts: list[Row] = []
+    totals: list[Row] = []
+    for row in panel.rows:
+        cell = row.item.content
+        busy = percent_text(cell.busy)
+        totals.append({"label": row.label, "text": busy})
+        start = 0.0
+        for group in colours:
+            share = cell.shares[group]
+            hover = (
+                f"{row.label}, {words(row.item.factors)}, {group}: {percent_text(share)} of {busy}"
+            )
+            place = {"label": row.label, "series": group, "from": start, "to": start + share}
+            parts.append({**place, "hover": hover})
+            start += share
+    return charts.shares(panel.label, parts, totals, colours, Span(0.0, 1.0), "share")
+
+
+def quartiles(cell: CpuCell) -> tuple[float, ...]:
+    """Least, lower quartile, median, upper quartile and most of the replicates' busy share."""
+    return tuple(map(float, np.quantile(cell.replicates_busy, (0.0, 0.25, 0.5, 0.75, 1.0))))
+
+
+def table(cells: Sequence[CpuCell]) -> Table:
+    """CPU time by cell, host and mode."""
+    common = common_factors(cell.factors for cell in cells)
+    one_machine = {cell.host for cell in cells} == {"shared"}
+
+    def of_group(group: str) -> Callable[[CpuCell], Entry]:
+        return lambda cell: PrintedNumber.share(cell.shares[group])
+
+    return Table.of(
+        cells,
+        {
+            "Load": lambda cell: words(cell.factors, common),
+            "Plane": lambda cell: cell.plane,
+            **({} if one_machine else {"Host": lambda cell: cell.host}),
+            "Busy": lambda cell: PrintedNumber.share(cell.busy),
+            "Standard deviation": lambda cell: (
+                PrintedNumber.share(statistics.stdev(cell.replicates_busy))
+                if len(cell.replicates_busy) > 1
+                else Missing("one replicate")
+            ),
+            "Least, quartiles, most of a replicate": lambda cell: " – ".join(
+                percent_text(value) for value in quartiles(cell)
+            ),
+            **{group.capitalize(): of_group(group) for group in GROUPS},
+        },
+    )
