@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planewise.boot.process import ProcessInfo, processes
 from planewise.errors import PlanewiseError
-from planewise.measure.runs.vms import SECOND_WIRE
+from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.guests import Started
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
 from planewise.testbed.guests.vms.testbed import VmTestbed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
-from planewise.measure.runs.stage import Place
-from planewise.measure.runs.stages import Stages
+from planewise.measure.runs.stations import Stations
 from planewise.measure.runs.sut import PlaneUnderTest, SutMeasurer
 from planewise.measure.search.goals import Goal
 from planewise.measure.search.run import algorithm_named, run_search
+from planewise.measure.station import Place
 from planewise.measure.trials.connect import ConnectTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
@@ -29,16 +29,16 @@ def design(guest: str, plane: str) -> Design:
 def unavailable_reason(guest: str, plane: str) -> str:
     """Why there can be no such guests here, or an empty text."""
     cell = cell_of(guest, plane)
-    with Stages(design(guest, plane)) as stages:
-        return stages.unavailable([cell]).get(cell, "")
+    with Stations(design(guest, plane)) as stations:
+        return stations.unavailable([cell]).get(cell, "")
 
 
 def assert_trials_are_measured(guest: str, plane: str) -> None:
     """A trial of each kind between main guests."""
     cell = cell_of(guest, plane)
-    with Stages(design(guest, plane)) as stages:
-        assert not stages.unavailable([cell])
-        with stages.station(cell) as station:
+    with Stations(design(guest, plane)) as stations:
+        assert not stations.unavailable([cell])
+        with stations.station(cell) as station:
             for trial in (
                 RttTrial("rtt", 500, 64, 20),
                 LoadTrial("load", 1000, 64, 0.1),
@@ -47,7 +47,7 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
             ):
                 samples: list[object] = []
                 place = Place(trial.name, cell.levels(), 0, 0)
-                record = trial.measure_on(station, place, samples.append).record
+                record = station.measure(trial, place, samples.append).record
                 if record.tcp is not None:
                     assert record.tcp.goodput_bps > 0
                     assert samples

@@ -5,7 +5,6 @@ The commands `quick` and `run` are this with different designs. Nothing here mea
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -18,22 +17,17 @@ from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.drift import Drift, find_drift
+from planewise.judge.statistics.comparison import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.estimate import blocks_within, estimate_s
 from planewise.measure.designs.schedule import Schedule, make_schedule
-from planewise.measure.runs.experiment import (
-    Outcome,
-    Progress,
-    find_ranges,
-    refusals,
-    run,
-    schedule_for,
-)
+from planewise.measure.runs.experiment import Outcome, Progress, refusals, run, schedule_for
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
-from planewise.measure.runs.stage import Stage, StageFacts
-from planewise.measure.runs.stages import Stages
+from planewise.measure.runs.pilots import find_ranges
+from planewise.measure.runs.stations import Stations
+from planewise.measure.runs.sut import Built
 from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation
@@ -91,18 +85,16 @@ _LOWER_LOADS = 4
 """Loads below PDR of which each block measures one: fewer lie more than a fifth of PDR apart."""
 
 QUICK_BLOCKS = 8
-"""Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
+"""Blocks that tell a difference of 10 % apart for each load at 3 % noise
+(docs/concepts/statistics.md)."""
 
-_MARGIN = 1.25
-"""Pilots foretell a block's time within about a quarter, and blocks are worth more than size."""
-
-_SPARE_BLOCKS = 1.5
-"""More blocks are planned than the estimate has room for; they run while there is time."""
+_MARGIN = 1.1
+"""Pilots foretell a block's time within about a tenth."""
 
 
 @dataclass(frozen=True)
 class Quick:
-    """`planewise quick`: every plane × idle, CPU load, network load, until its time is over."""
+    """`planewise quick`: every plane × idle, CPU load, network load, as its time allows."""
 
     planes: Sequence[str]
     ends_s: float
@@ -125,14 +117,16 @@ class Quick:
         return _quick(self.planes, _QUICK_SHAPES[0])
 
     def fitted(self, design: Design, pace: float) -> Design:
-        """As much of `design` as fits into the time left, on a machine of this pace."""
+        """The largest design of which `QUICK_BLOCKS` fit into the time left, on a machine of this
+        pace, and as many more as fit; the smallest one where the time is short."""
         for shape in _QUICK_SHAPES:
             fitting = _quick(self.planes, shape).model_copy(update={"seed": design.seed})
             ladders = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
-            blocks = self.left_s / estimate_s(schedule_for(fitting, ladders, {}), pace=pace)
-            if blocks >= QUICK_BLOCKS * _MARGIN:
+            block_s = _MARGIN * estimate_s(schedule_for(fitting, ladders, {}), pace=pace)
+            blocks = int(self.left_s / block_s)
+            if blocks >= QUICK_BLOCKS:
                 break
-        return fitting.model_copy(update={"blocks": max(1, math.ceil(blocks * _SPARE_BLOCKS))})
+        return fitting.model_copy(update={"blocks": max(QUICK_BLOCKS, blocks)})
 
 
 def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
@@ -177,8 +171,8 @@ class RemoteHosts:
     """As `RunInfo.emulated`."""
 
 
-def _stages(design: Design, remote: RemoteHosts | None) -> Stages:
-    return Stages(design, None if remote is None else remote.pair)
+def _stations(design: Design, remote: RemoteHosts | None) -> Stations:
+    return Stations(design, None if remote is None else remote.pair)
 
 
 def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
@@ -188,8 +182,8 @@ def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
 
 def dry_run(design: Design, remote: RemoteHosts | None = None) -> Schedule:
     """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps."""
-    with _stages(design, remote) as stage:
-        unavailable = stage.unavailable(cells_of(design))
+    with _stations(design, remote) as stations:
+        unavailable = stations.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
     if sweep is not None:
@@ -214,23 +208,31 @@ def start(
     (kpis.jsonl). `quick` fits the design to its deadline.
     """
     check_free(out)
-    with _stages(design, remote) as stage:
-        unavailable = stage.unavailable(cells_of(design))
+    with _stations(design, remote) as stations:
+        unavailable = stations.unavailable(cells_of(design))
         for refusal in refusals(unavailable):
             progress.note(f"left out: {refusal}")
-        ranges = find_ranges(design, stage, unavailable, progress)
+        ranges = find_ranges(design, stations, unavailable, progress)
         if quick is not None:
             design = quick.fitted(design, ranges.pace)
         ladders = ranges.ladders(design)
         schedule = schedule_for(design, ladders, unavailable)
         if omission := check_budget(design, schedule):
             progress.note(omission)
-        info = _info(design, ladders, host, schedule, remote, stage.facts())
+        info = _info(design, ladders, host, schedule, remote, stations)
         with RunWriter.create(out, info) as writer:
             budget_s = design.budget_s if quick is None else quick.left_s
             watch = _watch(remote)
             return _measure(
-                schedule, stage, writer, progress, watch, watched, budget_s, fill=quick is not None
+                schedule,
+                stations,
+                writer,
+                progress,
+                watch,
+                watched,
+                budget_s,
+                pace=ranges.pace,
+                fill=quick is not None,
             )
 
 
@@ -280,12 +282,13 @@ def resume(
         info = extended(RunReader(out), blocks)
     design, ladders = _stored(info, out)
     skipped = _skipped(info, cells_of(design))
-    with _stages(design, remote) as stage:
+    with _stations(design, remote) as stations:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
             if not blocks:
                 _check_unfinished(schedule, writer, info)
-            unavailable = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
+            cells = list(dict.fromkeys(visit.cell for visit in schedule.visits))
+            unavailable = stations.unavailable(cells)
             if unavailable:
                 raise PlanewiseError(
                     f"the run cannot be continued here: {'; '.join(refusals(unavailable))}",
@@ -302,7 +305,7 @@ def resume(
             writer.finish(writer.info.model_copy(update=update))
             watch = _watch(remote)
             budget_s = None if info.ends else design.budget_s  # it was for the blocks as planned
-            return _measure(schedule, stage, writer, progress, watch, watched, budget_s)
+            return _measure(schedule, stations, writer, progress, watch, watched, budget_s)
 
 
 def extended(run: RunReader, blocks: int) -> RunInfo:
@@ -382,13 +385,14 @@ def _check_unfinished(schedule: Schedule, writer: RunWriter, info: RunInfo) -> N
 
 def _measure(
     schedule: Schedule,
-    stage: Stage,
+    stations: Stations,
     writer: RunWriter,
     progress: Progress,
     watch: LocalWatch | None,
     watched: bool,
     budget_s: float | None,
     *,
+    pace: float = 1.0,
     fill: bool = False,
 ) -> FinishedRun:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
@@ -397,13 +401,16 @@ def _measure(
         meter = beside.enter_context(Meter(writer.sample, progress.note)) if watched else None
         outcome = run(
             schedule,
-            stage,
+            stations,
             writer,
             progress,
             watch=watch,
             pauses=pauses,
             budget_s=budget_s,
             meter=meter,
+            pace=pace,
+            least_blocks=least_blocks() if fill else 1,
+            after_s=_AFTERWARDS_S if fill else 0.0,
             fill=fill,
         )
     trials = RunReader(writer.path).trials()
@@ -424,7 +431,7 @@ def begin(
     seed: int,
     host: Fingerprint,
     remote: RemoteHosts | None,
-    facts: StageFacts,
+    built: Stations | Built,
 ) -> RunInfo:
     """The RunInfo of a run that begins now."""
     now = datetime.now(UTC)
@@ -436,8 +443,8 @@ def begin(
         seed=seed,
         hosts=_by_role(host, remote),
         testbed={} if remote is None else dict(remote.testbed),
-        emulated=_emulated(facts, remote),
-        differences=dict(facts.differences),
+        emulated=_emulated(built, remote),
+        differences=dict(built.differences),
         started=now,
         sessions=(Session(started=now, first_order=0),),
     )
@@ -454,21 +461,21 @@ def _info(
     host: Fingerprint,
     schedule: Schedule,
     remote: RemoteHosts | None,
-    facts: StageFacts,
+    built: Stations | Built,
 ) -> RunInfo:
     stored = design.model_dump(mode="json")
     stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}
     skipped = tuple(
         SkippedCell(cell=skip.cell.levels(), reason=skip.reason) for skip in schedule.skipped
     )
-    return begin(design.title, stored, design.seed, host, remote, facts).model_copy(
+    return begin(design.title, stored, design.seed, host, remote, built).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}
     )
 
 
-def _emulated(facts: StageFacts, remote: RemoteHosts | None) -> str:
+def _emulated(built: Stations | Built, remote: RemoteHosts | None) -> str:
     """Why times are not those of hardware: reasons of the hosts and of their guests."""
-    reasons = (remote.emulated if remote is not None else "", facts.emulated)
+    reasons = (remote.emulated if remote is not None else "", built.emulated)
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 

@@ -13,13 +13,13 @@ from planewise.errors import PlanewiseError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
 from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
-from planewise.measure.runs.experiment import PILOT_S, Progress
-from planewise.measure.runs.stage import StageFacts
-from planewise.measure.runs.sut import Sut, SutMeasurer
+from planewise.measure.designs.ladders import ladder_around
+from planewise.measure.runs.experiment import Progress
+from planewise.measure.runs.pilots import PILOT_S
+from planewise.measure.runs.sut import Built, Sut, SutMeasurer
 from planewise.measure.search.goals import Goal, SearchResult, SearchTrial
 from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
-from planewise.measure.trials.load import ladder_around
 from planewise.pipeline import RemoteHosts, begin
 from planewise.report import html
 from planewise.store.cells import ALL_TRIALS, factors_of, words
@@ -78,7 +78,7 @@ def sweep(
         if not loads or (plan.within_reach and len(loads) < _LEAST_LOADS):
             loads = _pilot_ladder(measurer, plan)
         records.clear()
-        info = _sweep_info(plan, loads, host, remote, measurer.facts)
+        info = _sweep_info(plan, loads, host, remote, measurer.built)
         each_s = plan.duration_s + TRIAL_OVERHEAD_S
         progress.begin("sweeping", each_s * plan.runs * len(loads))
         with RunWriter.create(out, info) as writer:
@@ -166,7 +166,7 @@ def _sweep_info(
     loads: Sequence[float],
     host: Fingerprint,
     remote: RemoteHosts | None,
-    facts: StageFacts,
+    built: Built,
 ) -> RunInfo:
     cell = plan.sut.cell
     parameters: dict[str, object] = {
@@ -182,7 +182,7 @@ def _sweep_info(
     title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
     if beyond != ALL_TRIALS:
         title = f"{title}, {beyond}"
-    info = begin(title, {"sweep": parameters}, plan.seed, host, remote, facts)
+    info = begin(title, {"sweep": parameters}, plan.seed, host, remote, built)
     return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
 
 
@@ -225,7 +225,7 @@ def search(
     records: list[TrialRecord] = []
     sut = plan.sut if remote is None else plan.sut.on(remote.pair)
     with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
-        info = _search_info(plan, host, remote, measurer.facts)
+        info = _search_info(plan, host, remote, measurer.built)
         with RunWriter.create(out, info) as writer:
 
             def keep(trial: SearchTrial, count: int, spent_s: float) -> None:
@@ -250,7 +250,7 @@ def search(
 
 
 def _search_info(
-    plan: SearchPlan, host: Fingerprint, remote: RemoteHosts | None, facts: StageFacts
+    plan: SearchPlan, host: Fingerprint, remote: RemoteHosts | None, built: Built
 ) -> RunInfo:
     cell = plan.sut.cell
     parameters: dict[str, object] = {
@@ -262,4 +262,4 @@ def _search_info(
         "size_bytes": plan.size_bytes,
     }
     title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
-    return begin(title, {"search": parameters}, plan.seed, host, remote, facts)
+    return begin(title, {"search": parameters}, plan.seed, host, remote, built)

@@ -8,10 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from planewise.measure import station as stations
 from planewise.measure.designs.matrix import MEASUREMENTS, MatrixCell, matrix
-from planewise.measure.runs.stages import Stages
-from planewise.measure.station import GuestStation
+from planewise.measure.runs import stations
+from planewise.measure.runs.stations import Stations
 from tests.measured import (
     assert_sweep_and_search_are_measured,
     assert_trials_are_measured,
@@ -61,15 +60,14 @@ def test_what_the_table_refuses_is_refused_before_anything_is_built(
 @pytest.mark.skipif(shutil.which("ovs-vswitchd") is None, reason="there is no Open vSwitch here")
 def test_the_result_says_which_datapath_open_vswitch_has() -> None:
     cell = cell_of("namespace", "ovs")
-    with Stages(design("namespace", "ovs")) as stages:
-        assert not stages.unavailable([cell])
-        (plane, remarks), *others = stages.facts().differences.items()
+    with Stations(design("namespace", "ovs")) as opened:
+        assert not opened.unavailable([cell])
+        (plane, remarks), *others = opened.differences.items()
         assert (plane, others) == ("ovs", [])
         assert ("datapath netdev" in remarks[0]) != ("datapath system" in remarks[0])
         datapath = "netdev" if "netdev" in remarks[0] else "system"
-        with stages.station(cell) as station:
-            assert isinstance(station, GuestStation)
-            host = station.ends()["sender"].host
+        with opened.station(cell) as station:
+            host = station.ends["sender"].host
             (database,) = Path(host.directory).glob("pw-*-ovs/db.sock")
             asked = ["ovs-vsctl", f"--db=unix:{database}", "get", "bridge", "br0v", "datapath_type"]
             assert host.run(asked).check().stdout.strip() == datapath

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.runs.stage import Place
+from planewise.measure.station import Place, Station
 from planewise.measure.trials.applications import REDIS
-from planewise.measure.trials.frames import HostGenerator, LoadPath, measure_load
+from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch
@@ -259,8 +259,14 @@ def test_an_interface_that_vanishes_during_a_trial_is_named() -> None:
     with here("veth") as testbed:
         host = LocalHost("generator")
         try:
-            generator = HostGenerator(host)
-            path = LoadPath(testbed.trial_path(), testbed.counter_points)
+            generator = Generator(host)
+            station = Station(
+                testbed.hosts,
+                {},
+                path=testbed.trial_path(),
+                counter_points=testbed.counter_points,
+                generator=generator,
+            )
             trial = LoadTrial("vanishing", 5000, 64, 2.0)
             generator.max_pps(64)
             guest = testbed.main("responder")
@@ -268,7 +274,7 @@ def test_an_interface_that_vanishes_during_a_trial_is_named() -> None:
             timer = threading.Timer(0.7, lambda: host.run(remove, netns=guest.netns))
             timer.start()
             with pytest.raises(PlanewiseError, match=guest.interface):
-                measure_load(path, trial, Place("vanishing", {}, 0, 0), generator)
+                station.measure(trial, Place("vanishing", {}, 0, 0), lambda _: None)
             timer.join()
         finally:
             host.close()

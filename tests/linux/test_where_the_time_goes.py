@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing, contextmanager
 import polars as pl
 import pytest
 
-from planewise.measure.runs.stage import Place
-from planewise.measure.trials.round_trips import RttPath, measure_rtt, parts_ns
+from planewise.measure.station import End, Place, Station
 from planewise.measure.trials.rtt import RttTrial
+from planewise.measure.trials.stamps import parts_ns
 from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost, LocalProcess
 from planewise.testbed.hosts.ledger import Ownership
@@ -106,7 +106,7 @@ def forwarder(where: str, towards: str, back: str, delay_s: float) -> Iterator[N
 
 
 @pytest.fixture
-def path() -> Iterator[RttPath]:
+def station() -> Iterator[Station]:
     netns.prepare_run()
     with ExitStack() as stack:
         ownership = Ownership.take("planted delays")
@@ -140,23 +140,26 @@ def path() -> Iterator[RttPath]:
             )
             for role, letter, number in (("sender", "a", 1), ("responder", "b", 2))
         }
-        yield RttPath(
-            hosts=hosts,
-            sender=guests["sender"],
-            responder=guests["responder"],
+        ends = {
+            role: End(hosts[role], guest.netns, guest.name, guest.interface, guest.ipv4)
+            for role, guest in guests.items()
+        }
+        yield Station(
+            hosts,
+            ends,
             capture_points=[
                 inside(guests["sender"], "sender"),
                 CapturePoint("sender_nic", "sender", names["sender"], "wire0"),
                 CapturePoint("responder_nic", "responder", names["responder"], "wire0"),
                 inside(guests["responder"], "responder"),
             ],
-            not_measurable={},
         )
 
 
-def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: RttPath) -> None:
+def test_planted_delays_are_found_where_they_were_planted_in_every_packet(station: Station) -> None:
     trial = RttTrial("planted", frequency_pps=50, size_bytes=64, packets=PACKETS, guest_stamps=True)
-    result = measure_rtt(path, trial, Place("planted", {"plane": "veth"}, 0, 0))
+    place = Place("planted", {"plane": "veth"}, 0, 0)
+    result = station.measure(trial, place, lambda _: None)
     packets = result.packets
     assert packets is not None
     assert packets.height == PACKETS
@@ -195,7 +198,7 @@ def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: 
 
 
 def test_all_captures_are_asked_to_end_before_one_is_waited_for(
-    path: RttPath, monkeypatch: pytest.MonkeyPatch
+    station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt, stop = LocalProcess.interrupt, LocalProcess.stop
     asked: list[int] = []
@@ -213,5 +216,5 @@ def test_all_captures_are_asked_to_end_before_one_is_waited_for(
     monkeypatch.setattr(LocalProcess, "interrupt", note_and_interrupt)
     monkeypatch.setattr(LocalProcess, "stop", note_and_stop)
     trial = RttTrial("captured", frequency_pps=50, size_bytes=64, packets=2)
-    measure_rtt(path, trial, Place("captured", {"plane": "veth"}, 0, 0))
+    station.measure(trial, Place("captured", {"plane": "veth"}, 0, 0), lambda _: None)
     assert {len(before) for before in waited_for} == {2}  # a capture a host

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 
 from planewise.measure.designs.design import AllocPart, Policy
-from planewise.measure.runs.stage import Place
+from planewise.measure.station import Place
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.measure.trials.allocation import DaemonMetrics, DaemonObservation, record_of
 from planewise.measure.trials.requests import RequestStream, SentRequests

@@ -17,8 +17,8 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.runs.chains import ChainStage, _missing
-from planewise.measure.trials.chain_evaluation import ReadingDelta, result
+from planewise.measure.runs.chains import Chains, _missing
+from planewise.measure.trials.chain_readings import ReadingDelta, result
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, frame_path
@@ -85,7 +85,7 @@ def test_functions_are_crossed_with_planes_and_what_cannot_be_says_why(tmp_path:
         "functions: [{forwarder: testpmd}, {forwarder: kernel}]\n"
         "factors: {plane: [vhost-user, bridge], path: east-west, vnfs: 2}\nchain: {}\n",
     )
-    refused = ChainStage(design).unavailable(cells_of(design))
+    refused = Chains(design).unavailable(cells_of(design))
     assert {
         (cell.plane, cell.forwarder): why for cell, why in refused.items() if cell.forwarder
     } == {
@@ -353,7 +353,7 @@ def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_a
         "functions: [{forwarder: kernel, guest: vm, plane: vhost-user}]\n"
         "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
     )
-    (why,) = ChainStage(design).unavailable(cells_of(design)).values()
+    (why,) = Chains(design).unavailable(cells_of(design)).values()
     assert why == "functions that route want IP from outside: give `chain.uplink` a driver"
 
 
@@ -380,7 +380,7 @@ def test_machines_that_poll_need_no_ip_from_outside(tmp_path: Path) -> None:
         "functions: [{forwarder: testpmd, guest: vm, plane: vhost-user}]\n"
         "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
     )
-    refused = ChainStage(design).unavailable(cells_of(design)).values()
+    refused = Chains(design).unavailable(cells_of(design)).values()
     assert not any("want IP" in why for why in refused)
 
 
@@ -466,7 +466,7 @@ def test_xdp_has_no_huge_pages_wants_ip_from_outside_and_is_a_factor_of_its_own(
         "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
     )
     assert [cell.levels()["forwarder"] for cell in cells_of(design)] == ["kernel", "xdp", "xdp"]
-    refused = ChainStage(design).unavailable(cells_of(design))
+    refused = Chains(design).unavailable(cells_of(design))
     assert "functions that route want IP from outside: give `chain.uplink` a driver" in (
         refused.values()
     )

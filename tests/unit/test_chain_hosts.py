@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.runs.chains import ChainStage, nic_shortage
-from planewise.measure.trials.chain_evaluation import ReadingDelta, result
+from planewise.measure.runs.chains import Chains, nic_shortage
+from planewise.measure.trials.chain_readings import ReadingDelta, result
 from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
@@ -124,7 +124,7 @@ def test_what_has_a_vf_by_vfio_wants_an_iommu_before_anything_is_built(
     design = load_design(tmp_path / "design.yaml")
     there = SimpleNamespace(host=Answering(place="lab:b"))
     pair = SimpleNamespace(machines=dict.fromkeys(HOSTS, there), separate=True)
-    stage = ChainStage(design, cast("Pair", pair))
+    stage = Chains(design, cast("Pair", pair))
     stage._resources = {role: resources(7) for role in HOSTS}
     stage.__dict__["_memory"] = VmResources(
         "lab:b", "pf0", "igb", 7, 4000, False, cpus=2, iommu=iommu

@@ -15,7 +15,7 @@ from planewise.errors import BadInputError, UnsupportedError
 from planewise.measure.designs.cells import cells_of, expand
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.trials.chain_evaluation import ReadingDelta, counts, kpi, result
+from planewise.measure.trials.chain_readings import ReadingDelta, counts, kpi, result
 from planewise.store.models import Limit
 from planewise.testbed.chains import describe, frames
 from planewise.testbed.chains.ends import CABLES, mac_of

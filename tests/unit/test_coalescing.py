@@ -10,7 +10,7 @@ import pytest
 from planewise.measure.designs.cells import Cell, expand
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.sense import find_problem
-from planewise.measure.runs.stages import Stages
+from planewise.measure.runs.stations import Stations
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.hosts import pair
 from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
@@ -87,7 +87,7 @@ def test_each_level_is_a_trial_of_its_own_and_no_level_stays_as_runs_from_before
 
 
 def test_veth_pairs_have_no_interrupts_and_other_trials_no_say_in_them() -> None:
-    with Stages(design([0, 100])) as stages:
+    with Stations(design([0, 100])) as stages:
         cell = Cell(plane="bridge")
         assert "has no interrupts" in stages.unavailable([cell])[cell]
     problem = find_problem(design(100, sweep={}))

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
+from planewise.judge.statistics.comparison import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
-from planewise.measure.designs.design_file import load_design
+from planewise.measure.designs.design_file import load_any, load_design
+from planewise.measure.designs.ladders import ladder_around
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.trials.load import LoadTrial, ladder_around
+from planewise.measure.trials.load import LoadTrial
 
 GOOD = """\
 title: which plane is fastest here?
@@ -261,3 +263,13 @@ def test_of_very_many_mistakes_the_first_are_told_and_the_rest_counted(tmp_path:
     with pytest.raises(BadInputError) as caught:
         load_design(write(tmp_path, text))
     assert caught.value.remedy.splitlines()[-1] == "and 21 more"
+
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.mark.parametrize("file", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_every_shipped_design_that_compares_has_blocks_enough_to_conclude(file: Path) -> None:
+    design = load_any(file)
+    if isinstance(design, Design) and len(cells_of(design)) > 1:
+        assert design.blocks >= least_blocks()

@@ -1,4 +1,4 @@
-"""The runner: order, resume, failures and full disks, on a stage that is made up."""
+"""The runner: order, resume, failures and full disks, on fake stations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.schedule import Schedule
-from planewise.measure.runs.experiment import cell_of, find_ranges, run, schedule_for
-from planewise.measure.runs.stage import Place, TrialResult
+from planewise.measure.runs.experiment import cell_of, run, schedule_for
+from planewise.measure.runs.pilots import find_ranges
+from planewise.measure.station import Place, TrialResult
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
@@ -29,7 +30,7 @@ from tests.unit.test_run_directory import START, make_info
 CAPACITY_PPS = 1000.0
 
 
-class MadeUpStage:
+class FakeStations:
     """Forwards up to CAPACITY_PPS; `fails` names trials that fail, `dies` the one that kills."""
 
     def __init__(
@@ -50,17 +51,23 @@ class MadeUpStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         return {cell: "the kernel lacks it" for cell in cells if cell.plane == "ipvlan"}
 
-    def max_pps(self, cell: Cell, size_bytes: int) -> float:
+    def max_pps(self, size_bytes: int) -> float:
         return 1e9
 
-    def __enter__(self) -> MadeUpStage:
+    def new_block(self) -> None:
+        return
+
+    def measure(self, trial: RttTrial | LoadTrial, place: Place, on_sample: object) -> TrialResult:
+        return self.rtt(trial, place) if isinstance(trial, RttTrial) else self.load(trial, place)
+
+    def __enter__(self) -> FakeStations:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
 
     @contextmanager
-    def station(self, cell: Cell) -> Iterator[MadeUpStage]:
+    def station(self, cell: Cell) -> Iterator[FakeStations]:
         if cell == self.no_cell:
             raise PlanewiseError("the bridge cannot be made")
         self.open_cells += 1
@@ -129,7 +136,7 @@ def make_schedule() -> Schedule:
             "blocks": 2,
         }
     )
-    stage = MadeUpStage()
+    stage = FakeStations()
     unavailable = stage.unavailable(cells_of(design))
     return schedule_for(
         design, find_ranges(design, stage, unavailable, Silent()).ladders(design), unavailable
@@ -142,18 +149,18 @@ def names(schedule: Schedule) -> list[str]:
 
 def test_dozens_of_trials_off_their_level_are_told_of_in_four_lines(tmp_path: Path) -> None:
     schedule, progress = make_schedule(), Silent()
-    stage = MadeUpStage(slow=0.9)
+    stage = FakeStations(slow=0.9)
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         run(schedule, stage, writer, progress)
     missed = [trial for trial in RunReader(tmp_path / "run").trials() if trial.missed]
     assert len(missed) == 8, "the RTT trials"
     assert len(progress.notes) == 4
     assert "900 pps in place of 1 kpps" in progress.notes[0]
-    assert "in the report alone" in progress.notes[3]
+    assert "only in the report" in progress.notes[3]
 
 
 def test_a_run_measures_every_trial_once_in_the_schedules_order(tmp_path: Path) -> None:
-    schedule, stage, progress = make_schedule(), MadeUpStage(), Silent()
+    schedule, stage, progress = make_schedule(), FakeStations(), Silent()
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         outcome = run(schedule, stage, writer, progress)
     assert stage.ran == names(schedule)
@@ -168,7 +175,7 @@ def test_a_run_measures_every_trial_once_in_the_schedules_order(tmp_path: Path) 
 def test_trials_began_by_one_clock_whatever_time_a_guest_or_server_has(tmp_path: Path) -> None:
     begun = datetime.now(UTC)
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
-        run(make_schedule(), MadeUpStage(), writer, Silent())
+        run(make_schedule(), FakeStations(), writer, Silent())
     started = [trial.started for trial in RunReader(tmp_path / "run").trials()]
     assert started == sorted(started)
     assert begun <= started[0] <= started[-1] <= datetime.now(UTC)
@@ -176,12 +183,12 @@ def test_trials_began_by_one_clock_whatever_time_a_guest_or_server_has(tmp_path:
 
 def test_resume_after_ctrl_c_repeats_and_loses_nothing(tmp_path: Path) -> None:
     schedule = make_schedule()
-    first = MadeUpStage(dies=names(schedule)[10])
+    first = FakeStations(dies=names(schedule)[10])
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         outcome = run(schedule, first, writer, Silent())
     assert outcome.info.status == "interrupted"
     assert first.open_cells == 0
-    second = MadeUpStage()
+    second = FakeStations()
     with RunWriter.resume(tmp_path / "run") as writer:
         outcome = run(schedule, second, writer, Silent())
     assert outcome.info.status == "done"
@@ -191,7 +198,7 @@ def test_resume_after_ctrl_c_repeats_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_one_failed_trial_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
     schedule, progress = make_schedule(), Silent()
-    stage = MadeUpStage(fails=[names(schedule)[3]])
+    stage = FakeStations(fails=[names(schedule)[3]])
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         outcome = run(schedule, stage, writer, progress)
     assert (outcome.done, outcome.failed) == (23, 1)
@@ -203,7 +210,7 @@ def test_one_failed_trial_is_recorded_and_the_run_goes_on(tmp_path: Path) -> Non
 def test_three_cells_in_a_row_without_success_stop_the_run_with_the_cause(tmp_path: Path) -> None:
     schedule = make_schedule()
     # Of the second cell one trial succeeds; the third, fourth and fifth fail whole.
-    stage = MadeUpStage(fails=names(schedule)[4:])
+    stage = FakeStations(fails=names(schedule)[4:])
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         with pytest.raises(PlanewiseError, match=r"3 cells in a row failed.*the guest died"):
             run(schedule, stage, writer, Silent())
@@ -216,7 +223,7 @@ def test_a_cell_that_cannot_be_set_up_fails_its_trials_and_the_run_goes_on(tmp_p
     schedule, progress = make_schedule(), Silent()
     bad = schedule.visits[1].cell
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
-        outcome = run(schedule, MadeUpStage(no_cell=bad), writer, progress)
+        outcome = run(schedule, FakeStations(no_cell=bad), writer, progress)
     trials = RunReader(tmp_path / "run").trials()
     failed = [trial for trial in trials if trial.status == "failed"]
     assert (outcome.done, outcome.failed) == (24 - 6, 6)
@@ -233,9 +240,9 @@ def test_a_cell_is_given_up_after_three_failed_trials_in_a_row(tmp_path: Path) -
             "blocks": 1,
         }
     )
-    stage = MadeUpStage()
+    stage = FakeStations()
     schedule = schedule_for(design, find_ranges(design, stage, {}, Silent()).ladders(design), {})
-    stage = MadeUpStage(fails=[trial.name for trial in schedule.visits[0].trials])
+    stage = FakeStations(fails=[trial.name for trial in schedule.visits[0].trials])
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         outcome = run(schedule, stage, writer, Silent())
     assert (outcome.done, outcome.failed) == (9, 9)
@@ -245,7 +252,7 @@ def test_a_cell_is_given_up_after_three_failed_trials_in_a_row(tmp_path: Path) -
 def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule, stage = make_schedule(), MadeUpStage()
+    schedule, stage = make_schedule(), FakeStations()
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         real, calls = os.fsync, 0
 
@@ -266,21 +273,21 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
 def test_a_design_of_which_nothing_can_run_here_says_why() -> None:
     design = Design.model_validate({"factors": {"plane": ["ipvlan"]}})
     with pytest.raises(PlanewiseError, match="ipvlan: the kernel lacks it"):
-        schedule_for(design, {}, MadeUpStage().unavailable(cells_of(design)))
+        schedule_for(design, {}, FakeStations().unavailable(cells_of(design)))
 
 
 def test_an_automatic_ladder_lies_around_what_the_pilot_forwarded() -> None:
     design = Design.model_validate(
         {"factors": {"plane": ["veth"]}, "sweep": {"max_pps": 100_000, "loads": 9}}
     )
-    ladders = find_ranges(design, MadeUpStage(), {}, Silent()).ladders(design)
+    ladders = find_ranges(design, FakeStations(), {}, Silent()).ladders(design)
     (ladder,) = ladders.values()
     assert len(ladder) == 9
     assert ladder[0] < CAPACITY_PPS < ladder[-1]
 
 
 def test_pilots_place_a_ladder_of_which_a_block_measures_a_part() -> None:
-    stage = MadeUpStage()
+    stage = FakeStations()
     sweep = {"loads": 9, "loads_per_block": 6, "max_pps": 20_000}
     design = Design.model_validate({"factors": {"plane": "veth"}, "sweep": sweep, "blocks": 4})
     ladders = find_ranges(design, stage, {}, Silent()).ladders(design)
@@ -294,7 +301,7 @@ def test_pilots_place_a_ladder_of_which_a_block_measures_a_part() -> None:
     assert {trial.offered_pps for trial in trials} == set(ladder)
 
 
-class Costly(MadeUpStage):
+class Costly(FakeStations):
     """A plane that loses nothing and takes so much of the generator's CPU that it sends less."""
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
@@ -318,7 +325,7 @@ def test_a_run_that_fills_its_time_has_as_many_blocks_as_there_was_room_for(
 ) -> None:
     schedule, progress = make_schedule(), Silent()
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
-        outcome = run(schedule, MadeUpStage(), writer, progress, budget_s=1e-9, fill=True)
+        outcome = run(schedule, FakeStations(), writer, progress, budget_s=1e-9, fill=True)
     trials = RunReader(tmp_path / "run").trials()
     assert {trial.block for trial in trials} == {0}
     assert (outcome.info.status, outcome.info.reason, progress.notes) == ("done", "", [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,13 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample, compare_levels, metrics_in, observe
 from planewise.judge.statistics.metrics import by_sending
-from planewise.measure import station
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_any, load_design
 from planewise.measure.designs.pattern import bursts_of
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.runs.stages import Stages
+from planewise.measure.runs import stations
+from planewise.measure.runs.stations import Stations
 from planewise.report.data import RunData
 from planewise.report.figure import PrintedNumber
 from planewise.report.sections import guests
@@ -325,26 +324,14 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked_and_ex
             assert len(observe([alone], "loss").observations) == int(kept)
 
 
-class Willing:
-    """A stage that can set everything up."""
-
-    def unavailable(self, cells: Sequence[Cell]) -> dict[Cell, str]:
-        return {}
-
-    def __enter__(self) -> Willing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def refused_here(text: str, tmp_path: Path) -> dict[Cell, str]:
     path = tmp_path / "design.yaml"
     path.write_text(text)
     design = load_design(path)
-    makers = {"namespace": lambda _: Willing(), "container": lambda _: Willing()}
-    with Stages(design, None, makers) as stages:  # type: ignore[arg-type]
-        return dict(stages.unavailable(cells_of(design)))
+    with pytest.MonkeyPatch.context() as patch, Stations(design) as opened:
+        patch.setattr(Stations, "_lacking_programs", lambda *_: {})
+        patch.setattr(Stations, "_refused", lambda *_: {})
+        return dict(opened.unavailable(cells_of(design)))
 
 
 def test_cpu_load_has_no_location_where_both_hosts_are_one_machine(tmp_path: Path) -> None:
@@ -382,17 +369,17 @@ def test_without_stress_ng_only_the_cells_that_it_would_load_are_left_out(
 ) -> None:
     why = "there is no stress-ng on this machine"
     monkeypatch.setattr(
-        station, "lacking", lambda _, programs: why if STRESS_NG in programs else ""
+        stations, "lacking", lambda _, programs: why if STRESS_NG in programs else ""
     )
-    monkeypatch.setattr(station.Testbeds, "expect", lambda *_: {})
+    monkeypatch.setattr(stations.Testbed, "expect", lambda *_: {})
     path = tmp_path / "design.yaml"
     path.write_text(
         "factors: {plane: veth, load_type: [none, cpu, cache, memory], background_guests: 2}\n"
         "background: {per_guest: {busy_threads: 1}}\n"
     )
     design = load_design(path)
-    with station.GuestStage(design) as stage:
-        refused = stage.unavailable(cells_of(design))
+    with Stations(design) as opened:
+        refused = opened.unavailable(cells_of(design))
     assert {cell.load_type for cell in refused} == {"cache", "memory"}
     assert set(refused.values()) == {why}
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,9 +27,9 @@ from planewise.live.follow import Follower, Tail
 from planewise.live.server import LiveServer, listen
 from planewise.live.state import KEPT, LiveState
 from planewise.live.terminal import line, render
-from planewise.measure.runs.meter import Meter, Visible, sample
-from planewise.measure.runs.stage import Place
-from planewise.measure.runs.vms import gauges_of
+from planewise.measure.runs.meter import Meter, sample
+from planewise.measure.runs.stations import gauge_of
+from planewise.measure.station import Place, Station
 from planewise.store.models import KpiSample, Throughput
 from planewise.testbed.hosts import gauges
 from planewise.testbed.hosts.gauges import Gauge, GaugeReading, busy, cpu_ticks, throughput
@@ -102,20 +104,10 @@ def test_what_a_virtual_machine_sends_is_read_at_the_hosts_side_of_it(
     plane: str, read: list[tuple[str, str]]
 ) -> None:
     guest = make_guest("0" * 8, "sender", "main", 0, plane)
-    found = gauges_of("pw-host", [guest])
-    assert [(one.interface, one.counts) for one in found] == read
-    assert all((one.netns, one.guest) == ("pw-host", "sender-main") for one in found)
-
-
-class _Silent:
-    """A station that nobody can look at."""
-
-
-class _Seen:
-    """A station with a guest whose counters grow by themselves."""
-
-    def visible(self) -> Visible:
-        return Visible([Gauge("guest", "sender", "nowhere", "eth0")])
+    pair = SimpleNamespace(machines={"sender": SimpleNamespace(netns="pw-host")})
+    one = gauge_of(guest, "sender", cast("Any", pair), vm=True)
+    assert ([] if one is None else [(one.interface, one.counts)]) == read
+    assert one is None or (one.netns, one.guest) == ("pw-host", "sender-main")
 
 
 def test_the_meter_tells_of_a_visible_station_while_it_stands(
@@ -137,21 +129,17 @@ def test_the_meter_tells_of_a_visible_station_while_it_stands(
             enough.set()
 
     with Meter(tell, pytest.fail, interval_s=0.001) as meter:
-        with meter.watching(_Silent()):
+        with meter.watching(Station({}, {})):
             assert told == []
-        with meter.watching(_Seen()), meter.trial(Place("t#r0", {"plane": "veth"}, 0, 0)):
+        with (
+            meter.watching(Station({}, {}, gauges=[Gauge("guest", "sender", "nowhere", "eth0")])),
+            meter.trial(Place("t#r0", {"plane": "veth"}, 0, 0)),
+        ):
             assert enough.wait(SOON_S)
         after = len(told)
     assert after == len(told)
     assert all(one.vnfs["guest"].tx_pps == 1000 for one in told)
     assert {one.trial for one in told} <= {"t#r0", ""}
-
-
-class _Afar:
-    """A station on other machines."""
-
-    def visible(self) -> Visible:
-        return Visible([], {})
 
 
 class _Waits:
@@ -187,7 +175,12 @@ def test_a_slow_host_is_read_twice_before_it_is_left_alone(monkeypatch: pytest.M
     waits = _Waits(count=4)
     meter = Meter(told.append, pytest.fail)
     monkeypatch.setattr(meter, "_ended", waits)
-    with meter.watching(_Afar()), meter:
+    with (
+        meter.watching(
+            Station({}, {}, gauges=[Gauge("guest", "sender", "nowhere", "eth0")], gauge_hosts={})
+        ),
+        meter,
+    ):
         assert waits.all.wait(SOON_S)
     # The second reading comes at once and makes a sample; both together are a tenth of the time.
     assert waits.asked_s == pytest.approx([0.0, 0.0, 54.0, 27.0])
@@ -203,7 +196,10 @@ def test_a_host_that_cannot_be_read_is_said_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(gauges.Gauges, "read", fail)
     said: list[str] = []
-    with Meter(lambda _: None, said.append, interval_s=0.001) as meter, meter.watching(_Seen()):
+    with (
+        Meter(lambda _: None, said.append, interval_s=0.001) as meter,
+        meter.watching(Station({}, {}, gauges=[Gauge("guest", "sender", "nowhere", "eth0")])),
+    ):
         for _ in range(3):
             assert tried.acquire(timeout=SOON_S)
     assert len(said) == 1

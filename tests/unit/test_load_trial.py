@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from planewise.measure.runs.stage import Place
-from planewise.measure.trials.frames import HostGenerator, LoadPath, limits_of, measure_load
+from planewise.measure.station import Place, Station
+from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_one_process import limits_of
 from planewise.measure.trials.probe import TrialOutput
 from planewise.store.models import TrialRecord
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost
@@ -85,11 +86,12 @@ def sent(achieved_pps: float, said: tuple[str, ...]) -> str:
 def measure(shares: list[float], cells: Sequence[str]) -> list[TrialRecord]:
     """A trial on each of these planes."""
     machine = Machine(shares)
-    generator = HostGenerator(machine)
-    path = LoadPath(TrialPath("a", "x", "b", "y", "", "", "", "198.18.0.2", "", ""), ())
+    generator = Generator(machine)
+    path = TrialPath("a", "x", "b", "y", "", "", "", "198.18.0.2", "", "")
+    station = Station({}, {}, path=path, generator=generator)
     trial = LoadTrial("", 100_000, 64, 1.0)
     records = [
-        measure_load(path, trial, Place("", {"plane": plane}, 0, 0), generator).record
+        station.measure(trial, Place("", {"plane": plane}, 0, 0), lambda _: None).record
         for plane in cells
     ]
     assert not machine.shares, "all were asked for"
@@ -100,7 +102,7 @@ def test_a_load_that_a_pause_of_the_machine_cut_short_is_sent_again_and_says_so(
     first, again = measure([1.0, 0.9, 1.0], ["veth", "veth"])
     assert (first.limits, first.warnings) == ((), ())
     assert again.limits == ()
-    assert again.warnings == ("sent a second time: the first time the machine let 90.0% of it out",)
+    assert again.warnings == ("repeated, as only 90.0% was sent the first time",)
 
 
 def test_a_load_that_falls_short_twice_is_the_generators_limit() -> None:

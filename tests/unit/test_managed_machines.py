@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import cast
 from xml.etree import ElementTree
 
@@ -18,18 +18,20 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.runs import managed as stage
-from planewise.measure.runs.managed import ManagedVmStage
-from planewise.measure.runs.stages import stage_makers
+from planewise.measure.runs import allocators
+from planewise.measure.runs.allocators import Allocators
+from planewise.measure.trials import vm_options
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.testbed.guests.vms.domain import DomainSpec, VmOptions, domain_xml
 from planewise.testbed.guests.vms.guests import HostGuests, nic_of
 from planewise.testbed.guests.vms.image import GuestImage
 from planewise.testbed.guests.vms.managed import managed_guests
 from planewise.testbed.guests.vms.platform import VmPlatform
-from planewise.testbed.hosts.host import FinishedProcess, Host, LocalHost
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost
 from planewise.testbed.hosts.machine import Resources
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import make_guest
+from planewise.testbed.testbed import Testbed
 from planewise.testbed.vfs import allocator, nic
 from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Machines, configuration
 from planewise.testbed.vfs.nic import Pf
@@ -193,24 +195,33 @@ def test_what_a_host_lacks_for_machines_is_said_before_anything_is_built(
 ) -> None:
     design = load_design(ROOT / "experiments/flexvf-switch-vm-lab.yaml")
     (cell,) = cells_of(design)
-    made = stage_makers(None)["vm"](design)
-    assert isinstance(made, ManagedVmStage)
-    setting = made._setting(cell)
+    assert design.alloc is not None
+    machine = SimpleNamespace(host=None, nic="pf0")
+    pair = SimpleNamespace(machines={"responder": machine}, token="ab12", separate=True)
+    made = Allocators(design.alloc, vm_options(design), cast("Pair", pair))
+    setting = made.setting(cell)
     assert (setting.kind, setting.planes) == ("namespace", {"bridge"})
-    assert made._guests_at_nic(setting) == 4
+    at_nic: list[int] = []
+
+    def shortage(*args: object) -> str:
+        at_nic.append(cast("int", args[-1]))
+        return ""
 
     def why(free_mib: int = 4096, group: int | None = 3) -> str:
         found = Resources("lab:b", "pf0", "igb", 7, free_mib, dockerd=False)
         pf = Pf(address="0:0", total_vfs=7, num_vfs=0, vfs=(), iommu_group=group)
-        return made._cannot_join(cast("Host", None), found, pf, setting)
+        monkeypatch.setattr(allocators, "read_pf", lambda *_: pf)
+        return made.shortage(cast("Testbed", SimpleNamespace(resources=lambda _: found)), cell)
 
     def refuses(*_: object) -> VmPlatform:
         raise UnsupportedError("there is no libvirtd on lab:b, and virtual machines need it")
 
-    monkeypatch.setattr(stage, "platform_of", lambda *_: PLATFORM)
+    monkeypatch.setattr(allocators, "shortage", shortage)
+    monkeypatch.setattr(allocators, "platform_of", lambda *_: PLATFORM)
     assert why() == ""
-    assert made.facts().emulated == PLATFORM.emulated
+    assert at_nic == [2 * cell.background_guests]
+    assert made.platform == PLATFORM
     assert "2 virtual machines on lab:b need about" in why(free_mib=500)
     assert "no IOMMU" in why(group=None)
-    monkeypatch.setattr(stage, "platform_of", refuses)
+    monkeypatch.setattr(allocators, "platform_of", refuses)
     assert "no libvirtd" in why()

@@ -15,10 +15,10 @@ from pathlib import Path
 from planewise.measure.designs.cells import Cell
 from planewise.measure.runs.experiment import run
 from planewise.measure.runs.pause import Pauses
-from planewise.measure.runs.stage import Place, TrialResult
+from planewise.measure.station import Place, TrialResult
 from planewise.measure.trials.rtt import RttTrial
 from planewise.store.rundir import RunReader, RunWriter
-from tests.unit.test_experiment import MadeUpStage, Silent, names
+from tests.unit.test_experiment import FakeStations, Silent, names
 from tests.unit.test_resume import check_whole, small_schedule
 from tests.unit.test_run_directory import make_info
 
@@ -32,7 +32,7 @@ class MadeUpPauses(Pauses):
         super().__init__()
         self.pauses = 0
         self.cells_open_in_pause = 0
-        self.stage: MadeUpStage | None = None
+        self.stage: FakeStations | None = None
 
     def pause(self) -> None:
         self.requested = False
@@ -44,7 +44,7 @@ class MadeUpPauses(Pauses):
         self._resumed += 1
 
 
-class Disturbed(MadeUpStage):
+class Disturbed(FakeStations):
     """During its second RTT trial somebody stops the process, or asks for a pause."""
 
     def __init__(self, pauses: MadeUpPauses, polite: bool) -> None:
@@ -56,7 +56,7 @@ class Disturbed(MadeUpStage):
         pauses.stage = self
 
     @contextmanager
-    def station(self, cell: Cell) -> Iterator[MadeUpStage]:
+    def station(self, cell: Cell) -> Iterator[FakeStations]:
         self.stations += 1
         with super().station(cell) as station:
             yield station

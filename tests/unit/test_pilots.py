@@ -13,21 +13,23 @@ from hypothesis import strategies as st
 
 from planewise.judge.curve import Curve, LoadPoint, Run
 from planewise.judge.verdict import Verdict, judge
-from planewise.measure.runs.pilots import MOST_PILOTS, PilotTrial, find_pdr
-from planewise.measure.trials.load import ladder_around, ladder_at_pdr, loads_of_block
+from planewise.measure.designs.ladders import ladder_around, ladder_at_pdr, loads_of_block
+from planewise.measure.runs.pilots import MOST_PILOTS, find_pdr
 
-Measure = Callable[[float], PilotTrial]
+Pilot = tuple[float, float]
+"""Loss ratio and forwarding rate."""
+Measure = Callable[[float], Pilot]
 CAPACITIES = st.floats(min_value=3e3, max_value=3e7)
 
 
 def flat(capacity_pps: float, overloaded: float = 1.0) -> Measure:
     """Carries all up to its capacity, and far beyond it only the share `overloaded` of it."""
 
-    def measure(load_pps: float) -> PilotTrial:
+    def measure(load_pps: float) -> Pilot:
         carried_pps = min(load_pps, capacity_pps)
         if load_pps > 1.3 * capacity_pps:
             carried_pps *= overloaded
-        return PilotTrial(1 - carried_pps / load_pps, carried_pps)
+        return (1 - carried_pps / load_pps, carried_pps)
 
     return measure
 
@@ -38,29 +40,29 @@ def test_pilots_find_a_knee_on_machines_of_any_speed(
 ) -> None:
     measure = flat(capacity_pps, overloaded)
     most_pps = 20 * capacity_pps
-    found = find_pdr(measure, measure(most_pps).forwarded_pps, most_pps)
+    found = find_pdr(measure, measure(most_pps)[1], most_pps)
     assert 0.93 * capacity_pps < found < 1.08 * capacity_pps
 
 
 @given(capacity_pps=CAPACITIES)
 def test_pilots_go_down_where_throughput_rises_beyond_pdr(capacity_pps: float) -> None:
-    def measure(load_pps: float) -> PilotTrial:
+    def measure(load_pps: float) -> Pilot:
         over = max(0.0, load_pps - capacity_pps)
         carried_pps = load_pps - over + 0.3 * min(over, capacity_pps)
-        return PilotTrial(1 - carried_pps / load_pps, carried_pps)
+        return (1 - carried_pps / load_pps, carried_pps)
 
-    found = find_pdr(measure, measure(20 * capacity_pps).forwarded_pps, 20 * capacity_pps)
+    found = find_pdr(measure, measure(20 * capacity_pps)[1], 20 * capacity_pps)
     assert 0.93 * capacity_pps < found < 1.12 * capacity_pps
 
 
 def test_a_disturbed_pilot_does_not_bring_the_ladder_down() -> None:
     trials = 0
 
-    def measure(load_pps: float) -> PilotTrial:
+    def measure(load_pps: float) -> Pilot:
         nonlocal trials
         trials += 1
         if trials == 1:
-            return PilotTrial(0.3, 0.7 * load_pps)
+            return (0.3, 0.7 * load_pps)
         return flat(100_000.0)(load_pps)
 
     assert 90_000 < find_pdr(measure, 100_000, 1e7) < 108_000

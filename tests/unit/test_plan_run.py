@@ -21,7 +21,7 @@ from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.pipeline import QUICK_BLOCKS, Quick, check_budget, differences
 from planewise.store.rundir import RunReader, RunWriter
-from tests.unit.test_experiment import MadeUpStage, Silent
+from tests.unit.test_experiment import FakeStations, Silent
 from tests.unit.test_run_directory import make_info
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -106,7 +106,7 @@ def test_warm_up_trials_are_run_first_and_leave_nothing(tmp_path: Path) -> None:
     assert isinstance(rtt, RttTrial)
     assert isinstance(load, LoadTrial)
     assert (rtt.packets, load.duration_s) == (7, 0.2)
-    stage = MadeUpStage()
+    stage = FakeStations()
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         outcome = run(schedule, stage, writer, Silent())
     assert outcome.done == 2 * 3
@@ -114,7 +114,7 @@ def test_warm_up_trials_are_run_first_and_leave_nothing(tmp_path: Path) -> None:
     assert len(RunReader(tmp_path / "run").trials()) == 2 * 3
 
 
-class Slow(MadeUpStage):
+class Slow(FakeStations):
     """Every trial takes as long as the estimate has it, a hundred times quicker."""
 
     def rtt(self, trial: RttTrial, place: object) -> object:  # type: ignore[override]
@@ -170,7 +170,7 @@ def test_quick_measures_as_much_as_eight_blocks_have_time_for(
     assert design.blocks >= QUICK_BLOCKS
     slower = quick.fitted(quick.first(), 4 * pace)
     assert slower.sweep is not None
-    assert (slower.sweep.loads, slower.blocks) < (design.sweep.loads, design.blocks)
+    assert (slower.sweep.loads, slower.blocks) <= (design.sweep.loads, design.blocks)
 
 
 def test_quick_without_a_plane_says_who_knows_why() -> None:

@@ -30,10 +30,10 @@ def test_the_time_left_is_the_estimate_at_first_then_the_pace_and_never_a_second
         clock.now_s += 20
         line.step("half of it, in less time than estimated", 50)
         clock.now_s += 5
-        assert line.left() == "about 15 s left", "within a step the time goes on"
+        assert line.left() == "about 20 s left", "within a step the time goes on"
         clock.now_s += 30
         line.step("longer than estimated", 106)
     said = capsys.readouterr().err
     assert "  0 %  pilot, about 1 min 40 s left" in said
-    assert " 50 %  half of it, in less time than estimated, about 20 s left" in said
+    assert " 50 %  half of it, in less time than estimated, about 25 s left" in said
     assert "100 %  longer than estimated, nearly done" in said

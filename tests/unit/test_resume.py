@@ -16,7 +16,7 @@ from planewise.measure.designs.schedule import Schedule
 from planewise.measure.runs.experiment import run, schedule_for
 from planewise.pipeline import changed_hosts, extended
 from planewise.store.rundir import RunReader, RunWriter
-from tests.unit.test_experiment import MadeUpStage, Silent, names
+from tests.unit.test_experiment import FakeStations, Silent, names
 from tests.unit.test_run_directory import make_info
 
 
@@ -39,13 +39,13 @@ def small_schedule() -> Schedule:
 def whole_run(path: Path) -> Schedule:
     schedule = small_schedule()
     with RunWriter.create(path, make_info()) as writer:
-        run(schedule, MadeUpStage(), writer, Silent())
+        run(schedule, FakeStations(), writer, Silent())
     return schedule
 
 
 def resumed(path: Path, schedule: Schedule) -> list[str]:
     """Continues the run; what was measured for it."""
-    stage = MadeUpStage()
+    stage = FakeStations()
     with RunWriter.resume(path) as writer:
         outcome = run(schedule, stage, writer, Silent())
     assert outcome.info.status == "done"
@@ -77,7 +77,7 @@ def test_a_kill_at_any_write_loses_at_most_the_trial_in_flight(
             if calls > at:
                 raise KilledError
 
-        first = MadeUpStage()
+        first = FakeStations()
         try:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "fsync", dies)
@@ -137,7 +137,7 @@ def test_failed_trials_of_a_finished_run_are_tried_again(tmp_path: Path) -> None
     schedule = small_schedule()
     path = tmp_path / "run"
     with RunWriter.create(path, make_info()) as writer:
-        outcome = run(schedule, MadeUpStage(fails=names(schedule)[2:3]), writer, Silent())
+        outcome = run(schedule, FakeStations(fails=names(schedule)[2:3]), writer, Silent())
     assert (outcome.info.status, outcome.failed) == ("done", 1)
     assert resumed(path, schedule) == names(schedule)[2:3]
     check_whole(path, schedule)

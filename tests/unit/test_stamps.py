@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from planewise.measure.trials.round_trips import join_stamps, late_stamps, parts_ns, read_packets
+from planewise.measure.trials.stamps import join_stamps, late_stamps, parts_ns, read_packets
 from planewise.testbed.hosts.stamps import parse, stamps_of
 
 SOFTWARE, HARDWARE = 0b11010, 0b1000101

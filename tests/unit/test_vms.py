@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from planewise.boot.initramfs import program_entries
 from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.measure.runs.vms import load_path_of
-from planewise.measure.trials.round_trips import await_late_end
+from planewise.measure.station import End, Station
+from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_two_ended import send_command
+from planewise.measure.trials.rtt import await_late_end
 from planewise.testbed.guests.vms import agent, image
 from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
 from planewise.testbed.guests.vms.arrangement import VmArrangement, guest_in, vm_requests
@@ -364,7 +366,7 @@ def test_a_program_that_this_machine_lacks_is_named_before_a_guest_boots() -> No
 
 
 @pytest.mark.parametrize(("ip_version", "source"), [(4, "198.18.0.1"), (6, "2001:2:0:1::1")])
-def test_load_between_virtual_machines_has_the_ip_version_that_is_asked_for(
+def test_load_between_guests_has_the_ip_version_that_is_asked_for(
     ip_version: IpVersion, source: str
 ) -> None:
     mains = {
@@ -374,9 +376,15 @@ def test_load_between_virtual_machines_has_the_ip_version_that_is_asked_for(
     setting = Setting("vm", "virtio-bridge", "virtio-bridge", 0, "north-south")
     sites = {role: Site(role, "", "br0", 1500) for role in HOSTS}
     standing = VmArrangement(setting, hosts, mains, {}, sites, dict.fromkeys(HOSTS, ""))
-    path = load_path_of(standing, ip_version)
-    assert path.source == source
-    assert path.destination == mains["responder"].address(ip_version)
+    ends = {
+        role: End(hosts[role], guest.netns, guest.name, guest.interface, guest.ipv4, machine=True)
+        for role, guest in mains.items()
+    }
+    station = Station(hosts, ends, path=standing.trial_path(), ip_version=ip_version)
+    argv = send_command(station, LoadTrial("load", 100, 84, 1.0), first=1, max_pps=1e6)
+    assert argv[argv.index("--src") + 1] == source
+    assert argv[argv.index("--dst") + 1] == mains["responder"].address(ip_version)
+    assert argv[argv.index("--tx") + 1] == mains["sender"].interface
 
 
 def test_an_agent_that_is_silent_is_not_ready_and_no_error() -> None:

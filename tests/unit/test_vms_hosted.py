@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design import Design
-from planewise.measure.runs.vms import lost_guest_first, options_of
+from planewise.measure.station import lost_guest_first
+from planewise.measure.trials import vm_options
 from planewise.testbed.guests.vms.arrangement import VmArrangement
 from planewise.testbed.guests.vms.domain import Passthrough, VhostUserNic, nic_xml
 from planewise.testbed.guests.vms.resources import VmResources, shortage
@@ -219,7 +220,7 @@ def test_machines_on_vhost_user_are_seen_at_the_nic_and_within_them_alone() -> N
 def test_all_guests_of_a_design_with_vhost_user_share_their_memory() -> None:
     def options(**factors: object) -> bool:
         design = {"factors": {"guest": "vm", **factors}, "rtt": {}}
-        return options_of(Design.model_validate(design)).shared_memory
+        return vm_options(Design.model_validate(design)).shared_memory
 
     assert options(plane=["virtio-bridge", "vhost-user"])
     assert options(plane="virtio-bridge", background_plane=["same", "vhost-user"])
@@ -320,6 +321,6 @@ def test_a_design_says_how_its_virtual_machines_are_built() -> None:
     design = Design.model_validate(
         {"factors": {"plane": "virtio-bridge", "guest": "vm"}, "vm": {**part, "memory_mib": 128}}
     )
-    options = options_of(design)
+    options = vm_options(design)
     assert (options.vcpus, options.queues, options.vhost, options.offloads) == (2, 2, False, True)
     assert (options.main_cpus, options.background_cpus, options.memory_mib) == ((0, 1), (), 128)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import UnsupportedError
-from planewise.measure.runs.vms import SECOND_WIRE
+from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.guests import Started
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
 from planewise.testbed.guests.vms.testbed import VmTestbed

@@ -16,11 +16,10 @@ import pytest
 
 from planewise.boot.process import processes
 from planewise.errors import PlanewiseError
-from planewise.measure.runs.stage import Place
-from planewise.measure.runs.vms import SECOND_WIRE, load_path_of
-from planewise.measure.trials.frames import HostGenerator
+from planewise.measure.runs.stations import SECOND_WIRE
+from planewise.measure.station import End, Place, Station
+from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
-from planewise.measure.trials.load_two_ended import measure_load_apart
 from planewise.testbed.guests.vms.arrangement import VmArrangement
 from planewise.testbed.guests.vms.hypervisor import GuestGoneError, HypervisorGoneError
 from planewise.testbed.guests.vms.platform import VmPlatform
@@ -107,11 +106,23 @@ def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(
     standing: VmArrangement,
 ) -> None:
     mains = {role: standing.main(role) for role in HOSTS}
-    path = load_path_of(standing)
-    generator = HostGenerator(standing.hosts["sender"], netns=mains["sender"].netns)
+    ends = {
+        role: End(
+            standing.hosts[role], main.netns, main.name, main.interface, main.ipv4, machine=True
+        )
+        for role, main in mains.items()
+    }
+    station = Station(
+        standing.hosts,
+        ends,
+        path=standing.trial_path(),
+        counter_points=standing.counter_points,
+        generator=Generator(standing.hosts["sender"], netns=mains["sender"].netns),
+        refused="lost",
+    )
     # More than an emulated guest can send or take.
     trial = LoadTrial("load", offered_pps=50_000, size_bytes=64, duration_s=0.5)
-    record = measure_load_apart(path, trial, Place("load", {}, 0, 0), generator).record
+    record = station.measure(trial, Place("load", {}, 0, 0), lambda _: None).record
     assert record.counts is not None
     assert record.counts.sent == record.counts.received + record.counts.lost
     assert record.counts.received > 0

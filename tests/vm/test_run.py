@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from planewise.boot.process import processes
-from planewise.measure.trials.round_trips import parts_ns
+from planewise.measure.trials.stamps import parts_ns
 from planewise.store.rundir import RunReader
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import ledger, netns

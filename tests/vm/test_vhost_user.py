@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planewise.boot.process import processes
-from planewise.measure.runs.vms import SECOND_WIRE
+from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.guests.vms.testbed import VmTestbed

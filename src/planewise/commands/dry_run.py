@@ -68,9 +68,9 @@ def _builds(design: Design, schedule: Schedule, nic: str) -> dict[str, Build]:
     chains = [cell for cell in _cells(schedule) if cell.vnfs]
     if not chains:
         return {}
-    from planewise.measure.runs.chains import ChainStage
+    from planewise.measure.runs.chains import Chains
 
-    return ChainStage(design).builds(chains, nic)
+    return Chains(design).builds(chains, nic)
 
 
 def _within(design: Design, schedule: Schedule) -> int:

@@ -59,11 +59,10 @@ class ProgressLine:
         self._console.print(text, style="yellow")
 
     def left(self) -> str:
-        """The time left: at first by the estimate, after 5 % of the work by the pace so far."""
-        left_s = self._total_s - self._done_s
-        if self._done_s > 0.05 * self._total_s:
-            left_s *= (self._stepped - self._started) / self._done_s
-        left_s -= time.monotonic() - self._stepped
+        """The time left, by the pace so far; the estimate counts as a tenth of the work."""
+        expected_s = 0.1 * self._total_s
+        pace = (self._stepped - self._started + expected_s) / (self._done_s + expected_s)
+        left_s = (self._total_s - self._done_s) * pace - (time.monotonic() - self._stepped)
         return f"about {duration_text(left_s)} left" if left_s >= 1 else "nearly done"
 
     def __enter__(self) -> Self:

@@ -23,9 +23,9 @@ def quick(
             "--minutes",
             parser=options.minutes,
             metavar="TIME",
-            help="Time budget, such as 3, 3m or 1h; more time gives more replicates.",
+            help="Time to aim at, such as 3, 3m or 1h; more time, more blocks.",
         ),
-    ] = 3.0,
+    ] = 1.6,
     wide: options.WideOption = False,
     json: options.JsonOption = False,
 ) -> None:

@@ -48,11 +48,7 @@ class SearchOptions:
             "--precision",
             help="Relative half-width at which an interval is narrow enough (planewise).",
         ),
-    ] = 0.005
-    confidence: Annotated[
-        float,
-        typer.Option("--confidence", help="Confidence of the intervals (planewise)."),
-    ] = 0.95
+    ] = 0.0033
     budget_s: Annotated[
         float, typer.Option("--budget", help="Most seconds of traffic and pauses to spend.")
     ] = math.inf
@@ -70,9 +66,7 @@ class SearchOptions:
         """Goals and algorithm by their names. BadInputError: one is unknown."""
         from planewise.measure.search.run import goals_and_algorithm
 
-        return goals_and_algorithm(
-            self.goals or (), self.algorithm, self.precision, self.confidence, self.seed
-        )
+        return goals_and_algorithm(self.goals or (), self.algorithm, self.precision, self.seed)
 
 
 @grouped
@@ -104,12 +98,6 @@ def search(
             f"{settings.precision:g} is not a precision for a load",
             where="--precision",
             remedy="0.0001 to 0.2",
-        )
-    if not 0.5 <= settings.confidence <= 0.999:
-        raise BadInputError(
-            f"{settings.confidence:g} is not a confidence",
-            where="--confidence",
-            remedy="0.5 to 0.999; 0.95 is usual",
         )
     if synthetic is None:
         result = _measure(options, settings, context.obj or Verbosity(), out, json)
@@ -212,9 +200,7 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
     if result.verdict is not None:
         console.print(f"{result.verdict.label}: {result.verdict.reason}", style="bold")
         console.print()
-    title = result.goals[0].interval
-    if title != "bracket":
-        title = f"{title.replace('%', ' %')} interval"
+    title = "95 % interval" if result.goals[0].interval == "95%" else "bracket"
     table = Table("goal", "load", title, *(["truth"] if truth else []), box=None)
     for goal in result.goals:
         true_pps = truth.get(goal.goal.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -82,6 +83,22 @@ T = TypeVar("T")
 Levels = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_listed), _OneOrMany()]
 LoadLadder = Literal["auto"] | Levels[Rate]
 """Offered loads [packet/s], or those around what a pilot forwards."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong with a design."""
+
+    place: tuple[str | int, ...]
+    """Where in the file."""
+    what: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, and with which key."""
+        name = ".".join(str(part) for part in self.place)
+        return f"{name}: {self.what}" if name else self.what
 
 
 class DesignModel(BaseModel):

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from planewise.measure.designs.cells import CellTestbed
 from planewise.measure.designs.schedule import Schedule, Visit
-from planewise.measure.runs.stage import Trial
+from planewise.measure.station import Trial
 from planewise.testbed.planes.kinds import GuestKind
 
 TRIAL_OVERHEAD_S = 0.35

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from planewise.measure.designs.cells import Cell, CellTestbed, expand
 from planewise.measure.designs.design import Design, Randomise
-from planewise.measure.runs.stage import Trial
+from planewise.measure.station import Trial
 from planewise.measure.trials import kinds_of
 from planewise.measure.trials.kind import TrialRequest
 

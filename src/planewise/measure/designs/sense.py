@@ -19,9 +19,9 @@ from planewise.measure.designs.design import (
     SAME,
     Constraint,
     Design,
+    Problem,
     has_level,
 )
-from planewise.measure.designs.problem import Problem
 from planewise.measure.trials import kinds_of
 from planewise.measure.trials.applications import REDIS_LEAST_BYTES, is_redis_frame
 from planewise.store.models import Level

@@ -1,30 +1,22 @@
-"""The stage for chains of functions, on this machine or on two hosts."""
+"""Stations that are chains of functions, on this machine or on two hosts."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
-from planewise.measure.runs.stage import OnSample, Place, StageFacts, TrialResult
-from planewise.measure.runs.vms import options_of
-from planewise.measure.trials import chain_evaluation as evaluate
+from planewise.measure.station import End, Station
+from planewise.measure.trials import vm_options
 from planewise.measure.trials.applications import IPERF, lacking
-from planewise.measure.trials.chain import ChainTrial
-from planewise.measure.trials.chain_evaluation import ReadingDelta
-from planewise.measure.trials.ends import Counters, End
-from planewise.store.models import FrameAccount, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.chains import describe
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
@@ -38,7 +30,6 @@ from planewise.testbed.chains.model import (
     Placement,
     assign_cpus,
     assign_in_turn,
-    mean_bytes,
 )
 from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, ChainTestbed
 from planewise.testbed.guests.vms.domain import VmOptions
@@ -61,18 +52,8 @@ from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.planes import plane
 from planewise.testbed.switches.dpdk_switch import PROGRAM as OVS
 
-SAMPLE_S = 1.0
-"""Time between two readings of the counters."""
-
-
-_MIX_OFF = 0.1
-"""Relative error of the mean frame size from which a mix is warned about."""
-
 SLACK_S = 60.0
 """On a busy machine a trial may begin this much late, and take this much longer."""
-_POLL_S = 0.02
-_SHARE = 0.1
-"""Most of the time that goes into reading counters: a slow host is read less often."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +65,11 @@ class Build:
     steps: tuple[str, ...]
 
 
-class ChainStage:
-    """Builds a chain for a visit and removes it after; see `planewise.measure.runs.stage.Stage`.
+class Chains:
+    """Builds a chain for each visit and removes it after, as polling tasks occupy their cores.
 
-    Polling tasks take their cores that long. On other hosts the VFs of both NICs are set up once,
-    when a chain first needs them, and virtual machines that hold them stay from chain to chain.
+    On other hosts the VFs of both NICs are set up once, and virtual machines that hold them stay
+    from chain to chain.
     """
 
     def __init__(self, design: Design, pair: Pair | None = None) -> None:
@@ -98,7 +79,7 @@ class ChainStage:
         self._offered_pps = None if chain is None else chain.offered_pps
         self._uplink = None if chain is None else chain.uplink
         self._tcp = design.tcp is not None
-        self._options = options_of(design)
+        self._options = vm_options(design)
         self._platforms: dict[tuple[str, ...], VmPlatform] = {}
         self._local = LocalHost("this machine")
         self._pair = pair
@@ -137,14 +118,11 @@ class ChainStage:
         """Which of these cells cannot be set up here, and why."""
         return {cell: reason for cell in cells if (reason := self._unavailable_reason(cell))}
 
-    def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """Raises UnsupportedError: chains are measured at overload, without a ladder."""
-        raise UnsupportedError("chains have no ladder of loads")
-
-    def facts(self) -> StageFacts:
-        """Whether the functions' CPUs are emulated."""
-        emulated = dict.fromkeys(platform.emulated for platform in self._platforms.values())
-        return StageFacts("; ".join(filter(None, emulated)))
+    @property
+    def emulated(self) -> str:
+        """Why the functions' CPUs are not those of hardware; empty when they are."""
+        reasons = dict.fromkeys(platform.emulated for platform in self._platforms.values())
+        return "; ".join(filter(None, reasons))
 
     def builds(self, cells: Sequence[Cell], nic: str = "") -> dict[str, Build]:
         """By plane, the steps of its longest chain among `cells`, which can all be built: on two
@@ -238,7 +216,7 @@ class ChainStage:
         return assign_cpus((*tasks, *chain.names), self._cpus, self._pinning)
 
     @contextmanager
-    def station(self, cell: Cell) -> Iterator[ChainStation]:
+    def station(self, cell: Cell) -> Iterator[Station]:
         """The cell's chain, built."""
         chain = chain_of(cell)
         with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as hosts:
@@ -255,8 +233,24 @@ class ChainStage:
                 machines=machines,
                 addressed=self._tcp,
             ) as testbed:
+                ends = [
+                    End(host, netns, place, interface, address)
+                    for place, (host, netns, address, interface) in zip(
+                        PLACES, testbed.endpoints, strict=True
+                    )
+                ]
                 emulated_twice = machines is not None and self._pair is not None
-                yield ChainStation(testbed, LAB_BOOT_LIMIT_S if emulated_twice else SLACK_S)
+                with Station(
+                    {role: state.host for role, state in hosts.states.items()},
+                    dict(zip(HOSTS, ends, strict=True)),
+                    sent=lambda: {
+                        name: (counters.packets, counters.bytes)
+                        for name, counters in testbed.read().vnfs.items()
+                    },
+                    chain=testbed,
+                    slack_s=LAB_BOOT_LIMIT_S if emulated_twice else SLACK_S,
+                ) as station:
+                    yield station
 
     @contextmanager
     def _on_hosts(self, label: str) -> Iterator[ChainHosts]:
@@ -399,136 +393,3 @@ def chain_of(cell: Cell) -> Chain:
         BadInputError: it cannot be built.
     """
     return Chain(cell.plane, cell.path, cell.vnfs, cell.guest, cell.forwarder)
-
-
-@dataclass
-class ChainStation:
-    """Runs trials on one chain."""
-
-    testbed: ChainTestbed
-    slack_s: float = SLACK_S
-
-    def chain(self, trial: ChainTrial, place: Place, on_sample: OnSample) -> TrialResult:
-        """Runs one throughput trial at overload."""
-        testbed = self.testbed
-        testbed.start(trial.size_bytes, trial.warmup_s + trial.duration_s + 2 * self.slack_s)
-        try:
-            self._await_traffic()
-            _wait(trial.warmup_s)
-            started = datetime.now(UTC)
-            began_s = time.monotonic()
-            first = previous = testbed.read()
-            # The trial lasts from one reading to another, whose clock may be another host's.
-            now_s = time.monotonic()
-            pause_s = max(SAMPLE_S, (now_s - began_s) / _SHARE)
-            end_s = now_s + trial.duration_s
-            while True:
-                left_s = end_s - time.monotonic()
-                _wait(min(pause_s, left_s))
-                last = left_s <= pause_s
-                reading = testbed.read(busy=last)
-                on_sample(
-                    evaluate.kpi(
-                        ReadingDelta.of(previous, reading),
-                        datetime.now(UTC),
-                        place.trial,
-                        place.cell,
-                    )
-                )
-                previous = reading
-                if last:
-                    break
-        finally:
-            frames = testbed.stop()
-        return TrialResult(
-            _record(ReadingDelta.of(first, reading), trial, place, testbed, started, frames)
-        )
-
-    def _await_traffic(self) -> None:
-        """Waits until every function has transmitted: starting may take long on a busy machine."""
-        initial = self.testbed.read(busy=False).vnfs
-        deadline = time.monotonic() + self.slack_s
-        while True:
-            current = self.testbed.read(busy=False).vnfs
-            silent = [name for name in current if current[name].packets == initial[name].packets]
-            if not silent:
-                return
-            if time.monotonic() > deadline:
-                raise PlanewiseError(
-                    f"{silent[0]} transmitted nothing within {self.slack_s:g} s",
-                    remedy="end other work on the machine, and try again",
-                )
-            time.sleep(_POLL_S)
-
-    def ends(self) -> Mapping[HostRole, End]:
-        """See `ends.PairStation`: what lies before and behind the chain."""
-        client, server = (End(*end) for end in self.testbed.endpoints)
-        return {"sender": client, "responder": server}
-
-    def sent(self) -> Counters:
-        """See `ends.PairStation`: what every function transmits."""
-
-        return lambda: {
-            name: (counters.packets, counters.bytes)
-            for name, counters in self.testbed.read().vnfs.items()
-        }
-
-    def beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
-        """See `ends.PairStation`; a chain has no load beside its own."""
-        return measure()
-
-
-_LIMITS: Mapping[Limit, tuple[Limit, ...]] = MappingProxyType(
-    {
-        "generator": ("generator",),
-        "PMD core": ("sut",),
-        "VNF core": ("sut",),
-        "kernel": ("sut",),
-        "NIC": ("sut",),
-        "uplink": ("generator",),
-    }
-)
-"""`limits` of the trial record. A shared core is a limit of the machine, not of the chain."""
-
-
-def _wait(seconds: float) -> None:
-    if seconds > 0:
-        time.sleep(seconds)
-
-
-def _record(
-    delta: ReadingDelta,
-    trial: ChainTrial,
-    place: Place,
-    testbed: ChainTestbed,
-    started: datetime,
-    frames: FrameAccount | None,
-) -> TrialRecord:
-    size = mean_bytes(trial.size_bytes)
-    result = evaluate.result(delta, testbed.placement, size, frames)
-    if not result.tx_pps:
-        raise PlanewiseError(
-            "no function of the chain transmitted a packet",
-            remedy="end other work on the machine, and try again",
-        )
-    warnings = list(testbed.remarks)
-    if trial.size_bytes == "imix" and abs(result.frame_bytes / size - 1) > _MIX_OFF:
-        warnings.append(
-            f"the frames that functions sent have a mean of {result.frame_bytes:.0f} bytes, and "
-            f"the mix has {size:.0f}: its sizes did not get through alike"
-        )
-    return TrialRecord(
-        warnings=tuple(warnings),
-        **place.fields,
-        kind="chain",
-        started=started,
-        duration_s=delta.seconds,
-        load=OfferedLoad(
-            intended_pps=result.offered_pps,
-            achieved_pps=result.offered_pps,
-            size_bytes=round(size),
-        ),
-        counts=evaluate.counts(delta),
-        chain=result,
-        limits=_LIMITS.get(result.limit, ()),
-    )

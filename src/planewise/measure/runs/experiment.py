@@ -1,7 +1,4 @@
-"""Runs a design on a stage and writes the run directory: order, resume, failures, progress.
-
-Knows schedules and records. What a cell *is* (namespaces, containers, VMs) is the stage's business.
-"""
+"""Runs a schedule and writes the run directory: order, resume, failures, progress."""
 
 from __future__ import annotations
 
@@ -15,24 +12,16 @@ from pathlib import Path
 from typing import Protocol
 
 from planewise.errors import PlanewiseError, StorageError
-from planewise.measure.designs.cells import Cell, cells_of
-from planewise.measure.designs.design import Design, SweepPart
-from planewise.measure.designs.estimate import (
-    TRIAL_OVERHEAD_S,
-    VISIT_OVERHEAD_S,
-    build_s,
-    estimate_s,
-    trial_s,
-    visit_costs_s,
-)
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.designs.estimate import estimate_s, trial_s, visit_costs_s
 from planewise.measure.designs.schedule import Schedule, Visit, make_schedule
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
-from planewise.measure.runs.pilots import MOST_PILOTS, PilotTrial, find_pdr
-from planewise.measure.runs.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
-from planewise.measure.trials.load import LoadTrial, ladder_around, ladder_at_pdr
+from planewise.measure.runs.stations import Stations
+from planewise.measure.station import Place, Station, Trial, TrialResult
 from planewise.store.levels import marked, missed_levels
-from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
+from planewise.store.models import RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
 from planewise.testbed.hosts.state import LocalWatch
 
@@ -42,10 +31,6 @@ no trial succeeded, the testbed is what is broken, and the run stops."""
 
 _MOST_WARNINGS = 3
 """Trials off their level that are warned of while the run goes on."""
-PILOT_S = 0.2
-"""How long an overload trial runs that finds a plane's range."""
-PILOTS = 2
-"""Such trials of each plane, of which the better counts: a pause of the machine spoils one."""
 
 
 class Progress(Protocol):
@@ -68,130 +53,6 @@ class Outcome:
     done: int
     failed: int
     info: RunInfo
-
-
-@dataclass(frozen=True)
-class Range:
-    """What one plane forwarded of as much as could be offered."""
-
-    forwarded_pps: float
-    most_pps: float
-    """The most that the generator can offer to this plane."""
-    pdr_pps: float = math.inf
-    """Where pilots put PDR; infinite where none looked for it, or none lost anything."""
-
-    def ladder(self, sweep: SweepPart) -> tuple[float, ...]:
-        """The offered loads [pps] of an automatic ladder."""
-        per_block = sweep.loads_per_block
-        if per_block is not None and self.pdr_pps < self.most_pps:
-            return ladder_at_pdr(self.pdr_pps, sweep.loads, per_block, self.most_pps)
-        return ladder_around(self.forwarded_pps, sweep.loads, self.most_pps)
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """The pilots' results for the cells that a design sweeps, and their pace."""
-
-    by_cell: Mapping[Cell, Range]
-    pace: float = 1.0
-    """Time that pilots took besides sending, over what `estimate` has for it."""
-
-    def ladders(self, design: Design) -> dict[Cell, tuple[float, ...]]:
-        """The offered loads [pps] of every cell: the design's own, or around what was forwarded."""
-        sweep = design.sweep
-        if sweep is None:
-            return {}
-        if sweep.offered_pps != "auto":
-            return dict.fromkeys(self.by_cell, tuple(sorted(sweep.offered_pps)))
-        return {cell: plane_range.ladder(sweep) for cell, plane_range in self.by_cell.items()}
-
-
-def find_ranges(
-    design: Design, stage: Stage, unavailable: Mapping[Cell, str], progress: Progress
-) -> Ranges:
-    """Runs the pilots that an automatic ladder needs.
-
-    Pilots are overload trials of each plane, kind of guest and path, on its first cell without load
-    (else its first cell); all cells of these share its range, so that their curves
-    can be laid over one another.
-    """
-    if design.sweep is None:
-        return Ranges({})
-    cells = [cell for cell in cells_of(design) if cell not in unavailable]
-    if design.sweep.offered_pps != "auto":
-        return Ranges(dict.fromkeys(cells, Range(0.0, math.inf)))
-    ranges: dict[Cell, Range] = {}
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.plane, cell.guest, cell.path), []).append(cell)
-    pilots = PILOTS if design.sweep.loads_per_block is None else PILOTS + MOST_PILOTS
-    group_s = VISIT_OVERHEAD_S + pilots * (PILOT_S + TRIAL_OVERHEAD_S)
-    progress.begin("finding each plane's range", group_s * len(groups))
-    expected_s = taken_s = 0.0
-    for number, group in enumerate(groups.values()):
-        progress.step(f"pilot on {group[0].plane}", number * group_s)
-        first = next((cell for cell in group if cell.load_type == "none"), group[0])
-        max_pps = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
-        began = time.monotonic()
-        result, ran = _pilot(design, stage, first, max_pps)
-        taken_s += time.monotonic() - began - ran * PILOT_S
-        expected_s += VISIT_OVERHEAD_S + ran * TRIAL_OVERHEAD_S + build_s(first.testbed)
-        ranges.update(dict.fromkeys(group, result))
-    return Ranges(ranges, max(taken_s, 0.0) / expected_s if expected_s else 1.0)
-
-
-_WITHIN = 0.95
-"""Share of what a pilot sent that a generator sends reliably."""
-
-
-def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> tuple[Range, int]:
-    """What `cell` forwards when as much as possible is offered, and how many trials that took.
-
-    A plane's own way out costs the generator's CPU time too: what it could not send to this plane
-    now it cannot send in a trial.
-    """
-    size_bytes = design.frame_sizes()[0]
-    place = Place("pilot", cell.levels(), 0, 0)
-    with stage.station(cell) as station:
-        records: list[TrialRecord] = []
-
-        def measure(load_pps: float) -> TrialRecord:
-            trial = LoadTrial("pilot", load_pps, size_bytes, PILOT_S)
-            records.append(trial.measure_on(station, place, _discard).record)
-            return records[-1]
-
-        pilots = [_range(measure(offered_pps), offered_pps) for _ in range(PILOTS)]
-        best = Range(
-            max(pilot.forwarded_pps for pilot in pilots), max(pilot.most_pps for pilot in pilots)
-        )
-        if not best.forwarded_pps:
-            raise PlanewiseError(
-                f"the pilot on plane {cell.plane} delivered no packet",
-                remedy="see `planewise doctor`; leave the plane out of the design",
-            )
-        if design.sweep is not None and design.sweep.loads_per_block is not None:
-            pdr_pps = find_pdr(
-                lambda load_pps: _pilot_trial(measure(load_pps)), best.forwarded_pps, best.most_pps
-            )
-            best = replace(best, pdr_pps=pdr_pps)
-    return best, len(records)
-
-
-def _pilot_trial(record: TrialRecord) -> PilotTrial | None:
-    """Loss and forwarding rate of a pilot; None where its load was not sent. Pure."""
-    if record.counts is None or record.load is None or "generator" in record.limits:
-        return None
-    plr = record.counts.lost / max(record.counts.sent, 1)
-    return PilotTrial(plr, record.load.achieved_pps * (1 - plr))
-
-
-def _range(record: TrialRecord, offered_pps: float) -> Range:
-    """The range that one pilot shows. Pure."""
-    if record.counts is None or record.load is None:
-        return Range(0.0, 0.0)
-    sent_pps = record.load.achieved_pps
-    forwarded_pps = sent_pps * record.counts.received / max(record.counts.sent, 1)
-    return Range(forwarded_pps, sent_pps * _WITHIN if "generator" in record.limits else offered_pps)
 
 
 def schedule_for(
@@ -218,7 +79,7 @@ def refusals(unavailable: Mapping[Cell, str]) -> tuple[str, ...]:
 
 def run(
     schedule: Schedule,
-    stage: Stage,
+    stations: Stations,
     writer: RunWriter,
     progress: Progress,
     *,
@@ -226,6 +87,9 @@ def run(
     pauses: Pauses | None = None,
     budget_s: float | None = None,
     meter: Meter | None = None,
+    pace: float = 1.0,
+    least_blocks: int = 1,
+    after_s: float = 0.0,
     fill: bool = False,
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
@@ -234,16 +98,14 @@ def run(
     a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
     everything finished is kept. `watch` looks at the hosts around every trial; a trial that
     `pauses` calls disturbed is measured again; `meter` samples. No block is begun that `budget_s`
-    has no room for, by the pace so far; the first one always is. With `fill` the design has as many
-    blocks as there was room for: those left out were never part of it.
+    has no room for, by the pace so far, once there are `least_blocks`. With `fill` the design has
+    as many blocks as there was room for: those left out were never part of it. The time left that
+    `progress` shows is the estimate at the machine's `pace`, and `after_s` for what follows.
     """
-    total = estimate_s(schedule, writer.finished)
-    if fill and budget_s is not None:
-        total = min(total, budget_s)
-    progress.begin("measuring", total)
-    runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses(), meter)
+    progress.begin("measuring", estimate_s(schedule, writer.finished, pace) + after_s)
+    runner = _Runner(schedule, stations, writer, progress, watch, pauses or Pauses(), meter, pace)
     try:
-        left_out = runner.blocks(budget_s)
+        left_out = runner.blocks(budget_s, least_blocks)
     except KeyboardInterrupt:
         return runner.close("interrupted", "stopped by the user")
     except PlanewiseError as error:
@@ -269,20 +131,22 @@ class _Runner:
     def __init__(
         self,
         schedule: Schedule,
-        stage: Stage,
+        stations: Stations,
         writer: RunWriter,
         progress: Progress,
         watch: LocalWatch | None,
         pauses: Pauses,
         meter: Meter | None,
+        pace: float = 1.0,
     ) -> None:
         self.schedule = schedule
-        self.stage = stage
+        self.stations = stations
         self.writer = writer
         self.progress = progress
         self.watch = watch
         self.pauses = pauses
         self.meter = meter
+        self.pace = pace
         self.order = writer.next_order
         self.done = 0
         self.failed = 0
@@ -291,25 +155,24 @@ class _Runner:
         self.worked_s = 0.0
         self._last_failure = ""
 
-    def blocks(self, budget_s: float | None) -> int:
-        """Runs block after block; returns how many of them the budget had no room for."""
+    def blocks(self, budget_s: float | None, least: int) -> int:
+        """Runs block after block, `least` at least; returns how many the budget had no room for."""
         began = time.monotonic() - self.pauses.paused_s
         begun = 0
         left_out = 0
-        costs = iter(visit_costs_s(self.schedule.visits, self.writer.finished))
+        costs = iter(visit_costs_s(self.schedule.visits, self.writer.finished, self.pace))
         for block, visits in self.schedule.by_block():
             planned = [(visit, next(costs)) for visit in visits]
             estimate = math.fsum(cost for _, cost in planned)
             if not estimate:
                 continue
-            if budget_s is not None and begun:
+            if budget_s is not None and begun >= least:
                 spent = time.monotonic() - self.pauses.paused_s - began
                 if spent + estimate * spent / self.worked_s > budget_s:
                     left_out += 1
                     continue
             begun += 1
-            if isinstance(self.stage, RebuildingStage):
-                self.stage.new_block()
+            self.stations.new_block()
             for number, (visit, cost_s) in enumerate(planned, start=1):
                 self.visit(visit, cost_s, f"block {block + 1}, cell {number} of {len(visits)}")
         return left_out
@@ -322,7 +185,7 @@ class _Runner:
         where = f"{where}: {_cell_text(visit.cell)}"
         succeeded = self.done
         self.progress.step(where, self.worked_s)
-        self.worked_s += cost_s - sum(map(trial_s, pending))
+        self.worked_s += cost_s - sum(trial_s(trial, self.pace) for trial in pending)
         try:
             while pending:
                 self._measure_undisturbed(visit, pending, where)
@@ -340,7 +203,7 @@ class _Runner:
         failures = 0
         mark = self.pauses.mark()
         try:
-            with self.stage.station(visit.cell) as station, self._watching(station):
+            with self.stations.station(visit.cell) as station, self._watching(station):
                 self._warm_up(visit, station)
                 while pending and not self.pauses.requested:
                     trial = pending[0]
@@ -350,7 +213,7 @@ class _Runner:
                         self.progress.note(f"{trial.name} was disturbed by a pause: once more")
                         return
                     self._keep(visit, trial, measured)
-                    self.worked_s += trial_s(pending.pop(0))
+                    self.worked_s += trial_s(pending.pop(0), self.pace)
                     self.progress.step(where, self.worked_s)
                     failures = failures + 1 if isinstance(measured, PlanewiseError) else 0
                     if failures >= FAILURES_IN_A_ROW and isinstance(measured, PlanewiseError):
@@ -379,7 +242,7 @@ class _Runner:
     def _warm_up(self, visit: Visit, station: Station) -> None:
         place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
         for trial in visit.warmup:
-            trial.measure_on(station, place, _discard)
+            station.measure(trial, place, lambda _: None)
 
     def _place(self, visit: Visit, trial: Trial) -> Place:
         return Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
@@ -392,7 +255,7 @@ class _Runner:
             self.watch.start()
         try:
             with self._metered(trial, place):
-                result = trial.measure_on(station, place, self.writer.sample)
+                result = station.measure(trial, place, self.writer.sample)
         except PlanewiseError as error:
             return error
         if self.watch is not None:
@@ -417,15 +280,15 @@ class _Runner:
         self.missed += 1
         if self.missed <= _MOST_WARNINGS:
             sentences = "; ".join(trial.sentence for trial in missed)
-            self.progress.note(f"{record.trial} missed its level and does not count: {sentences}")
+            self.progress.note(f"{record.trial} missed its target and does not count: {sentences}")
         if self.missed == _MOST_WARNINGS:
-            self.progress.note("further trials that miss theirs are named in the report alone")
+            self.progress.note("further misses appear only in the report")
 
     def _give_up(self, visit: Visit, pending: list[Trial], error: PlanewiseError) -> None:
         """Records what is left of a cell as failed; its reason is the same for all."""
         for number, trial in enumerate(pending):
             self._failed(visit, trial, error.what, note=number == 0)
-            self.worked_s += trial_s(trial)
+            self.worked_s += trial_s(trial, self.pace)
         pending.clear()
 
     def _failed(self, visit: Visit, trial: Trial, reason: str, *, note: bool = True) -> None:
@@ -483,10 +346,6 @@ class _TooManyFailuresError(PlanewiseError):
 def cell_of(cell: Cell, trial: Trial) -> dict[str, str | int | float]:
     """A trial's factor levels: its cell's, and its own traffic's."""
     return cell.levels() | trial.traffic()
-
-
-def _discard(_: KpiSample) -> None:
-    """For trials that are thrown away."""
 
 
 def default_directory() -> Path:

@@ -1,47 +1,24 @@
-"""What guests send and what CPUs do, by the second, while a run goes on.
-
-A thread reads the gauges of the station that is measured, and reports them. It costs the machine a
-little: it runs only where somebody looks on.
-"""
+"""What guests send and what CPUs do, each second; only for live views, as it costs CPU time."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Self
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import KpiSample, Throughput
-from planewise.testbed.hosts.gauges import Gauge, GaugeReading, Gauges, busy, throughput
-from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.gauges import GaugeReading, Gauges, busy, throughput
 
 if TYPE_CHECKING:
-    from planewise.measure.runs.stage import Place
+    from planewise.measure.station import Place, Station
 
 INTERVAL_S = 1.0
 _SHARE = 0.1
 """Of the time at most goes into reading other hosts: a slow one is read less often."""
-
-
-@dataclass(frozen=True)
-class Visible:
-    """The gauges that are read while a station is measured."""
-
-    gauges: Sequence[Gauge]
-    hosts: Mapping[str, Host] | None = None
-    """Other machines, by role; None: this one."""
-
-
-@runtime_checkable
-class VisibleStation(Protocol):
-    """A station whose guests can be read from outside."""
-
-    def visible(self) -> Visible:
-        """Its gauges."""
 
 
 def sample(
@@ -98,17 +75,16 @@ class Meter:
         self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
 
     @contextmanager
-    def watching(self, station: object) -> Iterator[None]:
-        """While inside, the station's guests are read; one that is not visible is left alone."""
-        if not isinstance(station, VisibleStation):
+    def watching(self, station: Station) -> Iterator[None]:
+        """While inside, the station's guests are read, if it has gauges."""
+        if not station.gauges:
             yield
             return
-        visible = station.visible()
-        gauges = Gauges(visible.gauges, visible.hosts)
+        gauges = Gauges(station.gauges, station.gauge_hosts)
         with self._lock:
             self._gauges, self._previous = gauges, None
-            self._remote = visible.hosts is not None
-            self._order = tuple(gauge.guest for gauge in visible.gauges)
+            self._remote = station.gauge_hosts is not None
+            self._order = tuple(gauge.guest for gauge in station.gauges)
         try:
             yield
         finally:

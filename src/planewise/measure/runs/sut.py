@@ -1,28 +1,28 @@
 """What a sweep or a search sends through: a plane, a router, or two interfaces of the user's.
 
-Gives searches the `Measurer` that they know, and keeps every trial's record. A plane is measured on
-the station of a cell, as a design's is: whatever kind its guests are, here or on two servers.
+Gives searches their `Measurer`, and keeps every trial's record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Run
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
-from planewise.measure.runs.stage import Place, StageFacts, TrialResult
-from planewise.measure.runs.stages import Stages
-from planewise.measure.trials.frames import HostGenerator, LoadPath, measure_load
-from planewise.measure.trials.load import LoadStation, LoadTrial
+from planewise.measure.runs.stations import Stations
+from planewise.measure.station import Place, Station
+from planewise.measure.trials.generator import Generator
+from planewise.measure.trials.load import LoadTrial
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import Pair
-from planewise.testbed.hosts.steering import split_cpus, steer
+from planewise.testbed.hosts.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.model import IpVersion, TrafficPath, TrialPath, mtu_for
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.switches.router import Forwarding, RouterPlatform, RouterTestbed
@@ -30,51 +30,46 @@ from planewise.testbed.switches.router import Forwarding, RouterPlatform, Router
 Pinning = Literal["none", "one", "two", "spread"]
 """CPUs of a router's receive work (`campaign.RouterFactors`)."""
 MIN_LOAD_PPS = 100.0
-"""Below this a short trial has too few packets to tell a loss ratio."""
+"""Below this a short trial has too few packets for a loss ratio."""
 
 
-class BuiltSut(Protocol):
-    """A SUT that has been built."""
+@dataclass(frozen=True)
+class Built:
+    """A SUT that stands, with what a reader of its figures must know."""
 
-    @property
-    def facts(self) -> StageFacts:
-        """What a reader of its figures must know."""
-
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """Runs one load trial."""
-
-    def max_pps(self, size_bytes: int) -> float:
-        """The generator's own maximum [packet/s]."""
+    station: Station
+    emulated: str = ""
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class Sut(Protocol):
+class Sut(ABC):
     """A system under test, before it is built."""
 
     @property
+    @abstractmethod
     def cell(self) -> dict[str, Level]:
         """The factor levels in its trial records."""
 
+    @abstractmethod
     def on(self, pair: Pair) -> Sut:
-        """The same on two servers.
+        """The same on two servers; UnsupportedError where it cannot be there."""
 
-        Raises:
-            UnsupportedError: it cannot be there.
-        """
-
-    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
+    @abstractmethod
+    def build(self, size_bytes: int, built: ExitStack) -> Built:
         """Builds it; closing `built` removes it.
 
         Raises:
-            UnsupportedError: it cannot stand here.
+            UnsupportedError: it cannot be built here.
             PlanewiseError: it could not be built.
         """
 
     def check(self) -> None:
-        """BadInputError when something that the user named is not there (any more)."""
+        """BadInputError when something that the user named does not exist (any more)."""
+        return
 
 
 @dataclass(frozen=True)
-class PlaneUnderTest:
+class PlaneUnderTest(Sut):
     """From the sender's main guest through a plane to the responder's."""
 
     plane: str
@@ -86,7 +81,8 @@ class PlaneUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut.cell`. As in older runs, `guest` and `path` are named unless the default."""
+        """See `Sut`. As in older runs, `guest` and `path` are left out where they are the
+        default."""
         beyond: dict[str, Level] = {}
         if self.guest != "namespace":
             beyond["guest"] = self.guest
@@ -95,41 +91,27 @@ class PlaneUnderTest:
         return {"plane": self.plane, **beyond, "ip_version": self.ip_version}
 
     def on(self, pair: Pair) -> Sut:
-        """See `Sut.on`."""
+        """See `Sut`."""
         return replace(self, pair=pair)
 
-    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
-        """See `Sut.build`."""
+    def build(self, size_bytes: int, built: ExitStack) -> Built:
+        """See `Sut`."""
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
-        design = Design.model_validate(
-            {
-                "factors": {
-                    "plane": self.plane,
-                    "guest": self.guest,
-                    "path": self.path,
-                    "size_bytes": size_bytes,
-                },
-                "sweep": {},
-            }
-        )
-        stages = built.enter_context(Stages(design, self.pair, ip_version=self.ip_version))
-        if reason := stages.unavailable([cell]).get(cell):
+        levels = {"plane": self.plane, "guest": self.guest, "path": self.path}
+        design = Design.model_validate({"factors": {**levels, "size_bytes": size_bytes},
+                                        "sweep": {}})  # fmt: skip
+        stations = built.enter_context(Stations(design, self.pair, self.ip_version))
+        if reason := stations.unavailable([cell]).get(cell):
             raise UnsupportedError(
                 reason,
                 remedy="`planewise doctor --matrix` lists what can be measured, and where",
             )
-        max_pps = stages.max_pps(cell, size_bytes)
-        station = built.enter_context(stages.station(cell))
-        if not isinstance(station, LoadStation):
-            raise UnsupportedError(f"no load trial can be run on the plane {self.plane}")
-        return _StationTarget(station, max_pps, stages.facts())
-
-    def check(self) -> None:
-        """See `Sut.check`: nothing of it is the user's."""
+        station = built.enter_context(stations.station(cell))
+        return Built(station, stations.emulated, stations.differences)
 
 
 @dataclass(frozen=True)
-class RouterUnderTest:
+class RouterUnderTest(Sut):
     """Through a host that forwards in its kernel: PASTRAMI's case."""
 
     ip_version: IpVersion = 6
@@ -143,7 +125,7 @@ class RouterUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut.cell`. As in older runs, only a campaign's cells name the default levels."""
+        """See `Sut`. As in older runs, only a campaign's cells name the default levels."""
         beyond: dict[str, Level] = {}
         if self.labels or self.forwarding != "kernel":
             beyond["forwarding"] = self.forwarding
@@ -156,44 +138,39 @@ class RouterUnderTest:
         return {"plane": "router", "ip_version": self.ip_version, **beyond, **dict(self.labels)}
 
     def on(self, pair: Pair) -> Sut:
-        """See `Sut.on`."""
+        """See `Sut`."""
         raise UnsupportedError(
-            "the router under test has two ports of its own, and two servers share one cable",
+            "the router under test needs two ports, and two servers share one cable",
             remedy="measure a chain of one function there: `planewise run` with `factors.vnfs: 1`",
         )
 
-    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
-        """See `Sut.build`."""
-        target = _PathTarget(built, self.ip_version)
-        mtu_bytes = mtu_for([size_bytes])
+    def build(self, size_bytes: int, built: ExitStack) -> Built:
+        """See `Sut`."""
+        cpus = split_cpus()
+        receivers = () if cpus is None else cpus.receivers
         router = built.enter_context(
             RouterTestbed(
                 self.ip_version,
-                mtu_bytes,
+                mtu_for([size_bytes]),
                 self.forwarding,
                 self.platform,
-                cpus=() if target.cpus is None else target.cpus.receivers,
+                cpus=receivers,
                 nic_ring=self.nic_ring,
             )
         )
-        target.facts = StageFacts(emulated=router.emulated)
-        if target.cpus is not None and self.pinning != "none":
+        if cpus is not None and self.pinning != "none":
             for port, entrance in enumerate(router.entrances):
-                receivers = target.cpus.receivers
+                pinned = receivers
                 if self.pinning != "spread":
-                    receivers = (
-                        receivers[port : port + 1] if self.pinning == "two" else receivers[:1]
-                    )
-                steer(router.hosts["router"], router.router_netns, [entrance], receivers)
-        target.path = LoadPath(router.trial_path(), router.counter_points, self.ip_version)
-        return target
-
-    def check(self) -> None:
-        """See `Sut.check`: nothing of it is the user's."""
+                    pinned = receivers[port : port + 1] if self.pinning == "two" else receivers[:1]
+                steer(router.hosts["router"], router.router_netns, [entrance], pinned)
+        station = _station(router.trial_path(), self.ip_version, cpus, built)
+        station.counter_points = router.counter_points
+        return Built(station, router.emulated)
 
 
 @dataclass(frozen=True)
-class InterfacesUnderTest:
+class InterfacesUnderTest(Sut):
     """Between two interfaces that the user named; whatever lies between them is the SUT."""
 
     path: TrialPath
@@ -201,23 +178,21 @@ class InterfacesUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut.cell`."""
+        """See `Sut`."""
         plane = f"{self.path.tx_interface}-{self.path.rx_interface}"
         return {"plane": plane, "ip_version": self.ip_version}
 
     def on(self, pair: Pair) -> Sut:
-        """See `Sut.on`."""
+        """See `Sut`."""
         raise UnsupportedError("--tx and --rx name interfaces of this machine")
 
-    def build(self, size_bytes: int, built: ExitStack) -> BuiltSut:
-        """See `Sut.build`."""
+    def build(self, size_bytes: int, built: ExitStack) -> Built:
+        """See `Sut`."""
         self.check()
-        target = _PathTarget(built, self.ip_version)
-        target.path = LoadPath(self.path, (), self.ip_version)
-        return target
+        return Built(_station(self.path, self.ip_version, split_cpus(), built))
 
     def check(self) -> None:
-        """See `Sut.check`."""
+        """See `Sut`."""
         path = self.path
         host = LocalHost("generator")
         try:
@@ -239,43 +214,13 @@ class InterfacesUnderTest:
             host.close()
 
 
-class _StationTarget:
-    """See `BuiltSut`: the station of a cell."""
-
-    def __init__(self, station: LoadStation, max_pps: float, facts: StageFacts) -> None:
-        self.facts = facts
-        self._station = station
-        self._max_pps = max_pps
-
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """See `BuiltSut.load`."""
-        return self._station.load(trial, place)
-
-    def max_pps(self, size_bytes: int) -> float:
-        """See `BuiltSut.max_pps`."""
-        return self._max_pps
-
-
-class _PathTarget:
-    """See `BuiltSut`: two interfaces of this machine."""
-
-    path: LoadPath
-    facts = StageFacts()
-
-    def __init__(self, built: ExitStack, ip_version: IpVersion) -> None:
-        self.cpus = split_cpus()
-        host = LocalHost("generator")
-        built.callback(host.close)
-        self._generator = HostGenerator(host, self.cpus)
-        self._ip_version: IpVersion = ip_version
-
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """See `BuiltSut.load`."""
-        return measure_load(self.path, trial, place, self._generator)
-
-    def max_pps(self, size_bytes: int) -> float:
-        """See `BuiltSut.max_pps`."""
-        return self._generator.max_pps(size_bytes, self._ip_version)
+def _station(
+    path: TrialPath, ip_version: IpVersion, cpus: CpuSplit | None, built: ExitStack
+) -> Station:
+    """Two interfaces of this machine."""
+    host = LocalHost("generator")
+    built.callback(host.close)
+    return Station({}, {}, ip_version=ip_version, path=path, generator=Generator(host, cpus))
 
 
 class SutMeasurer:
@@ -290,9 +235,9 @@ class SutMeasurer:
         self.sut = sut
         self.size_bytes = size_bytes
         self._on_record = on_record
-        self._built = ExitStack()
+        self._opened = ExitStack()
         self._trials = 0
-        self._target: BuiltSut | None = None
+        self._built: Built | None = None
 
     @property
     def cell(self) -> dict[str, Level]:
@@ -300,9 +245,10 @@ class SutMeasurer:
         return self.sut.cell | {"size_bytes": self.size_bytes}
 
     @property
-    def facts(self) -> StageFacts:
-        """What a reader of its figures must know."""
-        return self._built_target.facts
+    def built(self) -> Built:
+        """The SUT; only in the `with` block."""
+        assert self._built is not None
+        return self._built
 
     @property
     def min_load_pps(self) -> float:
@@ -312,7 +258,7 @@ class SutMeasurer:
     @property
     def max_load_pps(self) -> float:
         """The generator's own maximum."""
-        return self._built_target.max_pps(self.size_bytes)
+        return self.built.station.max_pps(self.size_bytes)
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Runs one trial. PlanewiseError when it could not be run."""
@@ -320,7 +266,7 @@ class SutMeasurer:
         trial = LoadTrial(f"{name}@{offered_pps:.0f}", offered_pps, self.size_bytes, duration_s)
         place = Place(trial.name, self.cell, 0, self._trials)
         try:
-            record = self._built_target.load(trial, place).record
+            record = self.built.station.measure(trial, place, lambda _: None).record
         except PlanewiseError:
             self.sut.check()
             raise
@@ -343,20 +289,14 @@ class SutMeasurer:
             busy=record.busy,
         )
 
-    @property
-    def _built_target(self) -> BuiltSut:
-        if self._target is None:
-            raise RuntimeError("use it in a with block")
-        return self._target
-
     def __enter__(self) -> Self:
         try:
-            self._target = self.sut.build(self.size_bytes, self._built)
+            self._built = self.sut.build(self.size_bytes, self._opened)
         except BaseException:
-            self._built.close()
+            self._opened.close()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._target = None
-        self._built.__exit__(*error)  # type: ignore[arg-type]
+        self._built = None
+        self._opened.__exit__(*error)  # type: ignore[arg-type]

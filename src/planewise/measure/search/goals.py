@@ -109,8 +109,8 @@ class GoalResult:
     pps: float | None
     low_pps: float | None = None
     high_pps: float | None = None
-    interval: str = "95%"
-    """The confidence, or `bracket` where the algorithm promises none."""
+    """95 % interval where `interval` says so, else a bracket."""
+    interval: Literal["95%", "bracket"] = "95%"
     note: str = ""
 
     @property

@@ -8,7 +8,9 @@ import pkgutil
 from planewise.errors import BadInputError
 from planewise.measure.designs.design import Design
 from planewise.measure.trials.kind import Kind
+from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.loads.background import STRESS_NG, STRESSORS
+from planewise.testbed.planes import PLANES
 
 
 def _find() -> tuple[Kind, ...]:
@@ -46,3 +48,11 @@ def programs_of(design: Design) -> tuple[str, ...]:
     if any(factors.background_guests) and not STRESSORS.keys().isdisjoint(factors.load_type):
         programs.append(STRESS_NG)
     return tuple(dict.fromkeys(programs))
+
+
+def vm_options(design: Design) -> VmOptions:
+    """Options of a design's virtual machines. Pure."""
+    names = {*design.factors.plane, *design.factors.background_plane}
+    # All guests are alike, also those of other planes.
+    shared = any(plane.shares_memory for plane in PLANES if plane.name in names)
+    return VmOptions(**dict(design.vm), programs=programs_of(design), shared_memory=shared)

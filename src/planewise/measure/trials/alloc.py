@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Protocol, cast, runtime_checkable
+from typing import ClassVar, cast
 
-from planewise.measure.designs.design import SAME, AllocPart, Design, Policy
-from planewise.measure.designs.design import Protocol as RttProtocol
-from planewise.measure.designs.problem import Problem
-from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import SAME, AllocPart, Design, Policy, Problem, Protocol
+from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.allocation import measure_allocation
 from planewise.measure.trials.applications import IPERF, REDIS
-from planewise.measure.trials.kind import Kind, Levels, TrialRequest, unsupported
+from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.store.models import Level, TrialKind
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
@@ -24,35 +23,25 @@ ALLOC_PLANES: Mapping[GuestKind, str] = MappingProxyType(
 on a bridge."""
 
 
-@runtime_checkable
-class AllocStation(Protocol):
-    """A station whose guests an allocator can manage."""
-
-    def alloc(self, trial: AllocTrial, place: Place) -> TrialResult:
-        """Runs one trial of the allocator."""
-
-
 @dataclass(frozen=True)
-class AllocTrial:
+class AllocTrial(Trial):
     """One trial of the allocator."""
 
-    name: str
     policy: Policy
     size_bytes: int
-    protocol: RttProtocol
+    protocol: Protocol
     part: AllocPart
     draw: int
     """Seed of what is drawn at random."""
     kind: ClassVar[TrialKind] = "alloc"
-    samples: ClassVar[bool] = False
 
     @property
     def expected_s(self) -> float:
-        """See `Trial.expected_s`."""
+        """See `Trial`."""
         return self.part.warmup_s + self.part.duration_s + self.part.change_s
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial.traffic`."""
+        """See `Trial`."""
         return {
             "policy": self.policy,
             "size_bytes": self.size_bytes,
@@ -60,14 +49,12 @@ class AllocTrial:
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial.measure_on`."""
-        if not isinstance(station, AllocStation):
-            raise unsupported(self.name)
-        return station.alloc(self, place)
+        """See `Trial`."""
+        return measure_allocation(station, self, place)
 
 
 class Alloc(Kind):
-    """See `kind.Kind`."""
+    """See `Kind`."""
 
     rank = 5
     part = "alloc"
@@ -159,11 +146,11 @@ def _guests_problem(design: Design) -> Problem | None:
     return None
 
 
-def _trial(request: TrialRequest, levels: Levels) -> AllocTrial:
+def _trial(request: TrialRequest, levels: Mapping[str, Level]) -> AllocTrial:
     design = request.design
     assert design.alloc is not None
     policy, size_bytes = cast("Policy", levels["policy"]), int(levels["size_bytes"])
-    protocol = cast("RttProtocol", levels["protocol"])
+    protocol = cast("Protocol", levels["protocol"])
     return AllocTrial(
         name=f"alloc:{request.cell.name},{policy},{size_bytes}B,{protocol}#r{request.block}",
         policy=policy,

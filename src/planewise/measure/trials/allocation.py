@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from planewise.errors import PlanewiseError
 from planewise.measure.designs.design import Policy, Protocol
-from planewise.measure.runs.stage import Place, TrialResult
-from planewise.measure.trials.alloc import AllocTrial
+from planewise.measure.station import Place, Station, TrialResult
 from planewise.measure.trials.applications import iperf_server, start_redis
 from planewise.measure.trials.downloads import RunningDownload, figures_of
 from planewise.measure.trials.requests import (
@@ -49,9 +49,11 @@ from planewise.store.models import (
 )
 from planewise.testbed.hosts.host import Host, HostProcess
 from planewise.testbed.hosts.scratch import scratch
-from planewise.testbed.model import Guest
 from planewise.testbed.vfs.alloc_client import Client, MoveStatus, Status, guest_path
 from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Stance
+
+if TYPE_CHECKING:
+    from planewise.measure.trials.alloc import AllocTrial
 
 POLL_S = 1.0
 """Between two polls of the daemon, which gather its moves; their times are its own."""
@@ -60,16 +62,6 @@ _SLACK_S = 180.0
 _CLOCK_READINGS = 5
 _LEAST_SHARE = 0.5
 """Of a trial's duration that all guests must have been sent requests at a time."""
-
-
-@dataclass(frozen=True)
-class AllocPath:
-    """What a trial of the allocator needs of a testbed."""
-
-    sender: Host
-    clients: Sequence[Guest]
-    """On the sender's host, one for each managed guest, in their order."""
-    allocator: Allocator
 
 
 def settings_of(trial: AllocTrial, guests: Sequence[str]) -> AllocatorSettings:
@@ -282,15 +274,16 @@ class _Watcher:
             return self.poll(), parse_metrics(response.read().decode())
 
 
-def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> TrialResult:
+def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> TrialResult:
     """Runs one trial of the allocator.
 
     Raises:
         PlanewiseError: the daemon refuses a guest, or a probe failed.
     """
-    allocator, part = path.allocator, trial.part
-    streams = streams_of(allocator.guests, path.clients, part.group_pps)
-    script = script_of(streams, trial, path.sender, f"{path.sender.directory}/requests")
+    part = trial.part
+    allocator, sender = station.allocator(part.vfs), station.hosts["sender"]
+    streams = streams_of(allocator.guests, station.clients, part.group_pps)
+    script = script_of(streams, trial, sender, f"{sender.directory}/requests")
     settings = settings_of(trial, [stream.guest for stream in streams])
     with (
         allocator.running(settings) as client,
@@ -301,7 +294,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
             file_server = allocator.guests[-1]
             running.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
         started = datetime.now(UTC)
-        with path.sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
+        with sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
             load.wait_ready("READY", _SLACK_S)
             watcher, begun_s = _Watcher(client), time.monotonic()
             steady_s = begun_s + part.warmup_s
@@ -309,7 +302,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
             download = None
             if part.download_mib is not None:
                 download = RunningDownload(
-                    path.sender, path.clients[-1], file_server, part.download_mib, running
+                    sender, station.clients[-1], file_server, part.download_mib, running
                 )
             if trial.policy == "switch":
                 for third, stance in enumerate(("pinned", "excluded"), start=1):
@@ -318,7 +311,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
                     client.order("PUT", where, {"stance": stance})
             end, end_metrics = watcher.poll_until(steady_s + part.duration_s, load)
             watcher.poll_until(begun_s + trial.expected_s, load)
-            clocks = [_clock_offset(host) for host in (path.sender, allocator.host)]
+            clocks = [_clock_offset(host) for host in (sender, allocator.host)]
             text = load.wait(_SLACK_S).check().stdout
             downloaded = None if download is None else download.result()
         watcher.poll()
@@ -344,7 +337,7 @@ def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
                 reflect = host.start([host.probe, "reflect"], netns=guest.netns)
                 running.enter_context(reflect).wait_ready("ready", _SLACK_S)
         elif protocol == "redis":
-            start_redis(host, allocator.guests, running)
+            start_redis(host, [(guest.netns, guest.ipv4) for guest in allocator.guests], running)
         yield
 
 

@@ -1,7 +1,4 @@
-"""Others' programs that trials start in guests: which, whether they are there, when they listen.
-
-A guest that is a virtual machine gets them with their libraries from this machine.
-"""
+"""Programs of others that trials start in guests; virtual machines get them from this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts.host import Host, HostProcess
-from planewise.testbed.model import Guest
 
 IPERF = "iperf3"
 IPERF_PORT = 5201
@@ -69,14 +65,15 @@ def iperf_server(host: Host, netns: str, address: str) -> Iterator[None]:
         yield
 
 
-def start_redis(host: Host, guests: Iterable[Guest], stack: ExitStack) -> None:
-    """A server in each guest, as long as `stack` is open; returns once all listen."""
+def start_redis(host: Host, guests: Iterable[tuple[str, str]], stack: ExitStack) -> None:
+    """A server in each guest (namespace and address) while `stack` is open; returns once all
+    listen."""
     servers = [
-        (guest, stack.enter_context(host.start(redis_command(guest.ipv4), netns=guest.netns)))
-        for guest in guests
+        (netns, stack.enter_context(host.start(redis_command(address), netns=netns)))
+        for netns, address in guests
     ]
-    for guest, server in servers:
-        _await_listening(host, guest.netns, REDIS, REDIS_PORT, server)
+    for netns, server in servers:
+        _await_listening(host, netns, REDIS, REDIS_PORT, server)
 
 
 def redis_command(address: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Trials of connections: how long a guest takes to make a TCP connection to another, by `pw-probe`.
 
-The kind of trial that has all of its own: its part of a design, and figures in place of a record.
+The smallest kind of trial: it has its own part of a design, and figures instead of a record.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from hdrh.histogram import HdrHistogram
 from pydantic import Field, NonNegativeInt
@@ -16,11 +16,10 @@ from pydantic import Field, NonNegativeInt
 from planewise.errors import PlanewiseError
 from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
 from planewise.measure.designs.design import Design, DesignModel
-from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.ends import End, PairStation
-from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
+from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.probe import ProbeOutput, parse
-from planewise.store.models import Figure, Latency, Level, TrialKind, TrialRecord
+from planewise.store.models import Figure, Latency, TrialRecord
 
 _PORT = 7000
 _READY_S = 240.0
@@ -37,34 +36,7 @@ class ConnectPart(DesignModel):
     count: Annotated[int, Field(ge=10, le=1_000_000)] = 200
     """Connections of a trial."""
     per_s: Annotated[float, Field(gt=0, le=1e6)] = 100.0
-    """So many are due a second; one that waits for the one before counts from when it was due."""
-
-
-@dataclass(frozen=True)
-class ConnectTrial:
-    """One trial of connections."""
-
-    name: str
-    count: int
-    per_s: float
-    kind: ClassVar[TrialKind] = "other"
-    samples: ClassVar[bool] = False
-
-    @property
-    def expected_s(self) -> float:
-        """See `Trial.expected_s`."""
-        return self.count / self.per_s
-
-    def traffic(self) -> dict[str, Level]:
-        """See `Trial.traffic`."""
-        return {}
-
-    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial.measure_on`."""
-        if not isinstance(station, PairStation):
-            raise unsupported(self.name)
-        ends = station.ends()
-        return station.beside_load(lambda: _measure(ends["sender"], ends["responder"], self, place))
+    """Connections due a second; one that waits for the previous counts from when it was due."""
 
 
 class ConnectOutput(ProbeOutput):
@@ -78,64 +50,56 @@ class ConnectOutput(ProbeOutput):
     time: Latency | None = None
 
 
-class Connect(Kind):
-    """See `kind.Kind`."""
+@dataclass(frozen=True)
+class ConnectTrial(Trial):
+    """One trial of connections."""
 
-    rank = 6
-    part = "connect"
-    own_part = ConnectPart
+    count: int
+    per_s: float
 
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One."""
-        part = _part(request.design)
-        name = f"connect:{request.cell.name}#r{request.block}"
-        return [ConnectTrial(name, part.count, part.per_s)]
+    @property
+    def expected_s(self) -> float:
+        """See `Trial`."""
+        return self.count / self.per_s
 
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """A connection that is reset at once takes four packets."""
-        yield "connect.per_s", 4 * _part(design).per_s
-
-
-def _part(design: Design) -> ConnectPart:
-    return ConnectPart.model_validate(design.others["connect"])
-
-
-def _measure(client: End, server: End, trial: ConnectTrial, place: Place) -> TrialResult:
-    to = f"{server.address}:{_PORT}"
-    accept = [server.host.probe, "accept", "--listen", to]
-    connect = [client.host.probe, "connect", to, "--count", str(trial.count)]
-    with server.host.start(accept, netns=server.netns) as accepting:
-        accepting.wait_ready("ready", _READY_S)
-        finished = client.host.run(
-            [*connect, "--rate", f"{trial.per_s:g}"],
-            netns=client.netns,
-            timeout_s=_READY_S + 2 * trial.expected_s,
-            expected_s=trial.expected_s,
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial`."""
+        client, server = station.ends["sender"], station.ends["responder"]
+        to = f"{server.address}:{_PORT}"
+        accept = [server.host.probe, "accept", "--listen", to]
+        connect = [client.host.probe, "connect", to, "--count", str(self.count)]
+        with server.host.start(accept, netns=server.netns) as accepting:
+            accepting.wait_ready("ready", _READY_S)
+            finished = client.host.run(
+                [*connect, "--rate", f"{self.per_s:g}"],
+                netns=client.netns,
+                timeout_s=_READY_S + 2 * self.expected_s,
+                expected_s=self.expected_s,
+            )
+        output = parse(finished, ConnectOutput)
+        if output.interrupted:
+            raise KeyboardInterrupt
+        if output.time is None:
+            raise PlanewiseError(
+                f"none of {output.failed} connections was made: {output.why}",
+                remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+            )
+        failed = f"{output.failed} connections were not made, the first: {output.why}"
+        return TrialResult(
+            TrialRecord(
+                **place.fields,
+                kind="other",
+                started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
+                duration_s=output.duration_s,
+                figures=figures(output.time, output.made, output.failed),
+                limits=("sut",),
+                warnings=(failed,) if output.failed else (),
+            )
         )
-    output = parse(finished, ConnectOutput)
-    if output.interrupted:
-        raise KeyboardInterrupt
-    if output.time is None:
-        raise PlanewiseError(
-            f"none of {output.failed} connections was made: {output.why}",
-            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
-        )
-    failed = f"{output.failed} connections were not made, the first: {output.why}"
-    return TrialResult(
-        TrialRecord(
-            **place.fields,
-            kind="other",
-            started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
-            duration_s=output.duration_s,
-            figures=figures(output.time, output.made, output.failed),
-            limits=("sut",),
-            warnings=(failed,) if output.failed else (),
-        )
-    )
 
 
 def figures(time: Latency, made: int, failed: int) -> dict[str, Figure]:
-    """Quantiles of all connections, failed ones as infinitely late; and these ones' share. Pure."""
+    """Quantiles of all connections, failed ones as infinitely late; and their share. Pure."""
     attempts = made + failed
     times = HdrHistogram.decode(time.hdr)
     by_name = {}
@@ -158,6 +122,25 @@ def figures(time: Latency, made: int, failed: int) -> dict[str, Figure]:
         resolution=1 / attempts,
     )
     return by_name
+
+
+class Connect(Kind):
+    """See `Kind`."""
+
+    rank = 6
+    part = "connect"
+    own_part = ConnectPart
+
+    def trials(self, request: TrialRequest) -> list[Trial]:
+        """One."""
+        part = ConnectPart.model_validate(request.design.others[self.part])
+        return [
+            ConnectTrial(f"connect:{request.cell.name}#r{request.block}", part.count, part.per_s)
+        ]
+
+    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+        """Four packets a connection, which is reset at once."""
+        yield "connect.per_s", 4 * ConnectPart.model_validate(design.others[self.part]).per_s
 
 
 KIND = Connect()

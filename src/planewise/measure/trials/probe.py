@@ -1,15 +1,13 @@
-"""What `pw-probe` prints, as types (docs/reference/formats.md). Runs nothing.
-
-Fields that Planewise does not use are ignored: the probe may print more.
-"""
+"""What `pw-probe` prints, as types (docs/reference/formats.md); unused fields are ignored."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from planewise.store.models import Counts, Latency, OfferedLoad
+from planewise.store.models import Counts, Latency, Limit, OfferedLoad
 from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.host import FinishedProcess
 
@@ -177,3 +175,9 @@ OutputT = TypeVar("OutputT", bound=ProbeOutput)
 def parse(finished: FinishedProcess, model: type[OutputT]) -> OutputT:
     """The probe's JSON; PlanewiseError when it failed or speaks another format."""
     return programs.checked(finished.json(), model, "pw-probe")
+
+
+def known_limits(limits: Collection[str]) -> tuple[Limit, ...]:
+    """The probe's limits that a run directory knows."""
+    names: tuple[Limit, ...] = ("sut", "generator", "sink", "clock")
+    return tuple(name for name in names if name in limits)

@@ -10,17 +10,20 @@ import io
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import PlanewiseError
-from planewise.measure.trials.alloc import AllocTrial
-from planewise.measure.trials.round_trips import summarise
+from planewise.measure.trials.stamps import distribution
 from planewise.store.models import Counts, Latency
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Guest
+
+if TYPE_CHECKING:
+    from planewise.measure.trials.alloc import AllocTrial
 
 PATIENCE_S = 60.0
 """How long the first answer of all may take. A lab's hosts stand still for seconds, machines on
@@ -173,7 +176,7 @@ def latency_of(packets: pl.DataFrame) -> Latency | None:
         histogram.record_value(value)
     encoded = histogram.encode()
     text = encoded.decode() if isinstance(encoded, bytes) else str(encoded)
-    return summarise(np.asarray(times)).model_copy(update={"hdr": text})
+    return distribution(np.asarray(times)).model_copy(update={"hdr": text})
 
 
 def rate_pps(packets: pl.DataFrame) -> float:

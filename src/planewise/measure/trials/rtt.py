@@ -1,54 +1,90 @@
-"""RTT trials: round-trip times at one frequency and size (`round_trips` measures them)."""
+"""RTT trials: round-trip times at one frequency and size, with capture points (`stamps`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, cast, runtime_checkable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar, cast
 
+import polars as pl
+
+from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import combinations
-from planewise.measure.designs.design import AS_IS, Design
-from planewise.measure.designs.design import Protocol as RttProtocol
+from planewise.measure.designs.design import AS_IS, Design, Problem, Protocol
 from planewise.measure.designs.pattern import STEADY, bursts_of
-from planewise.measure.designs.problem import Problem
-from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.applications import REDIS
-from planewise.measure.trials.kind import Kind, Levels, TrialRequest, unsupported
-from planewise.store.models import Level, TrialKind
+from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.applications import REDIS, start_redis
+from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.probe import CpuOutput, PingOutput, TapOutput, known_limits, parse
+from planewise.measure.trials.stamps import (
+    distribution,
+    join_stamps,
+    late_stamps,
+    parts_ns,
+    read_packets,
+)
+from planewise.store.levels import is_kept, keeps_levels
+from planewise.store.models import (
+    BurstLoad,
+    Capture,
+    Latency,
+    Level,
+    Metric,
+    OfferedLoad,
+    TrialKind,
+    TrialRecord,
+)
+from planewise.testbed.hosts.coalescing import set_rx_usecs
+from planewise.testbed.hosts.host import HostProcess, ProcessTimeoutError
+from planewise.testbed.hosts.scratch import scratch
+from planewise.testbed.model import CapturePoint, HostRole
 from planewise.units import rate_text, time_text
 
+READY_S = 240.0
+"""How long a probe may take to start: an emulated guest on an emulated host needs over a minute
+while others send."""
 
-@runtime_checkable
-class RttStation(Protocol):
-    """A station on which round-trip times can be measured."""
+_CHECK_S = 2.0
+"""How often guests are checked while packets are late."""
 
-    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
-        """Runs one RTT trial."""
+_LATE_SHARE = 0.01
+"""Share of packets with impossible stamps above which no stamp of the driver counts."""
+
+_GUEST_RING_MIB = 1
+"""Of the capture in a virtual machine, which has little memory."""
+
+_MOST_STEADY_PACKETS = 250_000
+"""What a probe in a virtual machine has memory for in the traffic for CPU time."""
+
+_ATTEMPTS = 2
+"""A trial of 100 µs may get no CPU time at all: it is then repeated."""
 
 
 @dataclass(frozen=True)
-class RttTrial:
-    """One RTT trial to run."""
+class RttTrial(Trial):
+    """One RTT trial."""
 
-    name: str
     frequency_pps: float
     size_bytes: int
     packets: int
-    protocol: RttProtocol = "icmp"
+    protocol: Protocol = "icmp"
     steady_s: float = 0.0
-    """How long its traffic goes on afterwards for CPU time."""
+    """Its traffic continues for so long afterwards, for CPU time."""
     pattern: str = ""
-    """How packets follow one another; empty where the design has but steady ones."""
+    """How packets follow one another; empty in designs with steady traffic alone."""
     rx_usecs: int | None = None
-    """What the hosts' NICs wait before they interrupt; None: as they are."""
+    """How long the hosts' NICs wait before they interrupt; None: as they are."""
     guest_stamps: bool = False
     """Whether packets are stamped at the guests' own interfaces, too."""
     kind: ClassVar[TrialKind] = "rtt"
-    samples: ClassVar[bool] = False
 
     @property
     def expected_s(self) -> float:
-        """See `Trial.expected_s`."""
+        """See `Trial`."""
         return self.sending_s + self.steady_s
 
     @property
@@ -64,7 +100,7 @@ class RttTrial:
         return self.frequency_pps if bursts is None else bursts.mean_pps
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial.traffic`."""
+        """See `Trial`."""
         return {
             "size_bytes": self.size_bytes,
             "frequency_pps": self.frequency_pps,
@@ -74,14 +110,13 @@ class RttTrial:
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial.measure_on`."""
-        if not isinstance(station, RttStation):
-            raise unsupported(self.name)
-        return station.rtt(self, place)
+        """See `Trial`."""
+        with scratch() as directory, ExitStack() as running:
+            return _measure(station, self, place, directory, running)
 
 
 class Rtt(Kind):
-    """See `kind.Kind`."""
+    """See `Kind`."""
 
     rank = 1
     part = "rtt"
@@ -99,11 +134,11 @@ class Rtt(Kind):
         return replace(cast("RttTrial", trials[0]), name="warm-up", packets=packets, steady_s=0.0)
 
     def programs(self, design: Design) -> Sequence[str]:
-        """A Redis server, where that is what answers."""
+        """A Redis server, where it answers."""
         return (REDIS,) if "redis" in design.factors.protocol else ()
 
     def problem(self, design: Design) -> Problem | None:
-        """A burst that takes longer than until the next one, or that no trial holds whole."""
+        """A burst that takes longer than the time to the next, or that no trial holds whole."""
         assert design.rtt is not None
         for levels in combinations(design):
             bursts = bursts_of(str(levels.get("pattern", "")))
@@ -116,7 +151,7 @@ class Rtt(Kind):
                     place,
                     f"{bursts.packets} packets at {rate_text(rate)} take "
                     f"{time_text(1e9 * bursts.packets / rate)}, longer than until the next burst",
-                    "give `factors.frequency_pps` more, or leave such cells out: `constraints: "
+                    "raise `factors.frequency_pps`, or leave such cells out: `constraints: "
                     f"[{{when: {{pattern: {pattern}}}, exclude: {{frequency_pps: {rate:g}}}}}]`",
                 )
             if design.rtt.packets % bursts.packets:
@@ -133,13 +168,13 @@ class Rtt(Kind):
             yield "factors.frequency_pps", rate
 
 
-def _trial(request: TrialRequest, levels: Levels) -> RttTrial:
+def _trial(request: TrialRequest, levels: Mapping[str, Level]) -> RttTrial:
     design = request.design
     assert design.rtt is not None
-    # Cells of designs that are all steady stay comparable with those of runs from before bursts.
+    # Cells of all-steady designs stay comparable with those of runs from before there were bursts.
     varied = design.factors.pattern != (STEADY,)
     frequency_pps, size_bytes = float(levels["frequency_pps"]), int(levels["size_bytes"])
-    protocol = cast("RttProtocol", levels["protocol"])
+    protocol = cast("Protocol", levels["protocol"])
     pattern = str(levels["pattern"]) if varied else ""
     rx_usecs = None if levels["rx_usecs"] == AS_IS else int(levels["rx_usecs"])
     return RttTrial(
@@ -155,6 +190,257 @@ def _trial(request: TrialRequest, levels: Levels) -> RttTrial:
         pattern=pattern,
         rx_usecs=rx_usecs,
     )
+
+
+def _measure(
+    station: Station, trial: RttTrial, place: Place, directory: Path, running: ExitStack
+) -> TrialResult:
+    points, not_measurable = _points(station, trial)
+    if trial.rx_usecs is not None:
+        for point in station.capture_points:
+            if point.name.endswith("_nic"):
+                set_rx_usecs(station.hosts[point.host], point.interface, trial.rx_usecs)
+    responder = station.ends["responder"]
+    if trial.protocol == "stamp":
+        reflect = [responder.host.probe, "reflect"]
+        reflector = running.enter_context(responder.host.start(reflect, netns=responder.netns))
+        reflector.wait_ready("ready", READY_S)
+    if trial.protocol == "redis":
+        start_redis(responder.host, [(responder.netns, responder.address)], running)
+    taps = _start_taps(station, points, trial.protocol, running)
+    watches = _watch_cpus(station, running)
+    ping, packets = _ping(station, trial, directory)
+    cpu = _cpu(ping, watches)
+    captures: list[Capture] = []
+    for tap in taps:
+        tap.process.interrupt()  # all at once: each waits for what its kernel still holds
+    for tap in taps:
+        output = parse(tap.process.stop(), TapOutput)
+        for point_output in output.points:
+            if (error := point_output.error) is not None:
+                raise PlanewiseError(error.what, remedy=error.remedy)
+            captures.append(
+                Capture(
+                    point=point_output.name,
+                    host=tap.role,
+                    packets=point_output.packets,
+                    dropped=point_output.dropped,
+                )
+            )
+        file = station.hosts[tap.role].take(tap.file, directory, netns=tap.guest)
+        packets = join_stamps(packets, read_packets(file))
+    latency = _latency(ping, packets, not_measurable)
+    if not ping.counts.received:
+        raise PlanewiseError(
+            f"none of {ping.counts.sent} probe packets came back to {station.ends['sender'].name}",
+            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+        )
+    record = TrialRecord(
+        **place.fields,
+        kind="rtt",
+        started=datetime.fromtimestamp(ping.started_ns / 1e9, UTC),
+        duration_s=ping.duration_s,
+        load=_load(ping),
+        counts=ping.counts,
+        latency=latency,
+        not_measurable=not_measurable,
+        cpu=cpu,
+        schedule_slip_ns=ping.slip,
+        captures=tuple(captures),
+        limits=known_limits(ping.limits),
+        warnings=ping.warnings,
+    )
+    if trial.steady_s and keeps_levels(record):  # else the trial does not count anyway
+        record = record.model_copy(update=_steady(station, trial, running, record.warnings))
+    return TrialResult(record, packets)
+
+
+def _points(station: Station, trial: RttTrial) -> tuple[Sequence[CapturePoint], dict[Metric, str]]:
+    """The capture points, and the metrics that do not exist, with the reason."""
+    if trial.protocol == "redis":
+        reason = "a request's frame cannot be identified: TCP joins, splits and repeats data"
+        parts: tuple[Metric, ...] = (
+            "rtt_kernel",
+            "overhead",
+            "response",
+            "sender_stack",
+            "responder_stack",
+        )
+        return (), dict.fromkeys(parts, reason)
+    points = station.capture_points
+    if not trial.guest_stamps:
+        points = [point for point in points if not point.name.endswith("_inside")]
+    return points, dict(station.not_measurable)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """A `pw-probe tap` that captures, with the file that it writes when it ends."""
+
+    role: HostRole
+    guest: str | None
+    """The virtual machine that it runs in; None: the host."""
+    process: HostProcess
+    file: str
+
+
+def _start_taps(
+    station: Station, points: Sequence[CapturePoint], protocol: Protocol, running: ExitStack
+) -> list[_Tap]:
+    """A `pw-probe tap` for each kernel: one a host, and one a virtual machine."""
+    kernels: dict[tuple[HostRole, str | None], list[CapturePoint]] = {}
+    for point in points:
+        guest = point.netns if point.own_kernel else None
+        kernels.setdefault((point.host, guest), []).append(point)
+    taps: list[_Tap] = []
+    for (role, guest), of_kernel in kernels.items():
+        host = station.hosts[role]
+        file = f"{host.directory}/{role}{'' if guest is None else '-inside'}.csv"
+        argv = [host.probe, "tap", "--proto", protocol, "--packets", file]
+        if guest is not None:
+            argv += ["--ring-mib", str(_GUEST_RING_MIB)]
+        for point in of_kernel:
+            netns = f"@{point.netns}" if point.netns and guest is None else ""
+            argv += ["--point", f"{point.name}={point.interface}{netns}"]
+        process = running.enter_context(host.start(argv, netns=guest))
+        taps.append(_Tap(role, guest, process, file))
+    for tap in taps:
+        tap.process.wait_ready("ready", READY_S)
+    return taps
+
+
+def _watch_cpus(station: Station, running: ExitStack) -> dict[str, HostProcess]:
+    """`pw-probe cpu` by host, where the pinging probe cannot see it: from within a virtual machine,
+    and on the responder of two machines."""
+    sender, responder = station.ends["sender"].host, station.ends["responder"].host
+    hosts = {"responder": responder} if station.separate else {}
+    if station.ends["sender"].machine:
+        hosts["sender" if station.separate else "shared"] = sender
+    # Planewise's own CPU time counts where it runs.
+    parent = () if station.separate else ("--with-parent",)
+    return {
+        name: running.enter_context(host.start([host.probe, "cpu", *parent]))
+        for name, host in hosts.items()
+    }
+
+
+def _cpu(ping: PingOutput, watches: Mapping[str, HostProcess]) -> dict[str, dict[str, float]]:
+    """What the CPUs did, by host."""
+    cpu = {name: parse(watch.stop(), CpuOutput).cpu.all for name, watch in watches.items()}
+    own = "sender" if "responder" in cpu else "shared"
+    return cpu if ping.cpu is None or own in cpu else {own: ping.cpu.all, **cpu}
+
+
+def _ping(station: Station, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
+    """The trial's packets; PlanewiseError where none could be sent."""
+    end = station.ends["sender"]
+    file = f"{end.host.directory}/ping.csv"
+    argv = [*_command(station, trial), "--count", str(trial.packets), "--packets", file]
+    limit_s = 120 + 10 * station.patience_s + 2 * trial.sending_s
+    for _ in range(_ATTEMPTS):
+        with end.host.start(argv, netns=end.netns, expected_s=trial.sending_s) as process:
+            await_late_end(process, station.check, trial.sending_s, station.patience_s)
+            finished = process.wait(limit_s)
+        output = parse(finished, PingOutput)
+        if output.interrupted:
+            raise KeyboardInterrupt
+        if output.counts.sent:
+            return output, read_packets(end.host.take(file, directory, netns=end.netns))
+    raise PlanewiseError(
+        f"none of {trial.packets} probe packets was sent: pw-probe got no CPU time",
+        remedy="end other work on the machine, or raise `rtt.packets`",
+    )
+
+
+def await_late_end(
+    process: HostProcess, check: Callable[[], None], expected_s: float, late_s: float
+) -> None:
+    """Waits for a process up to `late_s` longer than expected, and calls `check` now and then.
+
+    Returns also when it still runs after that.
+    """
+    deadline = time.monotonic() + expected_s + late_s
+    pause_s = expected_s + _CHECK_S
+    while time.monotonic() < deadline:
+        with suppress(ProcessTimeoutError):
+            process.wait(pause_s)
+            return
+        check()
+        pause_s = _CHECK_S
+
+
+def _steady(
+    station: Station, trial: RttTrial, running: ExitStack, warnings: tuple[str, ...]
+) -> dict[str, object]:
+    """Fields of a record from the trial's traffic once more, for so long, without captures.
+
+    There is no CPU time where its rate was not kept. The packets are not kept.
+    """
+    end, seconds = station.ends["sender"], trial.steady_s
+    if end.machine:
+        seconds = min(seconds, _MOST_STEADY_PACKETS / trial.mean_pps)
+    watches = _watch_cpus(station, running)
+    argv = [*_command(station, trial), "--duration", f"{seconds:g}"]
+    with end.host.start(argv, netns=end.netns) as process:
+        finished = process.wait(READY_S + station.patience_s + 2 * seconds)
+    steady = parse(finished, PingOutput)
+    cpu = _cpu(steady, watches)
+    load = steady.load
+    if is_kept(load.intended_pps, load.achieved_pps):
+        return {"cpu": cpu, "cpu_window_s": steady.duration_s}
+    reason = (
+        f"no CPU time: its traffic was sent at {load.achieved_pps:.0f} instead of "
+        f"{load.intended_pps:.0f} packets/s"
+    )
+    return {"cpu": {}, "warnings": (*warnings, reason)}
+
+
+def _command(station: Station, trial: RttTrial) -> list[str]:
+    bursts = bursts_of(trial.pattern)
+    argv = [
+        *(station.ends["sender"].host.probe, "ping", station.ends["responder"].address),
+        *("--proto", trial.protocol),
+        *("--rate", f"{trial.frequency_pps:g}"),
+        *("--size", str(trial.size_bytes)),
+        *("--patience", f"{station.patience_s:g}"),
+    ]
+    if bursts is not None:
+        argv += ["--burst", str(bursts.packets), "--burst-every", f"{bursts.every_s:.9g}"]
+    return argv
+
+
+def _latency(
+    ping: PingOutput, packets: pl.DataFrame, not_measurable: dict[Metric, str]
+) -> dict[Metric, Latency]:
+    """The latencies; adds to `not_measurable` what the packets' stamps rule out."""
+    latency: dict[Metric, Latency] = {}
+    if ping.rtt_user is not None:
+        latency["rtt_user"] = ping.rtt_user
+    if (late := late_stamps(packets) or 0) > _LATE_SHARE:
+        not_measurable["rtt_kernel"] = (
+            f"the sender's driver stamps frames after sending them: by its stamps {late:.0%} of "
+            "them came back before the responder had sent them"
+        )
+    elif ping.rtt_kernel is not None:
+        latency["rtt_kernel"] = ping.rtt_kernel
+    for metric, values in parts_ns(packets).items():
+        if metric not in not_measurable:
+            latency[metric] = distribution(values)
+    return latency
+
+
+def _load(ping: PingOutput) -> OfferedLoad:
+    """What was sent, with the rate within bursts where there were any."""
+    burst = ping.burst
+    if burst is None:
+        return ping.load
+    burst_load = BurstLoad(
+        packets=burst.packets,
+        every_s=burst.every_ns / 1e9,
+        intended_pps=burst.intended_pps,
+        achieved_pps=burst.kept_pps,
+    )
+    return ping.load.model_copy(update={"burst": burst_load})
 
 
 KIND = Rtt()

@@ -1,4 +1,4 @@
-"""TCP trials: throughput of one iperf3 stream or several by message size. Knows no plane."""
+"""TCP trials: throughput of one or several iperf3 streams by message size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design import Design
 from planewise.measure.runs import meter
-from planewise.measure.runs.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import Counters, End, OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
-from planewise.measure.trials.ends import Counters, End, PairStation
-from planewise.measure.trials.kind import Kind, TrialRequest, unsupported
+from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
 from planewise.testbed.hosts.gauges import GaugeReading, busy, cpu_ticks
 from planewise.testbed.hosts.host import FinishedProcess, HostProcess
@@ -29,10 +28,9 @@ SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True)
-class TcpTrial:
+class TcpTrial(Trial):
     """One TCP trial."""
 
-    name: str
     message_bytes: int
     duration_s: float
     warmup_s: int
@@ -42,26 +40,64 @@ class TcpTrial:
 
     @property
     def expected_s(self) -> float:
-        """See `Trial.expected_s`."""
+        """See `Trial`."""
         return self.warmup_s + self.duration_s
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial.traffic`."""
+        """See `Trial`."""
         return {"message_bytes": self.message_bytes}
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial.measure_on`."""
-        if not isinstance(station, PairStation):
-            raise unsupported(self.name)
-        ends, sent = station.ends(), station.sent()
-        client, server = ends["sender"], ends["responder"]
-        return station.beside_load(
-            lambda: measure_tcp(client, server, self, place, on_sample, sent)
+        """See `Trial`. UnsupportedError where iperf3 is missing or unknown."""
+        client, server = station.ends["sender"], station.ends["responder"]
+        argv = [
+            *(IPERF, "-c", server.address, "-4", "-p", str(IPERF_PORT), "--json"),
+            *("-t", f"{self.duration_s:.0f}", "-O", str(self.warmup_s)),
+            *("-l", str(self.message_bytes), "-P", str(self.streams)),
+        ]
+        with (
+            iperf_server(server.host, server.netns, server.address),
+            client.host.start(argv, netns=client.netns, expected_s=self.expected_s) as sending,
+        ):
+            _sample(sending, self.warmup_s, lambda: None)
+            started = datetime.now(UTC)
+            first = previous = _read(client, station.sent)
+
+            def sample() -> None:
+                nonlocal previous
+                current = _read(client, station.sent)
+                if station.sent is not None:
+                    kpis = meter.sample(previous, current, place)
+                    named = {name: rate for name, rate in kpis.vnfs.items() if name}
+                    on_sample(kpis.model_copy(update={"vnfs": named}))
+                previous = current
+
+            _sample(sending, self.duration_s, sample)
+            last = _read(client)
+            finished = sending.wait(self.duration_s + _SLACK_S)
+        report = parse_iperf(finished)
+        used = busy(first, last)
+        return TrialResult(
+            TrialRecord(
+                **place.fields,
+                kind="tcp",
+                started=started,
+                duration_s=report.end.sum_received.seconds or last.at_s - first.at_s,
+                tcp=TcpResult(
+                    goodput_bps=report.end.sum_received.bits_per_second,
+                    message_bytes=self.message_bytes,
+                    retransmits=max(0, report.end.sum_sent.retransmits),
+                    cores=tuple(
+                        CoreUse(cpu=int(cpu), used=used.get(cpu, 0.0)) for cpu in first.cpus
+                    ),
+                ),
+                limits=("sut",),
+            )
         )
 
 
 class Tcp(Kind):
-    """See `kind.Kind`."""
+    """See `Kind`."""
 
     rank = 4
     part = "tcp"
@@ -118,63 +154,6 @@ class IperfReport(_Part):
     end: _End
 
 
-def measure_tcp(
-    client: End,
-    server: End,
-    trial: TcpTrial,
-    place: Place,
-    on_sample: OnSample,
-    sent: Counters | None,
-) -> TrialResult:
-    """Runs one TCP trial from `client` to `server`.
-
-    `sent` is read about once a second for `on_sample`; None where nothing outside the guests counts
-    what they send: then there are no samples.
-
-    Raises:
-        UnsupportedError: there is no iperf3.
-        PlanewiseError: it failed.
-    """
-    with (
-        iperf_server(server.host, server.netns, server.address),
-        client.host.start(
-            _command(server, trial), netns=client.netns, expected_s=trial.expected_s
-        ) as sending,
-    ):
-        _sample(sending, trial.warmup_s, _nothing)
-        started = datetime.now(UTC)
-        first = _read(client)
-        sample = _nothing if sent is None else _Sampler(place, on_sample, sent, client).sample
-        _sample(sending, trial.duration_s, sample)
-        last = _read(client)
-        finished = sending.wait(trial.duration_s + _SLACK_S)
-    report = parse_iperf(finished)
-    used = busy(first, last)
-    return TrialResult(
-        TrialRecord(
-            **place.fields,
-            kind="tcp",
-            started=started,
-            duration_s=report.end.sum_received.seconds or last.at_s - first.at_s,
-            tcp=TcpResult(
-                goodput_bps=report.end.sum_received.bits_per_second,
-                message_bytes=trial.message_bytes,
-                retransmits=max(0, report.end.sum_sent.retransmits),
-                cores=tuple(CoreUse(cpu=int(cpu), used=used.get(cpu, 0.0)) for cpu in first.cpus),
-            ),
-            limits=("sut",),
-        )
-    )
-
-
-def _command(server: End, trial: TcpTrial) -> list[str]:
-    return [
-        *(IPERF, "-c", server.address, "-4", "-p", str(IPERF_PORT), "--json"),
-        *("-t", f"{trial.duration_s:.0f}", "-O", str(trial.warmup_s)),
-        *("-l", str(trial.message_bytes), "-P", str(trial.streams)),
-    ]
-
-
 def _sample(process: HostProcess, seconds: float, sample: Callable[[], None]) -> None:
     """Calls `sample` about every second for `seconds`, or as long as the process runs."""
     end_s = time.monotonic() + seconds
@@ -183,29 +162,11 @@ def _sample(process: HostProcess, seconds: float, sample: Callable[[], None]) ->
         sample()
 
 
-def _nothing() -> None:
-    """Samples nothing."""
-
-
 def _read(client: End, sent: Counters | None = None) -> GaugeReading:
     """What every CPU of the client's host did, and what was sent."""
     counted = {} if sent is None else sent()
     stat = client.host.read_text("/proc/stat")
     return GaugeReading(time.monotonic(), counted, cpu_ticks(stat))
-
-
-class _Sampler:
-    """Samples what was sent since the last sample."""
-
-    def __init__(self, place: Place, on_sample: OnSample, sent: Counters, client: End) -> None:
-        self._place, self._on_sample, self._sent, self._client = place, on_sample, sent, client
-        self._last = _read(client, sent)
-
-    def sample(self) -> None:
-        previous, self._last = self._last, _read(self._client, self._sent)
-        kpis = meter.sample(previous, self._last, self._place)
-        named = {name: rate for name, rate in kpis.vnfs.items() if name}
-        self._on_sample(kpis.model_copy(update={"vnfs": named}))
 
 
 def parse_iperf(finished: FinishedProcess) -> IperfReport:

@@ -8,8 +8,10 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.measure.trials.frames import HostGenerator, LoadPath, command
+from planewise.measure.station import Station
+from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_one_process import command
 from planewise.measure.trials.load_two_ended import combine
 from planewise.measure.trials.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
 from planewise.testbed.model import CounterPoint, TrialPath
@@ -83,8 +85,9 @@ def test_counters_of_interfaces_outside_any_namespace_are_named_as_the_probe_rea
     generator = SimpleNamespace(
         host=SimpleNamespace(probe="pw-probe"), max_pps=lambda *_: 1e6, placement=list
     )
-    argv = command(
-        LoadPath(path, points), LoadTrial("x", 100, 64, 1), cast("HostGenerator", generator)
+    station = Station(
+        {}, {}, path=path, counter_points=points, generator=cast("Generator", generator)
     )
+    argv = command(station, LoadTrial("x", 100, 64, 1))
     named = [argv[at + 1] for at, word in enumerate(argv) if word == "--counter"]
     assert named == ["port0", "wire0@c"]

@@ -1,0 +1,396 @@
+"""The stations of a run: sets up the cells of a design, on this machine or on two servers.
+
+Guests stay from cell to cell; only the loads come and go. On this machine the hosts of namespaces
+cost nothing: each switch that a NIC can be a port of has a pair of its own, and going from cell to
+cell builds nothing. Two servers have one NIC each, which kinds of guest use in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property, partial
+from typing import Literal, Self
+
+from planewise.errors import PlanewiseError
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import BackgroundPart, Design
+from planewise.measure.runs.allocators import Allocators
+from planewise.measure.runs.chains import Chains
+from planewise.measure.runs.refusals import ONE_PLACE, Refusals, repeated_cells
+from planewise.measure.station import FIRST_ANSWER_S, Counters, End, Station, lost_guest_first
+from planewise.measure.trials import programs_of, vm_options
+from planewise.measure.trials.applications import lacking
+from planewise.measure.trials.generator import Generator
+from planewise.testbed.guests.makers import MAKERS
+from planewise.testbed.guests.vms import platform as vms
+from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.hosts import counters
+from planewise.testbed.hosts.gauges import Gauge
+from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.pair import Pair, local_pair
+from planewise.testbed.hosts.steering import split_cpus
+from planewise.testbed.loads.background import STRESS_NG, STRESSORS, BackgroundLoad, LoadSpec
+from planewise.testbed.loads.crew import ProcessCrew, ShellCrew
+from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
+from planewise.testbed.planes import plane, vm_plane
+from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.testbed import Testbed
+
+SECOND_WIRE = "wire1"
+"""Second wire of hosts on this machine: virtual machines on the bridge and on the NIC have one
+each."""
+
+SERVERS_PATIENCE_S = 10.0
+"""Wait for the very first answer between servers, or virtual machines: a busy lab stands still for
+seconds."""
+EMULATED_PATIENCE_S = 60.0
+"""The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
+
+_LOAD_LIMIT_S = 86_400.0
+"""Longer than any visit; the load ends with planewise in any case."""
+
+ALLOCATOR_NEEDS = "the allocator gives VFs: run it with --lab, or with --sender and --responder"
+
+
+class Stations:
+    """Stations for the cells of a design; what they stand on is removed when this is closed.
+
+    `pair` are two servers; None: both hosts are this machine.
+    """
+
+    def __init__(self, design: Design, pair: Pair | None = None, ip_version: IpVersion = 4) -> None:
+        self._design = design
+        self._pair = pair
+        self._ip_version: IpVersion = ip_version
+        self._mtu_bytes = mtu_for(design.frame_sizes())
+        self._options = vm_options(design)
+        self._refusals = Refusals(design, pair)
+        self._allocators: Allocators | None = None
+        if design.alloc is not None and pair is not None:
+            self._allocators = Allocators(design.alloc, self._options, pair)
+        self._testbeds: dict[object, tuple[Testbed | VmTestbed, Pair]] = {}
+        self._holder: object = None
+        """The key of the testbed that currently uses the servers' NICs."""
+        self._planes: dict[tuple[str, bool], None] = {}
+        """Planes that will be measured, and whether their guests are virtual machines."""
+        self._with_vfs = False
+        self._vm_generators: dict[str, Generator] = {}
+        self._chains_or_none: Chains | None = None
+        self._block = ExitStack()
+        """What `new_block` removes."""
+        self._run = ExitStack()
+
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up here, and why."""
+        reasons: dict[Cell, str] = {}
+        repeated = repeated_cells(cells) if self._pair is None else frozenset()
+        for cell in cells:
+            if reason := self._refusals.of(cell) or (ONE_PLACE if cell in repeated else ""):
+                reasons[cell] = reason
+        chains = [cell for cell in cells if cell not in reasons and cell.vnfs]
+        if chains:
+            reasons |= self._chains.unavailable(chains)
+        guests = [cell for cell in cells if cell not in reasons and not cell.vnfs]
+        if self._design.alloc is not None and self._allocators is None:
+            return reasons | dict.fromkeys(guests, ALLOCATOR_NEEDS)
+        machines = [cell for cell in guests if self._setting(cell).kind == "vm"]
+        others = [cell for cell in guests if cell not in machines]
+        if others:
+            reasons |= self._lacking_programs(others)
+            reasons |= self._refused([cell for cell in others if cell not in reasons])
+        if machines:
+            try:
+                reasons |= self._refused(machines)
+            except PlanewiseError as error:
+                reasons |= dict.fromkeys(machines, error.what)
+        return reasons
+
+    def _lacking_programs(self, cells: Iterable[Cell]) -> dict[Cell, str]:
+        """Cells whose trials or load need a program that is missing."""
+        hosts = self._hosts
+        for_all = [name for name in programs_of(self._design) if name != STRESS_NG]
+        if reason := lacking(hosts, for_all):
+            return dict.fromkeys(cells, reason)
+        stressed = [cell for cell in cells if cell.load_type in STRESSORS]
+        reason = lacking(hosts, [STRESS_NG]) if stressed else ""
+        return dict.fromkeys(stressed, reason) if reason else {}
+
+    def _refused(self, cells: Sequence[Cell]) -> dict[Cell, str]:
+        """Cells that their testbed cannot build."""
+        settings = {cell: self._setting(cell) for cell in cells}
+        by_testbed: dict[object, list[Setting]] = {}
+        for setting in dict.fromkeys(settings.values()):
+            by_testbed.setdefault(self._key(setting), []).append(setting)
+        refused: dict[Setting, str] = {}
+        for of_testbed in by_testbed.values():
+            self._with_vfs |= any(setting.vfs_a_host() for setting in of_testbed)
+            refused |= self._testbed(of_testbed[0])[0].expect(of_testbed)
+        reasons = {cell: refused.get(setting, "") for cell, setting in settings.items()}
+        if self._allocators is not None:
+            for cell, setting in settings.items():
+                testbed = self._testbed(setting)[0]
+                if not reasons[cell] and isinstance(testbed, Testbed):
+                    reasons[cell] = self._allocators.shortage(testbed, cell)
+        for cell, setting in settings.items():
+            if not reasons[cell]:
+                names = sorted(setting.planes)
+                self._planes |= dict.fromkeys((name, setting.kind == "vm") for name in names)
+        return {cell: reason for cell, reason in reasons.items() if reason}
+
+    def _setting(self, cell: Cell) -> Setting:
+        """The setting that a cell is measured on."""
+        return cell.testbed if self._allocators is None else self._allocators.setting(cell)
+
+    def _key(self, setting: Setting) -> object:
+        """Settings with the same key share a testbed."""
+        if setting.kind == "vm":
+            return "vm"
+        if self._pair is not None:
+            return "guests"
+        # A host with guests that another program makes has that program, too (Docker's daemon).
+        return setting.kind if MAKERS[setting.kind].waits else setting.switches
+
+    def _testbed(self, setting: Setting) -> tuple[Testbed | VmTestbed, Pair]:
+        """The testbed of a setting, opened when first needed, and its hosts."""
+        key = self._key(setting)
+        if key not in self._testbeds:
+            machines = setting.kind == "vm"
+            built = self._run if machines or self._pair is not None else self._block
+            pair = self._pair
+            if pair is None:
+                wire = SECOND_WIRE if machines else ""
+                pair = built.enter_context(local_pair(self._mtu_bytes, wire))
+            testbed: Testbed | VmTestbed
+            if machines:
+                testbed = VmTestbed(pair, self._mtu_bytes, self._options)
+            else:
+                testbed = Testbed(pair, self._mtu_bytes)
+            built.callback(testbed.close)
+            self._testbeds[key] = testbed, pair
+        return self._testbeds[key]
+
+    def new_block(self) -> None:
+        """Ends the testbeds of this machine, so that a block is a build of its own: chance effects
+        of building then differ from block to block, as noise does.
+
+        Not virtual machines, other hosts, or a NIC that has been given VFs: that takes too long.
+        """
+        if self._pair is None and not self._with_vfs:
+            self._testbeds = {key: kept for key, kept in self._testbeds.items() if key == "vm"}
+            self._block.close()
+
+    @property
+    def emulated(self) -> str:
+        """Why absolute times are not those of hardware; empty when they are."""
+        reasons = [] if self._chains_or_none is None else [self._chains_or_none.emulated]
+        if self._allocators is not None and self._allocators.platform is not None:
+            reasons.append(self._allocators.platform.emulated)
+        if (vm := self._vm_testbed) is not None:
+            reasons += [vm.platform(role).emulated for role in HOSTS]
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
+
+    @property
+    def differences(self) -> Mapping[str, tuple[str, ...]]:
+        """By plane, what differs from other planes besides the plane; known after `unavailable`."""
+        local, found = self._pair is None, dict[str, tuple[str, ...]]()
+        for name, machines in self._planes:
+            words: tuple[str, ...] = ()
+            if machines:
+                assert self._vm_testbed is not None
+                host = self._testbeds["vm"][1].machines["sender"].host
+                platform = self._vm_testbed.platform("sender")
+                words = vms.differences(name, platform, self._options)
+            else:
+                host = self._hosts[0]
+            words += plane(name).remarks(host, local=local)
+            if words:
+                found[name] = words
+        return found
+
+    @property
+    def _vm_testbed(self) -> VmTestbed | None:
+        """The virtual machines' testbed, where a cell will be measured on it."""
+        if not any(machines for _, machines in self._planes):
+            return None
+        testbed = self._testbeds["vm"][0]
+        assert isinstance(testbed, VmTestbed)
+        return testbed
+
+    @property
+    def _chains(self) -> Chains:
+        if self._chains_or_none is None:
+            self._chains_or_none = self._run.enter_context(Chains(self._design, self._pair))
+        return self._chains_or_none
+
+    @cached_property
+    def _hosts(self) -> Sequence[Host]:
+        """The machines that the hosts are, or are namespaces of."""
+        if self._pair is not None:
+            return [machine.host for machine in self._pair.machines.values()]
+        host = LocalHost("generator")
+        self._run.callback(host.close)
+        return [host]
+
+    @cached_property
+    def _generator(self) -> Generator:
+        """The generator of namespaces and containers."""
+        return Generator(self._hosts[0], None if self._pair is not None else split_cpus())
+
+    def station(self, cell: Cell) -> AbstractContextManager[Station]:
+        """Sets `cell` up and starts its background load."""
+        return self._chains.station(cell) if cell.vnfs else self._guests(cell)
+
+    @contextmanager
+    def _guests(self, cell: Cell) -> Iterator[Station]:
+        setting = self._setting(cell)
+        self._clear_nics(self._key(setting))
+        testbed, pair = self._testbed(setting)
+        machines = isinstance(testbed, VmTestbed)
+        check = partial(testbed.check, setting) if isinstance(testbed, VmTestbed) else lambda: None
+        crew = ShellCrew if pair.separate and not machines else ProcessCrew
+        spec = load_spec(cell, self._design.background)
+        with (
+            testbed.arrange(setting) as arrangement,
+            lost_guest_first(check),
+            BackgroundLoad(arrangement, spec, crew) as load,
+            self._station(cell, arrangement, testbed, pair, load, check) as station,
+        ):
+            yield station
+
+    def _station(
+        self,
+        cell: Cell,
+        arrangement: Arrangement,
+        testbed: Testbed | VmTestbed,
+        pair: Pair,
+        load: BackgroundLoad,
+        check: Callable[[], None],
+    ) -> Station:
+        hosts, mains = arrangement.hosts, arrangement.mains
+        shared, vm = arrangement.shared, isinstance(testbed, VmTestbed)
+        patience_s = SERVERS_PATIENCE_S if vm or pair.separate else FIRST_ANSWER_S
+        if isinstance(testbed, VmTestbed) and any(testbed.platform(r).emulated for r in HOSTS):
+            patience_s = EMULATED_PATIENCE_S
+        gauges = [
+            gauge
+            for role in HOSTS
+            for guest in (mains[role], *arrangement.background(role))
+            if (gauge := gauge_of(guest, "sender" if shared else role, pair, vm)) is not None
+        ]
+        loaded_roles = HOSTS[:1] if shared else HOSTS
+        generator = self._vm_generator(arrangement) if vm else self._generator
+        cpus = generator.cpus
+        refused: Literal["lost", "again"] | None = None
+        if vm:
+            # An emulated NIC has no room when the plane, which is measured, is slow. A VF is a
+            # real NIC, which has none at line rate.
+            refused = "again" if vm_plane(mains["sender"].plane).passed_through else "lost"
+        return Station(
+            hosts,
+            {
+                role: End(hosts[role], main.netns, main.name, main.interface, main.ipv4, vm)
+                for role, main in mains.items()
+            },
+            separate=pair.separate and not shared,
+            ip_version=self._ip_version,
+            path=arrangement.trial_path(),
+            generator=generator,
+            capture_points=arrangement.capture_points,
+            counter_points=arrangement.counter_points,
+            not_measurable=arrangement.not_measurable,
+            refused=refused,
+            patience_s=patience_s,
+            sent=_sent(arrangement, pair, vm),
+            gauges=gauges,
+            gauge_hosts={str(r): hosts[r] for r in loaded_roles} if pair.separate else None,
+            background=load,
+            check=check,
+            entrances=[
+                (hosts[role], arrangement.sites[role].netns, interfaces)
+                for role, interfaces in arrangement.entrances.items()
+                if interfaces
+            ],
+            receivers=() if cpus is None else cpus.receivers,
+            clients=arrangement.background("sender"),
+            make_allocator=None
+            if self._allocators is None
+            else partial(self._allocators.make, cell, arrangement),
+            notes=tuple(
+                f"the virtual machine {guest.name} had ended and was restarted before this trial"
+                for guest in getattr(arrangement, "replaced", ())
+            ),
+        )
+
+    def _vm_generator(self, arrangement: Arrangement) -> Generator:
+        """The generator in the sender's main guest; a new one once that guest was replaced."""
+        netns = arrangement.main("sender").netns
+        generator = Generator(arrangement.hosts["sender"], netns=netns)
+        return self._vm_generators.setdefault(netns, generator)
+
+    def _clear_nics(self, key: object) -> None:
+        """Removes other testbeds from two servers, whose NICs one kind of guest uses at a time."""
+        if self._pair is not None and self._holder not in (None, key):
+            for other, (testbed, _) in self._testbeds.items():
+                if other != key:
+                    testbed.close()
+            self._vm_generators.clear()
+        self._holder = key
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._testbeds.clear()
+        with self._run:
+            self._block.close()
+
+
+def load_spec(cell: Cell, background: BackgroundPart) -> LoadSpec:
+    """The load of a cell: its type and place by the cell, its strength by the design. Pure."""
+    each = background.per_guest
+    strength = background if each is None else each
+    return LoadSpec(
+        type=cell.load_type,
+        location=cell.load_location,
+        by_guest=each is not None,
+        cpu_share=strength.cpu_share,
+        busy_threads=1 if each is None else each.busy_threads or 1,
+        rate_pps=None if strength.rate_pps == "max" else strength.rate_pps,
+        burst=strength.burst_packets,
+        payload_bytes=strength.payload_bytes,
+        memory_mib=32 if each is None else each.memory_mib,
+        limit_s=_LOAD_LIMIT_S,
+    )
+
+
+def gauge_of(guest: Guest, host: HostRole, pair: Pair, vm: bool) -> Gauge | None:
+    """Counts what a guest sends: at its own interface, or at the host's port of a virtual machine.
+
+    A virtual machine's frames come in at a tap, and go out by a macvtap. None: it drives a VF.
+    """
+    if not vm:
+        return Gauge(guest.name, host, guest.netns, guest.interface)
+    of_plane = vm_plane(guest.plane)
+    port = of_plane.host_interface(guest)
+    counts: Literal["tx", "rx"] = "rx" if of_plane.device == "tap" else "tx"
+    return Gauge(guest.name, host, pair.machines[host].netns, port, counts) if port else None
+
+
+def _sent(arrangement: Arrangement, pair: Pair, vm: bool) -> Counters | None:
+    """Reads what the sender's main guest has sent; None where nothing outside counts that."""
+    host, guest = arrangement.hosts["sender"], arrangement.main("sender")
+    if vm:
+        read = vm_plane(guest.plane).sent(host, arrangement.sites["sender"], guest)
+        if read is not None:
+            return lambda: {"": read()}
+    gauge = gauge_of(guest, "sender", pair, vm)
+    if gauge is None:
+        return None
+    point, way = CounterPoint("sender", gauge.netns, gauge.interface), gauge.counts
+
+    def count() -> Mapping[str, tuple[int, int]]:
+        values = counters.read(host, point).counters
+        return {"": (values[f"{way}_packets"], values[f"{way}_bytes"])}
+
+    return count
