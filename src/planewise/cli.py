@@ -22,6 +22,7 @@ from planewise.commands import (
     boost,
     calibrate,
     campaign,
+    chains,
     clean,
     compare,
     console,
@@ -109,6 +110,7 @@ app.command("publications")(publications.publications)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("boost")(boost.boost)
+app.command("chains")(chains.chains)
 app.command("calibrate")(calibrate.calibrate)
 app.command("advise")(advise.advise)
 app.command("clean")(clean.clean)

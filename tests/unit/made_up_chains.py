@@ -78,7 +78,14 @@ def predicted(profile: Profile, planes: Sequence[Plane] = PLANES) -> Iterator[Tr
             for vnfs in (1, 2, 3, 4, 7):
                 for size in (64, 128, 256, 512, 1024, 1518):
                     chain = ChainWorkload(pattern, vnfs, size)
-                    yield trial(plane, chain, predict(profile, plane, chain).pps)
+                    yield trial(plane, chain, predicted_pps(profile, plane, chain))
+
+
+def predicted_pps(profile: Profile, plane: Plane, chain: ChainWorkload) -> float:
+    """The rate that `profile` predicts for a plane that it knows."""
+    prediction = predict(profile, plane, chain)
+    assert prediction is not None
+    return prediction.pps
 
 
 def write(

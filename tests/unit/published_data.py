@@ -39,3 +39,11 @@ def nfv_brief() -> Path:
     if not (folder / "throughput.csv").exists():
         pytest.skip("the published tables are not here: name their parent in PLANEWISE_SHARED")
     return folder
+
+
+def cnf_testbed() -> Path:
+    """The folder of cnf-testbed's NDR of chains; skips the test where it is not."""
+    folder = _DATA / "cnf_testbed"
+    if not (folder / "ndr_single_chains_64B.csv").exists():
+        pytest.skip("cnf-testbed's results are not here: name their parent in PLANEWISE_SHARED")
+    return folder

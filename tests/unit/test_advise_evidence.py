@@ -11,13 +11,14 @@ import pytest
 from planewise.advise.chain_runs import rows_of
 from planewise.advise.evidence import Evidence, gather
 from planewise.advise.model import ChainWorkload, load_profile, predict, shipped
+from planewise.advise.model.capacity import station_ns, visits
 from planewise.advise.workload import Workload, advise, why_not
 from planewise.errors import BadInputError
 from planewise.store.recommendation import RankedPlane
 from planewise.store.rundir import RunReader
 from tests.command import in_this_process
 from tests.unit import made_up_chains, made_up_run
-from tests.unit.made_up_chains import trial
+from tests.unit.made_up_chains import predicted_pps, trial
 from tests.unit.made_up_run import MadeUp
 
 XL710 = shipped("xl710")
@@ -147,7 +148,7 @@ def test_what_the_generator_held_back_is_a_lower_bound_only(tmp_path: Path, pps:
     made_up_chains.write(tmp_path / "run", [trial("vhost-user", chain, pps, limit="generator")])
     answer = advise(XL710, Workload(chain, rate_pps=200e6), evidence(tmp_path / "run"))
     one = next(one for one in answer.ranking if one.plane == "vhost-user")
-    predicted = predict(XL710, "vhost-user", chain).pps
+    predicted = predicted_pps(XL710, "vhost-user", chain)
     assert one.pps == pytest.approx(max(pps, predicted))
     assert any("at least" in said.text for said in one.statements)
     # It may carry more than the generator could send.
@@ -197,7 +198,15 @@ def test_a_run_is_fitted_as_its_chains_tell(
     made_up_chains.write(tmp_path / "run", trials)
     out = tmp_path / "host.toml"
     code, told, notes = in_this_process(
-        capsys, monkeypatch, "calibrate", str(tmp_path / "run"), "-o", str(out), "--json"
+        capsys,
+        monkeypatch,
+        "calibrate",
+        str(tmp_path / "run"),
+        "--profile",
+        "xl710-documents",
+        "-o",
+        str(out),
+        "--json",
     )
     assert code == 0
     answer = json.loads(told)
@@ -207,7 +216,13 @@ def test_a_run_is_fitted_as_its_chains_tell(
     assert "the model does not know their planes" in notes
     fitted = load_profile(out)
     assert not fitted.emulated
-    assert fitted.cores.pmd_ns == pytest.approx(XL710.cores.pmd_ns, rel=0.05)
+    (core,) = (one for one in fitted.stations_of("vhost-user") if one.name == "switch core")
+    (truth,) = (one for one in XL710.stations_of("vhost-user") if one.name == "switch core")
+    chain = ChainWorkload("north-south", 8, 64)
+    core_ns, truth_ns = (
+        station_ns(one, visits("vhost-user", chain)[one.name]) for one in (core, truth)
+    )
+    assert core_ns == pytest.approx(truth_ns, rel=0.05)
 
 
 def test_chains_of_another_run_are_held_against_what_the_fit_predicts_of_them(
@@ -216,7 +231,7 @@ def test_chains_of_another_run_are_held_against_what_the_fit_predicts_of_them(
     """The NFV brief's loop: a run is fitted, other chains are predicted and measured."""
     made_up_chains.write(tmp_path / "run", list(made_up_chains.predicted(XL710, ("vhost-user",))))
     unseen, seen = ChainWorkload("east-west", 2, 700), ChainWorkload("north-south", 2, 64)
-    rates = {one: predict(XL710, "vhost-user", one).pps for one in (unseen, seen)}
+    rates = {one: predicted_pps(XL710, "vhost-user", one) for one in (unseen, seen)}
     others = [
         trial("vhost-user", unseen, rates[unseen]),
         trial("vhost-user", seen, 1.5 * rates[seen]),
@@ -236,7 +251,7 @@ def test_chains_of_another_run_are_held_against_what_the_fit_predicts_of_them(
     assert "emulated: CPUs by TCG" in notes
     code, told, _ = in_this_process(capsys, monkeypatch, *words)
     assert "not fitted to: 1 chain, off by 0" in told
-    assert "fitted to, too: 1 chain, off by 33" in told
+    assert "also fitted to: 1 chain, off by 33" in told
     assert "0 of 1 lie in their intervals" in told
     assert told.count("| vhost-user |") == 2
 
@@ -247,20 +262,22 @@ def test_what_is_fitted_to_an_emulated_run_is_emulated(
     trials = list(made_up_chains.predicted(XL710, ("vhost-user",)))
     made_up_chains.write(tmp_path / "run", trials, emulated="CPUs by TCG")
     out = tmp_path / "host.toml"
+    words = ("--profile", "xl710-documents")
     code, told, _ = in_this_process(
-        capsys, monkeypatch, "calibrate", str(tmp_path / "run"), "-o", str(out)
+        capsys, monkeypatch, "calibrate", str(tmp_path / "run"), *words, "-o", str(out)
     )
     assert code == 0
     assert "CPUs by TCG" in told
     profile = load_profile(out)
     assert profile.emulated
     # No VF was measured: what the profile says of VFs stays what it was, and has no interval.
-    assert profile.spread is not None
-    assert profile.spread.vf is None
-    assert profile.cores.vf_ns == shipped("xl710-documents").cores.vf_ns
+    assert profile.fitted_to("vf-passthrough") is None
+    start = shipped("xl710-documents").stations_of("vf-passthrough")
+    assert profile.stations_of("vf-passthrough") == start
     real = profile.model_copy(update={"emulated": False})
     unknown = predict(real, "vf-passthrough", ONE)
-    assert not unknown.has_interval
+    assert unknown is not None
+    assert unknown.interval is None
     assert unknown.bottleneck.basis != "measurement"
 
 

@@ -1,8 +1,10 @@
-"""The capacity model: PCIe, limits of chains, the fit to the published throughput."""
+"""The capacity model: stations and their visits, the fit to published and made-up chains."""
 
 from __future__ import annotations
 
 import csv
+import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -11,127 +13,90 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.advise.calibration import Calibration, calibrate_rows, errors
+from planewise.advise.calibration import Calibration, calibrate_rows, predict_chains
+from planewise.advise.chain_table import chain_table, kinds_of
 from planewise.advise.model import (
-    KERNEL_82599,
-    POLLING_82599,
     ChainWorkload,
-    Link,
     Pattern,
     Plane,
+    Prediction,
+    Profile,
     load_profile,
-    packet_rate_pps,
     predict,
     shipped,
 )
-from planewise.advise.model.ethernet import line_rate_pps
+from planewise.advise.model.capacity import line_ns
 from planewise.advise.model.fit import Measured, fit
-from planewise.advise.model.pcie import receive_cost, transmit_cost
-from planewise.advise.throughput import read_throughput
+from planewise.advise.throughput import ThroughputRow, read_throughput
 from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError
-from tests.unit.published_data import nfv_brief
+from tests.unit.published_data import cnf_testbed, nfv_brief
 
-GEN3_X8 = Link(3, 8, mps_bytes=256, mrrs_bytes=512)
 PLANES: tuple[Plane, ...] = ("vf-passthrough", "vhost-user")
 PATTERNS: tuple[Pattern, ...] = ("north-south", "east-west")
 XL710 = shipped("xl710")
+NOTHING = shipped("no-nic")
 
-links = st.builds(
-    Link,
-    st.integers(1, 5),
-    st.sampled_from((1, 2, 4, 8, 16)),
-    st.sampled_from((128, 256, 512, 1024)),
-    st.sampled_from((128, 256, 512, 1024, 4096)),
-)
 chains = st.builds(
-    ChainWorkload, st.sampled_from(PATTERNS), st.integers(1, 64), st.integers(64, 9216)
+    ChainWorkload,
+    st.sampled_from((*PATTERNS, "pipeline")),
+    st.integers(1, 64),
+    st.integers(64, 9216),
+    st.integers(1, 4),
+    st.integers(1, 4),
 )
+
+
+def foreseen(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction:
+    """The prediction of a plane that the profile knows."""
+    prediction = predict(profile, plane, chain)
+    assert prediction is not None
+    return prediction
 
 
 @pytest.mark.parametrize(
-    ("frame_bytes", "mpps"), [(64, 37.7), (256, 18.8), (512, 10.9), (1500, 4.0)]
+    ("vnfs", "size", "more"),
+    [(0, 64, {}), (10**6, 64, {}), (-1, 64, {}), (1, 63, {}), (1, 10**5, {})]
+    + [(1, 64, {name: 0}) for name in ("chains", "switch_cores", "vnf_cores")],
 )
-def test_a_polled_nic_on_gen3_x8_carries_what_the_documentation_works_through(
-    frame_bytes: int, mpps: float
-) -> None:
-    rate = packet_rate_pps(GEN3_X8, POLLING_82599, frame_bytes - 4) / 1e6
-    assert rate == pytest.approx(mpps, abs=0.06)
-
-
-def test_the_bytes_of_one_small_packet_are_those_of_the_specification() -> None:
-    assert GEN3_X8.raw_bps == pytest.approx(8e9 * 8 * 128 / 130)
-    assert GEN3_X8.tlp_bps == pytest.approx(57.88e9, rel=1e-4)
-    # To the host: a 40th of two requests, the packet's request, an eighth of a write of 128 bytes.
-    assert transmit_cost(GEN3_X8, POLLING_82599, 60).up == pytest.approx(48 / 40 + 24 + 152 / 8)
-    # The descriptor's request, the packet, the descriptor written back.
-    assert receive_cost(GEN3_X8, POLLING_82599, 60).up == pytest.approx(24 + 84 + 40)
-
-
-def test_interrupts_and_head_pointers_cost_a_kernel_driver() -> None:
-    for size in (60, 252, 1514):
-        polled = packet_rate_pps(GEN3_X8, POLLING_82599, size)
-        assert packet_rate_pps(GEN3_X8, KERNEL_82599, size) < polled
-
-
-@given(links, st.integers(60, 9212))
-def test_more_lanes_and_newer_generations_never_carry_less(link: Link, size: int) -> None:
-    rate = packet_rate_pps(link, POLLING_82599, size)
-    assert 0 < rate * 8 * size < link.raw_bps
-    if link.lanes < 16:
-        assert packet_rate_pps(replace(link, lanes=2 * link.lanes), POLLING_82599, size) >= rate
-    if link.generation < 5:
-        newer = replace(link, generation=link.generation + 1)
-        assert packet_rate_pps(newer, POLLING_82599, size) >= rate
-
-
-@pytest.mark.parametrize(
-    ("generation", "lanes", "mps", "mrrs", "said"),
-    [
-        (3, 0, 256, 512, "lanes 0"),
-        (0, 8, 256, 512, "generation 0"),
-        (6, 8, 256, 512, "generation 6"),
-        (3, 3, 256, 512, "lanes 3"),
-        (3, 8, 100, 512, "mps_bytes 100"),
-        (3, 8, 256, -1, "mrrs_bytes -1"),
-    ],
-)
-def test_a_link_that_cannot_be_is_refused(
-    generation: int, lanes: int, mps: int, mrrs: int, said: str
-) -> None:
-    with pytest.raises(BadInputError, match=said):
-        Link(generation, lanes, mps, mrrs)
-
-
-@pytest.mark.parametrize(("vnfs", "size"), [(0, 64), (10**6, 64), (-1, 64), (1, 63), (1, 10**5)])
-def test_a_chain_that_cannot_be_is_refused(vnfs: int, size: int) -> None:
+def test_a_chain_that_cannot_be_is_refused(vnfs: int, size: int, more: dict[str, int]) -> None:
     with pytest.raises(BadInputError):
-        ChainWorkload("east-west", vnfs, size)
+        ChainWorkload("east-west", vnfs, size, **more)
 
 
 @given(st.sampled_from(PLANES), chains)
 def test_no_chain_exceeds_the_line_and_the_interval_holds_the_prediction(
     plane: Plane, chain: ChainWorkload
 ) -> None:
-    prediction = predict(XL710, plane, chain)
-    times = chain.vnfs if chain.through else 1
-    assert 0 < prediction.pps <= times * line_rate_pps(40e9, chain.frame_bytes)
-    assert prediction.low_pps < prediction.pps < prediction.high_pps
+    prediction = foreseen(XL710, plane, chain)
+    line_pps = chain.length * 1e9 / line_ns(XL710, chain)
+    assert 0 < prediction.pps <= line_pps * 1.0001
     assert prediction.bottleneck.pps == min(limit.pps for limit in prediction.limits)
+    if prediction.interval is None:
+        assert prediction.unknown
+    else:
+        assert prediction.interval[0] < prediction.pps < prediction.interval[1]
 
 
 @given(st.sampled_from(PLANES), chains)
 def test_larger_frames_never_come_at_a_higher_rate(plane: Plane, chain: ChainWorkload) -> None:
     smaller = replace(chain, frame_bytes=max(64, chain.frame_bytes // 2))
-    assert predict(XL710, plane, smaller).pps >= predict(XL710, plane, chain).pps
+    assert foreseen(XL710, plane, smaller).pps >= foreseen(XL710, plane, chain).pps
 
 
-def test_without_calibration_an_interval_promises_nothing() -> None:
+def test_line_rate_is_that_of_ethernet() -> None:
+    # 40 Gbit/s carry 59.5 million frames of 64 bytes a second, 3.25 million of 1518.
+    for size, mpps in ((64, 59.52), (1518, 3.25)):
+        chain = ChainWorkload("north-south", 1, size)
+        assert 1e3 / line_ns(XL710, chain) == pytest.approx(mpps, abs=0.01)
+
+
+def test_without_calibration_there_is_no_interval() -> None:
     profile = shipped("xl710-documents")
-    prediction = predict(profile, "vhost-user", ChainWorkload("north-south", 2, 64))
-    assert profile.spread is None
-    assert prediction.low_pps == 0
-    assert prediction.high_pps == pytest.approx(line_rate_pps(40e9, 64))
+    prediction = foreseen(profile, "vhost-user", ChainWorkload("north-south", 2, 64))
+    assert prediction.interval is None
+    assert predict(NOTHING, "vhost-user", ChainWorkload("north-south", 2, 64)) is None
+    assert predict(XL710, "memif", ChainWorkload("north-south", 2, 64)) is None
 
 
 @pytest.mark.parametrize(
@@ -141,14 +106,14 @@ def test_without_calibration_an_interval_promises_nothing() -> None:
         ("vf-passthrough", "north-south", 4, 512, "line rate"),
         ("vf-passthrough", "east-west", 6, 1518, "NIC internal throughput"),
         ("vhost-user", "north-south", 1, 64, "VNF core"),
-        ("vhost-user", "north-south", 4, 64, "PMD core"),
+        ("vhost-user", "north-south", 4, 64, "switch core"),
         ("vhost-user", "east-west", 8, 64, "VNF core"),
     ],
 )
-def test_what_binds_is_what_the_publication_names(
+def test_the_bottleneck_is_what_the_publication_names(
     plane: Plane, pattern: Pattern, vnfs: int, size: int, binds: str
 ) -> None:
-    assert predict(XL710, plane, ChainWorkload(pattern, vnfs, size)).bottleneck.name == binds
+    assert foreseen(XL710, plane, ChainWorkload(pattern, vnfs, size)).bottleneck.name == binds
 
 
 @pytest.fixture(scope="module")
@@ -159,29 +124,55 @@ def brief() -> Calibration:
 
 
 def test_the_fit_agrees_with_the_publication_and_is_physical(brief: Calibration) -> None:
-    assert brief.fitted.mean <= 0.05
-    assert (brief.fitted.pairs > 80, brief.fitted.wrong) == (True, 0)
+    assert brief.fitted.mean <= 0.03
+    assert (brief.fitted.pairs, brief.fitted.wrong) == (81, 0)
     # No NIC above its documented best, a core's nanoseconds a packet.
-    assert 30 < brief.profile.nic.packets_mpps < 39
-    assert 40 < brief.profile.nic.loop_gbps < 50
-    assert 10 < brief.profile.cores.pmd_ns < 200
+    times = {(one.plane, one.name): one for one in brief.profile.stations}
+    assert 1e3 / 39 < times["vf-passthrough", "NIC packet rate"].packet_ns < 1e3 / 30
+    assert 8 / 50 < times["vf-passthrough", "NIC internal throughput"].byte_ns < 8 / 40
+    assert 10 < times["vhost-user", "switch core"].packet_ns < 200
 
 
-def test_intervals_hold_whole_frame_sizes_and_patterns_that_were_left_out(
-    brief: Calibration,
-) -> None:
-    for kind in ("number of functions", "frame size", "pattern"):
-        parts = [part for part in brief.left_out if part.kind == kind]
-        assert {part.plane for part in parts} == set(PLANES)
-        rows = sum(len(part.errors) for part in parts)
-        held = sum(part.inside * len(part.errors) for part in parts)
-        assert held >= 0.9 * rows, kind
+def test_what_was_left_out_of_the_publication_is_predicted(brief: Calibration) -> None:
+    most = {"vnfs": 0.02, "frame_bytes": 0.045, "pattern": 0.06}
+    for part in brief.left_out:
+        errors = [abs(math.expm1(error)) for error in part.errors]
+        assert statistics.median(errors) <= most[part.dimension], part.dimension
+    assert len(brief.left_out) == 6
+
+
+def test_an_interval_is_no_wider_than_twice_the_largest_error_seen(brief: Calibration) -> None:
+    for plane in PLANES:
+        fitted = brief.profile.fitted_to(plane)
+        assert fitted is not None
+        for chain, dimension in (
+            (ChainWorkload("north-south", 3, 300), "frame_bytes"),
+            (ChainWorkload("east-west", 10, 64), "vnfs"),
+        ):
+            prediction = foreseen(brief.profile, plane, chain)
+            assert prediction.unmeasured == (dimension,)
+            assert prediction.interval is not None
+            low, high = prediction.interval
+            assert math.log(high / low) == pytest.approx(2 * fitted.errors[dimension])
+
+
+def test_what_no_row_tells_is_not_known_and_named(brief: Calibration) -> None:
+    for chain, dimension in (
+        (ChainWorkload("east-west", 20, 64), "vnfs"),  # far beyond the longest chain
+        (ChainWorkload("east-west", 4, 64, chains=2), "chains"),
+        (ChainWorkload("east-west", 4, 64, switch_cores=2), "switch_cores"),
+        (ChainWorkload("pipeline", 4, 64), "pattern"),
+    ):
+        prediction = foreseen(brief.profile, "vhost-user", chain)
+        known = prediction.interval is not None
+        assert known == (dimension == "pattern")
+        assert known or prediction.unknown == (dimension,)
+    assert any("number of switch cores" in line for line in brief.open)
 
 
 def test_frame_sizes_of_another_publication_are_predicted_from_the_others() -> None:
     # One function, north-south: as `python benches/capacity.py` prints.
-    start = shipped("xl710-documents")
-    start = start.model_copy(update={"nic": start.nic.model_copy(update={"line_gbps": 10.0})})
+    start = NOTHING.model_copy(update={"line_gbps": 10.0})
     table = Path(__file__).parents[1] / "data" / "ovs_perf_pvp.csv"
     by_flows: dict[str, list[Measured]] = {}
     with table.open(newline="") as file:
@@ -189,82 +180,111 @@ def test_frame_sizes_of_another_publication_are_predicted_from_the_others() -> N
             chain = ChainWorkload("north-south", int(row["vnfs"]), int(row["packet_bytes"]))
             measured = Measured("vhost-user", chain, float(row["tx_mpps"]) * 1e6)
             by_flows.setdefault(row["flows"], []).append(measured)
-    errors, held = [], []
-    for rows in by_flows.values():
-        (frames,) = (p for p in fit(start, rows, "").left_out if p.kind == "frame size")
-        errors += frames.errors
-        held.append(frames.inside)
+    errors = [
+        abs(math.expm1(error))
+        for rows in by_flows.values()
+        for part in fit(start, rows, "").left_out
+        for error in part.errors
+    ]
     assert len(errors) == 30
-    assert statistics.median(errors) <= 0.05
-    assert statistics.fmean(errors) <= 0.10
-    assert statistics.fmean(held) >= 0.9
+    assert statistics.median(errors) <= 0.027
+    assert max(errors) <= 0.116
 
 
-def test_a_chain_unlike_those_measured_is_labelled_and_has_no_narrower_interval(
-    brief: Calibration,
-) -> None:
-    for plane in PLANES:
-        seen, unseen = (
-            predict(brief.profile, plane, ChainWorkload("north-south", 3, size))
-            for size in (256, 300)
-        )
-        assert (seen.extrapolated, unseen.extrapolated) == ((), ("frame size",))
-        assert unseen.high_pps / unseen.pps >= seen.high_pps / seen.pps
-    longer = predict(brief.profile, "vhost-user", ChainWorkload("east-west", 20, 64))
-    assert longer.extrapolated == ("number of functions",)
+def chains_of(kind: str, switch_cores: int) -> list[ThroughputRow]:
+    """The rows of cnf-testbed of a kind."""
+    named = {"2t1c": 1, "4t2c": 2}
+    with (cnf_testbed() / "ndr_single_chains_64B.csv").open(newline="") as file:
+        return [
+            ThroughputRow(
+                interface="vhost-user" if kind == "vsc" else "memif",
+                pattern="pipeline" if kind == "csp" else "east-west",
+                vnfs=(vnfs := int(row["functions_a_chain"])),
+                packet_bytes=64,
+                tx_mpps=vnfs * float(row["ndr_pps"]) / 1e6,
+                switch_cores=switch_cores,
+                switch_threads=2 * switch_cores,
+            )
+            for row in csv.DictReader(file)
+            if row["kind"] == kind and named[row["switch_threads_cores"]] == switch_cores
+        ]
 
 
-def test_a_pattern_that_was_never_measured_has_no_interval() -> None:
+def left_out(found: Calibration) -> list[float]:
+    """Relative errors of each number of functions left out."""
+    (part,) = (part for part in found.left_out if part.dimension == "vnfs")
+    return [abs(math.expm1(error)) for error in part.errors]
+
+
+def test_six_chains_of_cnf_testbed_show_the_switchs_core_and_predict_two_cores() -> None:
+    found = calibrate_rows(NOTHING, chains_of("csc", 1), source="cnf-testbed")
+    errors = left_out(found)
+    assert statistics.median(errors) <= 0.03
+    assert max(errors) <= 0.08
+    limits = {chain.prediction.bottleneck.name for chain in found.rows if chain.prediction}
+    assert limits == {"switch core"}
+    # The switch's core spends two times a packet, and nothing else limits a row.
+    [switch] = found.profile.stations
+    assert switch.model_dump(include={"byte_ns", "hop_byte_ns", "port_ns"}) == {
+        "byte_ns": 0, "hop_byte_ns": 0, "port_ns": 0,
+    }  # fmt: skip
+    two = predict_chains(found, chains_of("csc", 2))
+    assert statistics.median(abs(chain.off) for chain in two) <= 0.10
+    assert {chain.prediction.unknown for chain in two if chain.prediction} == {("switch_cores",)}
+    assert any("VNF core" in line and "not known" in line for line in found.open)
+
+
+def test_pipelines_of_cnf_testbed_are_flat_and_virtual_machines_are_predicted() -> None:
+    pipelines = calibrate_rows(NOTHING, chains_of("csp", 1), source="cnf-testbed")
+    rates = [
+        foreseen(pipelines.profile, "memif", ChainWorkload("pipeline", vnfs, 64)).pps / vnfs
+        for vnfs in range(1, 11)
+    ]
+    assert max(rates) == pytest.approx(min(rates))
+    for cores in (1, 2):
+        machines = calibrate_rows(NOTHING, chains_of("vsc", cores), source="cnf-testbed")
+        # Two lengths of the ten rows lie 23 % and more off, as their searches stopped early.
+        assert statistics.median(left_out(machines)) <= 0.10
+
+
+def test_a_start_gives_what_the_rows_do_not_tell() -> None:
     rows = [
-        Measured("vhost-user", chain, predict(XL710, "vhost-user", chain).pps)
+        Measured("vhost-user", chain, foreseen(XL710, "vhost-user", chain).pps)
         for vnfs in (1, 2, 4, 7)
         for size in (64, 512, 1518)
         for chain in [ChainWorkload("north-south", vnfs, size)]
     ]
     profile = fit(shipped("xl710-documents"), rows, "made up").profile
-    other = predict(profile, "vhost-user", ChainWorkload("east-west", 4, 64))
-    assert (other.has_interval, other.extrapolated) == (False, ("pattern",))
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_an_interval_is_as_wide_as_unseen_numbers_of_functions_lie_off(plane: Plane) -> None:
-    rows = [
-        # Alternately a tenth too much and too little, but for one number of functions.
-        Measured(plane, chain, predict(XL710, plane, chain).pps * off)
-        for pattern in PATTERNS
-        for vnfs, factor in ((2, 1.0), (3, 1.1), (4, 1.0), (5, 1.1))
-        for index, size in enumerate((64, 128, 256, 512, 1024, 1518))
-        for chain in [ChainWorkload(pattern, vnfs, size)]
-        for off in [factor if index % 2 else 1 / factor]
-    ]
-    found = fit(shipped("xl710-documents"), rows, "made up").profile
-    assert errors(found, rows).inside >= 0.95 * len(rows)
-    few = [row for row in rows if row.chain.vnfs == 3]
-    alone = fit(shipped("xl710-documents"), few, "made up").profile
-    assert errors(alone, few).inside >= 0.9 * len(few)
+    other = foreseen(profile, "vhost-user", ChainWorkload("east-west", 4, 64))
+    assert (other.interval, other.unknown) == (None, ("pattern",))
+    assert profile.stations_of("vf-passthrough") == shipped("xl710-documents").stations_of(
+        "vf-passthrough"
+    )
 
 
 def test_what_a_profile_makes_is_what_the_fit_finds_again() -> None:
-    truth = shipped("xl710")
     rows = [
-        Measured(plane, chain, predict(truth, plane, chain).pps)
+        Measured(plane, chain, foreseen(XL710, plane, chain).pps)
         for plane in PLANES
         for pattern in PATTERNS
         for vnfs in (1, 2, 4, 7)
-        for size in (64, 128, 256, 512, 1024, 1518)
+        for size in (64, 256, 1518)
         for chain in [ChainWorkload(pattern, vnfs, size)]
     ]
     found = fit(shipped("xl710-documents"), rows, "made up").profile
-    assert errors(found, rows).worst < 0.02
+    for row in rows:
+        assert foreseen(found, row.plane, row.chain).pps == pytest.approx(row.pps, rel=0.03)
 
 
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(BadInputError, match="cannot tell"):
-        fit(XL710, [Measured("vhost-user", ChainWorkload("north-south", 1, 64), 1e6)], "made up")
+def test_a_row_without_packets_and_no_rows_are_refused() -> None:
     with pytest.raises(BadInputError, match="nothing to fit"):
         fit(XL710, [], "made up")
     with pytest.raises(BadInputError, match="no packets"):
         fit(XL710, [Measured("vhost-user", ChainWorkload("north-south", 1, 64), 0)], "made up")
+    one = [Measured("vhost-user", ChainWorkload("north-south", 1, 64), 1e6)]
+    alone = fit(NOTHING, one, "made up").profile
+    assert foreseen(alone, "vhost-user", one[0].chain).pps == pytest.approx(1e6)
+    assert foreseen(alone, "vhost-user", one[0].chain).interval is None
 
 
 def test_a_profile_that_is_written_is_read_again(tmp_path: Path) -> None:
@@ -278,9 +298,9 @@ def test_a_profile_that_is_written_is_read_again(tmp_path: Path) -> None:
     [
         ("", "name: field required"),
         ("name = ", "not TOML"),
-        (toml_text(XL710).replace("lanes = 8", "lanes = 0"), "lanes 0"),
-        (toml_text(XL710).replace("pmd_ns = ", "pmd_ns = -"), "cores.pmd_ns"),
+        (toml_text(XL710).replace("packet_ns = ", "packet_ns = -"), "packet_ns"),
         (toml_text(XL710) + "\n[moon]\nphase = 1\n", "moon"),
+        (toml_text(NOTHING) + "\n[nic]\nline_gbps = 10\n", "nic"),
     ],
 )
 def test_a_file_that_is_no_profile_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -288,7 +308,7 @@ def test_a_file_that_is_no_profile_is_one_sentence(text: str, said: str, tmp_pat
     file.write_text(text)
     with pytest.raises(BadInputError, match=said) as caught:
         load_profile(file)
-    assert str(file) in str(caught.value) or said == "lanes 0"
+    assert str(file) in str(caught.value)
 
 
 @given(st.binary(max_size=300))
@@ -311,6 +331,10 @@ def test_no_bytes_end_in_a_traceback(content: bytes) -> None:
         ("interface,pattern,vnfs,packet_bytes,tx_mpps\nvhost,up,1,64,1\n", ":2: pattern"),
         ("interface,pattern,vnfs,packet_bytes,tx_mpps\nvhost,east-west,0,64,1\n", ":2: vnfs"),
         ("interface,pattern,vnfs,packet_bytes,tx_mpps\nvhost,east-west,1,64,nan\n", ":2: tx_mpps"),
+        (
+            "interface,pattern,vnfs,packet_bytes,tx_mpps,switch_cores\nvhost,east-west,1,64,1,0\n",
+            ":2: switch_cores",
+        ),
     ],
 )
 def test_a_table_that_is_wrong_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:
@@ -318,3 +342,49 @@ def test_a_table_that_is_wrong_is_named_with_its_line(text: str, said: str, tmp_
     file.write_text(text)
     with pytest.raises(BadInputError, match=said):
         read_throughput(file)
+
+
+def nfvbench(path: Path, ndr_pps: float) -> Path:
+    """A result of NFVbench's NDR search."""
+    analysis = {
+        "ndr": {"rate_pps": ndr_pps, "duration_sec": 10},
+        "iteration_stats": {"ndr_pdr": [{"tx_pps": ndr_pps, "tx_pkts": 100, "rx_pkts": 100}]},
+    }
+    chain = {"result": {"result": {"64": analysis}, "service_chain_count": 1}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(
+            {
+                "benchmarks": {"network": {"service_chain": {"EXT": chain}}},
+                "nfvbench_version": "3.2",
+            }
+        )
+    )
+    return path
+
+
+def test_nfvbench_results_become_a_table_by_their_names(tmp_path: Path) -> None:
+    files = [
+        nfvbench(tmp_path / "4t2c" / "csc_1c2n_ndr-1.json", 7e6),
+        nfvbench(tmp_path / "2t1c" / "csp_3c4n_ndr-1.json", 6e6),
+        nfvbench(tmp_path / "2t1c" / "readme.json", 1e6),
+    ]
+    names = "{switch_threads}t{switch_cores}c/{kind}_{chains}c{vnfs}n"
+    found = chain_table(files, names)
+    snake, pipeline = found.rows
+    assert (snake.interface, snake.pattern, snake.vnfs, snake.tx_mpps) == (
+        "memif", "east-west", 2, 14.0,
+    )  # fmt: skip
+    assert (snake.switch_cores, snake.switch_threads) == (2, 4)
+    assert (pipeline.pattern, pipeline.chains, pipeline.tx_mpps) == ("pipeline", 3, 24.0)
+    assert "readme.json" in found.left_out[0]
+    file = tmp_path / "chains.csv"
+    file.write_text(found.csv_text())
+    assert tuple(read_throughput(file)) == found.rows
+    [other] = chain_table(files[:1], "_{vnfs}c", kinds_of(["vhost-user,north-south"])).rows
+    assert (other.interface, other.vnfs, other.tx_mpps) == ("vhost-user", 1, 7.0)
+    for pattern, kinds in (("{moon}", []), ("{vnfs}{vnfs}", []), ("{vnfs}", ["memif"])):
+        with pytest.raises(BadInputError):
+            chain_table(files, pattern, kinds_of(kinds))
+    with pytest.raises(BadInputError, match="none of 1 files"):
+        chain_table(files[2:], names)

@@ -1,14 +1,16 @@
-"""A profile fitted to measured chains, and how well it predicts them. Prints nothing."""
+"""A profile fitted to measured chains, and how well it predicts them."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planewise.advise.model.capacity import ChainWorkload, Prediction, predict
+from planewise.advise.model.capacity import WORDS, Prediction, predict
 from planewise.advise.model.fit import HeldOut, Measured, fit
-from planewise.advise.model.profile import Profile
+from planewise.advise.model.profile import PLANES, Plane, Profile
 from planewise.advise.throughput import ThroughputRow
 from planewise.errors import BadInputError
 from planewise.units import count_text, percent_text
@@ -26,11 +28,9 @@ class Errors:
     mean: float
     worst: float
     pairs: int
-    """Chains measured on both planes with more than 10 % between them."""
+    """Chains measured on two planes with more than 10 % between them."""
     wrong: int
-    """… of which the model has the wrong plane ahead."""
-    inside: int
-    """Rows that lie in their prediction's 95 % interval."""
+    """Pairs whose faster plane the model predicts to be slower."""
 
     def as_json(self) -> dict[str, float | int]:
         """The fields for JSON, by name."""
@@ -38,122 +38,73 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """The fitted profile, and the measurements that it was compared with."""
-
-    profile: Profile
-    rows: tuple[Measured, ...]
-    fitted: Errors
-    left_out: tuple[HeldOut, ...]
-    """Rows that were left out of a fit, by plane and by what was left out."""
-
-    def left_out_lines(self) -> list[str]:
-        """A sentence for each."""
-        return [
-            f"{part.plane}, each {part.kind} left out in turn: {len(part.errors)} rows off by "
-            f"{percent_text(statistics.median(part.errors))} in the median, "
-            f"{percent_text(statistics.fmean(part.errors))} in the mean, "
-            f"{percent_text(max(part.errors))} at worst; "
-            f"{percent_text(part.inside)} lie in the intervals that the others give"
-            for part in self.left_out
-        ]
-
-
-@dataclass(frozen=True)
 class PredictedChain:
-    """A chain that was measured in another run, beside what the fitted profile predicts of it."""
+    """A measured chain beside its prediction."""
 
     row: Measured
-    prediction: Prediction
-    fitted: bool
-    """Whether the profile was fitted to this very chain, too."""
+    prediction: Prediction | None
+    """None where the profile knows nothing about the plane."""
+    fitted: bool = True
+    """Whether the profile was fitted to this very chain."""
 
     @property
     def off(self) -> float:
         """Predicted over measured, less one."""
-        return self.prediction.pps / self.row.pps - 1
+        return self.prediction.pps / self.row.pps - 1 if self.prediction else math.nan
 
     @property
-    def inside(self) -> bool:
-        """Whether it lies in its interval; never where the prediction has none."""
-        low, high = self.prediction.low_pps, self.prediction.high_pps
-        return self.prediction.has_interval and low <= self.row.pps <= high
+    def inside(self) -> bool | None:
+        """Whether it lies in its interval; None where there is none."""
+        if self.prediction is None or self.prediction.interval is None:
+            return None
+        low, high = self.prediction.interval
+        return low <= self.row.pps <= high
 
     def as_json(self) -> dict[str, object]:
-        """The fields for JSON, by name."""
-        chain, prediction = self.row.chain, self.prediction
+        """The row, its prediction and the bottleneck for JSON."""
+        low, high = (self.prediction and self.prediction.interval) or (None, None)
         return {
             "plane": self.row.plane,
-            "pattern": chain.pattern,
-            "vnfs": chain.vnfs,
-            "frame_bytes": chain.frame_bytes,
+            **asdict(self.row.chain),
             "fitted": self.fitted,
             "measured_pps": self.row.pps,
-            "predicted_pps": prediction.pps,
-            "low_pps": prediction.low_pps if prediction.has_interval else None,
-            "high_pps": prediction.high_pps if prediction.has_interval else None,
-            "inside": self.inside if prediction.has_interval else None,
-            "bottleneck": prediction.bottleneck.name,
+            "predicted_pps": self.prediction and self.prediction.pps,
+            "low_pps": low,
+            "high_pps": high,
+            "inside": self.inside,
+            "bottleneck": self.prediction and self.prediction.bottleneck.name,
         }
 
 
-def predict_chains(
-    calibration: Calibration, rows: Sequence[ThroughputRow]
-) -> tuple[PredictedChain, ...]:
-    """The chains of another run, each with its prediction; those that were not fitted to first.
+@dataclass(frozen=True)
+class Calibration:
+    """The fitted profile, and the measurements that it was compared with."""
 
-    Raises:
-        BadInputError: the model knows the plane of none.
-    """
-    fitted = {(row.plane, row.chain) for row in calibration.rows}
-    chains = [
-        PredictedChain(row, _predicted(calibration.profile, row), (row.plane, row.chain) in fitted)
-        for row in _measured(rows)
-    ]
-    if not chains:
-        raise BadInputError(
-            "there is nothing to hold the predictions against",
-            remedy="measure chains on vf-passthrough or vhost-user",
-        )
-    return tuple(sorted(chains, key=lambda chain: chain.fitted))
+    profile: Profile
+    rows: tuple[PredictedChain, ...]
+    fitted: Errors
+    left_out: tuple[HeldOut, ...]
+    open: tuple[str, ...]
+    """What the rows cannot tell and the measurement that would, in sentences."""
 
-
-def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
-    """A sentence for the chains that a profile was not fitted to, and one for the others."""
-    lines = []
-    for fitted, words in ((False, "not fitted to"), (True, "fitted to, too")):
-        group = [chain for chain in chains if chain.fitted == fitted]
-        if not group:
-            continue
-        off = [abs(chain.off) for chain in group]
-        bounded = [chain for chain in group if chain.prediction.has_interval]
-        inside = sum(chain.inside for chain in bounded)
-        lines.append(
-            f"{words}: {count_text(len(group), 'chain')}, off by "
-            f"{percent_text(statistics.median(off))} in the median, {percent_text(max(off))} at "
-            f"worst; {inside} of {len(bounded)} lie in their intervals"
-        )
-    return lines
-
-
-def predicted_table(chains: Sequence[PredictedChain]) -> str:
-    """Measured and predicted rates with their intervals [Mpps], as a Markdown table."""
-    lines = [
-        "| plane | pattern | functions | frame [bytes] | fitted to | measured [Mpps] "
-        "| predicted [Mpps] | interval [Mpps] | off |",
-        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
-    ]
-    for predicted in chains:
-        chain, prediction = predicted.row.chain, predicted.prediction
-        interval = f"{prediction.low_pps / 1e6:.3f} to {prediction.high_pps / 1e6:.3f}"
-        outside = "" if predicted.inside or not prediction.has_interval else ", outside"
-        lines.append(
-            f"| {predicted.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
-            f"{'yes' if predicted.fitted else 'no'} | {predicted.row.pps / 1e6:.3f} | "
-            f"{prediction.pps / 1e6:.3f} | {interval if prediction.has_interval else 'none'} | "
-            f"{100 * predicted.off:+.1f} %{outside} |"
-        )
-    return "\n".join(lines)
+    def lines(self) -> list[str]:
+        """How well the fit describes and predicts each plane, a sentence each."""
+        lines = []
+        for plane in dict.fromkeys(chain.row.plane for chain in self.rows):
+            own = [chain for chain in self.rows if chain.row.plane == plane]
+            limits = Counter(chain.prediction.bottleneck.name for chain in own if chain.prediction)
+            words = ", ".join(f"{name} in {times}" for name, times in limits.most_common())
+            lines.append(f"{plane}: the bottleneck is the {words} of {count_text(len(own), 'row')}")
+        for part in self.left_out:
+            errors = [abs(math.expm1(error)) for error in part.errors]
+            lines.append(
+                f"{part.plane}, each {WORDS[part.dimension]} left out in turn: "
+                f"{count_text(len(errors), 'row')}, off by "
+                f"{percent_text(statistics.median(errors))} in the median, "
+                f"{percent_text(statistics.fmean(errors))} in the mean, "
+                f"{percent_text(max(errors))} at worst"
+            )
+        return lines
 
 
 def calibrate_rows(
@@ -169,68 +120,111 @@ def calibrate_rows(
     What is fitted to an `emulated` host is emulated.
 
     Raises:
-        BadInputError: the rows do not suffice.
+        BadInputError: there are no such rows.
     """
-    measured = tuple(_measured(rows))
-    fitted = fit(start, measured, source)
-    profile = fitted.profile.model_copy(
-        update={
-            "name": name or f"{start.name}, fitted to {source}",
-            "emulated": emulated or start.emulated,
-        }
+    measured = _measured(rows)
+    found = fit(start, measured, source)
+    profile = found.profile.model_copy(
+        update={"name": name or source, "emulated": emulated or start.emulated}
     )
-    return Calibration(profile, measured, errors(profile, measured), fitted.left_out)
+    chains = tuple(PredictedChain(row, predict(profile, row.plane, row.chain)) for row in measured)
+    return Calibration(profile, chains, errors(chains), found.left_out, found.open)
+
+
+def predict_chains(
+    calibration: Calibration, rows: Sequence[ThroughputRow]
+) -> tuple[PredictedChain, ...]:
+    """The chains of another run, each with its prediction; those that were not fitted to first.
+
+    Raises:
+        BadInputError: the model knows the plane of none.
+    """
+    fitted = {(chain.row.plane, chain.row.chain) for chain in calibration.rows}
+    chains = [
+        PredictedChain(
+            row,
+            predict(calibration.profile, row.plane, row.chain),
+            (row.plane, row.chain) in fitted,
+        )
+        for row in _measured(rows)
+    ]
+    if not chains:
+        raise BadInputError(
+            "there are no chains to compare predictions with",
+            remedy=f"measure chains on {', '.join(PLANES)}",
+        )
+    return tuple(sorted(chains, key=lambda chain: chain.fitted))
+
+
+def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
+    """A sentence for the chains that a profile was not fitted to, and one for the others."""
+    lines = []
+    for fitted, words in ((False, "not fitted to"), (True, "also fitted to")):
+        group = [chain for chain in chains if chain.fitted == fitted]
+        known = [abs(chain.off) for chain in group if chain.prediction]
+        if not group:
+            continue
+        inside = [chain.inside for chain in group if chain.inside is not None]
+        figures = (
+            f"off by {percent_text(statistics.median(known))} in the median, "
+            f"{percent_text(max(known))} at worst"
+            if known
+            else "without a prediction"
+        )
+        lines.append(
+            f"{words}: {count_text(len(group), 'chain')}, {figures}; "
+            f"{sum(inside)} of {len(inside)} lie in their intervals"
+        )
+    return lines
 
 
 def _measured(rows: Sequence[ThroughputRow]) -> list[Measured]:
-    measured = []
-    for row in rows:
-        chain = ChainWorkload(row.pattern, row.vnfs, row.packet_bytes)
-        if row.plane == "vf-passthrough":
-            measured.append(Measured("vf-passthrough", chain, row.tx_mpps * 1e6))
-        elif row.plane == "vhost-user":
-            measured.append(Measured("vhost-user", chain, row.tx_mpps * 1e6))
-    return measured
-
-
-def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
-    """How far the model lies from `rows`, at least one."""
-    predicted = [(row, _predicted(profile, row)) for row in rows]
-    deviations = [abs(prediction.pps / row.pps - 1) for row, prediction in predicted]
-    inside = sum(
-        prediction.low_pps <= row.pps <= prediction.high_pps for row, prediction in predicted
-    )
-    pairs = wrong = 0
-    by_chain = {(row.plane, row.chain): row for row in rows}
-    for row in rows:
-        vhost = by_chain.get(("vhost-user", row.chain))
-        if row.plane != "vf-passthrough" or vhost is None:
-            continue
-        if abs(row.pps - vhost.pps) > _DIFFERENT * min(row.pps, vhost.pps):
-            pairs += 1
-            ahead = _predicted(profile, row).pps > _predicted(profile, vhost).pps
-            wrong += ahead != (row.pps > vhost.pps)
-    median, mean = statistics.median(deviations), statistics.fmean(deviations)
-    return Errors(len(rows), median, mean, max(deviations), pairs, wrong, inside)
-
-
-def _predicted(profile: Profile, row: Measured) -> Prediction:
-    return predict(profile, row.plane, row.chain)
-
-
-def table(calibration: Calibration) -> str:
-    """Measured and predicted rates [Mpps] and what binds, as a Markdown table."""
-    lines = [
-        "| plane | pattern | functions | frame [bytes] | measured [Mpps] | predicted [Mpps] "
-        "| off | what binds |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    planes: dict[str, Plane] = {plane: plane for plane in PLANES}
+    return [
+        Measured(planes[row.plane], row.chain(), row.tx_mpps * 1e6)
+        for row in rows
+        if row.plane in planes
     ]
-    for row in calibration.rows:
-        prediction = _predicted(calibration.profile, row)
-        chain = row.chain
+
+
+def errors(chains: Sequence[PredictedChain]) -> Errors:
+    """How far the model is from the measurements, at least one."""
+    deviations = [abs(chain.off) for chain in chains]
+    pairs = wrong = 0
+    for index, one in enumerate(chains):
+        for other in chains[:index]:
+            fast, slow = sorted((one, other), key=lambda chain: -chain.row.pps)
+            alike = fast.row.pps <= (1 + _DIFFERENT) * slow.row.pps
+            if one.row.chain != other.row.chain or one.row.plane == other.row.plane or alike:
+                continue
+            pairs += 1
+            wrong += fast.row.pps * (1 + fast.off) <= slow.row.pps * (1 + slow.off)
+    median, mean = statistics.median(deviations), statistics.fmean(deviations)
+    return Errors(len(chains), median, mean, max(deviations), pairs, wrong)
+
+
+def table(chains: Sequence[PredictedChain]) -> str:
+    """Measured and predicted rates [Mpps] and the bottleneck, as a Markdown table."""
+    lines = [
+        "| plane | pattern | functions | chains | switch cores | frame [bytes] | measured [Mpps] "
+        "| predicted [Mpps] | interval [Mpps] | off | bottleneck |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for one in chains:
+        chain, prediction = one.row.chain, one.prediction
+        interval = (
+            f"{prediction.interval[0] / 1e6:.3g} to {prediction.interval[1] / 1e6:.3g}"
+            if prediction and prediction.interval
+            else "not known"
+        )
+        figures = (
+            f"{prediction.pps / 1e6:.2f} | {interval}{', outside' * (one.inside is False)} | "
+            f"{100 * one.off:+.1f} % | {prediction.bottleneck.name}"
+            if prediction
+            else "not known | | | not known"
+        )
         lines.append(
-            f"| {row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
-            f"{row.pps / 1e6:.2f} | {prediction.pps / 1e6:.2f} | "
-            f"{100 * (prediction.pps / row.pps - 1):+.1f} % | {prediction.bottleneck.name} |"
+            f"| {one.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.chains} | "
+            f"{chain.switch_cores} | {chain.frame_bytes} | {one.row.pps / 1e6:.2f} | {figures} |"
         )
     return "\n".join(lines)

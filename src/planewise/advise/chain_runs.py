@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
 
 from planewise.advise.evidence import chains_of, one_kind
-from planewise.advise.model.capacity import Plane
+from planewise.advise.model.profile import PLANES
 from planewise.advise.throughput import ThroughputRow
 from planewise.errors import BadInputError
 from planewise.store.models import OUTSIDE, RunInfo, TrialRecord
@@ -47,7 +46,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
             where=run,
             remedy="experiments/nfv-chains.yaml is a design that does",
         )
-    modelled = [trial for trial in done if str(trial.cell.get("plane")) in get_args(Plane)]
+    modelled = [trial for trial in done if str(trial.cell.get("plane")) in PLANES]
     sized = [trial for trial in modelled if isinstance(trial.cell.get("size_bytes"), int)]
     telling = [trial for trial in sized if trial.chain and trial.chain.limit not in OUTSIDE]
     carrying = [trial for trial in telling if trial.chain and trial.chain.tx_pps > 0]
@@ -94,6 +93,6 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
             where=run,
             remedy="give generator, switch and functions a core each, and measure again"
             if sized
-            else f"measure {' or '.join(get_args(Plane))}, with frames of one size a trial",
+            else f"measure {' or '.join(PLANES)}, with frames of one size a trial",
         )
     return ChainRows(rows, tuple(left_out), info.emulated)

@@ -83,9 +83,9 @@ class Workload:
         ):
             if count is not None and not 0 <= count <= most:
                 raise BadInputError(f"there are no {count} {name}", remedy=f"0 to {most}")
-        if self.guests is not None and self.guests < self.chain.vnfs:
+        if self.guests is not None and self.guests < self.chain.functions:
             raise BadInputError(
-                f"{self.guests} guests are fewer than {self.chain.vnfs} functions",
+                f"{self.guests} guests are fewer than {self.chain.functions} functions",
                 where="guests",
                 remedy="the functions' own guests count among them",
             )
@@ -93,7 +93,7 @@ class Workload:
     @property
     def holders(self) -> int:
         """Guests that would need a VF each."""
-        return self.chain.vnfs if self.guests is None else self.guests
+        return self.chain.functions if self.guests is None else self.guests
 
 
 @dataclass(frozen=True)
@@ -146,35 +146,37 @@ def _of_vf(profile: Profile | None, workload: Workload, plane: str) -> Iterator[
             "demand",
         )
         return
-    if workload.vfs is not None or profile is None or profile.nic.vfs is None:
+    if workload.vfs is not None or profile is None or profile.vfs is None:
         return
-    if profile.nic.vfs < needed:
+    if profile.vfs < needed:
         yield Statement(
-            f"{needed} guests need {needed} VFs, and the NIC has {profile.nic.vfs}; "
+            f"{needed} guests need {needed} VFs, and the NIC has {profile.vfs}; "
             "`planewise alloc` shares them out among the guests that gain most.",
-            profile.nic.basis,
-            f"nic.vfs of the profile {profile.name}",
+            "data sheet",
+            f"vfs of the profile {profile.name}",
         )
 
 
-def host_cores(plane: str) -> int:
-    """Cores that a plane takes from the host whole, beside the guests' own."""
-    return 1 if plane == "vhost-user" else 0
+def host_cores(plane: str, chain: ChainWorkload) -> int:
+    """Whole cores that a plane takes from the host besides the guests' own."""
+    return chain.switch_cores if plane in ("vhost-user", "memif") else 0
 
 
 def _of_cores(workload: Workload, plane: str) -> Iterator[Statement]:
-    switch_cores = host_cores(plane)
+    switch_cores = host_cores(plane, workload.chain)
     if workload.spare_cores is not None and workload.spare_cores < switch_cores:
         yield Statement(
-            "A polling switch takes a core of the host whole, and none is to spare.", "demand"
+            "A polling switch takes a whole core of the host, and there is none to spare.", "demand"
         )
     if workload.cores is None or workload.application == "kernel":
         functions = 0
     else:
-        functions = workload.chain.vnfs
+        functions = workload.chain.functions * workload.chain.vnf_cores
     needed = functions + switch_cores
     if workload.cores is not None and workload.cores < needed:
-        parts = [f"{functions} polling function{'s' if functions > 1 else ''}"] * bool(functions)
+        parts = [
+            f"{workload.chain.functions} polling function{'s' if functions > 1 else ''}"
+        ] * bool(functions)
         parts += ["the polling switch"] * bool(switch_cores)
         words = " and ".join(parts)
         yield Statement(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from planewise.advise.demand import Statement, Workload
 from planewise.advise.evidence import Evidence
-from planewise.advise.model.capacity import Plane
-from planewise.advise.model.profile import Profile
+from planewise.advise.model.profile import PLANES, Plane, Profile
 from planewise.judge.bounded import Bound
 from planewise.units import rate_text
 
-MODELLED: tuple[Plane, ...] = get_args(Plane)
+MODELLED: tuple[Plane, ...] = PLANES
 """Planes that the capacity model knows."""
 ALIKE = 0.10
 """Predictions closer than this are not told apart: some of the fitted rows lie as far off."""
@@ -22,6 +21,7 @@ ALIKE = 0.10
 _WORDS = {
     "vf-passthrough": "a VF passed through (SR-IOV)",
     "vhost-user": "vhost-user on a polling switch (OVS-DPDK)",
+    "memif": "memif on a polling switch (VPP)",
     "virtio-bridge": "virtio by the kernel",
 }
 
@@ -79,7 +79,9 @@ class EvidenceBase:
     def planes(self) -> tuple[str, ...]:
         """The planes that are weighed: those of the publications, and what was measured."""
         measured = (item.plane for item in self.evidence)
-        return tuple(dict.fromkeys((*MODELLED, "virtio-bridge", *measured)))
+        published = ("vf-passthrough", "vhost-user", "virtio-bridge")
+        fitted = () if self.profile is None else (part.plane for part in self.profile.stations)
+        return tuple(dict.fromkeys((*published, *fitted, *measured)))
 
 
 def words_of(plane: str) -> str:

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from planewise.advise.demand import BRIEF, Statement, Workload, hindrances, host_cores, on_vf
 from planewise.advise.measured import hold_to_latency, of_neighbours, too_much_cpu, with_evidence
-from planewise.advise.model.capacity import Plane, Prediction, predict
-from planewise.advise.model.latency import floor_ns, line_ns
-from planewise.advise.model.profile import Profile
+from planewise.advise.model.capacity import WORDS, Prediction, floor_ns, line_ns, predict
+from planewise.advise.model.profile import Plane, Profile
 from planewise.advise.ranked import ALIKE, MODELLED, EvidenceBase, PlaneForecast, hold_to_rate
 from planewise.units import rate_text
 
@@ -108,12 +107,15 @@ _KERNEL: dict[str, Statement] = {
         "literature",
         BRIEF,
     ),
+    "memif": Statement(
+        "memif has no interface for programs on the kernel's sockets.", "literature", "DPDK, memif"
+    ),
 }
 """What is known where the guest's kernel binds, not the plane."""
 
 
 def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> PlaneForecast:
-    empty = _unpredicted(workload, plane, host_cores(plane))
+    empty = _unpredicted(workload, plane, host_cores(plane, workload.chain))
     if workload.application == "kernel":
         floor = None if profile is None else floor_ns(profile, plane, workload.chain)
         return replace(empty, statements=(_KERNEL[plane],), floor_ns=floor)
@@ -123,11 +125,19 @@ def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> Plan
         )
         return replace(empty, statements=(statement,))
     prediction = predict(profile, plane, workload.chain)
+    if prediction is None:
+        statement = Statement(
+            f"Not known: the profile has no measurement of {plane}. Measure its chains, and fit "
+            "them with `planewise calibrate`.",
+            "model",
+        )
+        return replace(empty, statements=(statement,))
+    low, high = prediction.interval or (None, None)
     forecast = replace(
         empty,
         pps=prediction.pps,
-        low_pps=prediction.low_pps if prediction.has_interval else None,
-        high_pps=prediction.high_pps if prediction.has_interval else None,
+        low_pps=low,
+        high_pps=high,
         gbps=prediction.bps / 1e9,
         bottleneck=prediction.bottleneck.name,
         floor_ns=floor_ns(profile, plane, workload.chain),
@@ -142,14 +152,17 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
         ""
         if profile.emulated
         else f" at {rate_text(prediction.pps)}"
-        if not prediction.has_interval
-        else f" at {rate_text(prediction.pps)} ({rate_text(prediction.low_pps)} to "
-        f"{rate_text(prediction.high_pps)})"
+        if prediction.interval is None
+        else f" at {rate_text(prediction.pps)} ({rate_text(prediction.interval[0])} to "
+        f"{rate_text(prediction.interval[1])})"
     )
-    beyond = " and ".join(prediction.extrapolated)
+    beyond = " and ".join(WORDS[name] for name in prediction.unmeasured)
     extrapolated = f" Extrapolated: this {beyond} was not measured." if beyond else ""
+    if prediction.unknown:
+        missing = " and ".join(WORDS[name] for name in prediction.unknown)
+        extrapolated += f" How far off is not known: measure a chain with this {missing}."
     return Statement(
-        f"The {binds.name} binds{figures}: {binds.why}.{extrapolated}",
+        f"The bottleneck is the {binds.name}{figures}: {binds.why}.{extrapolated}",
         "model",
         f"parameters: {binds.basis}",
     )

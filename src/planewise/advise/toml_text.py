@@ -1,4 +1,4 @@
-"""A profile as TOML, as people read and change it. Knows no profile."""
+"""Profiles as TOML, as people read and change them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def read_toml(path: Path, model: type[_Model], writes: str, remedy: Callable[[st
         raise BadInputError(message, where=str(path), remedy=remedy(place)) from error
 
 
-def toml_text(model: BaseModel) -> str:
-    """The model as TOML: numbers with four significant digits, what is None left out."""
-    return tomli_w.dumps(_rounded(model.model_dump(exclude_none=True)))
+def toml_text(model: BaseModel, *, defaults: bool = True) -> str:
+    """The model as TOML, with or without defaults: numbers with four significant digits."""
+    content = model.model_dump(exclude_none=True, exclude_defaults=not defaults)
+    return tomli_w.dumps(_rounded(content))
 
 
 def _rounded(value: Any) -> Any:

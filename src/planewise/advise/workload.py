@@ -1,7 +1,6 @@
-"""Which plane for a described workload: planes ranked, with what binds and what would change it.
+"""Which plane for a described workload: planes ranked, with bottlenecks and what would change it.
 
-Rests on the capacity model, on what runs measured and on what the publications found; each
-statement says on which. Knows no host but a profile and evidence.
+Statements rest on the capacity model, on measured runs or on publications, and say on which.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from planewise.advise.changes import changes
 from planewise.advise.demand import Statement, Workload
 from planewise.advise.evidence import Evidence
 from planewise.advise.gain_profile import GainProfile, gain_statement
-from planewise.advise.model.capacity import LONGEST, ChainWorkload, Prediction, predict
+from planewise.advise.model.capacity import LONGEST, Prediction, predict
 from planewise.advise.model.profile import Profile
 from planewise.advise.ranked import ALIKE, MODELLED, EvidenceBase, PlaneForecast, words_of
 from planewise.advise.ranking import rank
@@ -75,11 +74,12 @@ def course(profile: Profile | None, workload: Workload) -> tuple[Prediction, ...
     if profile is None or profile.emulated or workload.application == "kernel":
         return ()
     most = min(LONGEST, max(8, workload.chain.vnfs + 2))
-    return tuple(
+    predictions = (
         predict(profile, plane, replace(workload.chain, vnfs=vnfs))
         for plane in MODELLED
         for vnfs in range(1, most + 1)
     )
+    return tuple(prediction for prediction in predictions if prediction is not None)
 
 
 def why_not(advice: Advice, plane: str) -> str:
@@ -115,7 +115,8 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
     best = ranking[0]
     chain = workload.chain
     chain_text = (
-        f"{chain.vnfs} functions in a chain" if chain.through
+        f"{chain.chains} chains of {chain.vnfs} functions" if chain.through and chain.chains > 1
+        else f"{chain.vnfs} functions in a chain" if chain.through
         else f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''} that each "
         f"send{'' if chain.vnfs > 1 else 's'} back" if chain.vnfs > 1
         else "a function that sends back"
@@ -140,7 +141,7 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
             if abs(ratio - 1) <= ALIKE
             else f", {_times(ratio)} times what {second.plane} carries"
         )
-    text += f"; what binds is {_bottleneck_words(best.bottleneck)}."
+    text += f"; the bottleneck is {_bottleneck_words(best.bottleneck)}."
     if workload.rate_pps is not None and not any(
         ranked.meets for ranked in ranking if ranked.possible
     ):
@@ -167,7 +168,7 @@ def _gained(gain: GainProfile | None, workload: Workload) -> Iterator[Statement]
     if gain is not None:
         rate_pps = workload.rate_pps
         # Each function sends its share, and receives as much.
-        yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.vnfs)
+        yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.functions)
 
 
 def _notes(base: EvidenceBase) -> Iterator[Statement]:
@@ -175,13 +176,14 @@ def _notes(base: EvidenceBase) -> Iterator[Statement]:
     for plane in MODELLED:
         if profile is None or profile.emulated:
             continue
-        if predict(profile, plane, ChainWorkload("north-south", 1, 64)).has_interval:
+        stations = profile.stations_of(plane)
+        if not stations or profile.fitted_to(plane):
             continue
         yield Statement(
-            f"For {plane} this profile was never held against measurements: its figures have no "
+            f"For {plane} this profile was never compared with measurements: its figures have no "
             "interval and may be far off. `planewise calibrate` fits it.",
-            profile.cores.basis,
-            profile.cores.source,
+            stations[0].basis,
+            stations[0].source,
         )
     for run, machine in dict.fromkeys((item.run, item.virtualised) for item in base.evidence):
         if machine:

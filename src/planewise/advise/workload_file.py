@@ -21,6 +21,9 @@ class WorkloadText(BaseModel):
 
     pattern: str | None = None
     vnfs: int = 1
+    chains: int = 1
+    switch_cores: int = 1
+    vnf_cores: int = 1
     frame_bytes: int = 64
     application: str = "polling"
     rate_mpps: float | None = None
@@ -45,7 +48,14 @@ class WorkloadText(BaseModel):
                 remedy="--pattern north-south (each function sends back) or east-west (a chain)",
             )
         return Workload(
-            chain=ChainWorkload(self.pattern, self.vnfs, self.frame_bytes),  # type: ignore[arg-type]
+            chain=ChainWorkload(
+                self.pattern,  # type: ignore[arg-type]
+                self.vnfs,
+                self.frame_bytes,
+                self.chains,
+                self.switch_cores,
+                self.vnf_cores,
+            ),
             application=self.application,  # type: ignore[arg-type]  # both refuse what is none
             rate_pps=None if self.rate_mpps is None else self.rate_mpps * 1e6,
             latency_ns=None if self.latency_us is None else self.latency_us * 1e3,

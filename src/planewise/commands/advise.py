@@ -29,12 +29,20 @@ class WorkloadOptions:
         str | None,
         typer.Option(
             "--pattern",
-            help="north-south: each function sends back; east-west: a chain of functions.",
+            help="north-south: each function sends back; east-west: a chain of functions through "
+            "the switch; pipeline: a chain of functions that are connected directly.",
         ),
     ] = None
     vnfs: Annotated[int | None, typer.Option("--vnfs", help="Number of network functions (1).")] = (
         None
     )
+    chains: Annotated[int | None, typer.Option("--chains", help="Chains side by side (1).")] = None
+    switch_cores: Annotated[
+        int | None, typer.Option("--switch-cores", help="Cores of the polling switch (1).")
+    ] = None
+    vnf_cores: Annotated[
+        int | None, typer.Option("--vnf-cores", help="Cores of each function (1).")
+    ] = None
     frame_bytes: Annotated[
         int | None,
         typer.Option("--frame", help="Frame size with FCS [bytes] (64).", metavar="BYTES"),
@@ -119,7 +127,7 @@ def advise(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Rank the planes for a workload: predicted figures, what binds, what would change the answer.
+    """Rank the planes for a workload: predicted rates, bottlenecks, what would change it.
 
     Figures are the capacity model's, with the parameters of the host's profile, or measured where
     a run has them; every statement says what it rests on. Without --profile and --run the newest
@@ -127,7 +135,7 @@ def advise(
     """
     from planewise.advise import workload as room
     from planewise.advise.gain_profile import read_gain
-    from planewise.advise.profiles import find_profile
+    from planewise.advise.model.profile import find_profile
     from planewise.advise.workload_file import WorkloadText, read_workload
 
     host = None if profile is None else find_profile(profile)
@@ -203,7 +211,7 @@ def _show(host: Profile | None, json_: bool) -> None:
     elif json_:
         console.print_json(host.model_dump())
     else:
-        print(toml_text(host), end="")
+        print(toml_text(host, defaults=False), end="")
 
 
 def _evidence(runs: Iterable[Path]) -> list[Evidence]:
@@ -249,8 +257,7 @@ def _page(advice: Advice, host: Profile | None) -> AdvicePage:
                 prediction.plane,
                 prediction.chain.vnfs,
                 prediction.pps,
-                prediction.low_pps,
-                prediction.high_pps,
+                *(prediction.interval or (prediction.pps, prediction.pps)),
                 prediction.bottleneck.name,
             )
             for prediction in course(host, advice.workload)
@@ -275,7 +282,7 @@ def _print(advice: Advice) -> None:
         grid.add_column(
             title,
             justify="right" if title in table.NUMBERS else "left",
-            no_wrap=title != "what binds",
+            no_wrap=title != "bottleneck",
         )
     for ranked in advice.ranking:
         grid.add_row(*table.cells(ranked))

@@ -21,7 +21,7 @@ def calibrate(
         Path,
         typer.Argument(
             help="A run directory with chains, or CSV: interface, pattern, vnfs, packet_bytes, "
-            "tx_mpps.",
+            "tx_mpps; chains, switch_cores, vnf_cores, switch_threads.",
             metavar="RUN|FILE",
         ),
     ],
@@ -31,35 +31,37 @@ def calibrate(
             "--profile",
             help="Profile to start from, which also gives what is not fitted: a file or a name.",
         ),
-    ] = "xl710-documents",
+    ] = "no-nic",
+    line_gbps: Annotated[
+        float | None, typer.Option(help="Line rate of the NIC's port [Gbit/s].", min=0.001)
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the new profile.")] = None,
     against: Annotated[
         Path | None,
         typer.Option(
             "--against",
-            help="Another run, or CSV: predict each of its chains, and say how far off that is.",
+            help="Another run, or CSV: predict each of its chains, and report the errors.",
             metavar="RUN|FILE",
         ),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a table of every row beside its prediction.")
+        bool, typer.Option("--markdown", help="Print a table of every row and its prediction.")
     ] = False,
     out: ProfileOutOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Fit a host profile to measured throughput, and report how well it predicts.
 
-    Link, line rate and rings stay those of the starting profile, and so does what only a plane that
-    was not measured would show.
+    Line rate and whatever only an unmeasured plane or chain would show stay those of the starting
+    profile.
     """
     from planewise.advise.calibration import (
         calibrate_rows,
         predict_chains,
         predicted_lines,
-        predicted_table,
         table,
     )
-    from planewise.advise.profiles import find_profile
+    from planewise.advise.model.profile import find_profile
     from planewise.advise.toml_text import toml_text
     from planewise.store.files import write_file
     from planewise.units import percent_text
@@ -67,12 +69,11 @@ def calibrate(
     rows, left_out, emulated = _rows(measured)
     for line in left_out:
         console.err().print(line, style="yellow")
+    profile = find_profile(start)
+    if line_gbps is not None:
+        profile = profile.model_copy(update={"line_gbps": line_gbps})
     calibrated = calibrate_rows(
-        find_profile(start),
-        rows,
-        source=measured.resolve().name,
-        name=name,
-        emulated=bool(emulated),
+        profile, rows, source=measured.resolve().name, name=name, emulated=bool(emulated)
     )
     checked: Sequence[PredictedChain] = ()
     if against is not None:
@@ -81,16 +82,18 @@ def calibrate(
             console.err().print(f"{against}: {line}", style="yellow")
         checked = predict_chains(calibrated, check_rows)
     if out is not None:
-        write_file(out, toml_text(calibrated.profile).encode())
+        write_file(out, toml_text(calibrated.profile, defaults=False).encode())
     if json_:
         console.print_json(
             {
                 "profile": calibrated.profile.model_dump(),
                 "fitted": calibrated.fitted.as_json(),
+                "rows": [chain.as_json() for chain in calibrated.rows],
                 "unseen": [
-                    {"plane": part.plane, "left_out": part.kind, "groups": part.groups}
+                    {"plane": part.plane, "left_out": part.dimension, "errors": part.errors}
                     for part in calibrated.left_out
                 ],
+                "not_known": calibrated.open,
                 "left_out": left_out,
                 "against": [chain.as_json() for chain in checked],
             }
@@ -99,23 +102,28 @@ def calibrate(
     errors = calibrated.fitted
     print(
         f"fitted to {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
-        f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst; "
-        f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
-        f"{errors.wrong} named the wrong way round"
+        f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst"
     )
-    for line in calibrated.left_out_lines():
+    if errors.pairs:
+        print(
+            f"{errors.pairs - errors.wrong} of {errors.pairs} pairs of planes that differ by more "
+            "than 10 % are ranked right"
+        )
+    for line in calibrated.lines():
         print(line)
+    for line in calibrated.open:
+        print(f"not known: {line}")
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
     for line in predicted_lines(checked):
         print(f"{against}: {line}")
     if checked:
-        print(predicted_table(checked))
+        print(table(checked))
     if markdown:
-        print(table(calibrated))
+        print(table(calibrated.rows))
     if out is None:
         print()
-        print(toml_text(calibrated.profile), end="")
+        print(toml_text(calibrated.profile, defaults=False), end="")
     else:
         print(out)
 

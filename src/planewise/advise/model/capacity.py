@@ -1,67 +1,118 @@
-"""What a chain of network functions carries on a plane: every limit, and the one that binds.
+"""What a chain of network functions can carry on a plane, and which station limits it.
 
-Rates are totals as the publication counts them (Intel 335625, section 3): what all functions send,
-summed. In `north-south` each function gets its own share from the generator and sends it back; in
-`east-west` every packet goes through all of them.
+A packet visits stations; a station takes a time for each visit, and the chain's rate is one over
+the largest sum of times (Denning and Buzen, ACM Computing Surveys 10, 1978). Rates are totals as
+Intel 335625 counts them: what all functions send, summed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from planewise.advise.model.ethernet import FCS_BYTES, check_frame, line_rate_pps
-from planewise.advise.model.pcie import packet_rate_pps
-from planewise.advise.model.profile import Basis, Profile
+from planewise.advise.model.profile import Basis, Dimension, Plane, Profile, Station
 from planewise.errors import BadInputError
 
-Pattern = Literal["north-south", "east-west"]
-Plane = Literal["vf-passthrough", "vhost-user"]
-Extrapolation = Literal["number of functions", "frame size", "pattern"]
-"""What of a chain was not among the measurements that a profile was fitted to."""
-
+Pattern = Literal["north-south", "east-west", "pipeline"]
 LONGEST = 64
-_PLANES: tuple[Plane, ...] = ("vf-passthrough", "vhost-user")
+FCS_BYTES = 4
+"""Frame check sequence: part of a frame's size (RFC 2544), stripped by the NIC."""
+GAP_BYTES = 20
+"""Preamble, start delimiter and gap between frames (IEEE 802.3, 3.1.1 and 4.4.2)."""
+SMALLEST_BYTES, LARGEST_BYTES = 64, 9216
+_FARTHEST = 2.0
+"""No interval is given beyond so many times the largest value that was measured."""
+
+WORDS: Mapping[Dimension, str] = {
+    "vnfs": "number of functions",
+    "chains": "number of chains",
+    "frame_bytes": "frame size",
+    "pattern": "pattern",
+    "switch_cores": "number of switch cores",
+    "vnf_cores": "number of cores a function",
+    "threads_per_core": "number of threads a core",
+}
 
 
 @dataclass(frozen=True)
 class ChainWorkload:
-    """A workload of `vnfs` network functions.
+    """Chains of network functions, and the hardware that they have.
+
+    `north-south`: `vnfs` functions that each send their packets back; `east-west`: each packet
+    passes `vnfs` functions, and the switch or NIC between them; `pipeline`: the same, but functions
+    hand packets to each other directly.
 
     Raises:
-        BadInputError: no such chain.
+        BadInputError: there is no such chain.
     """
 
     pattern: Pattern
     vnfs: int
     frame_bytes: int
     """With FCS."""
+    chains: int = 1
+    """Such chains side by side."""
+    switch_cores: int = 1
+    vnf_cores: int = 1
+    """Cores of each function."""
+    switch_threads: int | None = None
+    """Threads of the switch on its cores together; None: one a core."""
 
     def __post_init__(self) -> None:
-        """Refuses chains that no host runs."""
-        if self.pattern not in ("north-south", "east-west"):
+        """Refuses what cannot be."""
+        if self.pattern not in ("north-south", "east-west", "pipeline"):
             raise BadInputError(
-                f"there is no pattern {self.pattern}", remedy="north-south or east-west"
+                f"there is no pattern {self.pattern}", remedy="north-south, east-west or pipeline"
             )
-        if not 1 <= self.vnfs <= LONGEST:
+        for number, words in (
+            (self.vnfs, "network functions"),
+            (self.chains, "chains"),
+            (self.switch_cores, "switch cores"),
+            (self.vnf_cores, "cores a function"),
+            (self.threads_per_core, "threads a core"),
+        ):
+            if not 1 <= number <= LONGEST:
+                raise BadInputError(
+                    f"a chain must have 1 to {LONGEST} {words}, not {number:g}", where=words
+                )
+        if not SMALLEST_BYTES <= self.frame_bytes <= LARGEST_BYTES:
             raise BadInputError(
-                f"a chain of {self.vnfs} network functions is none that a host runs",
-                where="number of functions",
-                remedy=f"1 to {LONGEST}",
+                f"no Ethernet frame has {self.frame_bytes} bytes",
+                where="frame size",
+                remedy=f"{SMALLEST_BYTES} to {LARGEST_BYTES} bytes, frame check sequence included",
             )
-        check_frame(self.frame_bytes)
+
+    @property
+    def threads_per_core(self) -> float:
+        """Threads on each core of the switch."""
+        return (self.switch_threads or self.switch_cores) / max(self.switch_cores, 1)
+
+    @property
+    def length(self) -> int:
+        """Functions that each packet passes."""
+        return 1 if self.pattern == "north-south" else self.vnfs
+
+    @property
+    def functions(self) -> int:
+        """All functions of all chains."""
+        return self.vnfs * self.chains
 
     @property
     def through(self) -> bool:
-        """Whether packets go from function to function; a single one has no neighbour."""
-        return self.pattern == "east-west" and self.vnfs > 1
+        """Whether packets go from function to function."""
+        return self.length > 1
+
+    @property
+    def hops(self) -> int:
+        """How often each packet goes from one function to the next by way of the switch."""
+        return self.length - 1 if self.pattern == "east-west" else 0
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One resource, and the total rate at which it is used up."""
+    """One station, and the total rate at which it is fully used."""
 
     name: str
     pps: float
@@ -77,14 +128,13 @@ class Prediction:
     plane: Plane
     chain: ChainWorkload
     limits: tuple[Limit, ...]
-    """The one that binds first."""
-    low_pps: float
-    high_pps: float
-    """95 % interval; from 0 to the line's limit where the model was never compared with data."""
-    has_interval: bool = True
-    """Whether the model was compared with data."""
-    extrapolated: tuple[Extrapolation, ...] = ()
-    """What of the chain was not measured: the interval is as wide as such chains lay off."""
+    """The bottleneck first."""
+    interval: tuple[float, float] | None
+    """From the largest error on rows left out of the fit [pps]; None where that is not known."""
+    unknown: tuple[Dimension, ...] = ()
+    """Why there is no interval: what of the chain the measurements do not cover."""
+    unmeasured: tuple[Dimension, ...] = ()
+    """What of the chain was not measured; the interval is that of such chains."""
 
     @property
     def pps(self) -> float:
@@ -98,153 +148,118 @@ class Prediction:
 
     @property
     def bottleneck(self) -> Limit:
-        """The limit that binds first."""
+        """The station that limits the rate."""
         return self.limits[0]
 
 
-def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction:
-    """What `chain` carries on `plane` of a host.
-
-    Raises:
-        BadInputError: the model knows no such plane.
-    """
-    if plane not in _PLANES:
-        raise BadInputError(
-            f"the capacity model knows no plane {plane}", remedy=f"one of {', '.join(_PLANES)}"
-        )
-    limits_of = _vf_limits if plane == "vf-passthrough" else _vhost_limits
-    limits = tuple(sorted(limits_of(profile, chain), key=lambda limit: limit.pps))
-    beyond = extrapolations(profile, chain)
-    width = _width(profile, plane, beyond)
-    if width is None:
-        line = _line(profile, chain).pps
-        return Prediction(plane, chain, limits, 0.0, line, has_interval=False, extrapolated=beyond)
-    low, high = (limits[0].pps * math.exp(sign * width) for sign in (-1, 1))
-    return Prediction(plane, chain, limits, low, high, extrapolated=beyond)
+Visits = Mapping[str, Mapping[str, float]]
+"""By station and by time of `Station`: how often a packet entering a chain takes that time."""
 
 
-def extrapolations(profile: Profile, chain: ChainWorkload) -> tuple[Extrapolation, ...]:
-    """What of a chain the profile's measurements did not have; empty where it does not say."""
-    spread = profile.spread
-    if spread is None or spread.most_functions is None:
-        return ()
-    kinds: list[Extrapolation] = []
-    if chain.vnfs > spread.most_functions:
-        kinds.append("number of functions")
-    if chain.frame_bytes not in spread.frames_bytes:
-        kinds.append("frame size")
-    if chain.pattern not in spread.patterns:
-        kinds.append("pattern")
-    return tuple(kinds)
+def visits(plane: Plane, chain: ChainWorkload) -> Visits:
+    """The stations of `plane`, divided by the number of cores that share their work."""
+    data, length, hops = chain.frame_bytes - FCS_BYTES, chain.length, chain.hops
+    own = chain.functions / length * chain.vnf_cores
+    core = {"packet_ns": 1 / own, "byte_ns": data / own}
+    if plane == "vf-passthrough":
+        inside = length if chain.through else 0
+        return {
+            "NIC packet rate": {"packet_ns": length},
+            "NIC internal packet rate": {"packet_ns": inside},
+            "NIC internal throughput": {"packet_ns": inside, "byte_ns": inside * data},
+            "VNF core": core,
+        }
+    ports = chain.functions if chain.pattern != "pipeline" else chain.chains
+    switch = {
+        "visit_ns": hops + 2,
+        "packet_ns": 1,
+        "hop_ns": hops,
+        "byte_ns": data,
+        "hop_byte_ns": hops * data,
+        "port_ns": ports - 1,
+    }
+    between = bool(hops) / own
+    return {
+        "switch core": {name: times / chain.switch_cores for name, times in switch.items()},
+        "VNF core": core | {"hop_ns": between, "hop_byte_ns": between * data},
+        "switch throughput": {"byte_ns": data / chain.switch_cores},
+    }
 
 
-def _width(profile: Profile, plane: Plane, beyond: Sequence[Extrapolation] = ()) -> float | None:
-    """Half of a prediction's interval, as a logarithm; None: never compared with such data.
+_WHY = {
+    "line rate": "packets enter and leave by the line",
+    "NIC packet rate": "each packet passes the NIC for each function",
+    "NIC internal packet rate": "every hop goes through the NIC's embedded switch",
+    "NIC internal throughput": "every hop goes through the NIC's embedded switch",
+    "switch core": "the switch's cores share the packets of all functions",
+    "VNF core": "each function handles its packets on its own cores",
+    "switch throughput": "the switch's cores copy every byte",
+}
 
-    Of several extrapolations the squares add. For longer chains than were measured nothing was
-    left out, and the width of an unseen frame size stands in.
-    """
-    spread = profile.spread
-    if spread is None:
+
+def line_ns(profile: Profile, chain: ChainWorkload) -> float:
+    """Time that a frame is on the line: 8 (size + 20) / rate (RFC 2544, appendix B)."""
+    rate = profile.line_gbps
+    return 8 * (chain.frame_bytes + GAP_BYTES) / rate if rate else 0.0
+
+
+def station_ns(station: Station, counts: Mapping[str, float]) -> float:
+    """What a packet takes of a station."""
+    return float(sum(getattr(station, name) * times for name, times in counts.items()))
+
+
+def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction | None:
+    """What `chain` carries on `plane` of a host; None where the profile knows no limit."""
+    counts = visits(plane, chain)
+    times: list[tuple[float, str, Basis]] = [
+        (station_ns(one, counts[one.name]), one.name, one.basis)
+        for one in profile.stations_of(plane)
+    ]
+    if not times:
         return None
-    short = "vf" if plane == "vf-passthrough" else "vhost"
-    fields = {"number of functions": f"{short}_frame", "frame size": f"{short}_frame"}
-    widths = [
-        getattr(spread, fields.get(kind, f"{short}_pattern")) for kind in dict.fromkeys(beyond)
+    times.append((line_ns(profile, chain), "line rate", "data sheet"))
+    limits = tuple(
+        Limit(name, chain.length * 1e9 / ns, basis, _WHY[name])
+        for ns, name, basis in sorted(times, reverse=True)
+        if ns > 0
+    )
+    fitted = profile.fitted_to(plane)
+    if not limits or fitted is None:
+        return Prediction(plane, chain, limits, None) if limits else None
+    unmeasured: list[Dimension] = [
+        name for name, seen in fitted.seen.items() if getattr(chain, name) not in seen
     ]
-    if not beyond:
-        widths = [getattr(spread, short)]
-    numbers = [float(width) for width in widths if width is not None]
-    return math.hypot(*numbers) if len(numbers) == len(widths) else None
+    unknown = tuple(
+        name
+        for name in unmeasured
+        if name not in fitted.errors or _far(getattr(chain, name), fitted.seen[name])
+    )
+    errors = [fitted.errors[name] for name in unmeasured if name in fitted.errors]
+    width = max(errors) if errors else min(fitted.errors.values(), default=None)
+    interval = (
+        None
+        if unknown or width is None
+        else (limits[0].pps * math.exp(-width), limits[0].pps * math.exp(width))
+    )
+    return Prediction(plane, chain, limits, interval, unknown, tuple(unmeasured))
 
 
-def _core_basis(profile: Profile, plane: Plane) -> Basis:
-    """A fit to one plane tells nothing of the other's cores."""
-    fitted = profile.spread is None or _width(profile, plane) is not None
-    return profile.cores.basis if fitted else "assumption"
+def _far(value: object, seen: tuple[int | float | str, ...]) -> bool:
+    """Whether a number is far beyond those measured."""
+    numbers = [one for one in seen if not isinstance(one, str)]
+    return isinstance(value, int | float) and bool(numbers) and value > _FARTHEST * max(numbers)
 
 
-def _line(profile: Profile, chain: ChainWorkload) -> Limit:
-    pps = line_rate_pps(profile.nic.line_gbps * 1e9, chain.frame_bytes)
-    times = chain.vnfs if chain.through else 1
-    return Limit("line rate", pps * times, profile.nic.basis, "packets enter and leave by the line")
+def floor_ns(profile: Profile, plane: Plane, chain: ChainWorkload) -> float:
+    """Least time of a packet from the line through its functions and back to the line [ns].
 
-
-def _vf_limits(profile: Profile, chain: ChainWorkload) -> list[Limit]:
-    """On VFs every packet crosses PCIe twice a function: in, and out again.
-
-    Between two functions it also goes through the NIC's embedded switch.
+    The line twice, and the time that every core it meets spends on it in a full batch. A real
+    latency is several times as long: queues, interrupts and the scheduler add to it.
     """
-    nic, cores = profile.nic, profile.cores
-    data = chain.frame_bytes - FCS_BYTES
-    core_ns = cores.vf_ns + cores.vf_byte_ns * data
-    limits = [
-        _line(profile, chain),
-        Limit("NIC packet rate", nic.packets_mpps * 1e6, nic.basis, "each packet in and out"),
-        Limit(
-            "PCIe link",
-            packet_rate_pps(profile.link.link(), profile.rings.rings(), data),
-            profile.link.basis,
-            "each packet crosses it once each way, with its descriptors",
-        ),
-        Limit(
-            "VNF core",
-            chain.vnfs * 1e9 / core_ns,
-            _core_basis(profile, "vf-passthrough"),
-            "one core and queue a function",
-        ),
-    ]
-    if chain.through:
-        bits = 8 * (data + nic.loop_overhead_bytes)
-        limits += [
-            Limit(
-                "NIC internal packet rate",
-                nic.loop_mpps * 1e6,
-                nic.basis,
-                "every hop goes through the NIC's embedded switch",
-            ),
-            Limit(
-                "NIC internal throughput",
-                nic.loop_gbps * 1e9 / bits,
-                nic.basis,
-                "every hop goes through the NIC's embedded switch",
-            ),
-        ]
-    return limits
-
-
-def _vhost_limits(profile: Profile, chain: ChainWorkload) -> list[Limit]:
-    """On vhost-user packets cross to and from a software switch, and are copied each time.
-
-    One core of the switch polls the NIC: all packets of `north-south` pass it, of `east-west` only
-    those at the chain's two ends. Between functions a packet crosses twice, each time copied.
-    """
-    cores = profile.cores
-    data = chain.frame_bytes - FCS_BYTES
-    crossings = 2 if chain.through else 1
-    copies = "a copy" if crossings == 1 else "two copies"
-    core_ns = cores.vhost_ns + crossings * (cores.crossing_ns + cores.copy_byte_ns * data)
-    pmd_ns = cores.pmd_ns + cores.pmd_port_ns * chain.vnfs + cores.pmd_byte_ns * data
-    times = chain.vnfs if chain.through else 1
-    basis = _core_basis(profile, "vhost-user")
-    return [
-        _line(profile, chain),
-        Limit(
-            "VNF core",
-            chain.vnfs * 1e9 / core_ns,
-            basis,
-            f"one core and queue a function; {copies} a packet",
-        ),
-        Limit(
-            "PMD core",
-            times * 1e9 / pmd_ns,
-            basis,
-            "one core of the switch polls the NIC and all ports",
-        ),
-        Limit(
-            "PMD core throughput",
-            times * cores.pmd_gbps * 1e9 / (8 * data),
-            basis,
-            "one receive queue of the NIC and one core pass on all bytes",
-        ),
-    ]
+    alone = replace(
+        chain, vnfs=chain.length, chains=1, vnf_cores=1, switch_cores=1, switch_threads=None
+    )
+    counts = visits(plane, alone)
+    times = {one.name: station_ns(one, counts[one.name]) for one in profile.stations_of(plane)}
+    cores = times.get("switch core", 0.0) + chain.length * times.get("VNF core", 0.0)
+    return 2 * line_ns(profile, chain) + cores

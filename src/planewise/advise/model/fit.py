@@ -1,44 +1,43 @@
-"""Fits a host's profile to measured throughput, and tests it on rows left out of the fit.
+"""Fit the stations of a plane to measured chains: the simplest ones that the rows don't refute.
 
-Parameters are the profile's, none a row's own. How far a prediction may lie off is known from whole
-groups of rows that were left out: each number of functions, each frame size, each pattern.
+The time of a row is the largest of its stations' sums of times. All times are fitted together by
+least squares, then times are dropped one by one as long as the others explain the rows as well.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
-from scipy.special import stdtrit
+from scipy.optimize import least_squares, linprog
 
-from planewise.advise.model.capacity import ChainWorkload, Extrapolation, Plane, predict
-from planewise.advise.model.profile import CoresPart, NicPart, Profile, SpreadPart
+from planewise.advise.model.capacity import (
+    WORDS,
+    ChainWorkload,
+    line_ns,
+    predict,
+    visits,
+)
+from planewise.advise.model.profile import PLANES, Dimension, Fitted, Plane, Profile, Station
 from planewise.errors import BadInputError
 
-_NIC = ("packets_mpps", "loop_mpps", "loop_gbps", "loop_overhead_bytes")
-_VF_CORE = ("vf_ns", "vf_byte_ns")
-_VHOST = (
-    "vhost_ns",
-    "crossing_ns",
-    "copy_byte_ns",
-    "pmd_ns",
-    "pmd_port_ns",
-    "pmd_byte_ns",
-    "pmd_gbps",
-)
-_COVERED = 0.95
-"""Share of new rows that an interval is to hold."""
-_SOFT = 0.03
-"""Relative deviation from which a row counts less than by its square: some rows lie far off."""
+Floats = NDArray[np.float64]
+Kept = NDArray[np.bool_]
 
-_FURTHEST = math.log(1000.0)
-"""How far a parameter may lie from where the fit starts: a switch whose tables overflow takes a
-hundred times as long for a packet as one whose do not."""
+_NOISE = 0.02
+"""Relative error below which rows agree: repeated searches for a rate differ as much."""
+_SOFT = 0.03
+"""Relative error from which a row counts less than by its square: some rows lie far off."""
+_ALIKE = 1e-6
+"""Columns are collinear where a singular value of unit columns is smaller."""
+_PREFERRED = ("switch core", "VNF core")
+"""Of stations that these rows cannot tell apart, the first one is fitted."""
+_TIMES = ("visit_ns", "packet_ns", "byte_ns", "hop_ns", "hop_byte_ns", "port_ns")
+_EACH_PACKET = ("visit_ns", "packet_ns")
+_SPANNED = ("visit_ns", "packet_ns", "hop_ns")
 
 
 @dataclass(frozen=True)
@@ -52,197 +51,311 @@ class Measured:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows of a plane, each predicted by a fit that saw no row of its group."""
+    """Rows of a plane, each predicted by a fit to the rows with other values of `dimension`."""
 
     plane: Plane
-    kind: Extrapolation
-    """What the rows of a group have in common."""
-    groups: tuple[tuple[float, ...], ...]
-    """ln(predicted / measured) of each row, by group."""
-
-    @property
-    def errors(self) -> list[float]:
-        """Errors of all rows, without sign."""
-        return [abs(error) for group in self.groups for error in group]
-
-    @property
-    def width(self) -> float | None:
-        """Half of the 95 % interval of a row of a new group; None without groups."""
-        return _width(self.groups)
-
-    @property
-    def inside(self) -> float:
-        """Share of rows within the width that the *other* groups give."""
-        covered = []
-        for index, group in enumerate(self.groups):
-            width = _width(self.groups[:index] + self.groups[index + 1 :])
-            covered += [width is not None and abs(error) <= width for error in group]
-        return statistics.fmean(covered)
-
-
-def _width(groups: Sequence[tuple[float, ...]]) -> float | None:
-    """Student's t, with as many degrees of freedom as groups were left out, times the deviation;
-    or, where it is wider, the quantile of cross-conformal prediction by groups (CV+, Barber et al.,
-    Annals of Statistics 2021, section 3), which does not suppose that deviations are normal."""
-    errors = [abs(error) for group in groups for error in group]
-    if not errors:
-        return None
-    student = float(stdtrit(len(groups), (1 + _COVERED) / 2))
-    student *= math.sqrt(statistics.fmean(error**2 for error in errors))
-    rank = math.ceil((len(errors) + 1) * _COVERED)
-    return max(student, sorted(errors)[min(rank, len(errors)) - 1])
+    dimension: Dimension
+    errors: tuple[float, ...]
+    """ln(predicted / measured) of each row."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted profile, and how well it predicts rows left out of the fit."""
+    """A fitted profile, how well it predicts, and what its rows leave open."""
 
     profile: Profile
     left_out: tuple[HeldOut, ...]
+    open: tuple[str, ...]
+    """What the rows cannot tell and the measurement that would, in sentences."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of a plane as matrices."""
+
+    names: tuple[tuple[str, str], ...]
+    """Station and time of each column."""
+    counts: Floats
+    """How often each time is taken, shape (stations, rows, columns)."""
+    measured_ns: Floats
+    """Time between two packets that enter a chain, shape (rows,)."""
+    line_ns: Floats
+    held: Floats
+    """Times of the starting profile, shape (columns,)."""
+
+    def columns(self, station: int) -> list[int]:
+        """The columns of a station."""
+        stations = list(dict.fromkeys(name for name, _ in self.names))
+        return [k for k, (name, _) in enumerate(self.names) if name == stations[station]]
+
+    def times(self, theta: Floats) -> Floats:
+        """Time of each station and, last, the line, shape (stations + 1, rows)."""
+        return np.vstack([self.counts @ theta, np.maximum(self.line_ns, 1e-9)])
 
 
 def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
-    """`start` with the parameters of its NIC and cores that agree best with `rows`.
+    """`start` with the stations that agree best with `rows`, by plane.
 
-    Least squares of the logarithm of predicted over measured, with a soft loss. What no row tells
-    of stays as it is in `start`, and has no interval. `source` names the data.
+    What no row tells stays as it is in `start`. `source` names the data.
 
     Raises:
-        BadInputError: too few rows, or one without packets.
+        BadInputError: no rows, or one without packets.
     """
-    for row in rows:
-        if not (math.isfinite(row.pps) and row.pps > 0):
-            raise BadInputError(
-                "a throughput of no packets fits no model", remedy="leave such rows out"
-            )
-    profile, left_out = start, list[HeldOut]()
-    spread: dict[str, float | None] = {}
-    fitted: dict[Plane, tuple[str, ...]] = {
-        "vf-passthrough": (*_NIC, *_VF_CORE),
-        "vhost-user": _VHOST,
-    }
-    for plane, all_names in fitted.items():
-        on_plane = [row for row in rows if row.plane == plane]
-        if not on_plane:
-            continue
-        names = _identifiable(all_names, on_plane)
-        if len(on_plane) <= len(names):
-            raise BadInputError(
-                f"{len(on_plane)} rows of {plane} cannot tell {len(names)} parameters",
-                remedy="measure chains of several lengths, patterns and frame sizes",
-            )
-        profile = _fitted(profile, on_plane, names, source)
-        held_out = [_leave_out(start, on_plane, names, kind) for kind in _GROUPS]
-        left_out += [part for part in held_out if part.groups]
-        widths = [part.width for part in held_out]
-        if widths[0] is None:
-            widths[0] = _in_sample_width(profile, on_plane, names)
-        # A chain unlike those measured is predicted no better than one like them.
-        least = widths[0] or 0.0
-        widths = [None if width is None else max(width, least) for width in widths]
-        suffix = "vf" if plane == "vf-passthrough" else "vhost"
-        spread |= dict(zip((suffix, f"{suffix}_frame", f"{suffix}_pattern"), widths, strict=True))
-    if not spread:
+    if not rows:
+        raise BadInputError("there is nothing to fit", remedy=f"rows of {', '.join(PLANES)}")
+    if any(not (math.isfinite(row.pps) and row.pps > 0) for row in rows):
         raise BadInputError(
-            "there is nothing to fit", remedy="rows of vf-passthrough or vhost-user"
+            "a throughput of no packets fits no model", remedy="leave such rows out"
         )
-    part = SpreadPart(
-        **spread,
-        most_functions=max(row.chain.vnfs for row in rows),
-        frames_bytes=tuple(sorted({row.chain.frame_bytes for row in rows})),
-        patterns=tuple(sorted({row.chain.pattern for row in rows})),
-        basis="measurement",
-        source=source,
-    )
-    return Fit(profile.model_copy(update={"spread": part}), tuple(left_out))
-
-
-def _identifiable(names: Sequence[str], rows: Sequence[Measured]) -> tuple[str, ...]:
-    """Those of `names` that such rows determine; the others stay as they are."""
-    numbers = {row.chain.vnfs for row in rows}
-    unknown = set()
-    if len(numbers) == 1:
-        unknown.add("pmd_port_ns")
-    if not any(row.chain.through for row in rows):
-        unknown.add("crossing_ns")
-    if numbers == {1}:
-        # Each packet takes the time of one function and of the switch: the slower core binds.
-        unknown.add("copy_byte_ns")
-    return tuple(name for name in names if name not in unknown)
-
-
-_GROUPS: dict[Extrapolation, Callable[[ChainWorkload], object]] = {
-    "number of functions": lambda chain: chain.vnfs,
-    "frame size": lambda chain: chain.frame_bytes,
-    "pattern": lambda chain: chain.pattern,
-}
+    profile, left_out, unknown = start, list[HeldOut](), list[str]()
+    for plane in dict.fromkeys(row.plane for row in rows):
+        own = [row for row in rows if row.plane == plane]
+        profile, never = _fitted(profile, own, source)
+        seen = {name: sorted({getattr(row.chain, name) for row in own}) for name in WORDS}
+        held = [
+            _leave_out(start, own, name, values) for name, values in seen.items() if len(values) > 1
+        ]
+        left_out += held
+        fitted = Fitted(
+            plane=plane,
+            rows=len(own),
+            seen={name: tuple(values) for name, values in seen.items()},
+            errors={part.dimension: max(map(abs, part.errors)) for part in held},
+            basis="measurement",
+            source=source,
+        )
+        others = tuple(part for part in profile.fitted if part.plane != plane)
+        profile = profile.model_copy(update={"fitted": (*others, fitted)})
+        if never:
+            unknown.append(
+                f"{plane}: {' and '.join(never)} never limited a row, so how fast they are is not "
+                "known"
+            )
+        alone = [WORDS[name] for name, values in seen.items() if len(values) == 1]
+        unknown.append(
+            f"{plane}: measured with one {', '.join(alone)} only; for another, measure a chain "
+            "that has it"
+        )
+    return Fit(profile, tuple(left_out), tuple(unknown))
 
 
 def _leave_out(
-    start: Profile, rows: Sequence[Measured], names: Sequence[str], kind: Extrapolation
+    start: Profile, rows: Sequence[Measured], name: Dimension, values: Sequence[object]
 ) -> HeldOut:
-    """Leaves each group out in turn, where enough rows remain to be fitted."""
-    group_of = _GROUPS[kind]
+    errors = []
+    for value in values:
+        unseen = [row for row in rows if getattr(row.chain, name) == value]
+        remaining = [row for row in rows if getattr(row.chain, name) != value]
+        without, _ = _fitted(start, remaining, "")
+        for row in unseen:
+            prediction = predict(without, row.plane, row.chain)
+            errors.append(math.log(prediction.pps / row.pps) if prediction else math.inf)
+    return HeldOut(rows[0].plane, name, tuple(errors))
+
+
+def _fitted(
+    start: Profile, measured: Sequence[Measured], source: str
+) -> tuple[Profile, tuple[str, ...]]:
+    """The profile with the plane's stations fitted, and the stations that never limit a row."""
+    plane = measured[0].plane
+    rows = _matrices(start, measured)
+    kept = _identifiable(rows)
+    stations = list(dict.fromkeys(name for name, _ in rows.names))
+    held = np.zeros(len(rows.names))
+    for index in range(len(stations)):
+        own = rows.columns(index)
+        if kept[own].any():
+            held[own] = np.where(kept[own], 0.0, rows.held[own])
+    theta = _simplest(rows, kept, held)
+    binding = rows.times(theta).argmax(axis=0)
+    parts, never = [], []
+    for index, name in enumerate(stations):
+        own = rows.columns(index)
+        fitted = index in binding
+        values = theta[own] if fitted else rows.held[own] * _allowed(rows, index)
+        if not fitted and rows.counts[index].any():
+            never.append(name)
+        if not values.any():
+            continue
+        old = next((one for one in start.stations_of(plane) if one.name == name), None)
+        basis = {"basis": "measurement", "source": source} if fitted else {}
+        times = dict(zip((rows.names[k][1] for k in own), values.tolist(), strict=True))
+        made = old or Station.model_validate({"plane": plane, "name": name})
+        parts.append(made.model_copy(update=times | basis))
+    others = tuple(one for one in start.stations if one.plane != plane)
+    return start.model_copy(update={"stations": (*others, *parts)}), tuple(never)
+
+
+def _matrices(start: Profile, measured: Sequence[Measured]) -> _Rows:
+    plane = measured[0].plane
+    counts = [visits(plane, row.chain) for row in measured]
+    names = tuple(
+        (station, time) for station, times in counts[0].items() for time in _TIMES if time in times
+    )
+    matrix = np.array(
+        [
+            [
+                [row[name].get(time, 0.0) * (name == station) for name, time in names]
+                for row in counts
+            ]
+            for station in counts[0]
+        ]
+    )
+    known = {one.name: one for one in start.stations_of(plane)}
+    return _Rows(
+        names=names,
+        counts=matrix,
+        measured_ns=np.array([row.chain.length * 1e9 / row.pps for row in measured]),
+        line_ns=np.array([line_ns(start, row.chain) for row in measured]),
+        held=np.array([getattr(known.get(name), time, 0.0) for name, time in names]),  # type: ignore[call-overload]
+    )
+
+
+def _allowed(rows: _Rows, station: int) -> float:
+    """The factor that makes a station of the starting profile no slower than the rows allow."""
+    times = rows.counts[station] @ rows.held
+    return float(min(1.0, (rows.measured_ns / np.maximum(times, 1e-12)).min()))
+
+
+def _identifiable(rows: _Rows) -> Kept:
+    """The columns that these rows can tell apart, first those that the starting profile has."""
+    own: dict[int, list[int]] = {}
+    stations = list(dict.fromkeys(name for name, _ in rows.names))
+    for index in sorted(range(len(stations)), key=lambda i: (stations[i] not in _PREFERRED, i)):
+        matrix = rows.counts[index]
+        columns = [k for k in rows.columns(index) if matrix[:, k].any()]
+        found: list[int] = []
+        for k in sorted(columns, key=lambda k: (not rows.held[k], _TIMES.index(rows.names[k][1]))):
+            # Two of these three span the third, and a fit without negative times may need any two.
+            free = rows.names[k][1] in _SPANNED and stations[index] == "switch core"
+            rivals = [[j] for j in found if rows.names[j][1] in _SPANNED] if free else [found]
+            if all(_rank(matrix[:, [*j, k]]) > _rank(matrix[:, j]) for j in rivals):
+                found.append(k)
+        same = any(
+            _rank(matrix[:, found])
+            == _rank(rows.counts[other][:, theirs])
+            == _rank(np.hstack([matrix[:, found], rows.counts[other][:, theirs]]))
+            for other, theirs in own.items()
+        )
+        own[index] = [] if same else found
+    kept = np.zeros(len(rows.names), np.bool_)
+    kept[[k for found in own.values() for k in found]] = True
+    return kept
+
+
+def _rank(columns: Floats) -> int:
+    lengths = np.linalg.norm(columns, axis=0)
+    return int(np.linalg.matrix_rank(columns / lengths, tol=_ALIKE)) if columns.size else 0
+
+
+def _simplest(rows: _Rows, kept: Kept, held: Floats) -> Floats:
+    """Times with as few of `kept` above zero as explain the rows."""
+    size = len(rows.measured_ns)
+    theta, cost = _least_squares(rows, kept, held, _slowest(rows, kept, held))
+    while int(kept.sum()) > 1:
+        trials = []
+        for group in _removable(rows, kept):
+            rest = kept.copy()
+            rest[group] = False
+            less, more = _least_squares(rows, rest, held, theta)
+            first = _is_first(rows, kept, group[0])
+            before, after = (_penalty(size, int(one.sum()), first) for one in (kept, rest))
+            saved = math.inf if before == math.inf else before - after
+            change = _misfit(more, size) - _misfit(cost, size) - saved
+            # Of changes that are alike, the one to a later time.
+            trials.append((change, round(_misfit(more, size), 6), -group[0], group, more, less))
+        change, _, _, group, more, less = min(trials, key=lambda trial: trial[:3])
+        if change > 0:
+            break
+        kept[group] = False
+        theta, cost = less, more
+    return theta
+
+
+def _removable(rows: _Rows, kept: Kept) -> list[list[int]]:
+    """The columns that may go next: each one alone, and each station."""
     groups = []
-    for group in sorted({group_of(row.chain) for row in rows}, key=str):
-        remaining = [row for row in rows if group_of(row.chain) != group]
-        if len(remaining) > len(names):
-            without = _fitted(start, remaining, names, "")
-            unseen = [row for row in rows if group_of(row.chain) == group]
-            groups.append(tuple(_errors(without, unseen).tolist()))
-    return HeldOut(rows[0].plane, kind, tuple(groups))
+    for index in range(len(rows.counts)):
+        own = [k for k in rows.columns(index) if kept[k]]
+        if len(own) > 1 and int(kept.sum()) > len(own):
+            groups.append(own)
+        for k in own:
+            left = {rows.names[j][1] for j in own if j != k}
+            # A core that takes time for bytes, hops or ports takes some for each packet.
+            if not left or not left.isdisjoint(_EACH_PACKET):
+                groups.append([k])
+    return groups
 
 
-def _in_sample_width(fitted: Profile, rows: Sequence[Measured], names: Sequence[str]) -> float:
-    """The width from the fitted rows, where no group can be left out.
+def _is_first(rows: _Rows, kept: Kept, column: int) -> bool:
+    """Whether a column is the main time of the plane's main station, which goes last."""
+    station, _ = rows.names[column]
+    own = [k for k, (name, _) in enumerate(rows.names) if name == station and kept[k]]
+    return station in ("switch core", "NIC packet rate") and column == own[0]
 
-    Of a new row: its scatter, and that of the parameters, on average over the rows.
+
+def _misfit(cost: float, size: int) -> float:
+    return size * math.log(cost / size + _NOISE**2)
+
+
+def _penalty(size: int, count: int, lenient: bool) -> float:
+    """What a model of `count` times pays for them.
+
+    The larger of generalised cross-validation, which estimates the error on a row left out (Craven
+    and Wahba 1979), and Schwarz's criterion, which doesn't grow too lax with many rows.
     """
-    freedom = len(rows) - len(names)
-    scatter = float((_errors(fitted, rows) ** 2).sum()) / freedom
-    return float(stdtrit(freedom, 0.975)) * math.sqrt(scatter * (1 + len(names) / len(rows)))
+    schwarz = count * math.log(size)
+    if lenient:
+        return schwarz
+    return max(schwarz, -2 * size * math.log(1 - count / size)) if count < size else math.inf
 
 
-def _fitted(start: Profile, rows: Sequence[Measured], names: Sequence[str], source: str) -> Profile:
-    initial = np.log([_value(start, name) for name in names])
+def _least_squares(rows: _Rows, kept: Kept, held: Floats, near: Floats) -> tuple[Floats, float]:
+    """The best times of the columns `kept` near a guess, and the robust sum of squares."""
+    columns = np.flatnonzero(kept)
+    station = rows.counts.max(axis=0)[:, columns]
+    shares = np.array([np.median(one[one > 0] / rows.measured_ns[one > 0]) for one in station.T])
+    scale = 1 / shares
+    places = np.arange(len(rows.measured_ns))
 
-    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        return _errors(_with(start, names, logs, source), rows)
+    def full(values: Floats) -> Floats:
+        theta = held.copy()
+        theta[columns] = values * scale
+        return theta
 
-    solution = least_squares(
+    def residuals(values: Floats) -> Floats:
+        logs: Floats = np.log(rows.times(full(values)).max(axis=0) / rows.measured_ns)
+        return logs
+
+    def slopes(values: Floats) -> Floats:
+        times = rows.times(full(values))
+        binding = times.argmax(axis=0)
+        of_line = binding == len(rows.counts)
+        counts = rows.counts[np.where(of_line, 0, binding), places][:, columns]
+        counts[of_line] = 0.0
+        relative: Floats = counts * scale / times.max(axis=0)[:, None]
+        return relative
+
+    best = least_squares(
         residuals,
-        initial,
+        np.maximum(near[columns] * shares, 1e-3),
+        slopes,
+        bounds=(0, np.inf),
         loss="soft_l1",
         f_scale=_SOFT,
-        x_scale=0.1,
-        diff_step=np.full(initial.shape, 1e-3),
-        bounds=(initial - _FURTHEST, initial + _FURTHEST),
+        max_nfev=100,
     )
-    return _with(start, names, solution.x, source)
+    return full(best.x), 2 * float(best.cost)
 
 
-def _errors(profile: Profile, rows: Sequence[Measured]) -> NDArray[np.float64]:
-    """Logarithms of predicted over measured, shape (rows,)."""
-    return np.array(
-        [math.log(predict(profile, row.plane, row.chain).pps / row.pps) for row in rows]
-    )
-
-
-def _value(profile: Profile, name: str) -> float:
-    part: NicPart | CoresPart = profile.nic if name in _NIC else profile.cores
-    return max(float(getattr(part, name)), 1e-3)
-
-
-def _with(
-    profile: Profile, names: Sequence[str], logs: NDArray[np.float64], source: str
-) -> Profile:
-    values = dict(zip(names, np.exp(logs).tolist(), strict=True))
-    origin = {"basis": "measurement", "source": source}
-    nic = {name: value for name, value in values.items() if name in _NIC}
-    cores = {name: value for name, value in values.items() if name not in _NIC}
-    return profile.model_copy(
-        update={
-            "nic": profile.nic.model_copy(update={**nic, **origin} if nic else {}),
-            "cores": profile.cores.model_copy(update={**cores, **origin} if cores else {}),
-        }
-    )
+def _slowest(rows: _Rows, kept: Kept, held: Floats) -> Floats:
+    """The largest times of each station alone that let no row be slower than it was measured."""
+    theta = held.copy()
+    for index, counts in enumerate(rows.counts):
+        columns = [k for k in rows.columns(index) if kept[k]]
+        if not columns:
+            continue
+        shares = counts[:, columns] / rows.measured_ns[:, None]
+        room = np.maximum(1 - counts @ held / rows.measured_ns, 0.0)
+        theta[columns] = linprog(-shares.sum(axis=0), A_ub=shares, b_ub=room, bounds=(0, None)).x
+    return theta

@@ -1,136 +1,95 @@
-"""A host's profile: what its NIC, its PCIe link and its cores can do, and where each is known from.
-
-A TOML file, by hand from data sheets or fitted to measurements (`planewise calibrate`).
-"""
+"""A host's profile: the stations that packets pass, with their times, as a TOML file."""
 
 from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planewise.advise.model.pcie import Link, Rings
 from planewise.advise.toml_text import read_toml
 from planewise.errors import BadInputError
 
 Basis = Literal["measurement", "data sheet", "literature", "assumption"]
+Plane = Literal["vf-passthrough", "vhost-user", "memif"]
+StationName = Literal[
+    "NIC packet rate",
+    "NIC internal packet rate",
+    "NIC internal throughput",
+    "switch core",
+    "VNF core",
+    "switch throughput",
+]
+Dimension = Literal[
+    "vnfs", "chains", "frame_bytes", "pattern", "switch_cores", "vnf_cores", "threads_per_core"
+]
+"""What may differ between a measured chain and a predicted one."""
+Nanos = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PLANES: tuple[Plane, ...] = get_args(Plane)
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     basis: Basis = "assumption"
-    """Where the numbers are known from."""
     source: str = ""
     """The document, the run or the reason."""
 
 
-class LinkPart(_Part):
-    """The NIC's PCIe link."""
+class Station(_Part):
+    """What one packet takes of a station of a plane [ns]; `capacity.visits` says how often each."""
 
-    generation: int
-    lanes: int
-    mps_bytes: int = 256
-    mrrs_bytes: int = 512
-
-    def link(self) -> Link:
-        """The link as the model takes it. BadInputError when there is no such link."""
-        return Link(**self.model_dump(exclude={"basis", "source"}))
-
-
-class RingsPart(_Part):
-    """How NIC and driver exchange descriptors; counts are packets for one exchange."""
-
-    descriptor_bytes: Annotated[int, Field(gt=0, le=64)] = 16
-    tx_fetch: Annotated[int, Field(gt=0, le=512)] = 40
-    tx_write_back: Annotated[int, Field(gt=0, le=512)] = 8
-    rx_fetch: Annotated[int, Field(gt=0, le=512)] = 1
-    rx_write_back: Annotated[int, Field(gt=0, le=512)] = 1
-
-    def rings(self) -> Rings:
-        """The rings as the model takes them, under a polling driver."""
-        return Rings(**self.model_dump(exclude={"basis", "source"}))
+    plane: Plane
+    name: StationName
+    packet_ns: Nanos = 0.0
+    """Once a packet."""
+    visit_ns: Nanos = 0.0
+    """Each time the switch handles the packet: once more than functions in its chain."""
+    hop_ns: Nanos = 0.0
+    """Each time a packet goes from one function to the next."""
+    byte_ns: Nanos = 0.0
+    """Each byte of the packet, once a packet."""
+    hop_byte_ns: Nanos = 0.0
+    """Each byte, each time a packet goes from one function to the next."""
+    port_ns: Nanos = 0.0
+    """Each port of the switch beyond the first that a function uses."""
 
 
-class NicPart(_Part):
-    """The NIC behind the link."""
+class Fitted(_Part):
+    """The rows that a plane's stations were fitted to."""
 
-    line_gbps: Positive
-    packets_mpps: Positive
-    """Packets that it sends, and as many that it receives, a second."""
-    loop_mpps: Positive
-    """Packets a second that its embedded switch hands from one VF to another."""
-    loop_gbps: Positive
-    """What goes through its embedded switch."""
-    loop_overhead_bytes: NotNegative = 0.0
-    """What each packet takes of that beside its own bytes."""
-    vfs: Annotated[int, Field(ge=0, le=65_536)] | None = None
-    """VFs that the NIC has at most; None where that is not known."""
-
-
-class CoresPart(_Part):
-    """What a core needs for a packet [ns] and for a byte of it [ns]."""
-
-    vf_ns: Positive
-    """A polling guest that sends a packet on, on a VF: for the packet …"""
-    vf_byte_ns: NotNegative = 0.0
-    """… and for each of its bytes."""
-    vhost_ns: Positive
-    """A polling guest on vhost-user: for the packet …"""
-    crossing_ns: NotNegative = 0.0
-    """… for each time that it crosses to or from the switch …"""
-    copy_byte_ns: NotNegative = 0.0
-    """… and for each byte copied in a crossing."""
-    pmd_ns: Positive
-    """The switch's core that polls the NIC: for a packet there and back …"""
-    pmd_port_ns: NotNegative = 0.0
-    """… more for each guest's port that it polls …"""
-    pmd_byte_ns: NotNegative = 0.0
-    """… and for each byte."""
-    pmd_gbps: Positive = 1e6
-    """What one receive queue and its core pass on at most."""
-
-
-class SpreadPart(_Part):
-    """Half the width of a prediction's 95 % interval: ln(measured / predicted); and for which
-    chains it stands. A width is None where nothing tells it."""
-
-    vf: NotNegative | None = None
-    """On VFs, for numbers of functions up to `most_functions` …"""
-    vf_frame: NotNegative | None = None
-    """… for a frame size that was not measured …"""
-    vf_pattern: NotNegative | None = None
-    """… and for a pattern that was not."""
-    vhost: NotNegative | None = None
-    """The same on vhost-user."""
-    vhost_frame: NotNegative | None = None
-    vhost_pattern: NotNegative | None = None
-    most_functions: Annotated[int, Field(ge=1)] | None = None
-    """The longest chain that was measured; None in profiles that do not say what was."""
-    frames_bytes: tuple[int, ...] = ()
-    """The frame sizes that were measured."""
-    patterns: tuple[str, ...] = ()
-    """The patterns that were measured."""
+    plane: Plane
+    rows: Annotated[int, Field(ge=1)]
+    seen: dict[Dimension, tuple[int | float | str, ...]]
+    """The values that were measured."""
+    errors: dict[Dimension, Nanos]
+    """Largest error, ln(predicted / measured), of rows whose value was left out of the fit."""
 
 
 class Profile(BaseModel):
-    """All that the model knows of a host."""
+    """All that the model knows about a host."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     emulated: bool = False
-    """Times of an emulated or virtualised host: they say nothing of a real one's."""
-    link: LinkPart
-    rings: RingsPart = RingsPart()
-    nic: NicPart
-    cores: CoresPart
-    spread: SpreadPart | None = None
+    """Whether times are those of an emulated host, which say nothing about a real one."""
+    line_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Line rate of the NIC's port; None where there is none."""
+    vfs: Annotated[int, Field(ge=0, le=65_536)] | None = None
+    """VFs that the NIC has at most; None where that is not known."""
+    stations: tuple[Station, ...] = ()
+    fitted: tuple[Fitted, ...] = ()
+
+    def stations_of(self, plane: Plane) -> tuple[Station, ...]:
+        """The stations of `plane`; empty where nothing is known about it."""
+        return tuple(station for station in self.stations if station.plane == plane)
+
+    def fitted_to(self, plane: Plane) -> Fitted | None:
+        """The rows that `plane` was fitted to; None if it never was."""
+        return next((part for part in self.fitted if part.plane == plane), None)
 
 
 def load_profile(path: Path) -> Profile:
@@ -140,21 +99,23 @@ def load_profile(path: Path) -> Profile:
         BadInputError: it is no profile; what and where.
         PlanewiseError: it cannot be read.
     """
-    profile = read_toml(path, Profile, "planewise calibrate", _remedy)
-    try:
-        profile.link.link()
-    except BadInputError as error:
-        raise BadInputError(str(error), where=str(path), remedy=error.remedy) from error
-    return profile
+    return read_toml(path, Profile, "planewise calibrate", _remedy)
 
 
 def _remedy(place: str) -> str:
-    if place in ("cores", "nic"):
-        return (
-            "a profile needs what its NIC and cores can do: `planewise calibrate` fits it to "
-            "measurements, starting from a shipped profile"
-        )
+    if place in ("cores", "nic", "link", "rings", "spread"):
+        return "this profile is of an older version: `planewise calibrate` writes a new one"
     return "docs/reference/host-profile.md lists all keys"
+
+
+def find_profile(name: str) -> Profile:
+    """The profile in the file `name`, or the shipped one of that name.
+
+    Raises:
+        BadInputError: it is none, or there is none of that name.
+    """
+    path = Path(name)
+    return load_profile(path) if path.suffix == ".toml" or path.exists() else shipped(name)
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -1,0 +1,131 @@
+"""A table of measured chains from NFVbench's results, whose names say what was measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.advise.throughput import ThroughputRow
+from planewise.errors import BadInputError
+from planewise.store.importers import read
+
+NUMBERS = ("vnfs", "chains", "switch_cores", "switch_threads", "vnf_cores")
+"""What a name pattern may hold besides `kind`."""
+DEFAULT_NAMES = "{kind}_{chains}c{vnfs}n"
+DEFAULT_KINDS = {
+    "csc": ("memif", "east-west"),
+    "csp": ("memif", "pipeline"),
+    "vsc": ("vhost-user", "east-west"),
+}
+"""Plane and pattern of FD.io CSIT's names: container snakes, container pipelines, VM snakes."""
+
+
+@dataclass(frozen=True)
+class ChainTable:
+    """Rows of chains, and why files have none."""
+
+    rows: tuple[ThroughputRow, ...]
+    left_out: tuple[str, ...]
+
+    def csv_text(self) -> str:
+        """The rows as CSV, as `planewise calibrate` reads it."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(ThroughputRow.model_fields), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.model_dump(exclude_none=True) for row in self.rows)
+        return out.getvalue()
+
+
+def kinds_of(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Kinds as `KIND=PLANE,PATTERN` or, for names without a kind, `PLANE,PATTERN`.
+
+    Raises:
+        BadInputError: one of the words has another form.
+    """
+    kinds = {}
+    for word in words:
+        found = re.fullmatch(r"(?:(\w+)=)?([\w-]+),([\w-]+)", word)
+        if not found:
+            raise BadInputError(
+                f"{word!r} does not say plane and pattern",
+                where="--kind",
+                remedy="KIND=PLANE,PATTERN, for example csc=memif,east-west",
+            )
+        kinds[found[1] or ""] = (found[2], found[3])
+    return kinds or dict(DEFAULT_KINDS)
+
+
+def chain_table(
+    files: Sequence[Path],
+    names: str = DEFAULT_NAMES,
+    kinds: Mapping[str, tuple[str, str]] = DEFAULT_KINDS,
+    hardware: Mapping[str, int] | None = None,
+) -> ChainTable:
+    """One row for each NDR of each file. `hardware` is what names don't say.
+
+    Raises:
+        BadInputError: the pattern of names is wrong, or no file has a row.
+    """
+    pattern = _regex(names)
+    rows: list[ThroughputRow] = []
+    left_out = []
+    for path in files:
+        try:
+            rows += _rows_of(path, pattern, kinds, hardware or {})
+        except BadInputError as error:
+            left_out.append(str(error))
+    if not rows:
+        raise BadInputError(
+            f"none of {len(files)} files has the NDR of a chain"
+            + (f": {left_out[0]}" if left_out else ""),
+            remedy="--names is the pattern of their names, --kind says plane and pattern",
+        )
+    return ChainTable(tuple(rows), tuple(left_out))
+
+
+def _regex(names: str) -> re.Pattern[str]:
+    text = re.escape(names).replace(r"\*", "[^/]*")
+    fields = re.findall(r"\\{(\w+)\\}", text)
+    unknown = [name for name in fields if name not in (*NUMBERS, "kind")]
+    if unknown or len(set(fields)) != len(fields):
+        raise BadInputError(
+            f"the pattern {names!r} has unknown or repeated fields",
+            where="--names",
+            remedy=f"{{kind}} and {', '.join(f'{{{name}}}' for name in NUMBERS)}, once each",
+        )
+    for name in fields:
+        group = r"[A-Za-z]+" if name == "kind" else r"\d+"
+        text = text.replace(rf"\{{{name}\}}", f"(?P<{name}>{group})")
+    return re.compile(text)
+
+
+def _rows_of(
+    path: Path,
+    names: re.Pattern[str],
+    kinds: Mapping[str, tuple[str, str]],
+    hardware: Mapping[str, int],
+) -> list[ThroughputRow]:
+    found = names.search(path.resolve().as_posix())
+    if found is None:
+        raise BadInputError("the name does not match the pattern", where=str(path))
+    fields = found.groupdict()
+    kind = fields.pop("kind", "")
+    if kind not in kinds:
+        raise BadInputError(f"the kind {kind!r} is not known", where=str(path), remedy="--kind")
+    plane, pattern = kinds[kind]
+    numbers = {"vnfs": 1, **hardware, **{name: int(text) for name, text in fields.items()}}
+    rows = []
+    for curve in read(path, "nfvbench"):
+        ndr_pps = curve.reported.get("ndr_pps")
+        size = str(curve.info.get("frame_size", ""))
+        if ndr_pps and size.isdigit():
+            passes = 1 if pattern == "north-south" else numbers["vnfs"]
+            row = {"interface": plane, "pattern": pattern, "packet_bytes": size, **numbers}
+            rows.append(ThroughputRow.model_validate(row | {"tx_mpps": passes * ndr_pps / 1e6}))
+    if not rows:
+        raise BadInputError("no NDR of frames of one size", where=str(path))
+    return rows
