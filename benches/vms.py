@@ -15,11 +15,12 @@ from planewise.boot.process import ProcessInfo, processes
 from planewise.errors import PlanewiseError
 from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.guests import Started
+from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
-from planewise.testbed.guests.vms.testbed import VmTestbed
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.setting import Setting
+from planewise.testbed.testbed import Testbed
 
 MIB = 1 << 20
 
@@ -52,9 +53,10 @@ def measure(ours: VmPlatform, guests: int, plane: str, parallel: int | None) -> 
         started.append(guest)
         at.append(time.monotonic() - begun)
 
+    vms = VmStart(parallel=parallel, on_ready=on_ready, platform=ours)
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, parallel=parallel, on_ready=on_ready, platform=ours) as testbed,
+        Testbed(pair, 1500, vms) as testbed,
     ):
         with testbed.arrange(setting):
             each = [one.ready_s for one in started]

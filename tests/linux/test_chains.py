@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,6 @@ from planewise.measure.trials.applications import IPERF
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains import dpdk
-from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
 from planewise.testbed.chains.guests import Pollers
@@ -67,8 +66,8 @@ def await_(what: Callable[[], bool], why: str) -> None:
         time.sleep(0.05)
 
 
-def notes() -> set[Path]:
-    return set(hugepages.NOTES.glob("*.json"))
+def huge_pages() -> int:
+    return int(hugepages.POOL.read_text())
 
 
 def results(out: Path) -> dict[tuple[object, ...], ChainResult]:
@@ -110,7 +109,7 @@ def test_a_vhost_user_chain_goes_from_a_design_to_the_report_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     needs("vhost-user")
-    before = notes()
+    before = huge_pages()
     path = design(
         tmp_path / "chains.yaml",
         "plane: vhost-user, guest: process, path: [north-south, east-west], vnfs: 2, "
@@ -140,7 +139,7 @@ def test_a_vhost_user_chain_goes_from_a_design_to_the_report_and_leaves_nothing(
     compared = planewise("compare", out, "--factor", "path", "--json")
     assert compared.returncode == 0, compared.stderr
     assert "transmitted" in compared.stdout
-    assert notes() <= before
+    assert huge_pages() == before
     assert not [line for line in mine() if str(tmp_path) in line]
 
 
@@ -160,9 +159,9 @@ def mine() -> list[str]:
     return list(commands().values())
 
 
-def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_path: Path) -> None:
+def test_a_killed_chain_dies_at_once_and_its_huge_pages_come_back(tmp_path: Path) -> None:
     needs("vhost-user")
-    if not hugepages.HugePagePool().writable:
+    if not os.access(hugepages.POOL, os.W_OK):
         pytest.skip("only root takes huge pages, and there are some free here")
     path = design(
         tmp_path / "long.yaml",
@@ -170,7 +169,7 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
         "chain: {duration_s: 600}",
     )
     out = tmp_path / "run"
-    before = notes()
+    before = huge_pages()
     # What it makes in its scratch directories is found by the directory's name.
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -191,7 +190,7 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
         )
         said = process.stderr.read().decode() if process.poll() is not None else ""  # type: ignore[union-attr]
         assert process.poll() is None, said
-        own = notes() - before
+        assert huge_pages() > before
         assert len([line for line in mine() if str(scratch) in line]) >= 3
     finally:
         process.kill()
@@ -200,16 +199,13 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
         lambda: not [line for line in mine() if str(scratch) in line],
         "a process of the chain outlived the kill",
     )
-    assert own & notes()
+    await_(lambda: huge_pages() == before, "huge pages did not come back")
     left = [name for name in netns.names() if token_of(name)]
     cleaned = planewise("clean", "--json")
     assert cleaned.returncode == 0, cleaned.stderr
     answer = json.loads(cleaned.stdout)
-    pages = memory_bytes(Chain("vhost-user", "north-south", 1))
-    assert answer["hugepages"] >= pages // hugepages.HugePagePool().page_bytes
     removed = {name for one in answer["leftovers"] for name in one["namespaces"]}
     assert removed & set(left)
-    assert not own & notes()
     assert not removed & set(netns.names())
 
 
@@ -286,7 +282,7 @@ def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_no
     whole = subprocess.run([*argv, tmp_path / "whole"], env=env, capture_output=True, check=False)
     assert whole.returncode == 0, whole.stderr.decode()
     takes_s, moments = time.monotonic() - begun, random.Random(20)
-    had, pages = notes(), hugepages.HugePagePool().pages
+    pages = huge_pages()
     for number in range(kills):
         after_s = moments.uniform(0.1, 0.95) * takes_s
         with subprocess.Popen(
@@ -302,10 +298,8 @@ def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_no
         cleaned = planewise("clean", "--json", TMPDIR=str(short))
         assert cleaned.returncode == 0, cleaned.stderr
         assert not leftovers(), said
-        assert notes() <= had, said
         assert not list(short.iterdir()), said
-    if notes() <= had:
-        assert hugepages.HugePagePool().pages == pages
+    await_(lambda: huge_pages() == pages, "huge pages did not come back")
 
 
 def test_four_containers_answer_while_twelve_streams_are_sent_to_them(tmp_path: Path) -> None:
@@ -387,7 +381,7 @@ def test_functions_that_never_connect_are_given_up_and_nothing_of_the_chain_stay
     needs("vhost-user")
     monkeypatch.setattr(dpdk, "_CONNECT_S", 0.5)
     monkeypatch.setattr(Pollers, "connect", lambda *_: None)
-    before, namespaces, pages = notes(), set(netns.names()), hugepages.HugePagePool().pages
+    namespaces, pages = set(netns.names()), huge_pages()
     chain = Chain("vhost-user", "north-south", 1)
     placement = assign_cpus((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with (
@@ -395,16 +389,14 @@ def test_functions_that_never_connect_are_given_up_and_nothing_of_the_chain_stay
         local_chain(chain, placement, 1000.0),
     ):
         pass
-    assert notes() <= before
     assert set(netns.names()) <= namespaces
-    if not before:
-        assert hugepages.HugePagePool().pages == pages
+    assert huge_pages() == pages
 
 
 def test_a_device_that_dpdk_has_no_driver_for_is_one_sentence(tmp_path: Path) -> None:
     needs("vhost-user")
     cpu = min(os.sched_getaffinity(0))
-    with hugepages.reserved(MEMORY_BYTES):
+    with closing(LocalHost("here")) as here, hugepages.reserved(here, MEMORY_BYTES):
         argv = vf_command("0000:00:00.0", cpu, "02:70:77:0f:00:01", "pw-unknown")
         function = Function(LocalHost("test"), str(tmp_path), "vnf1", argv)
         try:
@@ -418,7 +410,7 @@ def test_a_device_that_dpdk_has_no_driver_for_is_one_sentence(tmp_path: Path) ->
 
 def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path) -> None:
     needs("vhost-user")
-    before, namespaces = notes(), set(netns.names())
+    pages, namespaces = huge_pages(), set(netns.names())
     chain = Chain("vhost-user", "east-west", 2)
     cpus = os.sched_getaffinity(0)
     placement = assign_cpus((SWITCH, GENERATOR, *chain.names), cpus, {})
@@ -434,7 +426,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
         os.kill(testbed.pids["vnf1"], signal.SIGKILL)
         with pytest.raises(PlanewiseError, match=r"vnf1.* ended while it was measured"):
             await_(lambda: not testbed.read(), "a function that died was not missed")
-    assert notes() <= before
+    assert huge_pages() == pages
     assert set(netns.names()) <= namespaces
 
 

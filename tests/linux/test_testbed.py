@@ -21,11 +21,11 @@ from planewise.testbed.hosts.host import LocalHost, LocalProcess, ProcessTimeout
 from planewise.testbed.hosts.ledger import STATE, leftovers, token_of
 from planewise.testbed.loads.background import BackgroundLoad, LoadSpec, LoadType
 from planewise.testbed.loads.crew import ProcessCrew, ShellCrew, StartCrew
-from planewise.testbed.model import HOSTS, CounterPoint, Guest
+from planewise.testbed.model import HOSTS, CounterPoint, Guest, IpVersion
 from planewise.testbed.plan import Plan, new_namespace
 from planewise.testbed.planes import plane as plane_called
 from planewise.testbed.setting import Arrangement
-from planewise.testbed.switches.router import RouterTestbed
+from planewise.testbed.switches.router import router_testbed
 from tests.linux.probe import eventually
 from tests.linux.testbeds import PLANES, here
 
@@ -210,7 +210,7 @@ def test_the_next_hop_of_a_trial_is_where_the_guests_frames_really_go(plane: str
 
 
 @pytest.mark.parametrize("ip_version", [4, 6])
-def test_a_router_forwards_between_the_generators_ports(ip_version: int) -> None:
+def test_a_router_forwards_between_the_generators_ports(ip_version: IpVersion) -> None:
     forward = """
 import socket, sys
 tx, rx, source_mac, hop_mac, source, destination = sys.argv[1:]
@@ -243,13 +243,13 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as receiv
 hops = got[21] if kind == 0x86DD else got[22]
 print("forwarded", hops)
 """
-    with RouterTestbed(ip_version) as testbed:  # type: ignore[arg-type]
+    with router_testbed() as testbed:
         path = testbed.trial_path()
         ran = testbed.hosts["generator"].run(
             [
                 sys.executable, "-c", forward, path.tx_interface, path.rx_interface,
-                path.source_mac, path.next_hop_mac, path.source(testbed.ip_version),
-                path.destination(testbed.ip_version),
+                path.source_mac, path.next_hop_mac, path.source(ip_version),
+                path.destination(ip_version),
             ],
             netns=path.tx_netns,
             timeout_s=20,
@@ -298,7 +298,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
     def fail(self: LocalHost, plan: Plan) -> None:
         tokens.extend(str(token_of(name)) for name in plan.namespaces)
-        again = [new_namespace(name) for name in plan.namespaces if name.endswith("-rm1")]
+        again = [new_namespace(name) for name in plan.namespaces if name.endswith("-rm0")]
         perform(self, Plan((*plan.steps, *chain(*again))))
 
     monkeypatch.setattr(LocalHost, "perform", fail)

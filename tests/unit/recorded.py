@@ -29,10 +29,10 @@ class RecordingHost(LocalHost):
 
 def build(wanted: Setting, times: int = 1) -> tuple[Arrangement, list[Step]]:
     """The setting as it would stand, and all steps that make it."""
-    steps: list[Step] = []
+    steps: dict[str, list[Step]] = {role: [] for role in HOSTS}
     machines = {
         role: Machine(
-            RecordingHost(role, steps),
+            RecordingHost(role, steps[role]),
             "wire0",
             "br0",
             "docker0",
@@ -44,4 +44,4 @@ def build(wanted: Setting, times: int = 1) -> tuple[Arrangement, list[Step]]:
     for _ in range(times):
         with testbed.arrange(wanted) as standing:
             pass
-    return standing, steps
+    return standing, [*steps["sender"], *steps["responder"]]

@@ -26,7 +26,6 @@ from planewise.testbed.chains.routing import routing
 from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
 from planewise.testbed.guests.vms.domain import Passthrough
 from planewise.testbed.guests.vms.guests import HostGuests
-from planewise.testbed.guests.vms.resources import VmResources
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState, Resources
@@ -126,7 +125,7 @@ def test_what_has_a_vf_by_vfio_wants_an_iommu_before_anything_is_built(
     pair = SimpleNamespace(machines=dict.fromkeys(HOSTS, there), separate=True)
     stage = Chains(design, cast("Pair", pair))
     stage._resources = {role: resources(7) for role in HOSTS}
-    stage.__dict__["_memory"] = VmResources(
+    stage.__dict__["_memory"] = Resources(
         "lab:b", "pf0", "igb", 7, 4000, False, cpus=2, iommu=iommu
     )
     (cell,) = cells_of(design)
@@ -175,7 +174,7 @@ def test_a_host_without_so_many_huge_pages_is_said() -> None:
     why = "needs 160 huge pages of 2 MiB on lab:b, and its kernel does not give as many"
     with (
         pytest.raises(UnsupportedError, match=why),
-        hugepages.reserved_on(cast("Host", Taker()), 320 << 20),
+        hugepages.reserved(cast("Host", Taker()), 320 << 20),
     ):
         pass
 
@@ -264,9 +263,12 @@ class NoGuests:
         self.ended_now: list[Guest] = []
         self.awake: dict[int, bool] = {}
 
-    def ended(self, guests: Iterable[Guest]) -> list[Guest]:
+    def revive(self) -> None:
+        pass
+
+    def lost(self, guests: Iterable[Guest]) -> dict[Guest, PlanewiseError]:
         gone, self.ended_now = self.ended_now, []
-        return gone
+        return {guest: PlanewiseError("it ended") for guest in gone}
 
     def start(self, guest: Guest, nic: Passthrough, mtu_bytes: int) -> None:
         self.awake[guest.index] = True

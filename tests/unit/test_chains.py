@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +41,7 @@ from planewise.testbed.chains.reading import (
     cpu_times,
 )
 from planewise.testbed.hosts import hugepages
-from planewise.testbed.hosts.hugepages import HugePagePool
+from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.switches.dpdk_switch import parse_cycles, parse_ports
 
@@ -398,72 +401,73 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def pages_in(machine: Path) -> int:
+    return int((machine / "proc/sys/vm/nr_hugepages").read_text())
+
+
+@pytest.fixture
+def host() -> Iterator[LocalHost]:
+    with closing(LocalHost("here")) as opened:
+        yield opened
+
+
 def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhile(
-    machine: Path, tmp_path: Path
+    machine: Path, host: LocalHost
 ) -> None:
-    pool, notes = HugePagePool(machine), tmp_path / "notes"
-    with hugepages.reserved(64 << 20, pool, notes) as pages:
-        assert pages == 32
-        assert pool.pages == 132
-        assert len(list(notes.glob("*.json"))) == 1
-        assert hugepages.leftovers(remove=True, pool=pool, notes=notes) == ()
-        pool.resize(pool.pages + 50)
-    assert pool.pages == 150
-    assert not notes.exists()
+    with hugepages.reserved(host, 64 << 20, str(machine)):
+        assert pages_in(machine) == 132
+        (machine / "proc/sys/vm/nr_hugepages").write_text("182\n")
+    assert pages_in(machine) == 150
 
 
-def test_a_killed_runs_huge_pages_are_given_back_once(machine: Path, tmp_path: Path) -> None:
-    pool, notes = HugePagePool(machine), tmp_path / "notes"
-    notes.mkdir()
-    (notes / "dead.json").write_text('{"state": "taken", "pages": 32}')
-    pool.resize(132)
-    assert [one.pages for one in hugepages.leftovers(pool=pool, notes=notes)] == [32]
-    assert pool.pages == 132
-    hugepages.leftovers(remove=True, pool=pool, notes=notes)
-    assert pool.pages == 100
-    assert not notes.exists()
-    assert hugepages.leftovers(remove=True, pool=pool, notes=notes) == ()
-    assert pool.pages == 100
-
-
-def test_runs_that_come_and_go_at_once_leave_the_pool_and_nothing_else(
-    machine: Path, tmp_path: Path
+def test_a_killed_runs_huge_pages_are_given_back_by_their_keeper(
+    machine: Path, host: LocalHost
 ) -> None:
-    pool, notes = HugePagePool(machine), tmp_path / "notes"
+    with hugepages.reserved(host, 64 << 20, str(machine)):
+        (lease,) = host._processes
+        lease.kill()
+        lease.wait()
+        deadline = time.monotonic() + 10
+        while pages_in(machine) != 100:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
+
+def test_runs_that_come_and_go_at_once_leave_the_pool_as_it_was(machine: Path) -> None:
     def take(_: int) -> None:
-        with hugepages.reserved(2 << 20, pool, notes) as pages:
-            assert pages == 1
+        with (
+            closing(LocalHost("here")) as host,
+            hugepages.reserved(host, 2 << 20, str(machine)),
+        ):
+            pass
 
     with ThreadPoolExecutor(4) as threads:
         for _ in threads.map(take, range(8)):
             pass
-    assert pool.pages == 100
-    assert not notes.exists()
+    assert pages_in(machine) == 100
 
 
-@pytest.mark.parametrize(("reached", "given_back"), [(100, 0), (110, 10), (132, 32)])
-def test_a_run_killed_while_it_took_pages_gives_back_what_it_got(
-    machine: Path, tmp_path: Path, reached: int, given_back: int
+def test_pages_that_are_free_already_serve_where_the_kernel_gives_no_more(
+    machine: Path, host: LocalHost
 ) -> None:
-    pool, notes = HugePagePool(machine), tmp_path / "notes"
-    notes.mkdir()
-    (notes / "dead.json").write_text('{"state": "taking", "before": 100, "pages": 32}')
-    pool.resize(reached)
-    assert hugepages.leftovers(remove=True, pool=pool, notes=notes)[0].pages == given_back
-    assert pool.pages == 100
+    (machine / "proc/sys/vm/nr_hugepages").chmod(0o444)
+    pool = machine / "proc/sys/vm/nr_hugepages"
+    pool.unlink()
+    pool.symlink_to("/dev/null")  # takes what is written and gives nothing
+    with hugepages.reserved(host, 64 << 20, str(machine)):
+        pass
+    with (
+        pytest.raises(UnsupportedError, match="needs 128 huge pages of 2 MiB on this machine"),
+        hugepages.reserved(host, 256 << 20, str(machine)),
+    ):
+        pass
 
 
 def test_too_little_memory_is_said_before_anything_is_taken(machine: Path, tmp_path: Path) -> None:
-    pool, notes = HugePagePool(machine), tmp_path / "notes"
-    with (
-        pytest.raises(UnsupportedError, match="it needs 65536 MiB of huge pages, and 7812 MiB"),
-        hugepages.reserved(64 << 30, pool, notes),
-    ):
-        pass
-    assert pool.pages == 100
-    assert not notes.exists()
-    assert "CONFIG_HUGETLBFS" in hugepages.unavailable_reason(1, HugePagePool(tmp_path / "nowhere"))
+    why = hugepages.unavailable_reason(64 << 30, machine)
+    assert why.startswith("it needs 65536 MiB of huge pages, and 7812 MiB")
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 8000000 kB\n")
+    assert "CONFIG_HUGETLBFS" in hugepages.unavailable_reason(1, tmp_path)
 
 
 # --- designs ------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from planewise.measure.runs.stations import Stations
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.hosts import pair
 from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
-from planewise.testbed.hosts.forwarding import ForwardingHost
-from planewise.testbed.hosts.host import FinishedProcess, LocalHost
+from planewise.testbed.hosts.host import FinishedProcess, ForwardingHost, LocalHost
 from planewise.testbed.hosts.ledger import HostNote
 from planewise.testbed.plan import Plan
 

@@ -79,7 +79,7 @@ def test_two_switches_cannot_both_have_the_nic() -> None:
     assert setting("macvlan", "bridge", 1).switches == ("bridge",)
     assert setting("docker-bridge", "vf", 1).switches == ("docker-bridge",)
     both = setting("bridge", "docker-bridge", 1)
-    assert impossible(both) == "bridge and docker-bridge cannot both have the NIC"
+    assert impossible(both) == "bridge and docker-bridge cannot share the NIC"
     assert impossible(setting("bridge", "docker-bridge", 0)) == ""
 
 

@@ -95,8 +95,8 @@ def test_no_text_of_proc_ends_in_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("plane", "read"),
     [
-        ("virtio-bridge", [("tap-m0", "rx")]),
-        ("macvtap-bridge", [("mvt-m0", "tx")]),
+        ("virtio-bridge", [("pw00000000000", "rx")]),
+        ("macvtap-bridge", [("pw00000000000", "tx")]),
         ("vf-passthrough", []),
     ],
 )

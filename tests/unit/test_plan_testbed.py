@@ -17,7 +17,7 @@ from planewise.testbed.plan import Plan, Step, new_namespace, set_master, set_up
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.planes import plane, plane_for, plane_names, planes_of
 from planewise.testbed.setting import Arrangement, Setting
-from planewise.testbed.switches.router import RouterTestbed, plan_router
+from planewise.testbed.switches.router import plan_router
 from planewise.testbed.testbed import impossible
 from tests.unit.recorded import TOKEN, build
 
@@ -187,11 +187,6 @@ def test_a_plane_that_acts_by_steps_gives_a_guest_its_interface(name: str) -> No
     site = Site("sender", "pw-0-s", "wire0", 1500)
     guest = make_guest("0", "sender", "main", 0, name)
     assert any(step.other == guest.netns for step in plane(name).attach(site, guest))
-
-
-def test_a_testbed_that_is_not_built_says_so_to_its_programmer() -> None:
-    with pytest.raises(RuntimeError, match="with block"):
-        RouterTestbed(6).trial_path()
 
 
 def test_the_generator_of_a_router_testbed_has_no_address_that_could_answer() -> None:

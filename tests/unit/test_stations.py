@@ -28,10 +28,10 @@ class FakeTestbed:
     """Writes what it does to LOG; on two servers nothing of another testbed may stand beside it."""
 
     standing: ClassVar[set[str]] = set()
-    kind = "namespace"
 
     def __init__(self, pair: SimpleNamespace, *_: object) -> None:
         self.alone = pair.separate
+        self.kind = ""
 
     def expect(self, settings: list[Setting]) -> dict[Setting, str]:
         return {}
@@ -41,6 +41,7 @@ class FakeTestbed:
 
     @contextmanager
     def arrange(self, setting: Setting) -> Iterator[SimpleNamespace]:
+        self.kind = setting.kind
         assert not self.alone or self.standing <= {self.kind}, "two kinds would have the same NIC"
         self.standing.add(self.kind)
         LOG.append(f"{setting.kind} on {setting.plane}")
@@ -50,10 +51,6 @@ class FakeTestbed:
         if self.kind in self.standing:
             self.standing.discard(self.kind)
             LOG.append(f"{self.kind} cleared")
-
-
-class FakeVmTestbed(FakeTestbed):
-    kind = "vm"
 
 
 def visits(tmp_path: Path, separate: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -68,7 +65,6 @@ def visits(tmp_path: Path, separate: bool, monkeypatch: pytest.MonkeyPatch) -> l
     LOG.clear()
     pair = SimpleNamespace(separate=separate, machines={})
     monkeypatch.setattr(stations, "Testbed", FakeTestbed)
-    monkeypatch.setattr(stations, "VmTestbed", FakeVmTestbed)
     monkeypatch.setattr(stations, "local_pair", lambda *_: nullcontext(pair))
     monkeypatch.setattr(Stations, "_station", lambda *_: Station({}, {}))
     with Stations(design, pair if separate else None) as opened:  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.hosts.together import together
+from planewise.testbed.hosts.signals import together
 
 
 def test_results_come_in_the_order_of_the_calls() -> None:

@@ -26,13 +26,11 @@ from planewise.measure.trials.load_two_ended import send_command
 from planewise.measure.trials.rtt import await_late_end
 from planewise.testbed.guests.vms import agent, image
 from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
-from planewise.testbed.guests.vms.arrangement import VmArrangement, guest_in, vm_requests
 from planewise.testbed.guests.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.guests.vms.guests import last_words
 from planewise.testbed.guests.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.guests.vms.image import GuestImage
 from planewise.testbed.guests.vms.platform import VmPlatform, differences
-from planewise.testbed.guests.vms.resources import VmResources, shortage
 from planewise.testbed.hosts.host import (
     FinishedProcess,
     Host,
@@ -40,9 +38,11 @@ from planewise.testbed.hosts.host import (
     LocalProcess,
     ProcessTimeoutError,
 )
-from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, Site
+from planewise.testbed.hosts.machine import Resources
+from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, Site, make_guest
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
-from planewise.testbed.setting import Setting
+from planewise.testbed.refusals import impossible, shortage
+from planewise.testbed.setting import Arrangement, Setting
 
 HOST_PLANES = [
     plane.name for plane in PLANES if isinstance(plane, VmPlane) and plane.device and not plane.vfs
@@ -145,7 +145,7 @@ def test_a_kernel_is_unpacked_and_its_entry_found() -> None:
 def guests(token: str, plane: str, count: int) -> list[Guest]:
     """The first guests of a testbed, of both roles and on both hosts."""
     return [
-        guest_in(token, slot, role, "background", slot, plane, lives_on)
+        make_guest(token, role, "background", slot, plane, slot, away=lives_on != role)
         for role in HOSTS
         for lives_on in HOSTS
         for slot in range(count)
@@ -178,18 +178,18 @@ def test_testbeds_whose_tokens_differ_early_share_no_index(one: int, other: int)
 def test_planes_beside_a_switch_sit_on_it(role: HostRole) -> None:
     for switched, switch in (("virtio-bridge", "bridge"), ("virtio-ovs", "ovs")):
         mixed = Setting("vm", "macvtap-bridge", switched, 1, "north-south")
-        assert [request.switch for request in vm_requests(mixed, role)] == [switch, switch]
+        assert [request.switch for request in mixed.requests(role)] == [switch, switch]
     alone = Setting("vm", "macvtap-bridge", "macvtap-bridge", 1, "north-south")
-    assert [request.switch for request in vm_requests(alone, role)] == ["", ""]
+    assert [request.switch for request in alone.requests(role)] == ["", ""]
 
 
 def test_two_switches_that_want_the_nic_at_a_time_are_refused() -> None:
     both = Setting("vm", "virtio-bridge", "virtio-ovs", 1, "north-south")
-    assert both.conflict == "bridge and ovs cannot both have the NIC"
+    assert both.conflict == "bridge and ovs cannot share the NIC"
 
 
 def test_a_host_without_open_vswitch_is_said_where_a_plane_wants_it() -> None:
-    here = VmResources("this machine", "wire0", "", 0, 8000, False, cpus=2, hosts=2)
+    here = Resources("this machine", "wire0", "", 0, 8000, False, cpus=2, hosts=2)
     for plane, others in (("virtio-ovs", "virtio-ovs"), ("macvtap-bridge", "virtio-ovs")):
         setting = Setting("vm", plane, others, 1, "north-south")
         assert shortage(setting, here, False) == "there is no Open vSwitch on this machine"
@@ -197,12 +197,12 @@ def test_a_host_without_open_vswitch_is_said_where_a_plane_wants_it() -> None:
 
 
 def test_guests_of_a_host_that_routes_send_to_its_tap_and_others_to_each_other() -> None:
-    mains = {role: guest_in("0123abcd", 0, role, "main", 0, "p", role) for role in HOSTS}
+    mains = {role: make_guest("0123abcd", role, "main", 0, "p") for role in HOSTS}
     hops = {}
     for plane in ("virtio-routed", "virtio-bridge"):
         setting = Setting("vm", plane, plane, 0, "north-south")
         sites = {role: Site(role, "", "wire0", 1500) for role in HOSTS}
-        hops[plane] = VmArrangement(setting, {}, mains, {}, sites, {}).next_hop_mac()
+        hops[plane] = Arrangement(setting, {}, mains, {}, sites, {}).next_hop_mac()
     assert hops["virtio-bridge"] == mains["responder"].mac
     _, tap = vm_plane("virtio-routed").attach(sites["sender"], mains["sender"])[:2]
     assert f"address {hops['virtio-routed']} " in tap.words
@@ -211,10 +211,7 @@ def test_guests_of_a_host_that_routes_send_to_its_tap_and_others_to_each_other()
 
 def test_a_plane_that_virtual_machines_cannot_have_here_is_said() -> None:
     setting = Setting("vm", "vf-passthrough", "vf-passthrough", 0, "north-south")
-    here = VmResources("this machine", "wire0", "", 0, 8000, False, cpus=2, hosts=2)
-    assert "vf-passthrough needs a NIC with SR-IOV, and the wire here is virtual" in shortage(
-        setting, here, False
-    )
+    assert "vf-passthrough cannot be built on one machine" in impossible(setting, local=True)
     with pytest.raises(BadInputError, match="virtual machines have no plane veth"):
         vm_plane("veth")
 
@@ -369,13 +366,11 @@ def test_a_program_that_this_machine_lacks_is_named_before_a_guest_boots() -> No
 def test_load_between_guests_has_the_ip_version_that_is_asked_for(
     ip_version: IpVersion, source: str
 ) -> None:
-    mains = {
-        role: guest_in("0a1b2c3d", 0, role, "main", 0, "virtio-bridge", role) for role in HOSTS
-    }
+    mains = {role: make_guest("0a1b2c3d", role, "main", 0, "virtio-bridge") for role in HOSTS}
     hosts: dict[HostRole, Host] = {role: LocalHost(role) for role in HOSTS}
     setting = Setting("vm", "virtio-bridge", "virtio-bridge", 0, "north-south")
     sites = {role: Site(role, "", "br0", 1500) for role in HOSTS}
-    standing = VmArrangement(setting, hosts, mains, {}, sites, dict.fromkeys(HOSTS, ""))
+    standing = Arrangement(setting, hosts, mains, {}, sites, dict.fromkeys(HOSTS, ""))
     ends = {
         role: End(hosts[role], guest.netns, guest.name, guest.interface, guest.ipv4, machine=True)
         for role, guest in mains.items()

@@ -18,26 +18,25 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design import Design
 from planewise.measure.station import lost_guest_first
 from planewise.measure.trials import vm_options
-from planewise.testbed.guests.vms.arrangement import VmArrangement
 from planewise.testbed.guests.vms.domain import Passthrough, VhostUserNic, nic_xml
-from planewise.testbed.guests.vms.resources import VmResources, shortage
 from planewise.testbed.guests.vms.saved import read, saved_header
-from planewise.testbed.guests.vms.testbed import VmTestbed
 from planewise.testbed.hosts.host import FinishedProcess
-from planewise.testbed.hosts.machine import Machine, MachineState
+from planewise.testbed.hosts.machine import Machine, MachineState, Resources
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import HOSTS, Guest, Site, make_guest
 from planewise.testbed.plan import await_up
 from planewise.testbed.planes import PLANES, VmPlane, vhost_user, vm_plane
+from planewise.testbed.refusals import shortage
 from planewise.testbed.script import grouped
-from planewise.testbed.setting import Setting
+from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.testbed import Testbed
 
 if TYPE_CHECKING:
     from planewise.testbed.hosts.host import Host
 
 VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 
-HOST = VmResources(
+HOST = Resources(
     "ssh://a", "eth4", "ixgbe", 63, 32_000, False, ovs=True, dpdk=True, huge_pages=True, cpus=8
 )
 SITE = Site("sender", "", "eth4", 1500, "eth4", "pw-0-b")
@@ -86,7 +85,7 @@ def test_a_host_that_has_all_lacks_nothing(plane: str) -> None:
     ],
 )
 def test_what_a_host_lacks_is_one_sentence(
-    plane: str, guests: int, found: VmResources, said: str
+    plane: str, guests: int, found: Resources, said: str
 ) -> None:
     assert said in shortage(setting(plane, plane, guests), found, True)
 
@@ -104,12 +103,12 @@ def test_a_macvtap_on_a_vf_has_all_of_it_and_its_address() -> None:
 
 
 def test_a_guest_that_drives_its_vf_itself_is_seen_nowhere_on_the_host() -> None:
-    def arranged(plane: str) -> VmArrangement:
+    def arranged(plane: str) -> Arrangement:
         mains = {"sender": guest(plane), "responder": guest(plane)}
         nics = {"sender": "eth4v0", "responder": "eth4v1"}
         sites = {role: replace(SITE, nic=nic) for role, nic in nics.items()}
         ports = {role: vm_plane(plane).host_interface(main) for role, main in mains.items()}
-        return VmArrangement(setting(plane), {}, mains, {}, sites, ports)  # type: ignore[arg-type]
+        return Arrangement(setting(plane), {}, mains, {}, sites, ports)  # type: ignore[arg-type]
 
     through = arranged("vf-passthrough")
     assert [point.name for point in through.capture_points] == ["sender_inside", "responder_inside"]
@@ -173,7 +172,7 @@ def test_a_polling_switch_that_does_not_start_leaves_neither_pages_nor_files(
     def fail(*_: object, **__: object) -> None:
         raise UnsupportedError("Open vSwitch could not start DPDK")
 
-    monkeypatch.setattr(vhost_user.hugepages, "reserved_on", reserved)
+    monkeypatch.setattr(vhost_user.hugepages, "reserved", reserved)
     monkeypatch.setattr(vhost_user, "RunningDpdkSwitch", fail)
     host = Quiet()
     state = MachineState(Machine(cast("Host", host), "eth4", "b", "d"), "sender", "0" * 8)
@@ -199,7 +198,7 @@ def test_a_host_without_a_switch_that_is_a_program_makes_no_directory_for_one() 
 
 def test_frames_that_the_device_of_a_polling_switch_does_not_take_are_refused() -> None:
     machines = {role: Machine(cast("Host", None), "eth4", "b", "d") for role in HOSTS}
-    testbed = VmTestbed(Pair(machines, "0" * 8, separate=True), 9000)
+    testbed = Testbed(Pair(machines, "0" * 8, separate=True), 9000)
     wanted = setting("vhost-user")
     (said,) = testbed.expect([wanted]).values()
     assert said.startswith("the plane vhost-user has frames of up to 1518 bytes, as the device")
@@ -210,7 +209,7 @@ def test_machines_on_vhost_user_are_seen_at_the_nic_and_within_them_alone() -> N
     mains = {role: guest("vhost-user") for role in HOSTS}
     ports = {role: plane.host_interface(main) for role, main in mains.items()}
     sites = {role: replace(SITE, host=role, uplink="pw-0-bu") for role in HOSTS}
-    seen = VmArrangement(setting("vhost-user"), {}, mains, {}, sites, ports)
+    seen = Arrangement(setting("vhost-user"), {}, mains, {}, sites, ports)
     names = ["sender_inside", "sender_nic", "responder_nic", "responder_inside"]
     assert [point.name for point in seen.capture_points] == names
     assert not seen.not_measurable

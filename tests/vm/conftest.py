@@ -12,11 +12,12 @@ import pytest
 from planewise.errors import UnsupportedError
 from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.guests import Started
+from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
-from planewise.testbed.guests.vms.testbed import VmTestbed
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.setting import Setting
+from planewise.testbed.testbed import Testbed
 
 TWO_AND_TWO = Setting("vm", "virtio-bridge", "virtio-bridge", 1, "north-south")
 """A main guest and a background guest on each host."""
@@ -59,12 +60,12 @@ def platform() -> VmPlatform:
 
 
 @pytest.fixture(scope="session")
-def up(platform: VmPlatform, said: list[str]) -> Iterator[VmTestbed]:
+def up(platform: VmPlatform, said: list[str]) -> Iterator[Testbed]:
     """Two main guests behind virtio-bridge and a background guest on each host."""
     started: list[Started] = []
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, platform=platform, on_ready=started.append) as testbed,
+        Testbed(pair, 1500, VmStart(platform=platform, on_ready=started.append)) as testbed,
     ):
         with testbed.arrange(TWO_AND_TWO):
             slowest = max(one.ready_s for one in started)

@@ -171,7 +171,7 @@ def test_a_program_that_polls_in_a_virtual_machine_has_its_nic_on_either_plane(
         pytest.skip(reason)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(POLLING)
-    pages = hugepages.HugePagePool().pages
+    pages = int(hugepages.POOL.read_text())
     begun = time.monotonic()
     with planewise("run", str(design), "--out", str(out)) as process:
         _, complaint = process.communicate(timeout=1000)
@@ -191,4 +191,4 @@ def test_a_program_that_polls_in_a_virtual_machine_has_its_nic_on_either_plane(
         assert all(one.tx_packets > 0 for one in chain.vnfs)
         assert all(one.busy is not None for one in chain.vnfs)
         assert chain.frame_bytes == pytest.approx(64, abs=0.01)
-    assert hugepages.HugePagePool().pages == pages
+    assert int(hugepages.POOL.read_text()) == pages

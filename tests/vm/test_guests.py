@@ -20,16 +20,16 @@ from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.measure.station import End, Place, Station
 from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
-from planewise.testbed.guests.vms.arrangement import VmArrangement
 from planewise.testbed.guests.vms.hypervisor import GuestGoneError, HypervisorGoneError
+from planewise.testbed.guests.vms.kind import VirtualMachines, VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform
-from planewise.testbed.guests.vms.testbed import VmTestbed
 from planewise.testbed.hosts import ledger, netns
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.loads.background import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS
-from planewise.testbed.setting import Setting, TrafficPath
+from planewise.testbed.setting import Arrangement, Setting, TrafficPath
+from planewise.testbed.testbed import Testbed
 
 from .conftest import TWO_AND_TWO
 
@@ -39,14 +39,14 @@ WAIT_S = 120.0
 
 
 @pytest.fixture
-def standing(up: VmTestbed) -> Iterator[VmArrangement]:
+def standing(up: Testbed) -> Iterator[Arrangement]:
     """A main guest and a background guest on each host, awake."""
     with up.arrange(TWO_AND_TWO) as arrangement:
         yield arrangement
 
 
 def test_processes_in_a_guest_take_input_and_tell_output_and_exit_code(
-    standing: VmArrangement,
+    standing: Arrangement,
 ) -> None:
     host, guest = standing.hosts["sender"], standing.main("sender")
     argv = ["sh", "-c", "cat; echo oops >&2; exit 3"]
@@ -59,7 +59,7 @@ def test_processes_in_a_guest_take_input_and_tell_output_and_exit_code(
         host.run(["/nonexistent"], netns=guest.netns).check()
 
 
-def test_files_of_a_guest_are_its_own(standing: VmArrangement, tmp_path: Path) -> None:
+def test_files_of_a_guest_are_its_own(standing: Arrangement, tmp_path: Path) -> None:
     host, guest = standing.hosts["sender"], standing.main("sender")
     host.run(["sh", "-c", "head -c 3000000 /dev/zero >/tmp/big"], netns=guest.netns).check()
     taken = host.take("/tmp/big", tmp_path, netns=guest.netns)
@@ -70,7 +70,7 @@ def test_files_of_a_guest_are_its_own(standing: VmArrangement, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ["north-south", "east-west"])
-def test_guests_reach_their_peers_and_resolve_no_address(up: VmTestbed, path: TrafficPath) -> None:
+def test_guests_reach_their_peers_and_resolve_no_address(up: Testbed, path: TrafficPath) -> None:
     with up.arrange(replace(TWO_AND_TWO, path=path)) as standing:
         host = standing.hosts["sender"]
         mains = standing.main("sender"), standing.main("responder")
@@ -87,7 +87,7 @@ def test_guests_reach_their_peers_and_resolve_no_address(up: VmTestbed, path: Tr
 
 
 def test_guests_keep_reaching_each_other_as_the_nic_goes_from_one_switch_to_another(
-    up: VmTestbed,
+    up: Testbed,
 ) -> None:
     if not shutil.which("ovs-vswitchd", path=SBIN):
         pytest.skip("there is no Open vSwitch here (scripts/setup nfv installs it)")
@@ -103,7 +103,7 @@ def test_guests_keep_reaching_each_other_as_the_nic_goes_from_one_switch_to_anot
 
 
 def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(
-    standing: VmArrangement,
+    standing: Arrangement,
 ) -> None:
     mains = {role: standing.main(role) for role in HOSTS}
     ends = {
@@ -134,7 +134,7 @@ def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(
 
 
 @pytest.mark.parametrize("kind", ["cpu", "network"])
-def test_background_guests_make_load(standing: VmArrangement, kind: str) -> None:
+def test_background_guests_make_load(standing: Arrangement, kind: str) -> None:
     spec = LoadSpec(type=kind, cpu_share=0.2, rate_pps=100, burst=10)  # type: ignore[arg-type]
     with BackgroundLoad(standing, spec) as load:
         before = load.work()
@@ -146,19 +146,21 @@ def test_background_guests_make_load(standing: VmArrangement, kind: str) -> None
     assert achieved.achieved > 0 if kind == "cpu" else achieved.received_pps
 
 
-def test_guests_that_are_not_needed_sleep_and_wake_up_as_they_were(up: VmTestbed) -> None:
+def test_guests_that_are_not_needed_sleep_and_wake_up_as_they_were(up: Testbed) -> None:
     with up.arrange(TWO_AND_TWO) as standing:
         background = standing.background("responder")[0]
         standing.hosts["responder"].run(["touch", "/tmp/kept"], netns=background.netns).check()
     with up.arrange(replace(TWO_AND_TWO, background_guests=0)) as standing:
         assert standing.background("responder") == ()
-        assert up.hypervisor("responder").states()[background.netns] == "paused"
+        machines = up._states["responder"].guests["vm"]
+        assert isinstance(machines, VirtualMachines)
+        assert machines.hypervisor.states()[background.netns] == "paused"
     with up.arrange(TWO_AND_TWO) as standing:
         assert standing.background("responder") == (background,)
         standing.hosts["responder"].run(["ls", "/tmp/kept"], netns=background.netns).check()
 
 
-def test_a_guest_that_crashes_is_told_of_and_replaced(up: VmTestbed) -> None:
+def test_a_guest_that_crashes_is_told_of_and_replaced(up: Testbed) -> None:
     with up.arrange(TWO_AND_TWO) as standing:
         host, guest = standing.hosts["sender"], standing.main("sender")
         process = host.start(["sleep", "1000"], netns=guest.netns)
@@ -182,7 +184,7 @@ def test_a_guest_that_crashes_is_told_of_and_replaced(up: VmTestbed) -> None:
         assert host.run(argv, netns=guest.netns).json()["counts"]["received"] == 5
 
 
-def test_a_libvirt_that_goes_away_is_told_of_and_started_again(up: VmTestbed) -> None:
+def test_a_libvirt_that_goes_away_is_told_of_and_started_again(up: Testbed) -> None:
     with up.arrange(TWO_AND_TWO) as standing:
         host, guest = standing.hosts["responder"], standing.main("responder")
         daemons = [pid for pid in own_processes(host) if "libvirtd" in argv_of(pid)[0]]
@@ -206,7 +208,7 @@ def test_a_guest_that_never_boots_is_said_with_its_last_words(
     with (
         pytest.raises(PlanewiseError, match=r"(sender|responder)-main ended.*console.*panic"),
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, platform=replace(platform, image=broken)) as testbed,
+        Testbed(pair, 1500, VmStart(platform=replace(platform, image=broken))) as testbed,
         testbed.arrange(setting),
     ):
         pass
@@ -218,7 +220,7 @@ def test_nothing_is_left_of_a_testbed(platform: VmPlatform) -> None:
     setting = replace(TWO_AND_TWO, plane="e1000-bridge", background_guests=0)
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, platform=platform) as testbed,
+        Testbed(pair, 1500, VmStart(platform=platform)) as testbed,
         testbed.arrange(setting) as standing,
     ):
         pids = [pid for host in HOSTS for pid in own_processes(standing.hosts[host])]

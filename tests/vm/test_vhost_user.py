@@ -10,13 +10,14 @@ import pytest
 from planewise.boot.process import processes
 from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform
-from planewise.testbed.guests.vms.testbed import VmTestbed
-from planewise.testbed.hosts.hugepages import HugePagePool
+from planewise.testbed.hosts.hugepages import POOL
 from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.model import HOSTS
 from planewise.testbed.setting import Setting, TrafficPath
 from planewise.testbed.switches.dpdk_switch import PROGRAM
+from planewise.testbed.testbed import Testbed
 
 pytestmark = pytest.mark.skipif(
     not shutil.which(PROGRAM), reason="there is no Open vSwitch with DPDK (scripts/setup nfv)"
@@ -37,10 +38,11 @@ def stopped(token: str) -> list[bool]:
 def test_guests_reach_each_other_as_the_nic_comes_to_a_switch_that_polls_and_goes(
     platform: VmPlatform,
 ) -> None:
-    pages = HugePagePool().pages
+    pages = int(POOL.read_text())
+    vms = VmStart(VmOptions(shared_memory=True), platform=platform)
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        VmTestbed(pair, 1500, VmOptions(shared_memory=True), platform=platform) as testbed,
+        Testbed(pair, 1500, vms) as testbed,
     ):
 
         def reached(plane: str, path: TrafficPath = "north-south", others: str = "") -> list[bool]:
@@ -67,5 +69,5 @@ def test_guests_reach_each_other_as_the_nic_comes_to_a_switch_that_polls_and_goe
         assert reached("vhost-user", "east-west") == [False, True]
         assert reached("virtio-bridge") == [True, True]
         assert reached("vhost-user") == [False, False]
-    assert HugePagePool().pages == pages
+    assert int(POOL.read_text()) == pages
     assert stopped(pair.token) == []

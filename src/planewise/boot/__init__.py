@@ -1,4 +1,4 @@
 """Files that virtual machines boot from: kernels, Debian packages, initramfs; QEMU's accelerator.
 
-For the hosts of a lab and for guests in virtual machines. Knows neither.
+For the hosts of a lab and for guests in virtual machines.
 """

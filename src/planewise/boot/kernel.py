@@ -1,4 +1,4 @@
-"""Finds a kernel for a lab's hosts: the machine's, else a package's. Knows modules, not QEMU."""
+"""Finds a kernel for a lab's hosts: the machine's, else a package's."""
 
 from __future__ import annotations
 

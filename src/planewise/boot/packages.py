@@ -1,6 +1,6 @@
 """Debian packages, unpacked into the cache: nothing is installed on the machine.
 
-Knows apt and dpkg-deb, no labs. Needs no root, but apt's package lists.
+Needs no root, but apt's package lists.
 """
 
 from __future__ import annotations

@@ -23,14 +23,12 @@ def clean(
     from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
-    from planewise.testbed.hosts import gro, hugepages, pair, scratch
+    from planewise.testbed.hosts import gro, pair, scratch
 
     netns_leftovers = pair.leftovers() if dry_run else pair.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()
     directories = scratch.leftovers(remove=not dry_run)
     merging = gro.leftovers(remove=not dry_run)
-    # Last: pages are free once the processes that used them are gone.
-    pages = sum(leftover.pages for leftover in hugepages.leftovers(remove=not dry_run))
     if json_:
         print_json(
             {
@@ -38,16 +36,13 @@ def clean(
                 "leftovers": [asdict(leftover) for leftover in netns_leftovers],
                 "labs": [asdict(leftover) for leftover in labs],
                 "directories": [str(path) for path in directories],
-                "hugepages": pages,
                 "gro": list(merging),
             }
         )
         return
-    if not (netns_leftovers or labs or directories or pages or merging):
+    if not (netns_leftovers or labs or directories or merging):
         out().print("Nothing is left behind.")
         return
-    if pages:
-        out().print(f"{'Would give' if dry_run else 'Gave'} back {pages} huge pages.")
     for interface in merging:
         out().print(f"{'Would switch' if dry_run else 'Switched'} GRO off at {interface}.")
     for path in directories:

@@ -1,7 +1,4 @@
-"""Virtual hosts with SR-IOV NICs: two QEMU machines, cabled back to back, on any Linux machine.
-
-Knows no testbed and no measurement.
-"""
+"""Virtual hosts with SR-IOV NICs: two QEMU machines, cabled back to back, on any Linux machine."""
 
 from planewise.lab.lifecycle import (
     AbandonedLab,

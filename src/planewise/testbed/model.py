@@ -56,14 +56,9 @@ class Guest:
     ipv4: str
     ipv6: str
     port: str = ""
-    """Name of its host-side interface, where that does not follow from its label."""
+    """Name of its host-side interface."""
     port_index: int = 0
-    """Index of that interface; 0 leaves it to the site."""
-
-    @property
-    def label(self) -> str:
-        """Short name, unique on its host and short enough for an interface: `m0`, `b17`."""
-        return f"{self.role[0]}{self.index}"
+    """Index of that interface."""
 
     def address(self, ip_version: IpVersion) -> str:
         """Its IPv4 or IPv6 address."""
@@ -199,12 +194,6 @@ class Site:
             self, host=HOSTS[1 - self.number], netns="", nic_mac=self.peer_nic_mac, peer_nic_mac=""
         )
 
-    def port_index(self, guest: Guest) -> int:
-        """Index of the host side of a guest's attachment, far from those that guests use."""
-        if guest.port_index:
-            return guest.port_index
-        return 1000 if guest.role == "main" else 1001 + guest.index
-
     def port_mac(self, guest: Guest) -> str:
         """MAC of the host side of a guest's attachment."""
         return guest.mac.replace("02:70:77:0", "02:70:77:1")
@@ -223,7 +212,9 @@ def make_guest(
     """A guest with names and addresses that follow from the arguments.
 
     `slot` is unique among all guests of a role that a testbed makes; None: it follows from `index`.
-    `away`: it lives on the other role's host, with guests of that role on its segment.
+    `away`: it lives on the other role's host, with guests of that role on its segment. Its port has
+    an index that no other testbed of the machine has: the name of a macvtap in /dev, which all
+    namespaces share, follows from it.
     """
     number = HOSTS.index(host)
     segment = number + 2 * away
@@ -242,4 +233,6 @@ def make_guest(
         mac=f"02:70:77:0{segment}:{slot >> 8:02x}:{slot & 255:02x}",
         ipv4=f"198.{18 + number}.{high + 100 * away}.{1 + low}",
         ipv6=f"2001:2:0:{1 + segment}::{1 + slot:x}",
+        port=f"pw{token}{1024 * segment + slot:03x}",
+        port_index=((8 + int(token[:4], 16)) << 13) + 2048 * segment + slot,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from planewise.store.models import Metric
 from planewise.testbed.hosts.host import Host
@@ -53,7 +52,7 @@ class Setting:
     def conflict(self) -> str:
         """Why a NIC cannot serve its planes at the same time, as a sentence; empty where it can."""
         several = len(self.switches) > 1
-        return f"{' and '.join(self.switches)} cannot both have the NIC" if several else ""
+        return f"{' and '.join(self.switches)} cannot share the NIC" if several else ""
 
     @property
     def within_host(self) -> bool:
@@ -80,10 +79,15 @@ class Setting:
                 yield plane(self.background_plane)
 
     def requests(self, role: HostRole) -> Iterator[GuestRequest]:
-        """The guests of a role."""
-        yield GuestRequest(role, "main", 0, self.kind, self.plane)
+        """The guests of a role, the main one first."""
+        yield self._request(role, "main", 0, self.plane)
         for index in range(self.background_guests):
-            yield GuestRequest(role, "background", index, self.kind, self.background_plane)
+            yield self._request(role, "background", index, self.background_plane)
+
+    def _request(self, role: HostRole, use: GuestRole, index: int, name: str) -> GuestRequest:
+        switched = self.kind == "vm" and not plane(name).vfs
+        switch = next(iter(self.switches), "") if switched else ""
+        return GuestRequest(role, use, index, self.kind, name, switch)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class GuestRequest:
     index: int
     kind: GuestKind
     plane: str
+    switch: str = ""
+    """Of a virtual machine, the switch that its port is, or sits on, a port of; empty: the NIC."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,13 @@ class Arrangement:
     sites: Mapping[HostRole, Site]
     ports: Mapping[HostRole, str]
     """The host side of the main guests; empty where there is none."""
-    own_kernels: ClassVar[bool] = False
-    """Whether the guests have kernels of their own, which count what passes their interfaces."""
+    replaced: tuple[Guest, ...] = ()
+    """Guests that had ended and were started anew."""
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether the guests' own kernels count what passes their interfaces."""
+        return self.setting.kind == "vm"
 
     @property
     def shared(self) -> bool:
@@ -156,6 +167,12 @@ class Arrangement:
     @property
     def counter_points(self) -> tuple[CounterPoint, ...]:
         """Every interface of the hosts on the way between the main guests."""
+        if self.own_kernels:
+            return tuple(
+                CounterPoint(point.host, point.netns, point.interface)
+                for point in self.capture_points
+                if not point.own_kernel
+            )
         points: list[CounterPoint] = []
         for role in HOSTS:
             guest, site = self.mains[role], self.sites[role]

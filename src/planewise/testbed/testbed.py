@@ -1,33 +1,32 @@
-"""The testbed: guests behind planes on the NICs of a pair of hosts. Knows no measurement.
+"""The testbed: guests behind planes on the NICs of a pair of hosts.
 
 It builds what settings ask for, keeps it for the next setting, and removes everything in the end.
-The pair may be two servers, or two namespaces of this machine; a plan is performed by whichever
-host it is for (`Host.perform`).
+The pair may be two servers, or two namespaces of this machine. What differs between kinds of guest
+is in `guests/`: how one is prepared, started, suspended and removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.guests.container import JoiningHost
-from planewise.testbed.guests.makers import MAKERS
+from planewise.testbed.guests.kernel import Containers, Namespaces
+from planewise.testbed.guests.kind import Guests, PlacedGuest
+from planewise.testbed.guests.vms.kind import VirtualMachines, VmStart
+from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
 from planewise.testbed.hosts.machine import (
-    MAC_FILTERS,
     Machine,
     MachineState,
-    PlacedGuest,
     Resources,
     remove_namespaces,
     remove_traces,
     survey,
 )
 from planewise.testbed.hosts.pair import Pair, local_pair, plan_pair
-from planewise.testbed.hosts.together import together
+from planewise.testbed.hosts.signals import together
 from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
@@ -37,23 +36,12 @@ from planewise.testbed.model import (
     make_guest,
     other_host,
 )
-from planewise.testbed.plan import (
-    Plan,
-    Step,
-    accept_address,
-    await_up,
-    delete_link,
-    new_namespace,
-    set_mtu,
-    set_up,
-)
-from planewise.testbed.planes import plane, refusal, switch_named
-from planewise.testbed.planes.kinds import GUEST_WORDS
-from planewise.testbed.planes.plane import Plane
+from planewise.testbed.plan import Plan, Step, accept_address, new_namespace, set_mtu, set_up
+from planewise.testbed.planes import plane, switch_named
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.plane import Plane, Switch
+from planewise.testbed.refusals import SPARE_MIB, impossible, memory_of, shortage
 from planewise.testbed.setting import Arrangement, GuestRequest, Setting
-
-SPARE_MIB = 128
-"""Memory that a host keeps for itself."""
 
 
 class _HostState(MachineState):
@@ -61,14 +49,21 @@ class _HostState(MachineState):
 
     def __init__(self, machine: Machine, role: HostRole, token: str) -> None:
         super().__init__(machine, role, token)
+        self.guests: dict[GuestKind, Guests] = {}
         self.placed: dict[GuestRequest, PlacedGuest] = {}
+        """The most recently used are the last."""
         self.slots: dict[HostRole, int] = {}
-        self.prepared: dict[str, Plane] = {}
+        self.prepared: dict[str, tuple[Plane, Site]] = {}
         """Planes that are prepared on the uplink, by `Plane.preparation`."""
 
+    def remove(self, request: GuestRequest) -> None:
+        """Ends a guest."""
+        self.guests[request.kind].remove(self.placed[request])
+        del self.placed[request]
 
-def _initial_states(pair: Pair) -> dict[HostRole, _HostState]:
-    return {role: _HostState(machine, role, pair.token) for role, machine in pair.machines.items()}
+    def switches_made(self) -> list[Switch]:
+        """The switches that were made here."""
+        return [switch for name in self.switches if (switch := switch_named(name)) is not None]
 
 
 class Testbed:
@@ -79,13 +74,21 @@ class Testbed:
 
     __test__ = False  # not a test class, whatever its name says to pytest
 
-    def __init__(self, pair: Pair, mtu_bytes: int) -> None:
+    def __init__(self, pair: Pair, mtu_bytes: int, vms: VmStart = VmStart()) -> None:  # noqa: B008 - a frozen value
+        """`vms` says how guests that are virtual machines start."""
         self.pair = pair
         self._mtu_bytes = mtu_bytes
-        self._states = _initial_states(pair)
+        self._vms = vms
+        self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
+        self._states = self._initial_states()
+        self._platforms = {} if vms.platform is None else dict.fromkeys(HOSTS, vms.platform)
         self._resources: dict[HostRole, Resources] = {}
         self._refusals: dict[tuple[HostRole, str], str] = {}
         self._with_vfs = False
+
+    def _initial_states(self) -> dict[HostRole, _HostState]:
+        pair = self.pair
+        return {role: _HostState(host, role, pair.token) for role, host in pair.machines.items()}
 
     def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
         """Why settings cannot be built, by setting; those that can be are left out.
@@ -94,31 +97,51 @@ class Testbed:
         that every setting finds the same NIC.
         """
         settings = tuple(settings)
+        self._resources.clear()
         reasons = {setting: self.unavailable_reason(setting) for setting in settings}
         if any(setting.vfs_a_host() and not reason for setting, reason in reasons.items()):
             self._with_vfs = True
+            self._resources.clear()
             reasons = {setting: self.unavailable_reason(setting) for setting in settings}
         return {setting: reason for setting, reason in reasons.items() if reason}
 
     def unavailable_reason(self, setting: Setting) -> str:
         """Why this setting cannot be built; empty when it can. Trial builds are removed again."""
-        if reason := impossible(setting, local=not self.pair.separate):
+        if reason := impossible(setting, self._mtu_bytes, local=not self.pair.separate):
             return reason
         roles: tuple[HostRole, ...] = ("sender",) if setting.within_host else HOSTS
-        for role in roles:
-            if reason := shortage(setting, self.resources(role), self._with_vfs):
-                return reason
-        for role in roles:
-            for name in sorted(setting.planes):
-                if reason := self._refused(role, plane(name)):
+        options = self._vms.options
+        try:
+            for role in roles:
+                if reason := shortage(setting, self.resources(role), self._with_vfs, options):
                     return reason
+                if setting.kind == "vm":
+                    self.platform(role)
+                    continue
+                for name in sorted(setting.planes):
+                    if reason := self._refused(role, plane(name)):
+                        return reason
+        except UnsupportedError as error:
+            return error.what
         return ""
 
     def resources(self, role: HostRole) -> Resources:
         """A machine's resources at the first call."""
         if role not in self._resources:
-            self._resources[role] = survey(self._states[role].machine)
+            machine = self._states[role].machine
+            self._resources[role] = survey(machine, self._with_vfs, self._hosts_a_machine)
         return self._resources[role]
+
+    def platform(self, role: HostRole) -> VmPlatform:
+        """The platform of a machine's virtual machines; the accelerator is tried once.
+
+        Raises:
+            UnsupportedError: no QEMU or libvirt there, no kernel for the guests here.
+        """
+        if role not in self._platforms:
+            host = self._states[role].machine.host
+            self._platforms[role] = platform_of(host, self._vms.options.programs)
+        return self._platforms[role]
 
     def _refused(self, role: HostRole, plane: Plane) -> str:
         """Why a host's kernel cannot build a plane, by a trial build in namespaces of its own;
@@ -140,42 +163,64 @@ class Testbed:
 
     @contextmanager
     def arrange(self, setting: Setting) -> Iterator[Arrangement]:
-        """Builds a setting: makes missing guests, reuses the others.
+        """Builds a setting: makes missing guests, and wakes or reuses the others.
 
         Raises:
             UnsupportedError: a machine lacks something.
             PlanewiseError: it could not be built, or a guest was dead at the end.
         """
         states = self._states_of(setting)
-        requests = {role: list(setting.requests(role)) for role in HOSTS}
+        requests = {role: tuple(setting.requests(role)) for role in HOSTS}
         # East-west, both roles have one state.
-        work: dict[int, tuple[_HostState, list[GuestRequest]]] = {}
+        work: dict[HostRole, list[GuestRequest]] = {}
         for role, state in states.items():
-            work.setdefault(id(state), (state, []))[1].extend(requests[role])
-        together([partial(self._prepare, *host_work) for host_work in work.values()])
-        placed = {role: [states[role].placed[key] for key in requests[role]] for role in HOSTS}
-        self._introduce(setting, states, placed)
-        joined = {
-            placed_guest.guest.netns: placed_guest.container
-            for placed_guest in [*placed["sender"], *placed["responder"]]
-            if placed_guest.container is not None
-        }
-        yield Arrangement(
-            setting,
-            {
-                role: JoiningHost(states[role].host, joined) if joined else states[role].host
-                for role in HOSTS
-            },
-            {role: placed[role][0].guest for role in HOSTS},
-            {
-                role: tuple(placed_guest.guest for placed_guest in placed[role][1:])
-                for role in HOSTS
-            },
-            {role: self._site(states[role]) for role in HOSTS},
-            {role: placed[role][0].port for role in HOSTS},
-        )
-        for state, host_requests in work.values():
-            _check_alive(state, host_requests)
+            work.setdefault(state.role, []).extend(requests[role])
+        guests = {role: self._guests_on(self._states[role], setting.kind) for role in work}
+        replaced: list[Guest] = []
+
+        def prepare(role: HostRole) -> None:
+            replaced.extend(self._prepare(self._states[role], setting, work[role]))
+
+        def end_guests() -> None:
+            for kind in guests.values():
+                kind.close()
+
+        try:
+            together([partial(prepare, role) for role in work])
+            placed = {role: [states[role].placed[key] for key in requests[role]] for role in HOSTS}
+            pairs: dict[HostRole, list[tuple[PlacedGuest, Guest]]] = {role: [] for role in work}
+            for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
+                for one, peer in zip(placed[role], placed[other], strict=True):
+                    one.within = setting.within_host
+                    pairs[states[role].role].append((one, peer.guest))
+            starts = [partial(guests[role].start, pairs[role]) for role in work]
+            together(starts, abort=end_guests)
+            yield Arrangement(
+                setting,
+                {role: guests[states[role].role].host for role in HOSTS},
+                {role: placed[role][0].guest for role in HOSTS},
+                {role: tuple(one.guest for one in placed[role][1:]) for role in HOSTS},
+                {role: placed[role][0].site for role in HOSTS},
+                {role: self._port(states[role], placed[role][0]) for role in HOSTS},
+                tuple(replaced),
+            )
+            if setting.kind != "vm":
+                self.check(setting)
+        finally:
+            self._suspend()
+
+    def check(self, setting: Setting) -> None:
+        """Does nothing while all guests of a setting live.
+
+        Raises:
+            PlanewiseError: one ended.
+        """
+        for role, state in self._states_of(setting).items():
+            placed = [state.placed.get(request) for request in setting.requests(role)]
+            ready = [one for one in placed if one is not None and one.ready]
+            if setting.kind in state.guests:
+                for _, error in state.guests[setting.kind].lost(ready):
+                    raise error
 
     def close(self) -> None:
         """Removes everything, also when a part of it fails; the next setting builds anew.
@@ -183,17 +228,17 @@ class Testbed:
         Raises:
             PlanewiseError: something could not be removed.
         """
-        states = tuple(self._states.values())
-        self._states = _initial_states(self.pair)
+        states, self._states = self._states, self._initial_states()
+        together([partial(self._clear, state) for state in states.values()])
+
+    def _clear(self, state: _HostState) -> None:
         with ExitStack() as last:
+            # Backwards: guests, then VFs return and switches end, and bridges go.
             if self.pair.separate:
-                traces = [
-                    partial(remove_traces, state.host, state.machine.nic, state.token)
-                    for state in states
-                ]
-                last.callback(together, traces)
-            # VFs come home before their namespaces go, containers before the bridges.
-            last.callback(together, [state.close for state in states])
+                last.callback(remove_traces, state.host, state.machine.nic, state.token)
+            last.callback(state.close)
+            for guests in state.guests.values():
+                last.callback(guests.close)
 
     def __enter__(self) -> Self:
         return self
@@ -203,149 +248,165 @@ class Testbed:
 
     # One host.
 
-    def _prepare(self, state: _HostState, requests: Sequence[GuestRequest]) -> None:
-        _remove_dead(state)
-        planes = {request.plane: plane(request.plane) for request in requests}
-        earlier = set(state.placed)
-        try:
-            self._build(state, requests, planes.values())
-        except BaseException:
-            # The next setting makes half-built guests anew.
-            for request in state.placed.keys() - earlier:
-                _remove(state, request)
-            raise
+    def _guests_on(self, state: _HostState, kind: GuestKind) -> Guests:
+        if kind not in state.guests:
+            if kind == "vm":
+                cpus = self.resources(state.role).cpus
+                parallel = self._vms.parallel or max(1, 2 * cpus // self._hosts_a_machine)
+                platform = self.platform(state.role)
+                state.guests[kind] = VirtualMachines(state, self._vms, platform, parallel)
+            else:
+                state.guests[kind] = (Containers if kind == "container" else Namespaces)(state)
+        return state.guests[kind]
 
-    def _build(
-        self, state: _HostState, requests: Sequence[GuestRequest], planes: Collection[Plane]
-    ) -> None:
-        steps = self._set_up_nic(state, planes)
+    def _prepare(
+        self, state: _HostState, setting: Setting, requests: Sequence[GuestRequest]
+    ) -> list[Guest]:
+        """Makes the guests that are missing on a host; returns those that replace lost ones."""
+        for switch in state.switches_made():
+            switch.resume(state)
+        lost = _remove_lost(state)
         if self._with_vfs:
             _ = state.vfs  # the NIC has them all the time
-        _free_vfs(state, requests)
-        self._make_guests(state, requests, steps)
+        steps = self._attach_nic(state, setting, requests)
+        missing = [request for request in requests if request not in state.placed]
+        self._make_room(state, requests, missing)
+        for request in requests:
+            if request in state.placed:
+                state.placed[request] = state.placed.pop(request)
+        for request in missing:
+            path = plane(request.plane)
+            site = self._site(state, "" if path.vfs else next(iter(setting.switches), ""))
+            guest = path.adopt(site, self._guest(state, request))
+            state.placed[request] = PlacedGuest(guest, site)
+        made = [state.placed[request] for request in missing]
+        state.guests[setting.kind].prepare(made, steps)
+        if self._with_vfs:
+            # With VFs, a NIC's promiscuous mode may not do.
+            state.perform(
+                accept_address(one.site.netns, one.site.nic, one.guest.mac)
+                for one in made
+                if one.plane.switch is not None and one.guest.host == state.role
+            )
+        for switch in state.switches_made():
+            if switch.name not in setting.switches:
+                switch.pause(state)
+        return [state.placed[request].guest for request in missing if request in lost]
 
-    def _set_up_nic(self, state: _HostState, planes: Collection[Plane]) -> list[Step]:
-        """Makes the NIC a port of the switch of these planes.
+    def _make_room(
+        self, state: _HostState, requests: Sequence[GuestRequest], missing: Sequence[GuestRequest]
+    ) -> None:
+        """Ends idle guests, the least recently used first, until the missing ones have room."""
+        idle = [request for request in state.placed if request not in requests]
+        vfs = sum(plane(request.plane).vfs for request in missing)
+
+        def lacks_memory() -> bool:
+            kinds = [request.kind for request in (*state.placed, *missing)]
+            needed_mib = sum(memory_of(kind, self._vms.options) for kind in kinds)
+            spare_mib = max(SPARE_MIB[kind] for kind in kinds)
+            free_mib = self.resources(state.role).free_mib - spare_mib
+            return needed_mib > free_mib / self._hosts_a_machine
+
+        for request in [request for request in idle if plane(request.plane).vfs]:
+            if not vfs or state.vfs.free >= vfs:
+                break
+            idle.remove(request)
+            state.remove(request)
+        while idle and missing and lacks_memory():
+            state.remove(idle.pop(0))
+
+    def _attach_nic(
+        self, state: _HostState, setting: Setting, requests: Sequence[GuestRequest]
+    ) -> list[Step]:
+        """Sets the NICs up, makes one a port of the guests' switch, and prepares their planes.
 
         Returns:
-            Steps that prepare the planes on it, still to be performed.
+            Steps that are still to be performed.
         """
-        site = self._site(state)
+        machine = state.machine
+        switch = next(iter(setting.switches), "")
+        on_nic = any(not plane(request.plane).vfs for request in requests)
+        if not switch and (machine.bridge_nic != machine.nic or not on_nic):
+            switch = state.switch  # no guest needs another
         steps: list[Step] = []
         if not state.nic_up:
-            if self._mtu_bytes != 1500 and self.pair.separate:
-                steps.append(set_mtu(site.netns, site.nic, self._mtu_bytes))
-            steps.append(set_up(site.netns, site.nic))
+            for nic in dict.fromkeys((machine.nic, machine.bridge_nic)):
+                if self._mtu_bytes != 1500 and self.pair.separate:
+                    steps.append(set_mtu(machine.netns, nic, self._mtu_bytes))
+                steps.append(set_up(machine.netns, nic))
             state.nic_up = True
-        switch = next((plane.switch for plane in planes if plane.switch is not None), None)
-        if state.switch != (switch.name if switch else ""):
-            steps += self._leave_switch(state)
-            if switch is not None:
-                if switch.name not in state.switches:
-                    state.perform(steps)
-                    steps = list(switch.create(state, site))
-                    state.switches.add(switch.name)
-                    site = self._site(state)
-                steps += switch.add_nic(site)
-            state.switch = switch.name if switch else ""
-        site = self._site(state)
-        for unprepared in planes:
-            if unprepared.preparation not in state.prepared:
-                steps += unprepared.prepare(site)
-                state.prepared[unprepared.preparation] = unprepared
+        if switch != state.switch:
+            self._change_switch(state, switch, steps)
+            steps = []
+        for request in requests:
+            path = plane(request.plane)
+            site = self._site(state, "" if path.vfs else next(iter(setting.switches), ""))
+            earlier = state.prepared.get(path.preparation)
+            if earlier is None or earlier[1].uplink != site.uplink:
+                state.prepared[path.preparation] = (path, site)
+                withdrawal = () if earlier is None else earlier[0].withdraw(earlier[1])
+                steps += (*withdrawal, *path.prepare(site))
         return steps
 
-    def _leave_switch(self, state: _HostState) -> list[Step]:
-        """Steps that free the NIC and remove interfaces on its uplink: none follows the NIC."""
-        site = self._site(state)
-        steps: list[Step] = []
-        for prepared in state.prepared.values():
+    def _change_switch(self, state: _HostState, name: str, steps: list[Step]) -> None:
+        """Makes the NIC a port of another switch, or of none, after `steps`."""
+        shared = state.machine.bridge_nic == state.machine.nic
+        for request, placed in list(state.placed.items()):
+            placed.peer = None  # a port's static entries go with it
+            # What sits on the NIC and a switch cannot share it, nor does one follow the other.
+            if shared and placed.plane.on_uplink and not request.switch:
+                state.remove(request)
+        for prepared, site in state.prepared.values():
             steps += prepared.withdraw(site)
         state.prepared.clear()
-        for placed in state.placed.values():
-            placed.peer = ("", "")
-            if plane(placed.guest.plane).on_uplink and placed.attached:
-                steps.append(delete_link(placed.guest.netns, GUEST_INTERFACE))
-                placed.attached = False
-        switch = switch_named(state.switch)
-        return steps if switch is None else [*steps, *switch.release_nic(site)]
-
-    def _make_guests(
-        self, state: _HostState, requests: Sequence[GuestRequest], steps: list[Step]
-    ) -> None:
-        """Performs `steps`, makes missing guests, and plugs in all that have no interface."""
-        site = self._site(state)
-        for kind, maker in MAKERS.items():
-            missing = [
-                request
-                for request in requests
-                if request.kind == kind and request not in state.placed
-            ]
-            guests = [
-                plane(request.plane).adopt(site, self._guest(state, request)) for request in missing
-            ]
-            if guests and maker.waits:
+        previous, switch = switch_named(state.switch), switch_named(name)
+        if previous is not None:
+            steps += previous.release_nic(self._site(state, previous.name))
+        if switch is not None:
+            if switch.name not in state.switches:
                 state.perform(steps)
-                steps = []
-            if guests:
-                state.placed |= dict(zip(missing, maker.create(state, guests), strict=True))
-            for request, guest in zip(missing, guests, strict=True):
-                steps += maker.steps(guest)
-                # Guest by guest: netlink sockets are by namespace, and few are kept.
-                steps += self._plug(state, site, [request]) if plane(request.plane).by_steps else ()
-        mains = [request for request in requests if request.use == "main"]
-        ready = [
-            *(await_up(state.placed[main].guest.netns) for main in mains),
-            await_up(site.netns, "" if site.netns else site.nic),
-        ]
-        loose = [request for request in requests if not state.placed[request].attached]
-        if loose:
-            state.perform(steps)
-            steps = self._plug(state, site, loose)
-        if steps or loose:
-            state.perform([*steps, *ready])
-        for request in mains:
-            placed = state.placed[request]
-            placed.port = placed.port or plane(request.plane).port(state, placed.guest)
+                self._end_rivals(state, switch)
+                steps = list(switch.create(state, self._site(state, name)))
+                state.switches.add(switch.name)
+            steps += switch.add_nic(self._site(state, name))
+        state.perform(steps)
+        state.switch = name
 
-    def _plug(self, state: _HostState, site: Site, requests: Sequence[GuestRequest]) -> list[Step]:
-        """Steps that give guests their interfaces, plane by plane."""
-        steps: list[Step] = []
-        for name in dict.fromkeys(request.plane for request in requests):
-            guests = [state.placed[request] for request in requests if request.plane == name]
-            steps += plane(name).plug(state, site, guests)
-        for request in requests:
-            placed = state.placed[request]
-            placed.attached = True
-            if self._with_vfs and state.role == request.role and plane(request.plane).switch:
-                steps.append(accept_address(site.netns, site.nic, placed.guest.mac))
-        return steps
-
-    # Both hosts.
+    def _end_rivals(self, state: _HostState, switch: Switch) -> None:
+        """Ends switches that cannot run beside `switch`, with their guests."""
+        for rival in state.switches_made():
+            if switch.user_space and rival.user_space:
+                for request in list(state.placed):
+                    if rival.name in (request.switch, _switch_of(request)):
+                        state.remove(request)
+                state.end_program(rival.name)
 
     def _states_of(self, setting: Setting) -> Mapping[HostRole, _HostState]:
         return dict.fromkeys(HOSTS, self._states["sender"]) if setting.within_host else self._states
 
-    def _site(self, state: _HostState) -> Site:
+    def _site(self, state: _HostState, switch: str) -> Site:
+        """A host as a plane on a switch sees it; empty: on the NIC."""
         machine = state.machine
+        nic = machine.bridge_nic if switch else machine.nic
         site = Site(
             state.role,
             machine.netns,
-            machine.nic,
+            nic,
             self._mtu_bytes,
-            machine.nic,
+            nic,
             machine.bridge,
             machine.docker_bridge,
             self.resources(state.role).mac,
             self.resources(other_host(state.role)).mac,
             state.directory,
         )
-        switch = switch_named(state.switch)
-        return site if switch is None else site.on(switch.interface(site))
+        found = switch_named(switch)
+        return site if found is None else site.on(found.interface(site))
 
     def _guest(self, state: _HostState, request: GuestRequest) -> Guest:
-        slot = state.slots[request.role] = state.slots.get(request.role, 0) + 1
-        guest = make_guest(
+        slot = state.slots.get(request.role, 0)
+        state.slots[request.role] = slot + 1
+        return make_guest(
             state.token,
             request.role,
             request.use,
@@ -356,33 +417,40 @@ class Testbed:
             # share the segment with them.
             away=state.role != request.role,
         )
-        number = 4096 * HOSTS.index(request.role) + slot
-        return replace(guest, port=f"pw{state.token}{number:04x}", port_index=20_000 + number)
 
-    def _introduce(
-        self,
-        setting: Setting,
-        states: Mapping[HostRole, _HostState],
-        placed: Mapping[HostRole, Sequence[PlacedGuest]],
-    ) -> None:
-        """Gives each guest its peer's MAC, so that no measurement contains an address resolution.
+    def _port(self, state: _HostState, placed: PlacedGuest) -> str:
+        """The host side of a guest's interface; empty where there is none."""
+        if placed.port is None:
+            placed.port = placed.plane.port(state, placed.guest)
+        return placed.port
 
-        Background guests, too: their requests would be counted as their load.
-        """
-        for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
-            state, site = states[role], self._site(states[role])
-            pairs = [
-                (local, remote.guest)
-                for local, remote in zip(placed[role], placed[other], strict=True)
-                if local.peer != (remote.guest.ipv4, remote.guest.mac)
-            ]
-            steps: list[Step] = []
-            for local, peer in pairs:
-                path = plane(local.guest.plane)
-                steps += path.introduce(site, local.guest, peer, setting.within_host)
-            state.perform(steps)
-            for local, peer in pairs:
-                local.peer = (peer.ipv4, peer.mac)
+    def _suspend(self) -> None:
+        for state in self._states.values():
+            for kind, guests in state.guests.items():
+                placed = [one for request, one in state.placed.items() if request.kind == kind]
+                guests.suspend(placed)
+            for switch in state.switches_made():  # after guests, which ask it as they stop
+                with suppress(PlanewiseError):
+                    switch.pause(state)
+
+
+def _switch_of(request: GuestRequest) -> str:
+    switch = plane(request.plane).switch
+    return "" if switch is None else switch.name
+
+
+def _remove_lost(state: _HostState) -> set[GuestRequest]:
+    """Removes guests that ended or never came up, with their VFs; returns the former."""
+    lost: set[GuestRequest] = set()
+    for kind, guests in state.guests.items():
+        placed = {request: one for request, one in state.placed.items() if request.kind == kind}
+        ready = [one for one in placed.values() if one.ready]
+        ended = [id(one) for one, _ in guests.lost(ready)] if ready else []
+        for request, one in placed.items():
+            if not one.ready or id(one) in ended:
+                state.remove(request)
+                lost |= {request} if one.ready else set()
+    return lost
 
 
 @contextmanager
@@ -395,59 +463,13 @@ def local_testbed(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangeme
     """
     what = f"testbed {setting.plane}, {setting.background_guests} background guests"
     with local_pair(mtu_bytes, what=what) as pair, Testbed(pair, mtu_bytes) as testbed:
-        reason = impossible(setting, local=True) or shortage(
+        reason = impossible(setting, mtu_bytes, local=True) or shortage(
             setting, testbed.resources("sender"), False
         )
         if reason:
             raise UnsupportedError(reason, remedy=plane(setting.plane).remedy)
         with testbed.arrange(setting) as arrangement:
             yield arrangement
-
-
-def impossible(setting: Setting, *, local: bool = False) -> str:
-    """Why no pair of hosts can have a setting, as a sentence; empty when one can. Pure.
-
-    `local`: a pair of namespaces of this machine.
-    """
-    for name in sorted(setting.planes):
-        if reason := refusal(name, setting.kind, local=local):
-            return reason
-    if setting.kind not in MAKERS:
-        return f"guests that are {GUEST_WORDS[setting.kind][1]} cannot be started on this testbed"
-    return setting.conflict
-
-
-def shortage(setting: Setting, resources: Resources, with_vfs: bool) -> str:
-    """What a machine lacks for a setting, as a sentence; empty when it suffices. Pure.
-
-    `with_vfs`: its NIC has VFs at that time.
-    """
-    if lacking := MAKERS[setting.kind].lacking(resources):
-        return lacking
-    for name in sorted(setting.planes):
-        if lacking := plane(name).lacking(resources):
-            return lacking
-    needed = setting.vfs_a_host()
-    if needed and not resources.vfs:
-        return f"{resources.nic} of {resources.place} has no SR-IOV"
-    if needed > resources.vfs:
-        return f"needs {needed} VFs on {resources.place}, and {resources.nic} has {resources.vfs}"
-    filters = MAC_FILTERS.get(resources.driver)
-    behind = setting.addresses_behind_nic()
-    if with_vfs and filters and not setting.within_host:
-        spare = filters - 1 - resources.vfs
-        if behind > spare:
-            return (
-                f"needs {behind} MAC addresses behind {resources.nic} of {resources.place}, and "
-                f"{resources.driver} takes {spare} beside its VFs"
-            )
-    memory = setting.guests_a_host() * MAKERS[setting.kind].memory_mib + SPARE_MIB
-    if memory > resources.free_mib:
-        return (
-            f"{setting.guests_a_host()} {setting.kind}s on {resources.place} need about "
-            f"{memory} MiB, and {resources.free_mib} MiB are free"
-        )
-    return ""
 
 
 def smallest_plan(plane: Plane, role: HostRole, token: str, mtu_bytes: int) -> Plan:
@@ -466,50 +488,3 @@ def smallest_plan(plane: Plane, role: HostRole, token: str, mtu_bytes: int) -> P
     guest = plane.adopt(site, guest)
     steps += [*plane.prepare(site), *new_namespace(netns), *plane.attach(site, guest)]
     return Plan(tuple(steps))
-
-
-def _remove_dead(state: _HostState) -> None:
-    """Removes guests whose container ended, and takes their VFs back."""
-    running = state.running
-    if running is None:
-        return
-    for request, placed in list(state.placed.items()):
-        if placed.container is not None and placed.container.name not in running:
-            _remove(state, request)
-
-
-def _remove(state: _HostState, request: GuestRequest) -> None:
-    """Ends a guest and takes its VF back, as far as that can be done."""
-    placed = state.placed.pop(request)
-    with suppress(PlanewiseError):
-        plane(request.plane).unplug(state, placed)
-    with suppress(PlanewiseError):
-        MAKERS[request.kind].remove(state, placed)
-
-
-def _check_alive(state: _HostState, requests: Sequence[GuestRequest]) -> None:
-    """Raises PlanewiseError when the container of one of these guests ended."""
-    running = state.running
-    if running is None:
-        return
-    for request in requests:
-        container = state.placed[request].container
-        if container is not None and container.name not in running:
-            state.docker.check(container.name)
-
-
-def _free_vfs(state: _HostState, requests: Sequence[GuestRequest]) -> None:
-    """Takes VFs from guests that are not requested, where too few are free."""
-    needed = sum(
-        plane(request.plane).vfs
-        for request in requests
-        if not (request in state.placed and state.placed[request].attached)
-    )
-    if not needed:
-        return
-    for request, placed in list(state.placed.items()):
-        if state.vfs.free >= needed:
-            return
-        if placed.vf is not None and request not in requests:
-            plane(request.plane).unplug(state, placed)
-            placed.attached, placed.peer = False, ("", "")

@@ -19,8 +19,7 @@ from planewise.measure.designs.design import DesignModel, FrameBytes, Levels, Lo
 from planewise.measure.runs.sut import Pinning, RouterUnderTest
 from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
-from planewise.testbed.switches.router import Forwarding, RouterPlatform
-from planewise.testbed.switches.router_machine import RING_PACKETS
+from planewise.testbed.switches.router import RING_PACKETS, Forwarding, RouterPlatform
 from planewise.units import count_text, duration_text
 
 Seconds = Annotated[float, Field(ge=0.01, le=3600)]

@@ -16,8 +16,8 @@ from planewise.measure.trials.alloc import ALLOC_PLANES
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.managed import managed_machines
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of, vm_mib
-from planewise.testbed.guests.vms.resources import memory_shortage, no_iommu
 from planewise.testbed.hosts.pair import Pair
+from planewise.testbed.refusals import memory_shortage, no_iommu
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import Testbed
 from planewise.testbed.vfs.allocator import Allocator, bonding_shortage, shortage

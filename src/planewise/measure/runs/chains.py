@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from planewise import procfs
 from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
@@ -35,13 +36,6 @@ from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, 
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.guests.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
-from planewise.testbed.guests.vms.resources import (
-    VmResources,
-    free_mib,
-    memory_shortage,
-    no_iommu,
-    survey_vms,
-)
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import Host, LocalHost
 from planewise.testbed.hosts.machine import Resources, survey
@@ -50,6 +44,7 @@ from planewise.testbed.hosts.steering import may_steer
 from planewise.testbed.hosts.xdp import XDP_ROUTER, attach
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.planes import plane
+from planewise.testbed.refusals import memory_shortage, no_iommu
 from planewise.testbed.switches.dpdk_switch import PROGRAM as OVS
 
 SLACK_S = 60.0
@@ -195,16 +190,19 @@ class Chains:
         if chain.kind != "vm":
             return ""
         options = self._options_of(chain)
-        free = free_mib(host) if self._pair is None else self._memory.free_mib
+        if self._pair is None:
+            free = procfs.memory(host.read_text("/proc/meminfo")).get("MemAvailable", 0) >> 20
+        else:
+            free = self._memory.free_mib
         if reason := memory_shortage(chain.vnfs, vm_mib(options), place, free):
             return reason
         _ = self._platform(options)
         return ""
 
     @cached_property
-    def _memory(self) -> VmResources:
+    def _memory(self) -> Resources:
         assert self._pair is not None
-        return survey_vms(self._pair.machines[FUNCTIONS], with_vfs=True)
+        return survey(self._pair.machines[FUNCTIONS], with_vfs=True)
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is not a task: its work is done where a frame comes from.

@@ -13,7 +13,7 @@ from planewise.measure.designs.design import AS_IS, Design
 from planewise.testbed.hosts.coalescing import read_rx_usecs
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.planes import plane, refusal
-from planewise.testbed.testbed import SPARE_MIB
+from planewise.testbed.refusals import SPARE_MIB
 
 ONE_PLACE = (
     "both hosts are this machine and share its CPUs, so CPU load at the sender and at the "
@@ -79,7 +79,7 @@ class Refusals:
             return ""
         free_mib = procfs.memory(self._text(cell, "/proc/meminfo"))["MemAvailable"] >> 20
         needed_mib = cell.background_guests * (per_guest.busy_threads or 1) * per_guest.memory_mib
-        if needed_mib + SPARE_MIB <= free_mib:
+        if needed_mib + SPARE_MIB["namespace"] <= free_mib:
             return ""
         return (
             f"{cell.background_guests} guests that load {needed_mib} MiB of memory together need a "

@@ -22,9 +22,8 @@ from planewise.measure.station import FIRST_ANSWER_S, Counters, End, Station, lo
 from planewise.measure.trials import programs_of, vm_options
 from planewise.measure.trials.applications import lacking
 from planewise.measure.trials.generator import Generator
-from planewise.testbed.guests.makers import MAKERS
 from planewise.testbed.guests.vms import platform as vms
-from planewise.testbed.guests.vms.testbed import VmTestbed
+from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.gauges import Gauge
 from planewise.testbed.hosts.host import Host, LocalHost
@@ -69,7 +68,7 @@ class Stations:
         self._allocators: Allocators | None = None
         if design.alloc is not None and pair is not None:
             self._allocators = Allocators(design.alloc, self._options, pair)
-        self._testbeds: dict[object, tuple[Testbed | VmTestbed, Pair]] = {}
+        self._testbeds: dict[object, tuple[Testbed, Pair]] = {}
         self._holder: object = None
         """The key of the testbed that currently uses the servers' NICs."""
         self._planes: dict[tuple[str, bool], None] = {}
@@ -130,7 +129,7 @@ class Stations:
         if self._allocators is not None:
             for cell, setting in settings.items():
                 testbed = self._testbed(setting)[0]
-                if not reasons[cell] and isinstance(testbed, Testbed):
+                if not reasons[cell]:
                     reasons[cell] = self._allocators.shortage(testbed, cell)
         for cell, setting in settings.items():
             if not reasons[cell]:
@@ -149,9 +148,9 @@ class Stations:
         if self._pair is not None:
             return "guests"
         # A host with guests that another program makes has that program, too (Docker's daemon).
-        return setting.kind if MAKERS[setting.kind].waits else setting.switches
+        return setting.switches if setting.kind == "namespace" else setting.kind
 
-    def _testbed(self, setting: Setting) -> tuple[Testbed | VmTestbed, Pair]:
+    def _testbed(self, setting: Setting) -> tuple[Testbed, Pair]:
         """The testbed of a setting, opened when first needed, and its hosts."""
         key = self._key(setting)
         if key not in self._testbeds:
@@ -161,11 +160,7 @@ class Stations:
             if pair is None:
                 wire = SECOND_WIRE if machines else ""
                 pair = built.enter_context(local_pair(self._mtu_bytes, wire))
-            testbed: Testbed | VmTestbed
-            if machines:
-                testbed = VmTestbed(pair, self._mtu_bytes, self._options)
-            else:
-                testbed = Testbed(pair, self._mtu_bytes)
+            testbed = Testbed(pair, self._mtu_bytes, VmStart(self._options))
             built.callback(testbed.close)
             self._testbeds[key] = testbed, pair
         return self._testbeds[key]
@@ -209,13 +204,11 @@ class Stations:
         return found
 
     @property
-    def _vm_testbed(self) -> VmTestbed | None:
+    def _vm_testbed(self) -> Testbed | None:
         """The virtual machines' testbed, where a cell will be measured on it."""
         if not any(machines for _, machines in self._planes):
             return None
-        testbed = self._testbeds["vm"][0]
-        assert isinstance(testbed, VmTestbed)
-        return testbed
+        return self._testbeds["vm"][0]
 
     @property
     def _chains(self) -> Chains:
@@ -246,8 +239,8 @@ class Stations:
         setting = self._setting(cell)
         self._clear_nics(self._key(setting))
         testbed, pair = self._testbed(setting)
-        machines = isinstance(testbed, VmTestbed)
-        check = partial(testbed.check, setting) if isinstance(testbed, VmTestbed) else lambda: None
+        machines = setting.kind == "vm"
+        check = partial(testbed.check, setting)
         crew = ShellCrew if pair.separate and not machines else ProcessCrew
         spec = load_spec(cell, self._design.background)
         with (
@@ -262,15 +255,15 @@ class Stations:
         self,
         cell: Cell,
         arrangement: Arrangement,
-        testbed: Testbed | VmTestbed,
+        testbed: Testbed,
         pair: Pair,
         load: BackgroundLoad,
         check: Callable[[], None],
     ) -> Station:
         hosts, mains = arrangement.hosts, arrangement.mains
-        shared, vm = arrangement.shared, isinstance(testbed, VmTestbed)
+        shared, vm = arrangement.shared, arrangement.own_kernels
         patience_s = SERVERS_PATIENCE_S if vm or pair.separate else FIRST_ANSWER_S
-        if isinstance(testbed, VmTestbed) and any(testbed.platform(r).emulated for r in HOSTS):
+        if vm and any(testbed.platform(r).emulated for r in HOSTS):
             patience_s = EMULATED_PATIENCE_S
         gauges = [
             gauge

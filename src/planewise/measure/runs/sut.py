@@ -25,7 +25,7 @@ from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.hosts.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.model import IpVersion, TrafficPath, TrialPath, mtu_for
 from planewise.testbed.planes.kinds import GuestKind
-from planewise.testbed.switches.router import Forwarding, RouterPlatform, RouterTestbed
+from planewise.testbed.switches.router import Forwarding, RouterPlatform, router_testbed
 
 Pinning = Literal["none", "one", "two", "spread"]
 """CPUs of a router's receive work (`campaign.RouterFactors`)."""
@@ -149,13 +149,12 @@ class RouterUnderTest(Sut):
         cpus = split_cpus()
         receivers = () if cpus is None else cpus.receivers
         router = built.enter_context(
-            RouterTestbed(
-                self.ip_version,
+            router_testbed(
                 mtu_for([size_bytes]),
                 self.forwarding,
                 self.platform,
                 cpus=receivers,
-                nic_ring=self.nic_ring,
+                ring_packets=self.nic_ring,
             )
         )
         if cpus is not None and self.pinning != "none":
@@ -163,7 +162,7 @@ class RouterUnderTest(Sut):
                 pinned = receivers
                 if self.pinning != "spread":
                     pinned = receivers[port : port + 1] if self.pinning == "two" else receivers[:1]
-                steer(router.hosts["router"], router.router_netns, [entrance], pinned)
+                steer(router.hosts["router"], router.netns, [entrance], pinned)
         station = _station(router.trial_path(), self.ip_version, cpus, built)
         station.counter_points = router.counter_points
         return Built(station, router.emulated)

@@ -1,4 +1,4 @@
-"""A dpdk-testpmd process: a network function, or a generator. Knows no switch and no chain.
+"""A dpdk-testpmd process: a network function, or a generator.
 
 Its prompt reads commands from a pipe and writes answers to a file, on its host or in its virtual
 machine. It ends with planewise.

@@ -1,7 +1,7 @@
 """The functions of a chain as guests of its host: one class for each way to forward frames.
 
 Each makes its functions, connects them once their ports and both ends exist, and reads their
-counters. `ChainParts.opened` removes the functions. Knows no generator.
+counters. `ChainParts.opened` removes the functions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import HostCounters, VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import function_settings, routing
-from planewise.testbed.guests.container import JoiningHost
-from planewise.testbed.guests.makers import MAKERS
+from planewise.testbed.guests.kernel import Containers, JoiningHost, Namespaces
+from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.guests.vms.domain import AnyNic, VhostUserNic
 from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.hosts.machine import PlacedGuest
 from planewise.testbed.hosts.steering import bind_interrupts, steer
-from planewise.testbed.model import GUEST_INTERFACE, Guest
+from planewise.testbed.model import GUEST_INTERFACE, Guest, Site
 from planewise.testbed.plan import await_up
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.vfs.nic import ListedVf
@@ -90,15 +89,18 @@ class Functions(ABC):
         """Raises PlanewiseError when a function has ended by itself."""
 
     def _place(self, kind: GuestKind) -> list[PlacedGuest]:
-        """Makes the functions by the `GuestMaker` of a kind."""
-        state, maker, plane = self.parts.state, MAKERS[kind], self.parts.chain.plane
-        numbers = self.parts.numbers
-        guests = [function_guest(state.token, number, plane, mac_of(number)) for number in numbers]
-        state.perform([step for guest in guests for step in maker.steps(guest)])
-        placed = maker.create(state, guests)
+        """Makes the functions, without interfaces, as guests of a kind."""
+        state, plane = self.parts.state, self.parts.chain.plane
+        guests = (Containers if kind == "container" else Namespaces)(state)
+        site = Site("responder", "", state.machine.nic, 1500)
+        placed = [
+            PlacedGuest(function_guest(state.token, number, plane, mac_of(number)), site)
+            for number in self.parts.numbers
+        ]
+        state.perform(guests.create(placed, []))
         if kind == "container":
             for placed_guest in placed:
-                self.parts.opened.callback(maker.remove, state, placed_guest)
+                self.parts.opened.callback(guests.end, placed_guest)
         return placed
 
 

@@ -1,4 +1,4 @@
-"""Functions that are virtual machines: tiny guests that route. Knows a host; no generator, no NIC.
+"""Functions that are virtual machines: tiny guests that route.
 
 A guest forwards by its own kernel, which rewrites both MAC addresses as any router does. Scripts
 and counters go through its agent.
@@ -25,7 +25,7 @@ from planewise.testbed.guests.vms.guests import HostGuests
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.machine import MachineState
-from planewise.testbed.hosts.together import together
+from planewise.testbed.hosts.signals import together
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import Step
 from planewise.testbed.planes.kinds import Forwarder
@@ -155,9 +155,10 @@ class FunctionMachines:
     @property
     def running(self) -> Mapping[int, Guest]:
         """Machines that were started and have not ended, by number."""
-        ended = self.guests.ended(self._guests.values()) if self._guests else ()
-        for guest in ended:
-            self._forget(guest.index)
+        if self._guests:
+            self.guests.revive()
+            for guest in self.guests.lost(self._guests.values()):
+                self._forget(guest.index)
         return dict(self._guests)
 
     def _forget(self, number: int) -> None:
@@ -275,7 +276,8 @@ class FunctionMachines:
         Raises:
             GuestGoneError: one ended.
         """
-        self.guests.check(self._guests[number] for number in self._awake)
+        for error in self.guests.lost(self._guests[n] for n in self._awake).values():
+            raise error
 
     def read(self) -> dict[int, VnfCounters]:
         """Counters of the awake functions, by number; each with its time.

@@ -1,4 +1,4 @@
-"""A chain's counters and its tasks' CPU times at one moment. Knows no chain.
+"""A chain's counters and its tasks' CPU times at one moment.
 
 Two readings make a rate; nothing here computes one.
 """

@@ -1,4 +1,4 @@
-"""Lifecycle of chains of functions on a pair of hosts. Knows no measurement.
+"""Lifecycle of chains of functions on a pair of hosts.
 
 The functions are guests of the responder's host (`guests.py`), joined by the kernel's bridge, by a
 DPDK switch, or, on VFs, by the NIC. The ends are on the sender's host. On one machine, where both
@@ -34,14 +34,13 @@ from planewise.testbed.chains.reading import (
 )
 from planewise.testbed.chains.routing import SOURCE, TARGET
 from planewise.testbed.chains.xdp import XdpMachines, XdpRouters
-from planewise.testbed.guests.vms.cleanup import remove_guests
+from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.machine import MachineState, remove_traces
 from planewise.testbed.hosts.pair import Pair, local_pair
-from planewise.testbed.hosts.signals import result_of
+from planewise.testbed.hosts.signals import result_of, together
 from planewise.testbed.hosts.steering import bind_interrupts, steer
-from planewise.testbed.hosts.together import together
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
 from planewise.testbed.plan import await_up, new_namespace
 from planewise.testbed.planes.kinds import Forwarder
@@ -189,7 +188,7 @@ class ChainTestbed:
     def _build(self) -> None:
         parts, chain, host = self._parts, self.chain, self._responder.host
         if huge_pages_bytes := memory_bytes(chain):
-            parts.opened.enter_context(hugepages.reserved_on(host, huge_pages_bytes))
+            parts.opened.enter_context(hugepages.reserved(host, huge_pages_bytes))
         _ = parts.directory
         together([self._build_ends, self._make], workers=2 if self._pair.separate else 1)
         if self._switch is not None:

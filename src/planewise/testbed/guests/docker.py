@@ -1,6 +1,6 @@
 """Docker on a host: its daemon (found or started), our image, containers and networks.
 
-Knows hosts and Docker's API; no plane and no measurement. A daemon that is started here runs in
+A daemon that is started here runs in
 process and mount namespaces of its own: the kernel ends it, its containers and its mounts with the
 program that started it, however that ends. In a daemon that was found, our objects have a label.
 """

@@ -1,4 +1,4 @@
-"""Counters of an interface, from /proc/net/dev, which every namespace has. Knows no trial."""
+"""Counters of an interface, from /proc/net/dev, which every namespace has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guests' throughput and CPUs' load, read periodically during a run. Knows no trial.
+"""Guests' throughput and CPUs' load, read periodically during a run.
 
 Readings are counters at one moment; `throughput` and `busy` compare two of them.
 """

@@ -1,7 +1,4 @@
-"""Machines of a testbed: a host with a NIC, its resources, its state, and their removal.
-
-Knows hosts, Docker and VFs; no guest kind, no plane and no measurement.
-"""
+"""Machines of a testbed: a host with a NIC, its resources, its state, and their removal."""
 
 from __future__ import annotations
 
@@ -9,16 +6,17 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from planewise import procfs
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.guests.docker import REMOVE_CGROUPS, Container, Docker
+from planewise.testbed.guests.docker import REMOVE_CGROUPS, Docker
 from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.model import Guest, HostRole
+from planewise.testbed.model import HostRole
 from planewise.testbed.plan import Plan, Step
 from planewise.testbed.switches.dpdk_switch import PROGRAM as DPDK_PROGRAM
-from planewise.testbed.vfs.nic import VfPool
+from planewise.testbed.vfs.nic import VfPool, read_pf
 
 
 @dataclass(frozen=True)
@@ -40,21 +38,6 @@ class Machine:
     def bridge_nic(self) -> str:
         """The NIC that our bridge takes."""
         return self.second_nic or self.nic
-
-
-@dataclass
-class PlacedGuest:
-    """A guest that was made on a machine."""
-
-    guest: Guest
-    attached: bool = False
-    container: Container | None = None
-    peer: tuple[str, str] = ("", "")
-    """Address and MAC of the peer that it was introduced to."""
-    vf: int | None = None
-    """Number of the VF that it holds."""
-    port: str = ""
-    """The host side of its interface; empty where there is none."""
 
 
 @dataclass
@@ -173,16 +156,26 @@ class Resources:
     """Whether Open vSwitch with DPDK is."""
     huge_pages: bool = False
     """Whether the kernel has huge pages."""
+    cpus: int = 0
+    used: tuple[str, ...] = ()
+    """VFs in use, each with its user; the others are in `vfs`."""
+    iommu: bool = True
+    """Whether its IOMMU lets VFs be passed through."""
+    hosts: int = 1
+    """Hosts of the testbed that this machine is."""
 
 
-def survey(machine: Machine) -> Resources:
-    """Reads a machine's resources.
+def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resources:
+    """Reads a machine's resources, with the users of its VFs if wanted.
+
+    `hosts`: how many of the testbed's hosts it is.
 
     Raises:
         PlanewiseError: it has no such NIC, or somebody uses it.
     """
+    cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
     if machine.netns:
-        return _survey_namespace(machine)
+        return replace(_survey_namespace(machine), cpus=cpus, hosts=hosts)
     script = (
         'cat "/sys/class/net/$1/device/sriov_totalvfs" 2>/dev/null || echo 0; '
         'basename "$(readlink "/sys/class/net/$1/device/driver" || echo none)"; '
@@ -214,7 +207,7 @@ def survey(machine: Machine) -> Resources:
             f"{machine.nic} on {host.place} is in use: it is a port of {link['master']}",
             remedy="name a NIC that nobody uses with --nic",
         )
-    return Resources(
+    resources = Resources(
         host.place,
         machine.nic,
         "" if driver == "none" else driver,
@@ -225,6 +218,22 @@ def survey(machine: Machine) -> Resources:
         ovs == "yes",
         dpdk == "yes",
         huge_pages == "yes",
+        cpus,
+        hosts=hosts,
+    )
+    if not with_vfs or not resources.vfs:
+        return resources
+    pf = read_pf(host, machine.nic)
+    usable = [vf for vf in pf.vfs if vf.usable]
+    return replace(
+        resources,
+        vfs=len(usable) if pf.num_vfs else pf.total_vfs,
+        used=tuple(
+            f"{machine.nic}/{vf.index} {vf.used_by or f'has the driver {vf.driver}'}"
+            for vf in pf.vfs
+            if not vf.usable
+        ),
+        iommu=pf.iommu_group is not None,
     )
 
 

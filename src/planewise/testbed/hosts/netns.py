@@ -1,4 +1,4 @@
-"""Network namespaces of this machine: make, enter, list, remove. Knows no plan and no testbed.
+"""Network namespaces of this machine: make, enter, list, remove.
 
 A network namespace is a property of a thread, so a `NamespaceThread` enters it: the other threads
 stay in their own. Names are where iproute2 keeps them, so that `ip netns` lists them.

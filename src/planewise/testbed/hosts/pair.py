@@ -19,7 +19,7 @@ from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab.state import state_root
 from planewise.testbed.guests.docker import REMOVE_CGROUPS, STANDARD_SOCKET, remove_objects
-from planewise.testbed.guests.vms.cleanup import remove_guests
+from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import ledger, netns, signals
 from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
 from planewise.testbed.hosts.host import Host, LocalHost
@@ -161,29 +161,38 @@ def local_pair(
     Raises:
         UnsupportedError: no privilege to make them.
     """
+    with owned(what) as (ownership, opened):
+        names = {role: ownership.name(role[0]) for role in HOSTS}
+        with closing(LocalHost("this machine")) as here:
+            here.perform(plan_pair(names, mtu_bytes, second_wire))
+        machines = {}
+        for role, name in names.items():
+            host = opened.enter_context(closing(LocalHost(role, name)))
+            machines[role] = Machine(host, WIRE, BRIDGE, DOCKER_BRIDGE, second_wire, name)
+        yield Pair(machines, ownership.token, separate=False)
+
+
+@contextmanager
+def owned(what: str) -> Iterator[tuple[Ownership, ExitStack]]:
+    """A token for namespaces of this machine, and what is closed before they are removed.
+
+    Both happen on success, on error, on Ctrl-C and on SIGTERM; after a kill `planewise clean` finds
+    the namespaces.
+
+    Raises:
+        UnsupportedError: no privilege to make namespaces.
+    """
     netns.prepare_run()
     changed_signals = signals.raise_on_signals()
     ownership = Ownership.take(what)
-    names = {role: ownership.name(role[0]) for role in HOSTS}
-    hosts: dict[HostRole, LocalHost] = {}
+    opened = ExitStack()
     try:
-        hosts = {role: LocalHost(role, name) for role, name in names.items()}
-        with closing(LocalHost("this machine")) as here:
-            here.perform(plan_pair(names, mtu_bytes, second_wire))
-        yield Pair(
-            {
-                role: Machine(host, WIRE, BRIDGE, DOCKER_BRIDGE, second_wire, names[role])
-                for role, host in hosts.items()
-            },
-            ownership.token,
-            separate=False,
-        )
+        yield ownership, opened
     finally:
         try:
-            with signals.uninterrupted():
-                for host in hosts.values():
-                    host.close()
-                ownership.remove()
+            with signals.uninterrupted(), ExitStack() as last:
+                last.callback(ownership.remove)
+                last.callback(opened.close)
         finally:
             signals.restore(changed_signals)
 

@@ -1,11 +1,11 @@
-"""Signals that end planewise once everything is torn down. Knows no testbed."""
+"""Signals that end planewise once everything is torn down, and calls side by side that they end."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
@@ -81,3 +81,27 @@ def result_of(future: Future[T]) -> T:
 
 def _raise(number: int, _: FrameType | None) -> None:
     raise Terminated(signal.Signals(number).name)
+
+
+def together(
+    work: Sequence[Callable[[], T]], workers: int = 2, abort: Callable[[], None] = lambda: None
+) -> list[T]:
+    """Calls all of `work`, `workers` at a time, and returns their results.
+
+    Raises the first error once all have ended. Ctrl-C waits for the running calls only, and `abort`
+    makes these fail: a boot or a script may take minutes.
+    """
+    if len(work) == 1:
+        return [work[0]()]
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        with uninterrupted():
+            futures = [pool.submit(call) for call in work]
+        try:
+            return [result_of(future) for future in futures]
+        except Exception:
+            raise
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            abort()
+            raise

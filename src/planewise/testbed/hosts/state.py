@@ -1,4 +1,4 @@
-"""The state of a host around a trial: clock, heat, and foreign use of its CPUs. Knows no trial.
+"""The state of a host around a trial: clock, heat, and foreign use of its CPUs.
 
 Pure functions parse the texts of /proc and /sys; `LocalWatch` reads them.
 """

@@ -1,4 +1,4 @@
-"""Receive work of a testbed's hosts, moved to CPUs of their own. Knows no trial.
+"""Receive work of a testbed's hosts, moved to CPUs of their own.
 
 On one machine a frame sent into a veth pair is received by the CPU that sent it: the generator
 pays for the plane's work, sends more slowly and never loses a frame. With receive packet steering

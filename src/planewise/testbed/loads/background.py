@@ -1,7 +1,4 @@
-"""Background load: CPU time burnt in, or bursts sent between, the background guests.
-
-Knows the guests of a testbed and pw-probe's `burn`, `blast` and `sink`; no measurement.
-"""
+"""Background load: CPU time burnt in, or bursts sent between, the background guests."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class BridgePlane(Plane):
 
     def host_interface(self, guest: Guest) -> str:
         """The bridge port."""
-        return guest.port or f"veth-{guest.label}"
+        return guest.port
 
 
 PLANE = BridgePlane()

@@ -12,7 +12,8 @@ from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, neighbours
 
 if TYPE_CHECKING:
-    from planewise.testbed.hosts.machine import MachineState, PlacedGuest
+    from planewise.testbed.guests.kind import PlacedGuest
+    from planewise.testbed.hosts.machine import MachineState
 
 _SUBNET = "198.18.0.0/15"
 

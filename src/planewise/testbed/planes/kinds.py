@@ -1,4 +1,4 @@
-"""The kinds of guest and of forwarder, and the words for them. Knows no plane and no host."""
+"""The kinds of guest and of forwarder, and the words for them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from planewise.testbed.planes.plane import Switch
 from planewise.testbed.switches.openvswitch import OpenVswitch, appctl, vsctl
 
 if TYPE_CHECKING:
-    from planewise.testbed.hosts.machine import MachineState, PlacedGuest, Resources
+    from planewise.testbed.guests.kind import PlacedGuest
+    from planewise.testbed.hosts.machine import MachineState, Resources
 
 Datapath = Literal["system", "netdev"]
 """As Open vSwitch calls them: the kernel's, and its own in user space."""

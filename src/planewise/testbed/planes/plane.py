@@ -1,4 +1,4 @@
-"""Base classes of planes and switches: one subclass of `Plane` a file. Knows no kernel.
+"""Base classes of planes and switches: one subclass of `Plane` a file.
 
 A plane returns steps, which a host performs. Where steps do not do (a VF is moved by planewised, a
 network is made by Docker), it acts on the `MachineState` that it is given.
@@ -16,8 +16,9 @@ from planewise.testbed.plan import Step, add_neighbour, add_veth, set_address, s
 from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
 
 if TYPE_CHECKING:
+    from planewise.testbed.guests.kind import PlacedGuest
     from planewise.testbed.hosts.host import Host
-    from planewise.testbed.hosts.machine import MachineState, PlacedGuest, Resources
+    from planewise.testbed.hosts.machine import MachineState, Resources
 
 Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "ovs"]
 """What a plane may need of a host beside its kernel."""
@@ -233,7 +234,7 @@ def veth_pair(site: Site, guest: Guest, port: str) -> Step:
     return add_veth(
         site.netns,
         port,
-        site.port_index(guest),
+        guest.port_index,
         site.port_mac(guest),
         guest.netns,
         guest.interface,

@@ -91,7 +91,7 @@ class VethPlane(Plane):
 
     def host_interface(self, guest: Guest) -> str:
         """The host's end of the pair."""
-        return guest.port or f"veth-{guest.label}"
+        return guest.port
 
     def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
         """The host's end of the pair."""

@@ -11,7 +11,8 @@ from planewise.testbed.plan import Step
 from planewise.testbed.planes.plane import Plane, on_link
 
 if TYPE_CHECKING:
-    from planewise.testbed.hosts.machine import MachineState, PlacedGuest
+    from planewise.testbed.guests.kind import PlacedGuest
+    from planewise.testbed.hosts.machine import MachineState
 
 
 class VfPlane(Plane):
@@ -39,7 +40,7 @@ class VfPlane(Plane):
         moved = state.vfs.move([placed_guest.guest for placed_guest in placed], site.mtu_bytes)
         for placed_guest in placed:
             vf = moved[placed_guest.guest.netns]
-            placed_guest.vf = vf.index
+            placed_guest.vf = vf
             placed_guest.guest = replace(placed_guest.guest, mac=vf.config.mac)
             steps += on_link(placed_guest.guest)
         return tuple(steps)
@@ -47,7 +48,7 @@ class VfPlane(Plane):
     def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
         """Takes the VF back, the guest alive or not."""
         if placed.vf is not None:
-            state.vfs.return_to_pool(placed.vf)
+            state.vfs.return_to_pool(placed.vf.index)
             placed.vf = None
 
     def nic_point(self, site: Site, guest: Guest) -> tuple[str, str]:

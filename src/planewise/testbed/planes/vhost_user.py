@@ -49,7 +49,7 @@ class DpdkBridge(OpenVswitchBridge):
             UnsupportedError: it is not installed, or the kernel gives no huge pages.
         """
         program = state.program(self.name)
-        program.enter_context(hugepages.reserved_on(state.host, SWITCH_BYTES))
+        program.enter_context(hugepages.reserved(state.host, SWITCH_BYTES))
         directory = self.make_directory(state)
         cpus, alone = polling_cpus(state.host, local=bool(site.netns))
         switch = program.enter_context(
@@ -164,32 +164,27 @@ class VhostUserPlane(VmPlane):
     ) -> tuple[Step, ...]:
         """The switch's port, which connects once the virtual machine listens."""
         socket = self.socket(site, guest)
-        port = vhost_port(_port(guest), socket, mtu_bytes=site.mtu_bytes)
+        port = vhost_port(guest.port, socket, mtu_bytes=site.mtu_bytes)
         return (self.switch.added(site, port),)
 
     def detach(self, state: MachineState, guest: Guest) -> None:
-        self.switch.leave(state, _port(guest))
+        self.switch.leave(state, guest.port)
 
     def socket(self, site: Site, guest: Guest) -> str:
-        return f"{self.switch.directory(site)}/{_port(guest)}.sock"
+        return f"{self.switch.directory(site)}/{guest.port}.sock"
 
     def sent(self, host: Host, site: Site, guest: Guest) -> Callable[[], tuple[int, int]]:
         """See `VmPlane.sent`: the switch's counters."""
 
         def read() -> tuple[int, int]:
-            counted = read_ports(host, self.switch.directory(site))[_port(guest)]
+            counted = read_ports(host, self.switch.directory(site))[guest.port]
             return counted.rx_packets, counted.rx_bytes
 
         return read
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static forwarding entries of both guests."""
-        return self.switch.entries(site, _port(guest), guest, peer, within)
-
-
-def _port(guest: Guest) -> str:
-    """The switch's port of a guest; the kernel has none of this name."""
-    return guest.port or guest.label
+        return self.switch.entries(site, guest.port, guest, peer, within)
 
 
 PLANE = VhostUserPlane()

@@ -1,4 +1,4 @@
-"""Base classes of the planes of virtual machines. Knows no libvirt.
+"""Base classes of the planes of virtual machines.
 
 The host side (a tap or macvtap) is made by a plan, as for all other guests, and the virtual machine
 opens it. So a guest that replaces another finds its port unchanged.
@@ -78,9 +78,7 @@ class VmPlane(Plane):
 
     def host_interface(self, guest: Guest) -> str:
         """The tap or macvtap; empty where there is none."""
-        if not self.device:
-            return ""
-        return guest.port or f"{'tap' if self.device == 'tap' else 'mvt'}-{guest.label}"
+        return guest.port if self.device else ""
 
 
 class TapPlane(VmPlane):

@@ -1,4 +1,4 @@
-"""A separate Open vSwitch with DPDK's datapath. Knows no plane and no chain.
+"""A separate Open vSwitch with DPDK's datapath.
 
 Its bridges are interfaces of the network namespace in which it runs.
 """

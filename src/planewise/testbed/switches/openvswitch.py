@@ -1,4 +1,4 @@
-"""A separate Open vSwitch on a host: a database and a daemon, without bridges. Knows no plane.
+"""A separate Open vSwitch on a host: a database and a daemon, without bridges.
 
 Both use one scratch directory, end with planewise however that ends, and are independent of the
 machine's own Open vSwitch.

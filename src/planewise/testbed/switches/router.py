@@ -1,20 +1,24 @@
-"""A router between two ports of a generator, for sweeps and searches. Knows no measurement.
+"""A router between two ports of a generator, for sweeps and searches.
 
-The plan is pure; the testbed performs it and removes all of it again: on success, on error, on
-Ctrl-C and on SIGTERM. After a kill -9 the names are leftovers that `planewise clean` finds.
+The plan is pure; the testbed performs it and removes all of it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from functools import cached_property
-from typing import Literal, Self
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from planewise.testbed.chains.machines import router_script, run_script
+from planewise.testbed.chains.routing import router_settings
 from planewise.testbed.guests.docker import Docker, name_networks
-from planewise.testbed.hosts import netns, signals
+from planewise.testbed.guests.vms import booted
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.guests import HostGuests, nic_of
+from planewise.testbed.guests.vms.platform import platform_of
 from planewise.testbed.hosts.host import LocalHost
-from planewise.testbed.hosts.ledger import Ownership
+from planewise.testbed.hosts.pair import owned
 from planewise.testbed.hosts.xdp import XDP_ROUTER, attach
 from planewise.testbed.model import (
     BRIDGE,
@@ -22,7 +26,6 @@ from planewise.testbed.model import (
     WIRE_INDEX,
     CounterPoint,
     Guest,
-    IpVersion,
     TrialPath,
 )
 from planewise.testbed.plan import (
@@ -40,7 +43,9 @@ from planewise.testbed.plan import (
     set_sysctl,
     set_up,
 )
-from planewise.testbed.switches.router_machine import RouterMachine
+
+RING_PACKETS = (256, 512, 1024)
+"""What QEMU takes for the receive ring of a virtio NIC (hw/net/virtio-net.c)."""
 
 _GENERATOR_MACS = ("02:70:77:40:00:00", "02:70:77:40:00:01")
 _ROUTER_MACS = ("02:70:77:50:00:00", "02:70:77:50:00:01")
@@ -146,121 +151,36 @@ def _machine(token: str) -> tuple[Guest, Mapping[str, str]]:
     return guest, neighbours
 
 
-class RouterTestbed:
-    """A generator and a forwarding host (the case of PASTRAMI), as a context manager.
+@dataclass(frozen=True)
+class Router:
+    """A generator and a forwarding host (the case of PASTRAMI)."""
 
-    Raises on entry:
-        UnsupportedError: no privilege, or this machine lacks something.
-        PlanewiseError: it could not be built.
-    """
-
-    def __init__(
-        self,
-        ip_version: IpVersion,
-        mtu_bytes: int = 1500,
-        forwarding: Forwarding = "kernel",
-        platform: RouterPlatform = "namespace",
-        *,
-        cpus: tuple[int, ...] = (),
-        nic_ring: int | None = None,
-    ) -> None:
-        """`cpus` and `nic_ring` are a virtual machine's: where it may run (empty: anywhere), and
-        the packets of its NIC's receive ring (None: QEMU's default)."""
-        self.forwarding: Forwarding = forwarding
-        self.platform: RouterPlatform = platform
-        self.ip_version = ip_version
-        self.mtu_bytes = mtu_bytes
-        self.emulated = ""
-        """Why its times are not those of hardware, once it is built; empty where they are."""
-        self._cpus, self._nic_ring = cpus, nic_ring
-        self._guests = ExitStack()
-        self._ownership: Ownership | None = None
-        self._signals: tuple[int, ...] = ()
-
-    def __enter__(self) -> Self:
-        netns.prepare_run()
-        self._signals = signals.raise_on_signals()
-        try:
-            self._ownership = Ownership.take(f"IPv{self.ip_version} router")
-            if self.platform == "container":
-                self._start_container()
-            with closing(LocalHost("this machine")) as host:
-                host.perform(self.plan)
-            if self.platform == "vm":
-                self._start_machine()
-        except BaseException:
-            self._tear_down()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tear_down()
-
-    def _tear_down(self) -> None:
-        try:
-            with signals.uninterrupted(), ExitStack() as last:
-                if self._ownership is not None:
-                    last.callback(self._ownership.remove)
-                for host in self.__dict__.pop("hosts", {}).values():
-                    last.callback(host.close)
-                last.callback(self._guests.close)
-        finally:
-            self._ownership = None
-            signals.restore(self._signals)
-            self._signals = ()
+    token: str
+    hosts: Mapping[str, LocalHost]
+    """`generator` and `router`."""
+    forwarding: Forwarding
+    platform: RouterPlatform
+    emulated: str
+    """Why its times are not those of hardware; empty where they are."""
+    entrances = _ROUTER
+    """The router's interfaces, where frames enter it."""
 
     @property
-    def token(self) -> str:
-        """Its names start with `pw-<token>-`; only inside the `with` block."""
-        if self._ownership is None:
-            raise RuntimeError("the testbed is not built: use it in a with block")
-        return self._ownership.token
-
-    @cached_property
-    def hosts(self) -> Mapping[str, LocalHost]:
-        """`generator` and `router`."""
-        return {
-            "generator": LocalHost("generator", f"pw-{self.token}-g"),
-            "router": LocalHost("router", f"pw-{self.token}-f"),
-        }
-
-    @property
-    def router_netns(self) -> str:
+    def netns(self) -> str:
         """The router's namespace."""
         return f"pw-{self.token}-f"
-
-    @property
-    def entrances(self) -> tuple[str, ...]:
-        """The router's interfaces, where frames enter it."""
-        return _ROUTER
-
-    @property
-    def _next_hop_mac(self) -> str:
-        if self.platform == "vm":
-            return _MACHINE_MAC
-        return _GENERATOR_MACS[1] if self.forwarding == "bridge" else _ROUTER_MACS[0]
-
-    @property
-    def _inside(self) -> tuple[str, ...]:
-        """The router's interfaces, in the order in which frames pass them."""
-        machine = (_TAP,) if self.platform == "vm" else ()
-        return (_ROUTER[0], *machine, _ROUTER[1])
-
-    @property
-    def plan(self) -> Plan:
-        """The steps that made it."""
-        return plan_router(self.token, self.mtu_bytes, self.forwarding, self.platform)
 
     def trial_path(self) -> TrialPath:
         """From one port of the generator through the router to the other."""
         generator = f"pw-{self.token}-g"
+        next_hop_mac = _GENERATOR_MACS[1] if self.forwarding == "bridge" else _ROUTER_MACS[0]
         return TrialPath(
             tx_netns=generator,
             tx_interface=_TX,
             rx_netns=generator,
             rx_interface=_RX,
             source_mac=_GENERATOR_MACS[0],
-            next_hop_mac=self._next_hop_mac,
+            next_hop_mac=_MACHINE_MAC if self.platform == "vm" else next_hop_mac,
             source_ipv4="198.18.0.2",
             destination_ipv4="198.19.0.2",
             source_ipv6="2001:2:0:1::2",
@@ -270,24 +190,70 @@ class RouterTestbed:
     @property
     def counter_points(self) -> tuple[CounterPoint, ...]:
         """Every interface on the way of the frames."""
-        generator, router = f"pw-{self.token}-g", f"pw-{self.token}-f"
+        machine = (_TAP,) if self.platform == "vm" else ()
         return (
-            CounterPoint("generator", generator, _TX),
-            *(CounterPoint("router", router, name) for name in self._inside),
-            CounterPoint("generator", generator, _RX),
+            CounterPoint("generator", f"pw-{self.token}-g", _TX),
+            *(
+                CounterPoint("router", self.netns, name)
+                for name in (_ROUTER[0], *machine, _ROUTER[1])
+            ),
+            CounterPoint("generator", f"pw-{self.token}-g", _RX),
         )
 
-    def _start_container(self) -> None:
-        host = LocalHost("docker")
-        self._guests.callback(host.close)
-        docker = self._guests.enter_context(Docker(host, self.token))
-        docker.run(self.router_netns)
-        name_networks(host, docker, [self.router_netns])
 
-    def _start_machine(self) -> None:
-        guest, neighbours = _machine(self.token)
-        machine = RouterMachine(self.hosts["router"], self._cpus)
-        self._guests.enter_context(machine).start(
-            guest, neighbours, _TAP, self.mtu_bytes, self._nic_ring
-        )
-        self.emulated = machine.emulated
+@contextmanager
+def router_testbed(
+    mtu_bytes: int = 1500,
+    forwarding: Forwarding = "kernel",
+    platform: RouterPlatform = "namespace",
+    *,
+    cpus: tuple[int, ...] = (),
+    ring_packets: int | None = None,
+) -> Iterator[Router]:
+    """Builds a router between two ports of a generator.
+
+    `cpus` and `ring_packets` are a virtual machine's: where it may run (empty: anywhere), and its
+    NIC's receive ring (None: QEMU's default).
+
+    Raises:
+        UnsupportedError: no privilege, or this machine lacks something.
+        PlanewiseError: it could not be built.
+    """
+    with owned("router") as (ownership, opened):
+        token = ownership.token
+        here = opened.enter_context(closing(LocalHost("this machine")))
+        if platform == "container":
+            docker = opened.enter_context(Docker(here, token))
+            docker.run(f"pw-{token}-f")
+            name_networks(here, docker, [f"pw-{token}-f"])
+        here.perform(plan_router(token, mtu_bytes, forwarding, platform))
+        hosts = {
+            name: opened.enter_context(closing(LocalHost(name, f"pw-{token}-{suffix}")))
+            for name, suffix in (("generator", "g"), ("router", "f"))
+        }
+        emulated = ""
+        if platform == "vm":
+            emulated = _start_machine(hosts["router"], opened, token, mtu_bytes, cpus, ring_packets)
+        yield Router(token, hosts, forwarding, platform, emulated)
+
+
+def _start_machine(
+    host: LocalHost,
+    opened: ExitStack,
+    token: str,
+    mtu_bytes: int,
+    cpus: tuple[int, ...],
+    ring_packets: int | None,
+) -> str:
+    """Starts the router that is a virtual machine; returns why its times are emulated."""
+    guest, neighbours = _machine(token)
+    options = VmOptions(main_cpus=cpus)
+    platform = platform_of(host)
+    saved = booted.saved_for(host, platform, options)
+    machines = opened.enter_context(HostGuests(host, platform, options, saved=saved))
+    nic = replace(nic_of("virtio", guest, _TAP, machines), ring_packets=ring_packets)
+    machines.start(guest, nic, mtu_bytes, neighbours)
+    ipv6 = set_sysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
+    steps = (*router_settings(guest.netns, GUEST_INTERFACE), ipv6)
+    run_script(machines, guest, router_script(steps, guest.netns))
+    return platform.emulated

@@ -1,4 +1,4 @@
-"""Client of the daemon's API over its Unix socket, with checked answers. Knows no terminal.
+"""Client of the daemon's API over its Unix socket, with checked answers.
 
 The API is described by `/openapi.json` (docs/reference/alloc.md).
 """

@@ -1,4 +1,4 @@
-"""The VFs of one NIC and their holders, by `planewised vf`. Knows no sysfs and no netlink.
+"""The VFs of one NIC and their holders, by `planewised vf`.
 
 A NIC whose VFs were set up by somebody is used as it is, with the unused VFs. A NIC without VFs
 gets as many as it can have: their number cannot be changed later without destroying all of them.

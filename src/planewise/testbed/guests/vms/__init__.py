@@ -1,1 +1,1 @@
-"""Guests that are virtual machines, by libvirt. Knows hosts and planes; no measurement."""
+"""Guests that are virtual machines, by libvirt."""

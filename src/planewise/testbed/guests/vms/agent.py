@@ -1,4 +1,4 @@
-"""Processes and files inside a virtual machine, through its guest agent. Knows no plane.
+"""Processes and files inside a virtual machine, through its guest agent.
 
 The agent may be pw-probe's or QEMU's own (qemu-ga): of its protocol only exec and file commands are
 used, and of the guest a shell. Polling disturbs a guest, so that it is polled rarely.

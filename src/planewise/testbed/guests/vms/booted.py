@@ -34,7 +34,7 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
         PlanewiseError: it does not boot, or the cache has no room.
     """
     emulated = replace(platform, accelerator=Accelerator("tcg", "it is booted to be kept"))
-    guest = make_guest("booted", "sender", "main", 0, "")
+    guest = make_guest("b0070000", "sender", "main", 0, "")
     host = LocalHost("booted")
     guests = HostGuests(host, emulated, options)
     try:

@@ -1,4 +1,4 @@
-"""A separate libvirt on a host, independent of the host's own. Knows no virtual machine.
+"""A separate libvirt on a host, independent of the host's own.
 
 It runs in process and mount namespaces of its own, and in the network namespace of a host that is
 one. The kernel ends it and its virtual machines with the program that started it, however that

@@ -1,7 +1,4 @@
-"""Lifecycle of one host's virtual machines: start, wake, suspend, and the reason of an end.
-
-Knows a host and its libvirt; no plane and no testbed.
-"""
+"""Lifecycle of one host's virtual machines: start, wake, suspend, and the reason of an end."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 from planewise.boot import packages
@@ -27,11 +25,10 @@ from planewise.testbed.guests.vms.domain import (
     domain_xml,
     nic_xml,
 )
-from planewise.testbed.guests.vms.host import VmHost
 from planewise.testbed.guests.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.guests.vms.saved import Saved, saved_header
-from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.host import ForwardingHost, Host, HostProcess
 from planewise.testbed.model import Guest
 
 _POLL_S = 0.05
@@ -214,35 +211,34 @@ class HostGuests:
 
     def end(self, guest: Guest) -> None:
         """Ends a guest; one that has ended is no error."""
-        self.hypervisor.destroy(guest.netns)
+        if self._libvirt.alive:
+            self.hypervisor.destroy(guest.netns)
         self._agents.pop(guest.netns, None)
         self._asleep.discard(guest.netns)
 
-    def ended(self, guests: Iterable[Guest]) -> tuple[Guest, ...]:
-        """Those of `guests` that have ended. A libvirt that ended is restarted.
+    def revive(self) -> None:
+        """Starts libvirt where it does not run; its guests ended with it.
 
         Raises:
-            PlanewiseError: that failed.
+            PlanewiseError: it does not start.
         """
         if not self._libvirt.alive:
             self._libvirt.restart()
-        states = self.hypervisor.states()
-        ended = tuple(guest for guest in guests if guest.netns not in states)
-        self._asleep -= {guest.netns for guest in ended}
-        return ended
 
-    def check(self, guests: Iterable[Guest]) -> None:
-        """Does nothing while all of these guests live.
+    def lost(self, guests: Iterable[Guest]) -> dict[Guest, PlanewiseError]:
+        """Those of `guests` that have ended, with the reason.
 
         Raises:
-            GuestGoneError: one ended.
             HypervisorGoneError: their libvirt did, and they with it.
         """
         states = self.hypervisor.states()
+        lost: dict[Guest, PlanewiseError] = {}
         for guest in guests:
             if guest.netns not in states:
+                self._asleep.discard(guest.netns)
                 reason = self._end_reason(guest)
-                raise GuestGoneError(reason.sentence, remedy=reason.remedy)
+                lost[guest] = GuestGoneError(reason.sentence, remedy=reason.remedy)
+        return lost
 
     def is_awake(self, guest: Guest) -> bool:
         """Whether its CPUs run."""
@@ -337,3 +333,79 @@ def nic_of(model: NicModel, guest: Guest, port: str, guests: HostGuests) -> Nic:
         offloads=options.offloads,
         standby=options.managed and model == "virtio",
     )
+
+
+# QEMU of a killed run ends a moment after its connection; the ports are removed after it.
+_REMOVE = """
+for process in /proc/[0-9]*; do
+    case $(tr '\\0' ' ' 2>/dev/null <$process/cmdline) in
+        *qemu*"guest=pw-$1-"*) kill -s KILL ${process#/proc/} 2>/dev/null; died="$died $process" ;;
+    esac
+done
+n=0
+for process in $died; do
+    while [ -e $process ] && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.05; done
+done
+for link in $(ip -o link | sed -n "s/^[0-9]*: \\(pw$1[0-9a-f]*\\)[:@].*/\\1/p"); do
+    ip link delete "$link"
+done
+"""
+
+
+def remove_guests(host: Host, token: str) -> None:
+    """Ends the virtual machines of this token on a host, and removes their ports.
+
+    Raises:
+        PlanewiseError: that failed.
+    """
+    done = host.run(["sh", "-c", _REMOVE, "sh", token], timeout_s=120)
+    if done.stderr.strip():
+        raise PlanewiseError(
+            f"not all virtual machines could be removed from {host.place}: "
+            f"{done.stderr.strip().splitlines()[-1]}",
+            remedy="`planewise clean` tries again",
+        )
+
+
+class VmHost(ForwardingHost):
+    """A `testbed.host.Host` that reaches into the virtual machines that run on it.
+
+    `probe` stands for the guest's own pw-probe in a guest, and `directory` for one of that name.
+    """
+
+    def __init__(self, host: Host, agents: Mapping[str, GuestAgent]) -> None:
+        super().__init__(host)
+        self._agents = agents
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> HostProcess:
+        """See `Host.start`; `netns` may be a virtual machine's name."""
+        agent = self._agents.get(netns or "")
+        if agent is None:
+            return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
+        if argv[0] == self.probe:
+            argv = (image.PROBE, *argv[1:])
+        return agent.start(argv, stdin, expected_s)
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        agent = self._agents.get(netns or "")
+        if agent is None:
+            return super().read_text(path, netns=netns)
+        return agent.read(path).decode(errors="replace")
+
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        agent = self._agents.get(netns or "")
+        if agent is None:
+            return super().take(remote, into, netns=netns)
+        local = into / Path(remote).name
+        try:
+            local.write_bytes(agent.read(remote))
+        except OSError as error:
+            raise PlanewiseError(f"{local} cannot be written: {error.strerror}") from error
+        return local

@@ -1,4 +1,4 @@
-"""A connection to libvirt: start and end domains, call their agents. Knows no plane, no testbed.
+"""A connection to libvirt: start and end domains, call their agents.
 
 libvirt-python is imported at the first use: users without virtual machines do not need it.
 """

@@ -1,4 +1,4 @@
-"""Virtual machines on a host's bridge to which planewised gives VFs. Knows no measurement."""
+"""Virtual machines on a host's bridge to which planewised gives VFs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from planewise.testbed.guests.vms.arrangement import guest_in
 from planewise.testbed.guests.vms.booted import saved_for
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.guests import HostGuests, nic_of
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.hosts.together import together
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.hosts.signals import together
+from planewise.testbed.model import Guest, Site, make_guest
 from planewise.testbed.plan import Plan
 from planewise.testbed.planes import vm_plane
 from planewise.testbed.vfs.allocator import Machines
@@ -30,7 +29,7 @@ _WORKERS = 2
 def managed_guests(token: str, count: int) -> tuple[Guest, ...]:
     """The responder's virtual machines, with planewised's names. Pure."""
     guests = (
-        guest_in(token, _FIRST_SLOT + n, "responder", "background", n, MANAGED_PLANE, "responder")
+        make_guest(token, "responder", "background", n, MANAGED_PLANE, _FIRST_SLOT + n)
         for n in range(count)
     )
     return tuple(replace(guest, name=guest.netns) for guest in guests)

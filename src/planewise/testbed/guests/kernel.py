@@ -1,0 +1,150 @@
+"""Guests that share their host's kernel: network namespaces and Docker containers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.guests.docker import GUEST_MIB, Container, join_command, name_networks
+from planewise.testbed.guests.kind import Guests, PlacedGuest
+from planewise.testbed.hosts.host import ForwardingHost, Host, HostProcess
+from planewise.testbed.hosts.machine import MachineState
+from planewise.testbed.hosts.signals import together
+from planewise.testbed.plan import Step, await_up, new_namespace
+
+_WORKERS = 2
+"""Containers that a host starts at a time."""
+
+
+class Namespaces(Guests):
+    """Network namespaces: the cheapest guests, and what containers are to the network."""
+
+    memory_mib = 3
+
+    def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
+        """Makes guests without an interface; returns the steps that are still to be performed."""
+        return [*steps, *(step for one in placed for step in new_namespace(one.guest.netns))]
+
+    def prepare(self, placed: Sequence[PlacedGuest], steps: Sequence[Step]) -> None:
+        state, steps = self.state, list(steps)
+        if placed:
+            steps = self.create(placed, steps)
+        for name in dict.fromkeys(one.guest.plane for one in placed):
+            group = [one for one in placed if one.guest.plane == name]
+            if not group[0].plane.by_steps:
+                state.perform(steps)
+                steps = []
+            steps += group[0].plane.plug(state, group[0].site, group)
+        netns, nic = state.machine.netns, state.machine.nic
+        if steps or placed:
+            mains = (one.guest.netns for one in placed if one.guest.role == "main")
+            ready = [*(await_up(name) for name in mains), await_up(netns, "" if netns else nic)]
+            state.perform([*steps, *ready])
+        for one in placed:
+            one.ready = True
+
+    def remove(self, placed: PlacedGuest) -> None:
+        guest = placed.guest
+        if placed.plane.on_uplink:
+            # The kernel deletes what a namespace had a moment after it, and the NIC is wanted now.
+            words = ["ip", "-n", guest.netns, "link", "delete", guest.interface]
+            self.state.host.run(words)
+        with suppress(PlanewiseError):
+            placed.plane.unplug(self.state, placed)
+        with suppress(PlanewiseError):
+            self.end(placed)
+
+    def end(self, placed: PlacedGuest) -> None:
+        """Ends a guest that has no interface any more."""
+        self.state.host.run(["ip", "netns", "delete", placed.guest.netns])
+
+
+class Containers(Namespaces):
+    """Docker containers; a name in /run/netns makes their network a namespace's."""
+
+    memory_mib = GUEST_MIB
+
+    def __init__(self, state: MachineState) -> None:
+        super().__init__(state)
+        self._containers: dict[str, Container] = {}
+        self.host = JoiningHost(state.host, self._containers)
+
+    def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
+        """Starts containers and names their network namespaces, after the steps."""
+        state = self.state
+        state.perform(steps)
+        docker = state.docker
+
+        def start(one: PlacedGuest) -> None:
+            if one.plane.container_network:
+                address = {"ipv4_address": one.guest.ipv4}
+                docker.run(one.guest.netns, network=state.network, interface=address)
+            else:
+                docker.run(one.guest.netns)
+
+        together([partial(start, one) for one in placed], _WORKERS)
+        located = name_networks(state.host, docker, [one.guest.netns for one in placed])
+        for one, container in zip(placed, located, strict=True):
+            one.guest = replace(one.guest, mac=container.mac or one.guest.mac)
+            one.container = self._containers[one.guest.netns] = container
+        return []
+
+    def end(self, placed: PlacedGuest) -> None:
+        self._containers.pop(placed.guest.netns, None)
+        self.state.docker.remove(placed.guest.netns)
+        super().end(placed)
+
+    def lost(self, placed: Sequence[PlacedGuest]) -> list[tuple[PlacedGuest, PlanewiseError]]:
+        running = self.state.running
+        if running is None:
+            return []
+        lost = []
+        for one in placed:
+            name = one.guest.netns
+            if name not in running:
+                error = PlanewiseError(f"the container {name} on {self.state.host.place} ended")
+                try:
+                    self.state.docker.check(name)
+                except PlanewiseError as reason:
+                    error = reason
+                lost.append((one, error))
+        return lost
+
+
+class JoiningHost(ForwardingHost):
+    """A host whose processes join the control groups of the container whose network they enter.
+
+    They are in the container as far as its network and its share of CPU and memory go; their files
+    are the host's, as results are written there.
+    """
+
+    def __init__(self, host: Host, containers: Mapping[str, Container]) -> None:
+        super().__init__(host)
+        self._containers = containers
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> HostProcess:
+        argv, netns = self.command(argv, netns)
+        return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
+
+    def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
+        """The command, and the namespace to start it in, that run `argv` in a namespace."""
+        if netns is None or netns not in self._containers:
+            return argv, netns
+        return join_command(self._containers[netns], netns, argv), None
+
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        command, outer_netns = self.command(argv, netns)
+        return command if outer_netns is None else super().entering(argv, netns)
+
+    def close(self) -> None:
+        """Nothing: the host belongs to its testbed."""

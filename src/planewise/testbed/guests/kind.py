@@ -1,0 +1,93 @@
+"""What a kind of guest does on one machine; a testbed's life cycle calls it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.guests.docker import Container
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.machine import MachineState
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import Step
+from planewise.testbed.planes import plane
+from planewise.testbed.planes.plane import Plane
+from planewise.testbed.vfs.nic import ListedVf
+
+
+@dataclass
+class PlacedGuest:
+    """A guest on a machine."""
+
+    guest: Guest
+    site: Site
+    """The machine as the guest's plane sees it."""
+    within: bool = False
+    """Whether its peer lives on the same machine."""
+    ready: bool = False
+    """Whether it has its interface, and a virtual machine has come up."""
+    container: Container | None = None
+    vf: ListedVf | None = None
+    port: str | None = None
+    """The host side of its interface, once it was looked up."""
+    peer: Guest | None = None
+    """The guest that it was introduced to."""
+
+    @property
+    def plane(self) -> Plane:
+        """Its plane."""
+        return plane(self.guest.plane)
+
+
+class Guests(ABC):
+    """The guests of one kind on one machine."""
+
+    own_kernels: ClassVar[bool] = False
+    """Whether they have kernels of their own, which count what passes their interfaces."""
+    memory_mib: int
+    """Memory of the host that an idle guest takes."""
+
+    def __init__(self, state: MachineState) -> None:
+        self.state = state
+        self.host: Host = state.host
+        """The machine; its processes can start in guests."""
+
+    @abstractmethod
+    def prepare(self, placed: Sequence[PlacedGuest], steps: Sequence[Step]) -> None:
+        """Performs `steps`, then makes guests and plugs them in; virtual machines start later.
+
+        Raises:
+            PlanewiseError: one could not be made; `remove` is called before the next setting.
+        """
+
+    def start(self, pairs: Sequence[tuple[PlacedGuest, Guest]]) -> None:
+        """Starts or wakes guests, and introduces each to its peer: no address is ever resolved.
+
+        Raises:
+            PlanewiseError: one does not start.
+        """
+        strangers = [(placed, peer) for placed, peer in pairs if placed.peer != peer]
+        self.state.perform(
+            step
+            for placed, peer in strangers
+            for step in placed.plane.introduce(placed.site, placed.guest, peer, placed.within)
+        )
+        for placed, peer in strangers:
+            placed.peer = peer
+
+    def suspend(self, placed: Sequence[PlacedGuest]) -> None:  # noqa: B027 - most cost nothing
+        """Lets guests rest until the next setting that asks for them."""
+
+    @abstractmethod
+    def remove(self, placed: PlacedGuest) -> None:
+        """Ends a guest, alive or not, and takes back what outlives it."""
+
+    def lost(self, placed: Sequence[PlacedGuest]) -> list[tuple[PlacedGuest, PlanewiseError]]:
+        """Guests that have ended by themselves, each with the reason."""
+        return []
+
+    def close(self) -> None:  # noqa: B027 - most end with what their state opened
+        """Ends all of them."""
