@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.trials.alloc import KIND
+from planewise.measure.trials.allocation import download_command, download_of, figures_of
 from planewise.measure.trials.applications import IPERF
-from planewise.measure.trials.downloads import RunningDownload, download_of, figures_of
+from planewise.measure.trials.tcp import parse_iperf
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.sections.allocation import sections
 from planewise.store.models import Download, DownloadInterval, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
-from planewise.testbed.hosts.host import FinishedProcess
+from planewise.testbed.hosts.host import FinishedProcess, HostProcess
 from planewise.testbed.model import Guest
 from tests.command import invoked
 from tests.unit import made_up_run
@@ -50,7 +50,7 @@ def finished(text: str, exit_code: int = 0) -> FinishedProcess:
 
 
 def test_the_clients_intervals_and_its_own_sum_tell_the_download() -> None:
-    download = download_of("guest3", finished(json.dumps(REPORT)))
+    download = download_of("guest3", cast("HostProcess", Sending(json.dumps(REPORT))))
     assert (download.guest, download.bytes, download.seconds) == ("guest3", 1_250_000, 1.5)
     told = [(one.end_s, one.bps) for one in download.intervals]
     assert told == [(1.0, 8e6), (1.5, 4e6)]
@@ -61,9 +61,9 @@ def test_the_clients_intervals_and_its_own_sum_tell_the_download() -> None:
 
 def test_what_iperf3_says_of_its_failure_is_the_error_and_other_text_is_refused() -> None:
     with pytest.raises(PlanewiseError, match="unable to connect"):
-        download_of("guest3", finished('{"error": "unable to connect"}', 1))
+        parse_iperf(finished('{"error": "unable to connect"}', 1))
     with pytest.raises(UnsupportedError, match="iperf3 did not print"):
-        download_of("guest3", finished('{"end": {}}'))
+        parse_iperf(finished('{"end": {}}'))
 
 
 class Sending:
@@ -77,39 +77,17 @@ class Sending:
         return finished(self._text or "")
 
 
-class Client:
-    """A host on which iperf3 is such a client."""
-
-    def __init__(self, text: str | None) -> None:
-        self.asked: list[str] = []
-        self._text = text
-
-    @contextmanager
-    def start(self, argv: Sequence[str], *, netns: str) -> Iterator[Sending]:
-        self.asked = [netns, *argv]
-        yield Sending(self._text)
-
-
-def downloading(client: Client) -> Download:
-    here, there = (
-        Guest(
-            role, role, "background", 3, "bridge",
-            f"pw-x-{role}", "eth0", "02:70:77:00:00:03", "198.19.0.3", "2001:2:0:2::3",
-        )
-        for role in ("sender", "responder")
-    )  # fmt: skip
-    with ExitStack() as stack:
-        return RunningDownload(client, here, there, 8, stack).result()  # type: ignore[arg-type]
-
-
 def test_the_client_asks_the_guest_to_send_and_outliving_the_trial_is_told_by_keys() -> None:
-    client = Client(json.dumps(REPORT))
-    assert downloading(client).guest == "responder"
-    assert client.asked[0] == "pw-x-sender"
-    assert "--reverse" in client.asked
-    assert client.asked[client.asked.index("-n") + 1] == "8M"
+    server = Guest(
+        "responder", "responder", "background", 3, "bridge",
+        "pw-x-responder", "eth0", "02:70:77:00:00:03", "198.19.0.3", "2001:2:0:2::3",
+    )  # fmt: skip
+    argv = download_command(server, 8)
+    assert "--reverse" in argv
+    assert argv[argv.index("-n") + 1] == "8M"
+    assert argv[argv.index("-c") + 1] == server.ipv4
     with pytest.raises(PlanewiseError, match="did not end with the trial") as refused:
-        downloading(Client(None))
+        download_of("responder", cast("HostProcess", Sending(None)))
     assert "alloc.download_mib" in (refused.value.remedy or "")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from planewise.measure.designs.matrix import (
     MEASUREMENTS,
     PLACES,
@@ -11,47 +9,25 @@ from planewise.measure.designs.matrix import (
     functions,
     matrix,
     places,
-    reasons,
 )
 from planewise.measure.trials import KINDS
 from planewise.testbed.planes import PLANES
 
-WHOLE = [
-    MatrixCell("vm", "p", place, measurement, "", ())
-    for place in PLACES
-    for measurement in MEASUREMENTS
-]
 
-
-def without(*refused: str, measurement: str = "") -> list[MatrixCell]:
-    """The cells, but these places, or this measurement at any, for a reason."""
-    return [
-        replace(cell, reason="no")
-        if cell.place in refused or cell.measurement == measurement
-        else cell
-        for cell in WHOLE
-    ]
+def cells(*refused: str) -> list[MatrixCell]:
+    """A guest on a plane that cannot be measured at these places."""
+    return [MatrixCell("vm", "p", place, "no" * (place in refused), ()) for place in PLACES]
 
 
 def test_a_guest_on_a_plane_is_told_in_a_word_where_it_can_be_measured() -> None:
-    assert places(WHOLE) == "yes"
-    assert places(without("here")) == "two hosts"
-    assert places(without("two hosts")) == "here"
-    assert places(without(*PLACES)) == "no"
-
-
-def test_measurements_are_named_where_not_all_can_be_had() -> None:
-    others = ", ".join(sorted({*MEASUREMENTS} - {"tcp"}))
-    assert places(without(measurement="tcp")) == f"yes: {others}"
+    assert places(cells()) == "yes"
+    assert places(cells("here")) == "two hosts"
+    assert places(cells("two hosts")) == "here"
+    assert places(cells(*PLACES)) == "no"
 
 
 def test_every_kind_of_trial_between_guests_is_in_the_table() -> None:
     assert {kind.part for kind in KINDS} - {"alloc", "chain", "sweep"} <= {*MEASUREMENTS}
-
-
-def test_each_reason_is_given_once() -> None:
-    assert list(reasons(without("here"))) == ["no"]
-    assert not reasons(WHOLE)
 
 
 def test_of_functions_of_chains_it_is_told_what_can_forward_in_them() -> None:

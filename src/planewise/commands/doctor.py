@@ -86,7 +86,7 @@ def _print_matrix(json: bool) -> None:
 
     cells = list(matrix.matrix())
     if json:
-        print_json([asdict(cell) for cell in cells])
+        print_json([asdict(cell) | {"measurements": matrix.MEASUREMENTS} for cell in cells])
         return
     table = Table("plane", *matrix.GUESTS, "needs", box=None)
     for plane in dict.fromkeys(cell.plane for cell in cells):
@@ -105,7 +105,7 @@ def _print_matrix(json: bool) -> None:
     )
     console.print(table)
     console.print("Why not:")
-    for reason in matrix.reasons(cells):
+    for reason in dict.fromkeys(cell.reason for cell in cells if cell.reason):
         console.print(f"- {reason}")
     chains = Table("plane", *matrix.FUNCTIONS, box=None)
     for plane, forwarders in matrix.functions().items():

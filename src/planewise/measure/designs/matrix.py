@@ -1,7 +1,7 @@
-"""What can be measured at all: kind of guest × plane × here or two hosts × measurement.
+"""What can be measured at all: kind of guest × plane × here or on two hosts.
 
-Asks planes what they attach. Whether a host has what a plane needs (a kernel's feature, Docker,
-SR-IOV) is the testbed's to say (`Testbed.expect`).
+Every kind of trial between guests can be measured wherever guests can be. Whether a host has what a
+plane needs (a kernel's feature, Docker, SR-IOV) is up to the testbed (`Testbed.expect`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ HostPair = Literal["here", "two hosts"]
 PLACES: tuple[HostPair, ...] = ("here", "two hosts")
 
 GUESTS: tuple[GuestKind, ...] = ("namespace", "container", "vm")
-"""What can be a main guest; processes are functions of chains alone."""
+"""Kinds of main guests; processes are only functions of chains."""
+
+FUNCTIONS: tuple[GuestKind, ...] = ("process", "container", "vm")
+"""Kinds of functions of a chain."""
 
 _OTHERS = tuple(kind.part for kind in KINDS if kind.own_part is not None)
 MEASUREMENTS = ("rtt", "load", "tcp", *_OTHERS, "sweep", "search")
-"""Every station of guests offers what each of them needs."""
+"""What is measured between guests."""
+
+GUEST_NEEDS: Mapping[GuestKind, tuple[str, ...]] = MappingProxyType(
+    {"container": ("docker",), "vm": ("vm",)}
+)
+"""What a host must have for guests of a kind."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,6 @@ class MatrixCell:
     guest: GuestKind
     plane: str
     place: HostPair
-    measurement: str
     reason: str
     """Why it cannot be measured; empty where it can, on hosts that have what it needs."""
     needs: tuple[str, ...]
@@ -46,44 +53,14 @@ def matrix() -> Iterator[MatrixCell]:
         for plane in planes.PLANES:
             for place in PLACES:
                 reason = planes.refusal(plane.name, guest, local=place == "here")
-                needs = plane.needs + GUEST_NEEDS.get(guest, ())
-                for measurement in MEASUREMENTS:
-                    yield MatrixCell(
-                        guest,
-                        plane.name,
-                        place,
-                        measurement,
-                        reason,
-                        () if reason else tuple(dict.fromkeys(needs)),
-                    )
-
-
-GUEST_NEEDS: Mapping[GuestKind, tuple[str, ...]] = MappingProxyType(
-    {"container": ("docker",), "vm": ("vm",)}
-)
-"""What a host must have for guests of a kind."""
+                needs = dict.fromkeys(plane.needs + GUEST_NEEDS.get(guest, ()))
+                yield MatrixCell(guest, plane.name, place, reason, () if reason else tuple(needs))
 
 
 def places(cells: Iterable[MatrixCell]) -> str:
-    """Where guests of a kind can be measured on a plane, in words, from those cells. Pure."""
-    can: dict[str, set[str]] = {place: set() for place in PLACES}
-    for cell in cells:
-        can[cell.place] |= set() if cell.reason else {cell.measurement}
-    measured = {place: measurements for place, measurements in can.items() if measurements}
-    if not measured:
-        return "no"
-    complete = all(measurements == set(MEASUREMENTS) for measurements in measured.values())
-    named = "yes" if len(measured) == len(PLACES) else " and ".join(measured)
-    return named if complete else f"{named}: {', '.join(sorted(set.union(*measured.values())))}"
-
-
-def reasons(cells: Iterable[MatrixCell]) -> dict[str, None]:
-    """Why what cannot be measured cannot, each sentence once. Pure."""
-    return dict.fromkeys(cell.reason for cell in cells if cell.reason)
-
-
-FUNCTIONS: tuple[GuestKind, ...] = ("process", "container", "vm")
-"""What can be a function of a chain."""
+    """Where guests of a kind can be measured on a plane, in words. Pure."""
+    can = {cell.place for cell in cells if not cell.reason}
+    return "yes" if len(can) == len(PLACES) else next(iter(can), "no")
 
 
 def functions() -> dict[str, list[str]]:

@@ -1,12 +1,12 @@
-"""Trials of the allocator: latency of guests by who holds the few VFs. Knows no plane.
+"""Measures a trial of the allocator: latency of guests by who holds the few VFs.
 
 planewised runs on the responder's host and gives VFs to the guests there. Each is sent requests at
-the rate of its group, open loop, by a guest of its own on the sender's host; the same packets are
-its load and its probes (FlexVF, section 6.4).
+the rate of its group, open loop, by its own guest on the sender's host; the same packets are its
+load and its probes (FlexVF, section 6.4).
 
-Three clocks take part. Latency is that of the sender's host alone, who held what is that of the
-daemon alone. Only the moment when the load changes is taken from one to the other, by way of this
-machine's clock, and the result says how far it may be off.
+Latency is by the clock of the sender's host, who held what by the daemon's. Only the moment when
+the load changes is converted between them, by way of this machine's clock, and the result says how
+far it may be off.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -25,8 +25,12 @@ import polars as pl
 from planewise.errors import PlanewiseError
 from planewise.measure.designs.design import Policy, Protocol
 from planewise.measure.station import Place, Station, TrialResult
-from planewise.measure.trials.applications import iperf_server, start_redis
-from planewise.measure.trials.downloads import RunningDownload, figures_of
+from planewise.measure.trials.applications import (
+    IPERF,
+    IPERF_PORT,
+    iperf_server,
+    start_redis,
+)
 from planewise.measure.trials.requests import (
     RequestStream,
     SentRequests,
@@ -37,9 +41,14 @@ from planewise.measure.trials.requests import (
     script_of,
     streams_of,
 )
+from planewise.measure.trials.tcp import parse_iperf
+from planewise.store.allocations import DOWNLOAD_METRIC
 from planewise.store.models import (
     AllocResult,
     DaemonUse,
+    Download,
+    DownloadInterval,
+    Figure,
     GuestMove,
     ManagedGuest,
     Reaction,
@@ -49,6 +58,7 @@ from planewise.store.models import (
 )
 from planewise.testbed.hosts.host import Host, HostProcess
 from planewise.testbed.hosts.scratch import scratch
+from planewise.testbed.model import Guest
 from planewise.testbed.vfs.alloc_client import Client, MoveStatus, Status, guest_path
 from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Stance
 
@@ -59,6 +69,7 @@ POLL_S = 1.0
 """Between two polls of the daemon, which gather its moves; their times are its own."""
 _SLACK_S = 180.0
 """Starting the probes, and reading what they wrote, takes an emulated host so long at most."""
+_DOWNLOAD_END_S = 5.0
 _CLOCK_READINGS = 5
 _LEAST_SHARE = 0.5
 """Of a trial's duration that all guests must have been sent requests at a time."""
@@ -83,27 +94,14 @@ def settings_of(trial: AllocTrial, guests: Sequence[str]) -> AllocatorSettings:
     )
 
 
-def group_name(pps: float) -> str:
-    """A group by its rate."""
-    return f"{pps:g}"
-
-
-@dataclass(frozen=True)
-class HoldTime:
-    """What one guest held in a window of time."""
-
-    seconds: float
-    given: int
-
-
 def hold_times(
     holders: Iterable[str], moves: Sequence[MoveStatus], begin_ms: int, end_ms: int
-) -> Mapping[str, HoldTime]:
-    """How long guests held a VF between two moments of the daemon's clock, and how often they were
-    given one. Pure.
+) -> Mapping[str, tuple[float, int]]:
+    """Seconds that guests held a VF between two moments of the daemon's clock, and how often they
+    were given one. Pure.
 
-    `holders` are those who held one at the first moment; a VF counts as held from the end of its
-    giving to the beginning of its taking. Moves may be those of a longer time.
+    `holders` held one at the first moment. A VF counts as held from the end of its giving to the
+    beginning of its taking.
     """
     since: dict[str, int] = dict.fromkeys(holders, begin_ms)
     seconds: dict[str, float] = {}
@@ -126,7 +124,7 @@ def hold_times(
     for guest in list(since):
         end(guest, end_ms)
     names = seconds.keys() | given.keys()
-    return {name: HoldTime(seconds.get(name, 0.0), given.get(name, 0)) for name in names}
+    return {name: (seconds.get(name, 0.0), given.get(name, 0)) for name in names}
 
 
 def _done_ms(move: MoveStatus) -> int | None:
@@ -169,7 +167,7 @@ def parse_metrics(text: str) -> DaemonMetrics:
         )
     except KeyError as error:
         raise PlanewiseError(
-            f"planewised does not tell its metric {error.args[0][0]}",
+            f"planewised does not report its metric {error.args[0][0]}",
             remedy="install planewise and planewised from one wheel",
         ) from error
 
@@ -285,13 +283,10 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
     streams = streams_of(allocator.guests, station.clients, part.group_pps)
     script = script_of(streams, trial, sender, f"{sender.directory}/requests")
     settings = settings_of(trial, [stream.guest for stream in streams])
-    with (
-        allocator.running(settings) as client,
-        _answering(allocator, trial.protocol),
-        ExitStack() as running,
-    ):
+    file_server = allocator.guests[-1]
+    with allocator.running(settings) as client, ExitStack() as running:
+        _start_servers(allocator, trial.protocol, running)
         if part.download_mib is not None:
-            file_server = allocator.guests[-1]
             running.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
         started = datetime.now(UTC)
         with sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
@@ -301,9 +296,9 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
             begin, begin_metrics = watcher.poll_until(steady_s, load)
             download = None
             if part.download_mib is not None:
-                download = RunningDownload(
-                    sender, station.clients[-1], file_server, part.download_mib, running
-                )
+                argv = download_command(file_server, part.download_mib)
+                client_netns = station.clients[-1].netns
+                download = running.enter_context(sender.start(argv, netns=client_netns))
             if trial.policy == "switch":
                 for third, stance in enumerate(("pinned", "excluded"), start=1):
                     watcher.poll_until(steady_s + third * part.duration_s / 3, load)
@@ -313,7 +308,7 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
             watcher.poll_until(begun_s + trial.expected_s, load)
             clocks = [_clock_offset(host) for host in (sender, allocator.host)]
             text = load.wait(_SLACK_S).check().stdout
-            downloaded = None if download is None else download.result()
+            downloaded = None if download is None else download_of(file_server.name, download)
         watcher.poll()
         observation = DaemonObservation(begin, end, begin_metrics, end_metrics, watcher.moves)
         with scratch() as directory:
@@ -327,18 +322,57 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
     return TrialResult(record, sent.packets, recording)
 
 
-@contextmanager
-def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
-    """Runs what answers requests in every guest, where the kernel does not."""
+def _start_servers(allocator: Allocator, protocol: Protocol, running: ExitStack) -> None:
+    """Starts what answers requests in every guest, where the kernel does not."""
     host = allocator.host
-    with ExitStack() as running:
-        if protocol == "stamp":
-            for guest in allocator.guests:
-                reflect = host.start([host.probe, "reflect"], netns=guest.netns)
-                running.enter_context(reflect).wait_ready("ready", _SLACK_S)
-        elif protocol == "redis":
-            start_redis(host, [(guest.netns, guest.ipv4) for guest in allocator.guests], running)
-        yield
+    if protocol == "stamp":
+        for guest in allocator.guests:
+            reflect = host.start([host.probe, "reflect"], netns=guest.netns)
+            running.enter_context(reflect).wait_ready("ready", _SLACK_S)
+    elif protocol == "redis":
+        start_redis(host, [(guest.netns, guest.ipv4) for guest in allocator.guests], running)
+
+
+def download_command(guest: Guest, size_mib: int) -> list[str]:
+    """A client that downloads so much from a guest, as from FlexVF's file server (section 6.4)."""
+    return [
+        *(IPERF, "-c", guest.ipv4, "-4", "-p", str(IPERF_PORT), "--json"),
+        *("--reverse", "-n", f"{size_mib}M", "-i", "1"),
+    ]
+
+
+def download_of(guest: str, client: HostProcess) -> Download:
+    """The finished download; PlanewiseError when it failed or still runs."""
+    if client.running:
+        raise PlanewiseError(
+            f"the download from {guest} did not end with the trial",
+            remedy="give `alloc.duration_s` more time, or a smaller `alloc.download_mib`",
+        )
+    report = parse_iperf(client.wait(_DOWNLOAD_END_S))
+    received = report.end.sum_received
+    return Download(
+        guest=guest,
+        bytes=received.bytes,
+        seconds=received.seconds,
+        intervals=tuple(
+            DownloadInterval(end_s=interval.sum.end, bps=interval.sum.bits_per_second)
+            for interval in report.intervals
+        ),
+    )
+
+
+def figures_of(download: Download | None) -> dict[str, Figure]:
+    """The figure that policies are compared by. Pure."""
+    if download is None:
+        return {}
+    figure = Figure(
+        title="completion time of the download",
+        unit="ns",
+        lower_is_better=True,
+        value=download.seconds * 1e9,
+        resolution=1e3,
+    )
+    return {DOWNLOAD_METRIC: figure}
 
 
 def on_one_clock(
@@ -435,21 +469,21 @@ def record_of(
     guests: dict[str, ManagedGuest] = {}
     for stream in streams:
         of_guest = packets.filter(pl.col("guest") == stream.guest)
-        hold = holds.get(stream.guest, HoldTime(0.0, 0))
+        held_s, given = holds.get(stream.guest, (0.0, 0))
         guests[stream.guest] = ManagedGuest(
             request_pps=stream.steady_pps,
             sent_pps=rate_pps(of_guest),
             counts=counts_of(of_guest),
             rtt=latency_of(of_guest),
-            held_s=hold.seconds,
-            given=hold.given,
+            held_s=held_s,
+            given=given,
         )
     groups = {}
     for pps in part.group_pps:
         names = [stream.guest for stream in streams if stream.steady_pps == pps]
         rtt = latency_of(packets.filter(pl.col("guest").is_in(names)))
         if rtt is not None:
-            groups[group_name(pps)] = rtt
+            groups[f"{pps:g}"] = rtt
     return TrialRecord(
         **place.fields,
         kind="alloc",
