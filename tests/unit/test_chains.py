@@ -499,7 +499,7 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("factors:\n  plane: vhost-user\n  guest: process\n  vnfs: 0\nchain: {}", 4, "of 0"),
+        ("factors:\n  plane: vhost-user\n  guest: process\n  vnfs: 0\nchain: {}", 4, "1 to 8"),
         (
             "factors:\n  plane: vhost-user\n  guest: process\n  vnfs: 9\nchain: {}",
             4,

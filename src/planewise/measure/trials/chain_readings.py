@@ -201,22 +201,17 @@ def result(
     asked_bytes: float,
     frames: FrameAccount | None = None,
 ) -> ChainResult:
-    """A trial's throughput.
-
-    `asked_bytes` is the mean frame [with FCS], used where none was sent.
-    """
+    """A trial's throughput; `asked_bytes` is the mean frame [with FCS] where none was sent."""
     totals = delta.totals()
-    packets = sum(total.tx_packets for total in totals)
-    bps = sum(total.tx_bps for total in totals)
-    pps = sum(total.tx_pps for total in totals)
-    find = limit_of if delta.first.kernel_s is None else limit_of_kernel
-    limit, why = generator_limit(delta, frames) or find(delta, placement)
+    bps, pps = sum(total.tx_bps for total in totals), sum(total.tx_pps for total in totals)
+    find = _limit if delta.first.kernel_s is None else _limit_of_kernel
+    limit, why = _generator_limit(delta, frames) or find(delta, placement)
     return ChainResult(
         offered_pps=delta.offered / delta.ends_seconds,
         delivered_pps=delta.delivered / delta.ends_seconds,
         tx_pps=pps,
         tx_bps=bps,
-        frame_bytes=bps / 8 / pps + FCS_BYTES if packets else asked_bytes,
+        frame_bytes=bps / 8 / pps + FCS_BYTES if pps else asked_bytes,
         vnfs=totals,
         cores=delta.cores(placement),
         limit=limit,
@@ -231,10 +226,10 @@ def counts(delta: ReadingDelta) -> Counts:
     return Counts(sent=sent, received=delta.delivered, lost=sent - delta.delivered)
 
 
-def generator_limit(delta: ReadingDelta, frames: FrameAccount | None) -> tuple[Limit, str] | None:
-    """The generator as the limit, where it offered no more than the chain carries; else None.
+def _generator_limit(delta: ReadingDelta, frames: FrameAccount | None) -> tuple[Limit, str] | None:
+    """The generator, where it offered no more than the chain carries.
 
-    A device on the switch always has more frames, and is told by `limit_of` instead.
+    Not a device on a switch that polls, which always has more frames: see `_limit`.
     """
     if _by_device(delta):
         return None
@@ -243,11 +238,9 @@ def generator_limit(delta: ReadingDelta, frames: FrameAccount | None) -> tuple[L
         offered, lost = frames.sent, frames.sent - frames.received
     if lost > FULL_RING * offered:
         return None
-    return (
-        "generator",
-        f"{percent_text(max(0, lost) / max(1, offered))} of the packets were lost: "
-        "the generator offered no more than is carried",
-    )
+    share = percent_text(max(0, lost) / max(1, offered))
+    why = f"{share} of the packets were lost: the generator offered no more than is carried"
+    return "generator", why
 
 
 def _by_device(delta: ReadingDelta) -> bool:
@@ -255,35 +248,34 @@ def _by_device(delta: ReadingDelta) -> bool:
     return delta.last.polling is not None and delta.last.uplink is None
 
 
-def limit_of(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
+def _limit(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
     """The limit of a chain of polling tasks, and the evidence.
 
-    Tasks that were kept from their cores come first: nothing else can be told then. A function
-    that is too slow shows by its full ring and busy core, the switch by a busy core without a full
-    ring behind it.
+    Tasks that waited for their cores come first: nothing else can be known then. A function that is
+    too slow shows by its full ring and busy core, the switch by a busy core without a full ring
+    behind it.
     """
-    waiting = _kept_waiting(delta, placement)
-    if waiting is not None:
+    if waiting := _kept_waiting(delta, placement):
         return "shared core", waiting
     switch = delta.busy_share(SWITCH, max(1, len(placement.cpus(SWITCH))))
-    slow = [
-        (share, total)
-        for total in delta.totals()
+    totals = delta.totals()
+    full = {
+        total.name: share
+        for total in totals
         if (share := total.dropped / max(1, total.dropped + total.tx_packets)) > FULL_RING
-    ]
-    busy = [total for total in delta.totals() if total.busy is not None and total.busy >= FULL]
-    if slow and busy:
-        names = _names([total.name for total in busy])
+    }
+    busy = {total.name: total.busy for total in totals if (total.busy or 0.0) >= FULL}
+    if full and busy:
         return (
             "VNF core",
-            f"{names} spent {percent_text(min(total.busy or 0.0 for total in busy))} of the time "
-            "on packets, and the switch had more for it than its ring holds",
+            f"{_names(list(busy))} spent {percent_text(min(b or 0.0 for b in busy.values()))} of "
+            "the time on packets, and the switch had more for it than its ring holds",
         )
     if switch is not None and switch >= FULL:
         why = f"the switch spent {percent_text(switch)} of its core's time on packets"
-        if slow:
-            share, total = max(slow, key=lambda pair: pair[0])
-            why += f"; {percent_text(share)} of those for {total.name} found its ring full"
+        if full:
+            name = max(full, key=lambda name: full[name])
+            why += f"; {percent_text(full[name])} of those for {name} found its ring full"
         return "PMD core", why
     missed = delta.lost_on_uplink
     if missed is not None and missed > FULL_RING:
@@ -298,83 +290,63 @@ def limit_of(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
             f"{percent_text(missing)} of what was sent from VF to VF did not arrive, and no "
             "function's core was busy",
         )
-    if not slow and delta.offered and _by_device(delta):
+    if not full and delta.offered and _by_device(delta):
         return "generator", "neither the switch nor a function was busy, and nothing was lost"
     if delta.last.machines and delta.last.polling is None:
-        names = _names([total.name for total in delta.totals()])
         return (
             "VNF core",
-            f"the virtual machines of {names} poll, and had their cores with QEMU, which hands "
-            "them each frame, alone; packets were lost before them",
+            f"the virtual machines of {_names([total.name for total in totals])} poll and share "
+            "their cores only with QEMU, which hands them each frame; packets were lost before "
+            "them",
         )
     return "unknown", "no core was busy, yet packets found rings full"
 
 
-def limit_of_kernel(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
+def _limit_of_kernel(delta: ReadingDelta, placement: Placement) -> tuple[Limit, str]:
     """The limit of a chain whose functions are the kernel's own forwarding, and the evidence."""
-    lost = delta.offered - delta.delivered
     functions = {
         cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
     } or placement.tasks
     cpu = max(functions, key=lambda cpu: delta.forwarding(cpu) or 0.0)
     forwarding, used = delta.forwarding(cpu) or 0.0, delta.used(cpu)
     names = _names([task for task in functions[cpu] if task != GENERATOR])
+    where = f"CPU {cpu}, on which {names} forwarded,"
     if GENERATOR in functions[cpu]:
         return "shared core", f"CPU {cpu} was shared by the generator and {names}"
-    missing = delta.missing
-    if used < FULL_KERNEL and missing is not None and missing > FULL_RING:
-        return (
-            "NIC",
-            f"{percent_text(missing)} of what was sent from VF to VF did not arrive, and CPU "
-            f"{cpu}, on which {names} forwarded, was idle for {percent_text(1 - used)}",
-        )
     if used < FULL_KERNEL:
-        return (
-            "unknown",
-            f"{percent_text(lost / delta.offered)} of the packets were lost, yet CPU {cpu}, on "
-            f"which {names} forwarded, was idle for {percent_text(1 - used)}",
-        )
+        idle, missing = percent_text(1 - used), delta.missing
+        if missing is not None and missing > FULL_RING:
+            lost = f"{percent_text(missing)} of what was sent from VF to VF did not arrive"
+            return "NIC", f"{lost}, and {where} was idle for {idle}"
+        lost = percent_text((delta.offered - delta.delivered) / delta.offered)
+        return "unknown", f"{lost} of the packets were lost, yet {where} was idle for {idle}"
     if used - forwarding > WAITED:
+        share = percent_text(used - forwarding)
         return (
             "shared core",
-            f"other programs had {percent_text(used - forwarding)} of CPU {cpu}, on which {names} "
-            "forwarded",
+            f"other programs had {share} of CPU {cpu}, on which {names} forwarded",
         )
+    share = percent_text(forwarding)
     if delta.last.machines:
-        return (
-            "VNF core",
-            f"CPU {cpu} ran the virtual machines of {names} for {percent_text(forwarding)} of the "
-            "time",
-        )
-    return (
-        "kernel",
-        f"CPU {cpu}, on which {names} forwarded, did so for {percent_text(forwarding)} of the time",
-    )
+        ran = f"CPU {cpu} ran the virtual machines of {names} for {share} of the time"
+        return "VNF core", ran
+    return "kernel", f"{where} did so for {share} of the time"
 
 
-def _kept_waiting(delta: ReadingDelta, placement: Placement) -> str | None:
-    """A sentence on polling tasks that had to wait for their core; None where none had."""
+def _kept_waiting(delta: ReadingDelta, placement: Placement) -> str:
+    """A sentence on polling tasks that had to wait for their core; empty where none had."""
     for cpu, tasks in placement.tasks.items():
-        shares = {
-            task: share
-            for task in tasks
-            if (share := delta.cpu_share(task, len(placement.cpus(task)))) is not None
-        }
-        if not shares or sum(shares.values()) / max(1, len(shares)) >= 1 - WAITED:
+        known = {task: delta.cpu_share(task, len(placement.cpus(task))) for task in tasks}
+        shares = {task: share for task, share in known.items() if share is not None}
+        if not shares or sum(shares.values()) / len(shares) >= 1 - WAITED:
             continue
-        missed = 1 - sum(shares.values())
-        if len(shares) > 1 and missed < WAITED:
-            return f"CPU {cpu} was shared by {_names(list(shares))}, each of which polls"
-        if len(shares) > 1:
-            return (
-                f"CPU {cpu} was shared by {_names(list(shares))}, each of which polls, and other "
-                f"programs had {percent_text(max(0.0, missed))} of it"
-            )
-        return (
-            f"other programs had {percent_text(max(0.0, missed))} of CPU {cpu}, on which "
-            f"{_names(list(shares))} polls"
-        )
-    return None
+        missed, names = max(0.0, 1 - sum(shares.values())), _names(list(shares))
+        others = f"other programs had {percent_text(missed)} of"
+        if len(shares) == 1:
+            return f"{others} CPU {cpu}, on which {names} polls"
+        shared = f"CPU {cpu} was shared by {names}, each of which polls"
+        return shared if missed < WAITED else f"{shared}, and {others} it"
+    return ""
 
 
 def _names(names: list[str]) -> str:
