@@ -61,16 +61,16 @@ def test_a_cell_names_every_factor_and_that_of_a_router_alone_stays_as_it_was() 
 @pytest.mark.parametrize(
     ("factors", "receivers", "said"),
     [
-        ({"nic_ring": 512}, (1,), "interfaces of a router in a namespace are veth pairs"),
+        ({"nic_ring": 512}, (1,), "a router in a namespace has veth pairs"),
         (
             {"nic_ring": 512, "platform": ["vm", "container"]},
             (1,),
-            "router in a container are veth",
+            "router in a container has veth",
         ),
-        ({"nic_ring": [512, 4096], "platform": "vm"}, (1,), "256, 512, 1024, and none of 4096"),
+        ({"nic_ring": [512, 4096], "platform": "vm"}, (1,), "256, 512, 1024, not 4096"),
         ({"nic_ring": [256, 1024], "platform": "vm"}, (1,), ""),
         ({"platform": ["namespace", "vm"]}, (1,), ""),
-        ({"platform": "vm", "forwarding": ["kernel", "xdp"]}, (1,), "by its kernel alone"),
+        ({"platform": "vm", "forwarding": ["kernel", "xdp"]}, (1,), "only forwards by its kernel"),
         ({"irq_pinning": ["two"]}, (1,), "two takes three CPUs"),
         ({"irq_pinning": ["one", "spread"]}, (1,), "are the same on a machine with two CPUs"),
         ({"irq_pinning": ["one"]}, None, "receive work cannot be moved here"),

@@ -1,8 +1,7 @@
-"""A design whose system under test is a router: which configurations are swept, how often. Pure.
+"""A campaign: load-loss curves of a router over its configurations, each repeated. Pure.
 
-Publication P (arXiv 2410.18644) repeats one load-loss curve over configurations of a router. Each
-combination of levels here is a curve of its own, judged by itself; repetitions tell how far two
-curves of one configuration agree.
+Publication P (arXiv 2410.18644) does this; repetitions show how far two curves of one configuration
+agree.
 """
 
 from __future__ import annotations
@@ -183,16 +182,16 @@ def unavailable_reason(
     on_veth = [platform for platform in factors.platform if platform != "vm"]
     if factors.nic_ring is not None and on_veth:
         return (
-            f"factors.nic_ring: the interfaces of a router in a {on_veth[0]} are veth pairs, and "
-            "these have no ring that could be set; `platform: vm` alone has one"
+            f"factors.nic_ring: a router in a {on_veth[0]} has veth pairs, whose ring cannot be "
+            "set; use `platform: vm`"
         )
     for ring in factors.nic_ring or ():
         if ring not in RING_PACKETS:
             sizes = ", ".join(map(str, RING_PACKETS))
-            return f"factors.nic_ring: QEMU's virtio NIC has a ring of {sizes}, and none of {ring}"
+            return f"factors.nic_ring: QEMU's virtio NIC has a ring of {sizes}, not {ring}"
     if "vm" in factors.platform and set(factors.forwarding) != {"kernel"}:
         return (
-            "factors.forwarding: a router that is a virtual machine forwards by its kernel alone: "
+            "factors.forwarding: a router that is a virtual machine only forwards by its kernel: "
             "it has one NIC, and no program that loads XDP"
         )
     if "vm" in factors.platform and no_machines:
@@ -201,7 +200,7 @@ def unavailable_reason(
         return f"factors.platform: a router that is a container needs Docker: {no_docker}"
     several = [level for level in factors.irq_pinning if level != "none"]
     if several and receivers is None:
-        return "factors.irq_pinning: receive work cannot be moved here, so that there is only none"
+        return "factors.irq_pinning: receive work cannot be moved here, so only `none` is possible"
     if "two" in several and receivers is not None and len(receivers) < 2:
         return (
             "factors.irq_pinning: two takes three CPUs, one for the generator and one for each "

@@ -1,7 +1,7 @@
-"""From a design's factors to its cells: every combination that can be. Pure; knows no order.
+"""From a design's factors to its cells: every allowed combination. Pure.
 
-A *cell* here is what a testbed must be set up for; the traffic factors (frequency, size, protocol)
-belong to its trials, so that going through them changes nothing on the testbed.
+A *cell* is what a testbed is set up for; the traffic factors (frequency, size, protocol) belong to
+its trials and change nothing on the testbed.
 """
 
 from __future__ import annotations
@@ -93,14 +93,12 @@ class Cell:
 
 
 def expand(design: Design) -> dict[Cell, dict[str, tuple[dict[str, Level], ...]]]:
-    """All cells in the order of the design, each with its traffic: by the part of the design that
-    asks for it, the levels of its own factors.
+    """All cells in the order of the design, each with its traffic: by part of the design, the
+    levels of that part's own factors.
 
-    Without load, its location has no meaning; without background guests, neither load nor their
-    plane has; and a chain of one function has no neighbour, whatever its path. Such combinations
-    are one cell, with the first level of what has no meaning and `load_type` none. So are the main
-    guests' plane by its name and as `same`. A cell is there when one of the combinations that it
-    stands for is allowed.
+    Combinations that differ only in a factor without meaning are one cell, which has the factor's
+    first level: the location without load, load and background plane without background guests, the
+    path of a chain of one function. A cell exists when one of its combinations is allowed.
     """
     kinds = design.kinds()
     # By cell and kind of trial, the traffic in order and each but once.
@@ -123,10 +121,7 @@ def cells_of(design: Design) -> tuple[Cell, ...]:
 
 
 def combinations(design: Design) -> Iterator[dict[str, Level]]:
-    """Every allowed combination of levels: one a kind of trial that it is measured with.
-
-    Those of a kind of trial do without the factors that only other kinds have.
-    """
+    """Every allowed combination of levels, for each kind of trial without other kinds' factors."""
     for _, levels in _combinations(design):
         yield levels
 
@@ -152,11 +147,10 @@ def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
 def _forwarders(
     levels: Mapping[str, Level], design: Design, named: bool
 ) -> Iterator[dict[str, Level]]:
-    """The factor `forwarder`, once for each of the design's functions that a combination is of.
+    """The factor `forwarder`, once for each of the design's functions that match a combination.
 
-    It is not a level where all functions forward by what their planes have anyway: such cells are
-    those of designs without `functions`. Where one does not, all have it: only cells that have the
-    same factors are compared.
+    It is left out where every function has its plane's usual forwarder: such cells are those of
+    designs without `functions`.
     """
     if not design.functions:
         yield {}
@@ -167,17 +161,12 @@ def _forwarders(
 
 
 def _names_forwarders(design: Design) -> bool:
-    """Whether some function forwards by something else than what its plane has anyway."""
+    """Whether some function has another forwarder than its plane's usual one."""
     return any(
-        function.forwarder != _usual_forwarder(plane, function.guest)
+        function.forwarder != next(iter(FUNCTIONS_OF.get(plane, {}).get(function.guest, ())), None)
         for function in design.functions
         for plane in function.plane or design.factors.plane
     )
-
-
-def _usual_forwarder(plane: str, guest: GuestKind) -> Forwarder | None:
-    """The forwarder of such functions where a design names none."""
-    return next(iter(FUNCTIONS_OF.get(plane, {}).get(guest, ())), None)
 
 
 def _cell(levels: dict[str, Level], design: Design) -> Cell:

@@ -19,13 +19,19 @@ from planewise.measure.designs.sense import find_problem
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_EXAMPLE = "give a YAML file such as experiments/my-first.yaml"
+_MOST_DEPTH = 20
+_MOST_VALUES = 100_000
+_MOST_MISTAKES = 8
+"""Reported at once beside the first."""
+
 
 def load_design(path: Path) -> Design:
     """Reads a design of planes. BadInputError with file and line for what is wrong with it."""
     raw = _read(path)
     if "sut" in raw:
         raise BadInputError(
-            "a campaign of a router: here a design of planes is wanted",
+            "a campaign of a router, not a design of planes",
             where=f"{path}:{_line(raw, ('sut',))}",
             remedy="`planewise run` measures campaigns",
         )
@@ -76,41 +82,27 @@ def _read(path: Path) -> Mapping[str, object]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadInputError(
-            f"the design cannot be read: {reason}",
-            where=str(path),
-            remedy="give a YAML file such as experiments/my-first.yaml",
-        ) from error
+        what = f"the design cannot be read: {reason}"
+        raise BadInputError(what, where=str(path), remedy=_EXAMPLE) from error
+    line, remedy = 0, _EXAMPLE
+    cause: Exception | None = None
     try:
         raw = YAML(typ="rt").load(text)
+        if isinstance(raw, CommentedMap):
+            return raw
+        line, what = 1, "a design is a mapping with at least `factors`"
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise BadInputError(
-            f"not YAML: {error.problem or error}",
-            where=f"{path}:{line}",
-            remedy="experiments/my-first.yaml is a whole example",
-        ) from error
+        what, cause = f"not YAML: {error.problem or error}", error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise BadInputError(
-            f"not YAML: the character {error.character!r} is not allowed",
-            where=f"{path}:{line}",
-            remedy="take it out, or write it as an escape in double quotes",
-        ) from error
+        what, cause = f"not YAML: the character {error.character!r} is not allowed", error
+        remedy = "remove it, or write it as an escape in double quotes"
     except Exception as error:  # the parser raises many kinds on what is no YAML
-        messages = str(error).splitlines() or [type(error).__name__]
-        raise BadInputError(
-            f"not YAML: {messages[0][:200]}",
-            where=str(path),
-            remedy="experiments/my-first.yaml is a whole example",
-        ) from error
-    if not isinstance(raw, CommentedMap):
-        raise BadInputError(
-            "a design is a mapping with at least `factors`",
-            where=f"{path}:1",
-            remedy="experiments/my-first.yaml is a whole example",
-        )
-    return raw
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        what, cause = f"not YAML: {message[:200]}", error
+    where = f"{path}:{line}" if line else str(path)
+    raise BadInputError(what, where=where, remedy=remedy) from cause
 
 
 def _plain(node: object, budget: Iterator[object], depth: int = 0) -> object:
@@ -129,14 +121,6 @@ def _plain(node: object, budget: Iterator[object], depth: int = 0) -> object:
         if isinstance(node, kind):
             return kind(node)
     return node
-
-
-_MOST_DEPTH = 20
-_MOST_VALUES = 100_000
-
-
-_MOST_MISTAKES = 8
-"""Reported at once beside the first."""
 
 
 def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
@@ -203,21 +187,17 @@ def _message(error: ErrorDetails) -> str:
     return str(error["msg"]).removeprefix("Value error, ")
 
 
+_WHOLE = "a whole number (an integer)"
 _EXPECTED = {
-    "int_parsing": "a whole number (an integer)",
-    "int_type": "a whole number (an integer)",
-    "int_from_float": "a whole number (an integer)",
-    "float_parsing": "a number",
-    "float_type": "a number",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     "finite_number": "a finite number",
     "string_type": "text",
     "bool_parsing": "true or false",
     "tuple_type": "a list",
-    "model_type": "a mapping of keys to values",
-    "model_attributes_type": "a mapping of keys to values",
+    **dict.fromkeys(("model_type", "model_attributes_type"), "a mapping of keys to values"),
 }
-"""What pydantic expected where it says so in words of a programmer."""
-
+"""What pydantic expected, where its own words are a programmer's."""
 
 _BOUNDS = {
     "greater_than": ("gt", "above"),
@@ -253,19 +233,12 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 def _line(raw: object, place: tuple[object, ...]) -> int:
     """Line (from 1) of the value at `place`, or of the nearest enclosing one."""
-    line = 1
-    node = raw
+    line, node = 1, raw
     for part in place:
-        marks = getattr(node, "lc", None)
         try:
-            if isinstance(node, dict):
-                line = marks.key(part)[0] + 1  # type: ignore[union-attr]
-                node = node[part]
-            elif isinstance(node, list) and isinstance(part, int):
-                line = marks.item(part)[0] + 1  # type: ignore[union-attr]
-                node = node[part]
-            else:
-                return line
+            marks = node.lc  # type: ignore[attr-defined]
+            line = (marks.key if isinstance(node, dict) else marks.item)(part)[0] + 1
+            node = node[part]  # type: ignore[index]
         except (KeyError, IndexError, AttributeError, TypeError):
             return line
     return line

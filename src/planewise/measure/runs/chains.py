@@ -14,7 +14,7 @@ from typing import Self
 from planewise import procfs
 from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import Cell
-from planewise.measure.designs.design import Design
+from planewise.measure.designs.design import ChainPart, Design
 from planewise.measure.station import End, Station
 from planewise.measure.trials import vm_options
 from planewise.measure.trials.applications import IPERF, lacking
@@ -69,10 +69,7 @@ class Chains:
 
     def __init__(self, design: Design, pair: Pair | None = None) -> None:
         """`pair`: two hosts; None: both are namespaces of this machine, made for each chain."""
-        chain = design.chain
-        self._pinning = {} if chain is None else chain.cpus.named()
-        self._offered_pps = None if chain is None else chain.offered_pps
-        self._uplink = None if chain is None else chain.uplink
+        self._part = design.chain or ChainPart()
         self._tcp = design.tcp is not None
         self._options = vm_options(design)
         self._platforms: dict[tuple[str, ...], VmPlatform] = {}
@@ -89,7 +86,7 @@ class Chains:
         return self._local if self._pair is None else self._pair.machines[FUNCTIONS].host
 
     def _platform(self, options: VmOptions) -> VmPlatform:
-        """The functions' host as a platform for virtual machines with these options' programs."""
+        """What runs virtual machines with these programs on the functions' host."""
         if options.programs not in self._platforms:
             platform = platform_of(self._functions_host, options.programs)
             self._platforms[options.programs] = platform
@@ -133,7 +130,7 @@ class Chains:
         return builds
 
     def _driver(self, chain: Chain) -> Driver | None:
-        return self._uplink if chain.plane == "vhost-user" else None
+        return self._part.uplink if chain.plane == "vhost-user" else None
 
     def _unavailable_reason(self, cell: Cell) -> str:
         try:
@@ -156,11 +153,11 @@ class Chains:
             return ""
         if self._tcp:
             return "the flows of a DPDK switch go one way, and TCP's answers another"
-        if self._uplink:
+        if self._part.uplink:
             return ""
         if self._pair is not None:
             return "a DPDK switch on another host is fed over its NIC: give `chain.uplink` a driver"
-        if self._offered_pps is not None:
+        if self._part.offered_pps is not None:
             return (
                 "the generator on a switch without an uplink cannot be paced: give `chain.uplink` "
                 "a driver, or leave `offered_pps` out"
@@ -207,11 +204,11 @@ class Chains:
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is not a task: its work is done where a frame comes from.
         tasks = [SWITCH] if plane(chain.plane).switch_is_program else []
-        if self._pair is None and (chain.plane != "vhost-user" or self._uplink):
+        if self._pair is None and (chain.plane != "vhost-user" or self._part.uplink):
             tasks.append(GENERATOR)
         if not tasks:
-            return assign_in_turn(chain.names, self._cpus, self._pinning.get("vnf", ()))
-        return assign_cpus((*tasks, *chain.names), self._cpus, self._pinning)
+            return assign_in_turn(chain.names, self._cpus, self._part.cpus.named().get("vnf", ()))
+        return assign_cpus((*tasks, *chain.names), self._cpus, self._part.cpus.named())
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[Station]:
@@ -226,7 +223,7 @@ class Chains:
                 self._place(chain),
                 hosts,
                 lambda: self._max_pps(hosts),
-                offered_pps=self._offered_pps,
+                offered_pps=self._part.offered_pps,
                 uplink=self._driver(chain),
                 machines=machines,
                 addressed=self._tcp,
@@ -385,9 +382,5 @@ def longest(cells: Sequence[Cell]) -> dict[str, Cell]:
 
 
 def chain_of(cell: Cell) -> Chain:
-    """The chain that a cell is.
-
-    Raises:
-        BadInputError: it cannot be built.
-    """
+    """The chain that a cell is; BadInputError when it cannot be built."""
     return Chain(cell.plane, cell.path, cell.vnfs, cell.guest, cell.forwarder)

@@ -94,12 +94,11 @@ def run(
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
 
-    A trial that fails is recorded with its reason and the run goes on; FAILURES_IN_A_ROW cells in
-    a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
-    everything finished is kept. `watch` looks at the hosts around every trial; a trial that
-    `pauses` calls disturbed is measured again; `meter` samples. No block is begun that `budget_s`
-    has no room for, by the pace so far, once there are `least_blocks`. With `fill` the design has
-    as many blocks as there was room for: those left out were never part of it. The time left that
+    A failed trial is recorded with its reason, and the run continues; FAILURES_IN_A_ROW cells in a
+    row without a successful trial stop it. Ctrl-C stops it between two trials' records. `watch`
+    looks at the hosts around every trial; a trial that `pauses` calls disturbed is measured again.
+    After `least_blocks`, no block is begun that does not fit into `budget_s` at the pace so far.
+    With `fill` blocks that are left out were never part of the design. The time left that
     `progress` shows is the estimate at the machine's `pace`, and `after_s` for what follows.
     """
     progress.begin("measuring", estimate_s(schedule, writer.finished, pace) + after_s)
@@ -125,35 +124,27 @@ def run(
     return runner.close("done", "")
 
 
+@dataclass
 class _Runner:
     """The state of one run: counts, time worked off, failures in a row."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        stations: Stations,
-        writer: RunWriter,
-        progress: Progress,
-        watch: LocalWatch | None,
-        pauses: Pauses,
-        meter: Meter | None,
-        pace: float = 1.0,
-    ) -> None:
-        self.schedule = schedule
-        self.stations = stations
-        self.writer = writer
-        self.progress = progress
-        self.watch = watch
-        self.pauses = pauses
-        self.meter = meter
-        self.pace = pace
-        self.order = writer.next_order
-        self.done = 0
-        self.failed = 0
-        self.failed_cells = 0
-        self.missed = 0
-        self.worked_s = 0.0
-        self._last_failure = ""
+    schedule: Schedule
+    stations: Stations
+    writer: RunWriter
+    progress: Progress
+    watch: LocalWatch | None
+    pauses: Pauses
+    meter: Meter | None
+    pace: float = 1.0
+    done: int = 0
+    failed: int = 0
+    failed_cells: int = 0
+    missed: int = 0
+    worked_s: float = 0.0
+    last_failure: str = ""
+
+    def __post_init__(self) -> None:
+        self.order = self.writer.next_order
 
     def blocks(self, budget_s: float | None, least: int) -> int:
         """Runs block after block, `least` at least; returns how many the budget had no room for."""
@@ -235,9 +226,7 @@ class _Runner:
     def _metered(self, trial: Trial, place: Place) -> AbstractContextManager[None]:
         if self.meter is None:
             return nullcontext()
-        if trial.samples:
-            return self.meter.silent()
-        return self.meter.trial(place)
+        return self.meter.silent() if trial.samples else self.meter.trial(place)
 
     def _warm_up(self, visit: Visit, station: Station) -> None:
         place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
@@ -305,13 +294,13 @@ class _Runner:
             self.progress.note(f"{trial.name} failed: {reason}")
         self.order += 1
         self.failed += 1
-        self._last_failure = reason
+        self.last_failure = reason
 
     def _count_cell(self, visit: Visit, succeeded: bool) -> None:
         self.failed_cells = 0 if succeeded else self.failed_cells + 1
         if self.failed_cells >= FAILURES_IN_A_ROW:
             raise _TooManyFailuresError(
-                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self._last_failure}",
+                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self.last_failure}",
                 remedy="mend the cause; then continue with `planewise run --resume`",
             )
 
