@@ -49,7 +49,7 @@ class AllCommands(console.Commands):
         "Measure": ("doctor", "quick", "run", "sweep", "search", "clean"),
         "Judge and advise": (
             *("judge", "compare", "campaign", "report", "publications"),
-            *("advise", "calibrate", "boost"),
+            *("advise", "chains", "calibrate", "boost"),
         ),
         "Allocate": ("alloc",),
         "Lab and fleet": ("lab", "fleet"),
@@ -125,6 +125,7 @@ def _stop(_number: int, _frame: object) -> None:
 def main() -> None:
     """Runs the command line; every error a user may meet becomes a sentence and an exit code."""
     console.open_streams()
+    console.show_warnings()
     signal.signal(signal.SIGINT, _stop)
     try:
         try:

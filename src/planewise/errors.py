@@ -50,6 +50,10 @@ class StorageError(PlanewiseError):
     """Results cannot be written (disk full, no permission): going on would lose them."""
 
 
+class NewerVersionWarning(UserWarning):
+    """A file has fields of a newer version, which are ignored."""
+
+
 class VerdictNotGoodError(PlanewiseError):
     """`--require-good` was given, and the verdict is not GOOD (exit code 3)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, NewerVersionWarning, PlanewiseError
 from planewise.store.models import Counts, Fingerprint, OfferedLoad, RunInfo, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit import made_up_run
@@ -209,3 +210,13 @@ def test_missing_packet_samples_are_an_error_that_names_the_file(tmp_path: Path)
     (tmp_path / "run" / "packets" / "a.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(BadInputError, match=r"a\.parquet"):
         reader.packets(trial)
+
+
+def test_fields_of_a_newer_version_are_ignored_and_named_once(tmp_path: Path) -> None:
+    path = made_up_run.write(tmp_path / "run", made_up_run.MadeUp(blocks=1, packets=10))
+    for name in ("run.json", "trials.jsonl"):
+        file = path / name
+        file.write_text(re.sub(r"^\{", '{"later": {"n": 1}, ', file.read_text(), flags=re.M))
+    with pytest.warns(NewerVersionWarning, match="newer planewise .*: later is ignored") as told:
+        assert RunReader(path).trials()
+    assert len({str(one.message) for one in told}) == 1

@@ -7,12 +7,15 @@ import io
 import json
 import os
 import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from typer.core import TyperGroup
+
+from planewise.errors import NewerVersionWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +53,26 @@ def print_error(error: PlanewiseError) -> None:
     print(f"error: {error.what}", file=sys.stderr)
     if error.remedy:
         print(f"hint: {error.remedy}", file=sys.stderr)
+
+
+def show_warnings() -> None:
+    """Shows Planewise's own warnings as one sentence on stderr, others as Python does."""
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, NewerVersionWarning):
+            print(f"note: {message}", file=sys.stderr)
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def print_json(value: object) -> None:

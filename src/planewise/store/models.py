@@ -66,9 +66,12 @@ Metric = Literal[
 
 
 class Record(BaseModel):
-    """A line or file of the run directory: unknown fields are an error, values are final."""
+    """A line or file of the run directory; values are final.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Fields that a newer version wrote are kept as they are and used by nobody (`model_extra`).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
 
 class BurstLoad(Record):

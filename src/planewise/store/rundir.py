@@ -17,6 +17,7 @@ import io
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,13 @@ from typing import Self
 import polars as pl
 from pydantic import ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError, StorageError, first_fault
+from planewise.errors import (
+    BadInputError,
+    NewerVersionWarning,
+    PlanewiseError,
+    StorageError,
+    first_fault,
+)
 from planewise.store.models import FORMAT, KpiSample, Record, RunInfo, TrialRecord
 from planewise.store.recommendation import Recommendation
 
@@ -46,6 +53,17 @@ class RunReader:
         """Reads run.json. BadInputError when `path` is not a run directory of this format."""
         self.path = path
         self.info = _read_info(path)
+        self._tell_unknown(self.info)
+
+    def _tell_unknown(self, *records: Record) -> None:
+        """Warns of fields that this version doesn't know; Python repeats no warning."""
+        unknown = sorted({name for record in records for name in record.model_extra or ()})
+        if unknown:
+            message = (
+                f"{self.path} was written by a newer planewise ({self.info.planewise}): "
+                f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} ignored"
+            )
+            warnings.warn(message, NewerVersionWarning, stacklevel=3)
 
     def trials(self) -> list[TrialRecord]:
         """All finished trials, in the order in which they were written.
@@ -57,6 +75,7 @@ class RunReader:
         for record, _ in _parse_trials(self.path / TRIALS_FILE):
             latest.pop(record.trial, None)
             latest[record.trial] = record
+        self._tell_unknown(*latest.values())
         return list(latest.values())
 
     def is_cut(self) -> bool:
