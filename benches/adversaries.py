@@ -343,7 +343,7 @@ class Tally:
         false, of = self.bad["GOOD"], self.bad.total()
         bound = float(betaincinv(false + 1, of - false, 0.95)) if of > false else 1.0
         rest = self.good + self.bad
-        kinds = ("BORDERLINE", "LADDER TOO SHORT", "FEW RUNS", "DRIFT", "OTHER")
+        kinds = ("LADDER TOO SHORT", "FEW RUNS", "OTHER")
         return (
             f"{false} of {of} ({false / max(1, of):.1%}, at most {bound:.1%}) "
             f"| {self.good['BAD']} of {self.good.total()} | {self.good['GOOD']} "
@@ -352,8 +352,8 @@ class Tally:
 
 
 HEAD = (
-    "false GOOD of truly BAD | false BAD of truly GOOD | right GOOD | right BAD | BORDERLINE "
-    "| LADDER TOO SHORT | FEW RUNS | DRIFT | OTHER |\n|---" + "|---:" * 9 + "|"
+    "false GOOD of truly BAD | false BAD of truly GOOD | right GOOD | right BAD "
+    "| LADDER TOO SHORT | FEW RUNS | OTHER |\n|---" + "|---:" * 7 + "|"
 )
 
 
@@ -384,8 +384,6 @@ class Round:
 
     words: list[tuple[str, str, bool, str]] = field(default_factory=list)
     """Source, case, whether the system is truly GOOD, and the word."""
-    said: list[tuple[float, bool]] = field(default_factory=list)
-    """Probability of GOOD, by `judge`, and truth."""
     undecided: int = 0
     """Sweeps that stopped as decided and say UNDECIDED."""
 
@@ -409,8 +407,6 @@ def verdicts_of(index: int, searches: bool) -> Round:
                 continue
             verdict = judge(Curve.from_runs(name, runs))
             done.words.append((f"judge, {count} runs", name, truth, word(verdict)))
-            if verdict.probability_good is not None:
-                done.said.append((verdict.probability_good, truth))
         swept = sweep_until_verdict(
             system.start(index + 10**6, max_load_pps=14.88e6),
             loads,
@@ -430,7 +426,7 @@ def verdicts_of(index: int, searches: bool) -> Round:
 
 
 def verdicts(systems: int, first: int, searches: bool, minutes: float, processes: int) -> None:
-    """False and right verdicts of `judge`, of sweeps and of searches, and calibration.
+    """False and right verdicts of `judge`, of sweeps and of searches.
 
     A round has a system of each case; what was done within the minutes counts.
     """
@@ -457,23 +453,6 @@ def verdicts(systems: int, first: int, searches: bool, minutes: float, processes
         print(f"| {name} | {tally.row()} |")
     undecided = sum(one.undecided for one in rounds)
     print(f"\nsweeps that stopped as decided and say UNDECIDED: {undecided}")
-    calibration([pair for one in rounds for pair in one.said])
-
-
-def calibration(said: list[tuple[float, bool]]) -> None:
-    """What was said against what is so, by tenths, and the Brier score."""
-    probability, truth = (np.array(column, dtype=float) for column in zip(*said, strict=True))
-    print("\n| said P(GOOD) | mean | truly GOOD | verdicts |\n|---|---:|---:|---:|")
-    for tenth in range(10):
-        inside = np.minimum((probability * 10).astype(int), 9) == tenth
-        if inside.any():
-            print(
-                f"| {tenth * 10} to {tenth * 10 + 10} % | {probability[inside].mean():.1%} "
-                f"| {truth[inside].mean():.1%} | {inside.sum()} |"
-            )
-    brier = float(((probability - truth) ** 2).mean())
-    base = float(truth.mean() * (1 - truth.mean()))
-    print(f"\nBrier score {brier:.4f} (always saying {truth.mean():.0%}: {base:.4f})")
 
 
 def main() -> None:

@@ -4,8 +4,7 @@
 
 Prints, from the published recordings (PASTRAMI's files; --data, or PLANEWISE_PASTRAMI_DATA):
 the default verdict beside the paper's written rule; the sequential sweep against the verdict of
-all recorded runs; what it gains over the same number of runs at every load; the trade-off between
-runs and certainty; whether a plan chosen on one half of the configurations holds on the other.
+all recorded runs; what it gains over the same number of runs at every load.
 Figures, no pass or fail. Systems whose truth is known: benches/adversaries.py --verdicts.
 """
 
@@ -14,12 +13,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,9 +35,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.replay import Replay
 
-STOPS = (0.95, 0.975, 0.99, 0.995, 0.999)
-BUDGETS = (4.0, 6.0, 8.0, 12.0, 20.0, 30.0)
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -47,11 +42,6 @@ class Experiment:
 
     curve: Curve
     full: Verdict
-
-    @property
-    def family(self) -> str:
-        """The configuration without its repetition: halves must not share one."""
-        return re.sub(r"(_\d(nd|rd|th)_exec.*|_date_.*|\.txt$)", "", self.curve.name)
 
 
 @dataclass(frozen=True)
@@ -66,8 +56,8 @@ class Outcome:
 
     @property
     def structural(self) -> bool:
-        """Undecided because of the recorded loads, or at the limit: no number of runs helps."""
-        return self.open in ("ladder too short", "borderline")
+        """Undecided because of the recorded loads: no number of runs helps."""
+        return self.open == "ladder too short"
 
 
 def main() -> None:
@@ -84,8 +74,6 @@ def main() -> None:
         published(experiments)
         replayed(experiments, args.seeds)
         fixed(experiments, args.seeds)
-        trade_off(experiments, max(1, args.seeds // 3))
-        halves(experiments, max(1, args.seeds // 3))
     else:
         print(f"no recordings in {args.data}: name their folder with --data", file=sys.stderr)
 
@@ -179,55 +167,6 @@ def thinned(curve: Curve, runs: int, seed: int) -> Curve:
     return Curve(curve.name, tuple(points))
 
 
-def trade_off(experiments: Sequence[Experiment], seeds: int) -> None:
-    """Certainty against traffic."""
-    heading(f"Trade-off: certainty at which it stops, and budget ({seeds} replays each)")
-    print(HEAD)
-    for stop in STOPS:
-        plan = replace(SequentialPlan(), stop_at=stop)
-        print(row(f"stop at {stop:.1%}, budget 20", replays(experiments, plan, seeds)))
-    for budget in BUDGETS:
-        plan = replace(SequentialPlan(), max_mean_runs=budget)
-        print(row(f"stop at 99.0%, budget {budget:.0f}", replays(experiments, plan, seeds)))
-
-
-def halves(experiments: Sequence[Experiment], seeds: int) -> None:
-    """Chooses the plan on half of the configurations, and looks at the other half."""
-    heading("A plan chosen on half of the configurations, applied to the other half")
-    by_stop = {
-        stop: replays(experiments, replace(SequentialPlan(), stop_at=stop), seeds) for stop in STOPS
-    }
-    families = sorted({one.family for one in experiments})
-    agreement, undecided, spent, chosen = [], [], [], Counter[float]()
-    for split in range(20):
-        rng = np.random.default_rng(split)
-        train = set(rng.permutation(families)[: len(families) // 2].tolist())
-
-        def side(stop: float, inside: bool, train: set[str] = train) -> list[Outcome]:
-            return [one for one in by_stop[stop] if (one.experiment.family in train) == inside]
-
-        # The cheapest that meets the aims on the half that may be looked at.
-        good = [
-            stop
-            for stop in STOPS
-            if agree(side(stop, True), strict=False) >= 0.98
-            and share_undecided(side(stop, True), decidable=True) <= 0.05
-        ]
-        stop = min(good) if good else max(STOPS)
-        chosen[stop] += 1
-        held_out = side(stop, False)
-        agreement.append(agree(held_out, strict=False))
-        undecided.append(share_undecided(held_out, decidable=True))
-        spent.append(float(np.mean([one.runs_per_load for one in held_out])))
-    picks = ", ".join(f"{stop:.1%} {count}x" for stop, count in sorted(chosen.items()))
-    print(f"20 splits by configuration; stop chosen: {picks}")
-    print(
-        f"held-out half, where all runs decide: agreement {np.mean(agreement):.2%} (worst split "
-        f"{min(agreement):.2%}), undecided {np.mean(undecided):.1%} (worst {max(undecided):.1%}); "
-        f"runs a load {np.mean(spent):.1f}"
-    )
-
-
 def replays(
     experiments: Sequence[Experiment], plan: SequentialPlan, seeds: int, shuffled: bool = True
 ) -> list[Outcome]:
@@ -255,7 +194,7 @@ HEAD = (
     f"{'':28s} sweeps  runs/load  undecided  (ladder)   agree  where both decide: agree  opposite"
 )
 EXPLANATION = """\
-undecided: of all sweeps; (ladder): the part that is BORDERLINE or LADDER TOO SHORT, so that no
+undecided: of all sweeps; (ladder): the part that is LADDER TOO SHORT, so that no
 number of runs at these loads would decide. agree: of the decided sweeps, those whose
 verdict is that of all runs, UNDECIDED of all runs counted as a disagreement; the last columns
 leave those out."""

@@ -30,7 +30,7 @@ def test_a_sweep_until_the_verdict_on_the_ipv6_router(tmp_path: Path) -> None:
     answer = json.loads(finished.stdout)
     assert answer["verdict"] in WORDS
     assert answer["reason"]
-    assert 0 <= answer["share_good"] <= 1
+    assert 0 < answer["disturbed_at_most"] <= 1
     trials = RunReader(out).trials()
     assert len(trials) == answer["trials"]
     # The ladder may be made longer where it ends too early; each load's runs stay bounded.

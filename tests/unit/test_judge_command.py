@@ -24,8 +24,8 @@ KEYS = {
     "format",
     "rule",
     "verdict",
-    "probability_good",
-    "share_good",
+    "headroom_low",
+    "disturbed_at_most",
     "pdr_pps",
     "ndr_pps",
     "saturation_pps",
@@ -143,9 +143,10 @@ def test_a_table_has_one_line_a_file(good: Path, bad: Path) -> None:
 def test_a_single_file_is_told_in_plain_words(bad: Path) -> None:
     result = invoke(bad)
 
-    assert result.stdout.startswith("BAD: beyond PDR throughput still rises, by 4")
+    assert result.stdout.startswith("BAD: throughput beyond PDR still rises by ")
+    assert "Stability: " in result.stdout
     assert "PDR at 0.5 % loss: " in result.stdout
-    assert "PASTRAMI's conditions: not saturated: " in result.stdout
+    assert "PASTRAMI's rule says BAD: not saturated: " in result.stdout
     assert "Δ_UCL95 there: " in result.stdout
 
 
@@ -193,9 +194,9 @@ def test_without_require_good_a_bad_verdict_is_a_success(bad: Path) -> None:
     [
         ((), "there is nothing to judge"),
         (("nothing-here.txt",), "nothing-here.txt: cannot be read"),
-        (("x", "--rule", "mine"), "--rule: there is no rule 'mine'"),
+        (("x", "--rule", "mine"), "--rule: mine is not a rule"),
         (("x", "--from", "ixia"), "--from: there is no format 'ixia'"),
-        (("x", "--plr", "5"), "--plr: 5 is not a loss ratio"),
+        (("x", "--plr", "5"), "--plr: a loss limit of 5 is not a ratio"),
         (("--example", "unicorn"), "there is no synthetic system 'unicorn'"),
     ],
 )
@@ -217,7 +218,7 @@ def test_a_search_without_trials_is_undecided_and_says_why(tmp_path: Path) -> No
     (found,) = judged(file)
 
     assert found["verdict"] == "UNDECIDED"
-    assert found["share_good"] is None
+    assert found["headroom_low"] is None
     assert (found["ndr_pps"], found["pdr_pps"]) == (1e6, 1.2e6)
     assert "none of its trials" in found["warnings"][0]
 
@@ -276,6 +277,20 @@ def test_an_example_tells_the_truth_beside_the_verdict() -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("BAD: ")
     assert "The truth: BAD, headroom 58.8 %, NDR 1 Mpps, PDR 1.0" in result.stdout
+
+
+def test_a_binary_search_leads_with_what_it_shows(tmp_path: Path) -> None:
+    file = tmp_path / "search.csv"
+    rows = ["8000,80000,50000", "4000,40000,40000", "6000,60000,50000", "5000,50000,49990"]
+    file.write_text("offered_pps,sent,received\n" + "\n".join(rows))
+
+    lines = invoke(file).stdout.splitlines()
+
+    assert lines[0].startswith("PDR at 0.5 % loss: ")
+    assert lines[1] == "NDR: 4 kpps."
+    assert lines[2].startswith("Headroom: 0 % ")
+    assert lines[3] == "The generator limited 0 of 4 trials."
+    assert lines[4].startswith(("GOOD", "UNDECIDED"))
 
 
 def test_what_is_exported_is_judged_the_same(good: Path, bad: Path, tmp_path: Path) -> None:
@@ -410,4 +425,5 @@ def test_the_json_has_headroom_pastramis_conditions_and_what_may_hide(good: Path
     assert found["pastrami_reason"].startswith("saturated from ")
     assert 0 < found["delta_ucl95"] < 0.1
     # 32 runs at each of the three loads that decide, none disturbed.
+    assert (found["runs_that_decide"], found["disturbed_runs"]) == (96, 0)
     assert found["disturbed_at_most"] == pytest.approx(1 - 0.05 ** (1 / 96))

@@ -30,7 +30,7 @@ def test_loads_that_only_the_generator_limited_change_nothing_but_a_warning() ->
     together = judge(Curve.from_runs("with limited", beyond))
     assert together.verdict == alone.verdict == "GOOD"
     assert together.pdr == alone.pdr
-    assert together.share_good == alone.share_good
+    assert together.headroom == alone.headroom
     (warning,) = [w for w in together.warnings if w.code == "loads-left-out"]
     assert warning.evidence == {"loads": 2, "lowest_pps": 6000, "highest_pps": 7000}
 
@@ -45,7 +45,7 @@ def test_a_system_that_no_trial_tested_is_undecided() -> None:
     numbers = (verdict.pdr, verdict.ndr, verdict.first_crossing, verdict.saturation)
     assert numbers == (None, None, None, None)
     assert verdict.no_pdr == verdict.no_ndr == "no trial was limited by the system itself"
-    assert (verdict.share_good, verdict.share_open) == (0.5, 1)
+    assert verdict.headroom is None
     assert verdict.next_loads == ()
 
 

@@ -158,7 +158,9 @@ def test_the_verdicts_are_the_judges(data: RunData) -> None:
         assert entries["Verdict"] == verdict.verdict
         assert verdict.pdr is not None
         assert raw(entries["PDR"]) == verdict.pdr.pps
-        assert raw(entries["Probability of GOOD"]) == verdict.probability_good
+        assert (
+            raw(entries["Runs that agree"]) == verdict.stability.runs - verdict.stability.disturbed
+        )
 
 
 def test_the_line_of_a_curve_meets_the_limit_where_pdr_lies(data: RunData) -> None:

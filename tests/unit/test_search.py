@@ -334,14 +334,14 @@ def test_a_saturating_system_is_good_and_a_gradual_one_bad():
     assert 0 < good.verdict_trials < len(good.trials)
 
 
-def test_good_is_not_said_before_rare_bad_trials_would_have_shown():
+def test_the_verdicts_trials_last_as_long_as_those_of_the_goals_and_begin_far_below_pdr():
     result = run_search(synthetic.by_name("ideal").start(3), with_verdict=True)
     assert result.verdict.label == "GOOD"
+    assert "runs agree" in result.verdict.stability
     pdr_pps = result.goal("pdr:0.005").pps
     loads = ladder_loads(pdr_pps, synthetic.MIN_LOAD_PPS, synthetic.MAX_LOAD_PPS)
     judged = result.trials[-result.verdict_trials :]
     assert {trial.duration_s for trial in judged} == {result.final_duration_s}
-    assert sum(0.94 * pdr_pps < trial.offered_pps <= loads[-1] for trial in judged) >= 90
     assert min(trial.offered_pps for trial in judged) == loads[0] < pdr_pps / 3
 
 

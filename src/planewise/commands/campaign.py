@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.judge import checked_rule, judge_file
 from planewise.commands.options import JsonOption, PlrOption
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.units import count_text
@@ -72,6 +71,8 @@ def summarise(
     """Judges every curve of `files` and prints their summary by aspect."""
     from planewise.judge.campaign import campaign as sum_up
     from planewise.judge.campaign import member
+    from planewise.judge.files import judge_file
+    from planewise.judge.verdict import checked_rule
     from planewise.store.rundir import CAMPAIGN_FILE
 
     chosen = checked_rule(rule, plr)

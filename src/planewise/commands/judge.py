@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,48 +17,11 @@ from planewise.store.importers import MODULES as FORMATS
 from planewise.units import count_text, percent_text
 
 if TYPE_CHECKING:
-    from planewise.judge.curve import Curve
-    from planewise.judge.verdict import LoadEstimate, Rule, Verdict
-    from planewise.store.loads import LoadTrials
+    from planewise.judge.files import Judged
+    from planewise.judge.verdict import LoadEstimate, Rule, Stability
 
-EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0)
-"""Offered loads of an example, in parts of its capacity."""
-EXAMPLE_RUNS = 20
-EXAMPLE_DURATION_S = 1.0
 LISTED = 4
 """Most curves whose warnings are printed below the table; for more, only their kinds."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One curve with its verdict; None where the file has no trials."""
-
-    file: str
-    trials: LoadTrials
-    curve: Curve | None
-    verdict: Verdict | None
-
-    @property
-    def word(self) -> str:
-        """GOOD, BAD or UNDECIDED."""
-        return self.verdict.verdict if self.verdict else "UNDECIDED"
-
-    @property
-    def label(self) -> str:
-        """The word; UNDECIDED with its kind."""
-        return self.verdict.label if self.verdict else self.word
-
-    @property
-    def title(self) -> str:
-        """The file's name and, where a file has several curves, the curve's."""
-        name = Path(self.file).name or self.file
-        return f"{name} {self.trials.curve}" if self.trials.curve else name
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings of the importer and of the verdict."""
-        texts = [warning.text for warning in self.verdict.warnings] if self.verdict else []
-        return [*self.trials.notes, *texts]
 
 
 def judge(
@@ -125,11 +86,14 @@ def judge(
             where="planewise judge",
             remedy="name files with results, or try `planewise judge --example realistic`",
         )
+    from planewise.judge.files import as_json, judge_example, judge_file
+    from planewise.judge.verdict import checked_rule
+
     chosen = checked_rule(rule, plr)
     judged: list[Judged] = []
     failed = 0
     if example is not None:
-        judged.append(_judge_example(example, chosen, plr))
+        judged.append(judge_example(example, chosen, plr))
     for file in files or []:
         try:
             judged += judge_file(file, format_name, chosen, plr)
@@ -137,7 +101,7 @@ def judge(
             failed += 1
             console.print_error(error)
     if json:
-        console.print_json([_as_json(result, chosen, plr) for result in judged])
+        console.print_json([as_json(result, chosen, plr) for result in judged])
     elif judged:
         _print(judged, chosen, plr, quiet=quiet)
     if export is not None and judged:
@@ -152,85 +116,6 @@ def judge(
         _require_good(judged)
 
 
-def checked_rule(rule: str, plr: float) -> Rule:
-    """The rule by its name.
-
-    Raises:
-        BadInputError: there is no such rule, or `plr` is not a ratio.
-    """
-    from planewise.judge.verdict import RULES
-
-    if not 0 < plr < 1:
-        raise BadInputError(
-            f"{plr:g} is not a loss ratio between 0 and 1", where="--plr", remedy="0.5 % is 0.005"
-        )
-    for name in RULES:
-        if rule == name:
-            return name
-    raise BadInputError(
-        f"there is no rule {rule!r}", where="--rule", remedy=f"the rules are {', '.join(RULES)}"
-    )
-
-
-def judge_file(
-    file: Path, format_name: str | None, rule: Rule = "planewise", plr: float = 0.005
-) -> list[Judged]:
-    """Every curve of a file or run directory, with its verdict.
-
-    Raises:
-        BadInputError: the file cannot be read, or has nothing to judge.
-    """
-    from planewise.judge.from_store import curve_from_trials, with_few_loads
-    from planewise.judge.verdict import judge as judge_curve
-    from planewise.store import importers
-
-    judged = []
-    for trials in importers.read(file, format_name):
-        if not len(trials):
-            if not trials.reported:
-                raise BadInputError(
-                    f"there are no trials to judge{': ' if trials.notes else ''}"
-                    + "; ".join(trials.notes),
-                    where=str(file),
-                    remedy="give a file that holds each trial's load, sent and received packets",
-                )
-            judged.append(Judged(str(file), trials, None, None))
-            continue
-        trials = with_few_loads(trials)
-        curve = curve_from_trials(trials)
-        judged.append(Judged(str(file), trials, curve, judge_curve(curve, rule, plr)))
-    return judged
-
-
-def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
-    from planewise.judge import synthetic
-    from planewise.judge.from_store import trials_from_curve
-    from planewise.judge.headroom import LIMIT
-    from planewise.judge.verdict import judge as judge_curve
-
-    sut = synthetic.by_name(name)
-    loads = [round(part * sut.capacity_pps) for part in EXAMPLE_LOADS]
-    curve = sut.start(seed=1).sweep(loads, runs=EXAMPLE_RUNS, duration_s=EXAMPLE_DURATION_S)
-    time_s = EXAMPLE_RUNS * EXAMPLE_DURATION_S * len(loads)
-    truth = sut.truth(plr, trial_duration_s=EXAMPLE_DURATION_S, elapsed_s=time_s / 2)
-    truths = [
-        f"{quantity} {_load(value)}"
-        for quantity, value in (
-            ("NDR", truth.ndr_pps),
-            ("PDR", truth.expected_pdr_pps),
-            ("saturation", truth.saturation_pps),
-        )
-        if value is not None
-    ]
-    headroom = sut.headroom(plr, elapsed_s=time_s / 2)
-    if headroom is not None:
-        word = "GOOD" if headroom < LIMIT else "BAD"
-        truths = [f"{word}, headroom {percent_text(round(headroom, 3))}", *truths]
-    note = f"synthetic: {sut.summary}. The truth: {', '.join(truths)}"
-    trials = trials_from_curve(curve, format_name="synthetic", notes=(note,))
-    return Judged(f"example:{name}", trials, curve, judge_curve(curve, rule, plr))
-
-
 def _require_good(judged: list[Judged]) -> None:
     failing = [result for result in judged if result.word != "GOOD"]
     if failing:
@@ -240,71 +125,6 @@ def _require_good(judged: list[Judged]) -> None:
             + (" …" if len(failing) > 3 else ""),
             remedy="the table's reasons and warnings say what would change them",
         )
-
-
-def _as_json(judged: Judged, rule: Rule, plr: float) -> dict[str, object]:
-    verdict = judged.verdict
-    reported = judged.trials.reported
-    return {
-        "file": judged.file,
-        "curve": judged.trials.curve,
-        "format": judged.trials.format,
-        "rule": rule,
-        "plr": plr,
-        "verdict": judged.word,
-        "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
-        "probability_good": verdict.probability_good if verdict else None,
-        "share_good": verdict.share_good if verdict else None,
-        "share_open": verdict.share_open if verdict else None,
-        "open": verdict.open if verdict else None,
-        **_headroom_json(verdict),
-        "pastrami": verdict.pastrami.word if verdict else None,
-        "pastrami_reason": verdict.pastrami.reason if verdict else None,
-        "delta_ucl95": verdict.delta_ucl95 if verdict else None,
-        "disturbed_at_most": verdict.disturbed_at_most if verdict else None,
-        **_interval("pdr", verdict.pdr if verdict else reported.get("pdr_pps")),
-        **_interval("ndr", verdict.ndr if verdict else reported.get("ndr_pps")),
-        **_interval("first_crossing", verdict.first_crossing if verdict else None),
-        "saturation_pps": verdict.saturation.offered_pps
-        if verdict and verdict.saturation
-        else None,
-        "saturation_throughput_pps": verdict.saturation.throughput_pps
-        if verdict and verdict.saturation
-        else None,
-        "loads": judged.trials.loads,
-        "runs": len(judged.trials),
-        "next_loads_pps": list(verdict.next_loads) if verdict else [],
-        "warnings": judged.warnings,
-        "evidence": [
-            {"code": warning.code, "text": warning.text, **dict(warning.evidence)}
-            for warning in (verdict.warnings if verdict else ())
-        ],
-        "info": dict(judged.trials.info),
-        "reported": dict(reported),
-    }
-
-
-def _headroom_json(verdict: Verdict | None) -> dict[str, float | None]:
-    """Two keys; an end that the ladder does not bound is null."""
-    headroom = verdict.headroom if verdict else None
-    return {
-        "headroom_low": headroom.low if headroom else None,
-        "headroom_high": headroom.high if headroom and math.isfinite(headroom.high) else None,
-    }
-
-
-_NOTHING_TO_JUDGE = "the file reports numbers and keeps no trials: nothing can be judged"
-
-
-def _interval(name: str, estimate: LoadEstimate | float | None) -> dict[str, float | None]:
-    """Three keys. A bare number is another tool's, reported without an interval."""
-    if estimate is None or isinstance(estimate, int | float):
-        return {f"{name}_pps": estimate, f"{name}_low_pps": None, f"{name}_high_pps": None}
-    return {
-        f"{name}_pps": estimate.pps,
-        f"{name}_low_pps": estimate.low_pps,
-        f"{name}_high_pps": estimate.high_pps,
-    }
 
 
 def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None:
@@ -322,24 +142,26 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
         console.err().print("The warnings' full text: fewer files at a time, or --json.")
 
 
-_APART = ("BORDERLINE", "LADDER TOO SHORT")
+_APART = ("FEW RUNS", "LADDER TOO SHORT")
 _STYLES = {"GOOD": "green", "BAD": "red", "UNDECIDED": "yellow"}
 _COLUMNS = (
-    "verdict", "P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs", "format", "file",
-    "warnings",
+    "verdict", "PASTRAMI", "headroom", "runs agree", "PDR", "saturation", "loads", "runs",
+    "format", "file", "warnings",
 )  # fmt: skip
-_NUMBERS = frozenset({"P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs"})
+_NUMBERS = frozenset({"headroom", "runs agree", "PDR", "saturation", "loads", "runs"})
 
 
 def _row(judged: Judged) -> tuple[str, ...]:
+    from planewise.judge.files import load_text
+
     verdict = judged.verdict
-    probability = verdict.probability_good if verdict else None
     return (
         judged.label,
-        percent_text(round(probability, 2)) if probability is not None else "–",
+        verdict.pastrami.word if verdict else "–",
         str(verdict.headroom) if verdict and verdict.headroom else "–",
+        _agree(verdict.stability) if verdict else "–",
         _pdr_cell(judged),
-        _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
+        load_text(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
         str(judged.trials.loads),
         str(len(judged.trials)),
         judged.trials.format,
@@ -348,13 +170,19 @@ def _row(judged: Judged) -> tuple[str, ...]:
     )
 
 
+def _agree(stability: Stability) -> str:
+    return f"{stability.runs - stability.disturbed} of {stability.runs}"
+
+
 def _print_warnings(judged: list[Judged]) -> None:
+    from planewise.judge.files import load_text
+
     out = console.out()
     for result in judged:
         lines = [f"warning: {text}" for text in result.warnings]
         if result.verdict and result.verdict.next_loads:
-            loads = ", ".join(_load(load) for load in result.verdict.next_loads)
-            lines.append(f"further trials would decide most at {loads}")
+            loads = ", ".join(load_text(load) for load in result.verdict.next_loads)
+            lines.append(f"trials at {loads} would help most")
         if lines:
             out.print()
             if len(judged) > 1:
@@ -365,6 +193,9 @@ def _print_warnings(judged: list[Judged]) -> None:
 
 def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
     """The result in plain words, a few lines."""
+    from planewise.judge.files import NOTHING_TO_JUDGE, load_text
+    from planewise.judge.headroom import LIMIT
+
     if len(judged) > 1:
         words = [result.word for result in judged]
         counts = ", ".join(f"{words.count(word)} {word}" for word in _STYLES if word in words)
@@ -376,17 +207,31 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
     verdict = result.verdict
     if verdict is None:
         reported = [
-            f"{key[:3].upper()} {_load(value)}" for key, value in result.trials.reported.items()
+            f"{key[:3].upper()} {load_text(value)}" for key, value in result.trials.reported.items()
         ]
-        return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
-    lines = [f"{verdict.label}: {verdict.reason}."]
-    pdr = pdr_text(verdict.pdr, verdict.no_pdr, _load)
+        return [f"UNDECIDED: {NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
+    pdr = pdr_text(verdict.pdr, verdict.no_pdr, load_text)
     verb = " is" if pdr.startswith("not known") else ":"
-    lines.append(f"PDR at {percent_text(plr)} loss{verb} {pdr}.")
+    figures = [f"PDR at {percent_text(plr)} loss{verb} {pdr}."]
+    answer = [f"{verdict.label}: {verdict.reason}."]
+    if result.is_search:
+        # What a binary search does show comes first.
+        ndr = verdict.no_ndr or load_text(verdict.ndr.pps if verdict.ndr else 0.0)
+        limited = int(result.trials.limited.sum()) if result.trials.limited is not None else 0
+        figures += [
+            f"NDR: {ndr}.",
+            f"Headroom: {verdict.headroom or 'not known'} (limit {percent_text(LIMIT)}).",
+            f"The generator limited {limited} of {len(result.trials)} trials.",
+        ]
+        lines = [*figures, *answer]
+    else:
+        lines = [*answer, f"Stability: {verdict.stability}.", *figures]
     accuracy = ""
     if verdict.delta_ucl95 is not None:
         accuracy = f" Δ_UCL95 there: {percent_text(round(verdict.delta_ucl95, 3))} of the loss."
-    lines.append(f"PASTRAMI's conditions: {verdict.pastrami.reason}.{accuracy}")
+    lines.append(
+        f"PASTRAMI's rule says {verdict.pastrami.word}: {verdict.pastrami.reason}.{accuracy}"
+    )
     return lines
 
 
@@ -402,16 +247,18 @@ def pdr_text(pdr: LoadEstimate | None, why_none: str, show: Callable[[float], st
 
 
 def _pdr_cell(judged: Judged) -> str:
+    from planewise.judge.files import load_text
+
     if judged.verdict is None:
         reported = judged.trials.reported.get("pdr_pps")
-        return f"({_load(reported)})" if reported is not None else "–"
+        return f"({load_text(reported)})" if reported is not None else "–"
     estimate = judged.verdict.pdr
     if estimate is None:
-        lowest = _load(float(judged.trials.offered_pps.min()))
+        lowest = load_text(float(judged.trials.offered_pps.min()))
         return f"< {lowest}" if judged.verdict.tested else "–"
     if estimate.bounded:
-        return _load(estimate.pps)
-    return f"≥ {_load(estimate.low_pps)}" if estimate.low_pps > 0 else "–"
+        return load_text(estimate.pps)
+    return f"≥ {load_text(estimate.low_pps)}" if estimate.low_pps > 0 else "–"
 
 
 def _kinds(judged: Judged) -> str:
@@ -419,12 +266,6 @@ def _kinds(judged: Judged) -> str:
     if judged.trials.notes:
         kinds.insert(0, f"{len(judged.trials.notes)} of reading")
     return ", ".join(kinds) or "none"
-
-
-def _load(pps: float) -> str:
-    if pps >= 1e6:
-        return f"{pps / 1e6:.4g} Mpps"
-    return f"{pps / 1e3:.4g} kpps" if pps >= 1e3 else f"{pps:.4g} pps"
 
 
 def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:

@@ -90,8 +90,8 @@ def _recordings(folder: Path) -> list[Path]:
 
 def _curves(files: Sequence[Path]) -> tuple[CampaignCurve, ...]:
     """Every load-loss curve of files or runs, judged."""
-    from planewise.commands.judge import judge_file
     from planewise.judge.campaign import member
+    from planewise.judge.files import judge_file
 
     return tuple(
         member(judged.trials, judged.verdict)

@@ -199,6 +199,8 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
     console.print()
     if result.verdict is not None:
         console.print(f"{result.verdict.label}: {result.verdict.reason}", style="bold")
+        if result.verdict.stability:
+            console.print(f"Stability: {result.verdict.stability}")
         console.print()
     title = "95 % interval" if result.goals[0].interval == "95%" else "bracket"
     table = Table("goal", "load", title, *(["truth"] if truth else []), box=None)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 RUNS = 5
 UNTIL_VERDICT_RUNS = 30
-"""The verdict GOOD needs 90 runs at the loads that decide."""
 
 
 @grouped
@@ -137,8 +136,8 @@ def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "open": verdict.open,
-                "probability_good": verdict.probability_good,
-                "share_good": verdict.share_good,
+                "headroom_low": verdict.headroom.low if verdict.headroom else None,
+                "disturbed_at_most": verdict.stability.disturbed_at_most,
                 "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
                 "pdr_low_pps": verdict.pdr.low_pps if verdict.pdr else None,
                 "pdr_high_pps": verdict.pdr.high_pps if verdict.pdr else None,
@@ -159,6 +158,7 @@ def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
     console = stdout()
     console.print()
     console.print(f"{verdict.label}: {verdict.reason}", style="bold")
+    console.print(f"Stability: {verdict.stability}")
     console.print()
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What is strange about a curve: warnings, each with the numbers it rests on. Knows no testbed."""
+"""What is strange about a curve: warnings, each with the numbers it rests on."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import ndtr
 
-from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
-from planewise.judge.curve_draws import (
-    MIN_STEP,
-    CapacityTrend,
-    Draws,
-    Moments,
-    groups,
-    lag1,
-    normal_tail,
-)
+from planewise.judge.curve import Curve, LoadPoint
+from planewise.judge.interval import Estimate
 from planewise.units import percent_text, rate_text
 
 Evidence = Mapping[str, float | int | str]
 
-_ALPHA = 0.01
-"""False alarms of a whole curve per check: each load is tested at this over their number."""
+_CERTAIN = 3.0
+"""Standard errors by which two loads must differ …"""
+_CERTAIN_DRIFT = 5.0
+"""… and the first and the last runs at a load, as runs that resemble their predecessors do more."""
 _MATERIAL_PLR = 1e-4
 """Loss and variation below this are not worth a warning of their own."""
 _MATERIAL_FALL = 0.02
@@ -33,7 +26,7 @@ _STRAY_SHARE = 1e-3
 """More arrivals than packets sent, as a share: more than this is not a few stray packets."""
 _ACHIEVED_SHARE = 0.01
 """How far what was sent may be from the offered load."""
-_MIN_RUNS = 3
+_MIN_RUNS_DRIFT = 9
 _BUSY = 0.95
 """Busy share of a host's CPUs from which on there was no room for what is measured."""
 _LITTLE = 0.5
@@ -52,42 +45,19 @@ class Caution:
     """The same evidence as numbers."""
 
 
-def diagnose(
-    curve: Curve, ladder: Moments, draws: Draws, plr: float, drift: CapacityTrend | None = None
-) -> tuple[Caution, ...]:
-    """All warnings about `curve`: at most one of a kind, with the worst load as evidence.
-
-    `ladder` and `draws` are those of the verdict; `plr` is its loss limit, `drift` the
-    trend over the whole sweep where it is known.
-    """
+def diagnose(curve: Curve, seen: Estimate, plr: float) -> tuple[Caution, ...]:
+    """All warnings about `curve`: at most one of a kind, with the worst load as evidence."""
     return (
-        *_few_runs(curve),
         *_limited(curve),
         *host_busy(curve),
         *_offered_not_sent(curve),
         *_more_received_than_sent(curve),
         *_mixed_durations(curve),
-        *_pooled_loads(curve),
-        *_outlying_runs(curve, plr),
-        *_autocorrelated(curve),
-        *_drifting(curve, plr),
-        *_sweep_drifting(drift),
-        *_not_monotone(ladder),
-        *_trashing(ladder, draws),
+        *drifting(curve, plr),
+        *_not_monotone(seen),
+        *_trashing(seen),
         *_unexplained_loss(curve),
     )
-
-
-def _few_runs(curve: Curve) -> Iterator[Caution]:
-    few = [point for point in curve.points if point.count < _MIN_RUNS]
-    if few:
-        fewest = min(point.count for point in few)
-        yield Caution(
-            "few-runs",
-            f"{len(few)} of {len(curve.points)} loads have fewer than {_MIN_RUNS} runs (the "
-            f"fewest: {fewest}): how much runs vary is then mostly assumed",
-            {"loads": len(few), "fewest_runs": fewest},
-        )
 
 
 def _limited(curve: Curve) -> Iterator[Caution]:
@@ -180,202 +150,96 @@ def _mixed_durations(curve: Curve) -> Iterator[Caution]:
         )
 
 
-def _pooled_loads(curve: Curve) -> Iterator[Caution]:
-    pooled = groups(curve.offered_pps)
-    if len(pooled) < len(curve.points):
-        yield Caution(
-            "loads-pooled",
-            f"{len(curve.points)} loads were pooled into {len(pooled)}, as TIR between loads "
-            f"closer than {percent_text(MIN_STEP)} says nothing",
-            {"loads": len(curve.points), "groups": len(pooled)},
-        )
-
-
-def _outlying_runs(curve: Curve, plr: float) -> Iterator[Caution]:
-    """Few runs far above the others that alone move a load's mean materially."""
-    outliers: dict[LoadPoint, tuple[int, float]] = {}
+def drifting(curve: Curve, plr: float) -> tuple[Caution, ...]:
+    """Whether loss in the last third of a load's runs is another than in the first."""
+    changes: dict[LoadPoint, tuple[float, float]] = {}
     for point in curve.points:
-        values = point.plr_per_run
-        if values.size < 5:
-            continue
-        median = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - median)))
-        far = values > median + max(10 * spread, plr / 2)
-        count = int(far.sum())
-        if 0 < count <= max(1, values.size // 10):
-            outliers[point] = count, float(values[~far].mean())
-    if outliers:
-        worst = max(outliers, key=lambda point: point.plr_counted - outliers[point][1])
-        count, without = outliers[worst]
-        yield Caution(
-            "outlying-runs",
-            f"{_at(outliers, worst)} {count} of {worst.count} runs lost up to "
-            f"{percent_text(float(worst.plr_per_run.max()))}, the others "
-            f"{percent_text(max(without, 0))} on average: they make the mean "
-            f"{percent_text(worst.plr)}",
-            {
-                "loads": len(outliers),
-                "offered_pps": worst.offered_pps,
-                "outlying_runs": count,
-                "runs": worst.count,
-                "worst_plr": float(worst.plr_per_run.max()),
-                "mean_plr_without": without,
-                "mean_plr": worst.plr_counted,
-            },
-        )
-
-
-def _varying(curve: Curve, runs: int) -> list[LoadPoint]:
-    """Loads with at least so many runs whose loss and its variation are material."""
-    return [
-        point
-        for point in curve.points
-        if point.count >= runs and point.deviation is not None and point.deviation > _MATERIAL_PLR
-    ]
-
-
-def _autocorrelated(curve: Curve) -> Iterator[Caution]:
-    points = _varying(curve, 10)
-    shares: dict[LoadPoint, float] = {}
-    for point in points:
-        size = point.count
-        rho = lag1(point.plr_per_run)
-        # Under independence lag-1 correlation is about normal around −1/K (Moran 1948).
-        z = (rho + 1 / size) / math.sqrt((size - 2) ** 2 / (size**2 * (size - 1)))
-        if rho > 0 and normal_tail(z) / 2 < _ALPHA / len(points):
-            shares[point] = rho
-    if shares:
-        worst = max(shares, key=lambda point: shares[point])
-        rho, size = shares[worst], worst.count
-        yield Caution(
-            "autocorrelated",
-            f"{_at(shares, worst)} consecutive runs resemble each other (lag-1 correlation "
-            f"{rho:+.2f}): {size} runs prove as much as about "
-            f"{max(1, size * (1 - rho) / (1 + rho)):.0f} independent ones",
-            {"loads": len(shares), "offered_pps": worst.offered_pps, "lag1": rho, "runs": size},
-        )
-
-
-def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
-    points = _varying(curve, 10)
-    gaps: dict[LoadPoint, tuple[float, float, float]] = {}
-    for point in points:
-        tau, z = _kendall_trend(point.plr_per_run)
         third = point.count // 3
-        early = float(point.plr_per_run[:third].mean())
-        late = float(point.plr_per_run[-third:].mean())
-        # Autocorrelation alone makes trends look significant: only strong, material ones count.
-        if normal_tail(z) < _ALPHA / len(points) and abs(tau) > 0.35 and abs(late - early) > plr:
-            gaps[point] = tau, early, late
-    if gaps:
-        worst = max(gaps, key=lambda point: abs(gaps[point][2] - gaps[point][1]))
-        tau, early, late = gaps[worst]
-        yield Caution(
+        if point.count < _MIN_RUNS_DRIFT:
+            continue
+        early, late = point.plr_per_run[:third], point.plr_per_run[-third:]
+        error = math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / third)
+        change = abs(float(late.mean() - early.mean()))
+        if change > max(plr, _CERTAIN_DRIFT * error):
+            changes[point] = float(early.mean()), float(late.mean())
+    if not changes:
+        return ()
+    worst = max(changes, key=lambda point: abs(changes[point][1] - changes[point][0]))
+    first, last = changes[worst]
+    return (
+        Caution(
             "drifting",
-            f"{_at(gaps, worst)} loss {'rises' if tau > 0 else 'falls'} over the runs, from "
-            f"{percent_text(max(early, 0))} in the first third to {percent_text(max(late, 0))} in "
-            f"the last (Kendall's tau {tau:+.2f})",
+            f"{_at(changes, worst)} loss {'rises' if last > first else 'falls'} over the runs, "
+            f"from {percent_text(max(first, 0))} in the first third to "
+            f"{percent_text(max(last, 0))} in the last: the middle third counts",
             {
-                "loads": len(gaps),
+                "loads": len(changes),
                 "offered_pps": worst.offered_pps,
-                "kendall_tau": tau,
-                "first_third_plr": early,
-                "last_third_plr": late,
+                "first_third_plr": first,
+                "last_third_plr": last,
             },
-        )
+        ),
+    )
 
 
-def _sweep_drifting(drift: CapacityTrend | None) -> Iterator[Caution]:
-    if drift is not None and drift.material:
-        yield Caution(
-            "capacity-drifts",
-            "throughput at saturated loads changed by "
-            f"{percent_text(drift.change, signed=True)} from the first to the last trial of the "
-            f"sweep (t = {drift.t:.1f})",
-            {"change": drift.change, "t": drift.t},
-        )
-
-
-def _kendall_trend(values: Floats) -> tuple[float, float]:
-    """Mann and Kendall's test of a trend over the index: tau and its normal deviate.
-
-    At most the 2000 means of equal chunks are compared, so that a million runs stay cheap.
-    """
-    if values.size > 2000:
-        values = np.array([chunk.mean() for chunk in np.array_split(values, 2000)])
-    size = values.size
-    signs = np.sign(values[None, :] - values[:, None])
-    score = float(np.triu(signs, 1).sum())
-    _, ties = np.unique(values, return_counts=True)
-    variance = (
-        size * (size - 1) * (2 * size + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())
-    ) / 18
-    if variance <= 0:
-        return 0.0, 0.0
-    return score / (size * (size - 1) / 2), (score - math.copysign(1, score)) / math.sqrt(variance)
-
-
-def _not_monotone(ladder: Moments) -> Iterator[Caution]:
-    """Loads that lose materially and significantly less than a lower load."""
-    mean, scale = ladder.mean, ladder.scale
-    alpha = _ALPHA / max(1, mean.size - 1)
-    falls: list[tuple[float, int, int]] = []
-    worst = 0
-    for index in range(1, mean.size):
-        if mean[index - 1] > mean[worst]:
-            worst = index - 1
-        fall = float(mean[worst] - mean[index])
-        error = math.hypot(float(scale[worst]), float(scale[index]))
-        if fall > _MATERIAL_PLR and float(ndtr(-fall / error)) < alpha:
-            falls.append((fall, worst, index))
-    if falls:
-        _, lower, higher = max(falls)
+def _not_monotone(seen: Estimate) -> Iterator[Caution]:
+    """A load that loses certainly less than a lower one."""
+    worst = np.maximum.accumulate(seen.mean)
+    fall = worst - seen.mean
+    lower = np.array([int(seen.mean[: index + 1].argmax()) for index in range(fall.size)])
+    error = np.hypot(seen.error, seen.error[lower])
+    certain = (fall > _MATERIAL_PLR) & (fall > _CERTAIN * error)
+    if certain.any():
+        high = int(np.where(certain, fall, 0).argmax())
+        low = int(lower[high])
         yield Caution(
             "loss-not-monotone",
-            f"less is lost at {rate_text(ladder.offered_pps[higher])} "
-            f"({percent_text(max(mean[higher], 0))}) than at "
-            f"{rate_text(ladder.offered_pps[lower])} ({percent_text(mean[lower])}): a search that "
+            f"less is lost at {rate_text(seen.offered_pps[high])} "
+            f"({percent_text(max(seen.mean[high], 0))}) than at "
+            f"{rate_text(seen.offered_pps[low])} ({percent_text(seen.mean[low])}): a search that "
             "assumes that loss rises with load may end anywhere between",
             {
-                "loads": len(falls),
-                "lower_load_pps": float(ladder.offered_pps[lower]),
-                "lower_load_plr": float(mean[lower]),
-                "higher_load_pps": float(ladder.offered_pps[higher]),
-                "higher_load_plr": float(mean[higher]),
-                "standard_error": math.hypot(float(scale[lower]), float(scale[higher])),
+                "loads": int(certain.sum()),
+                "lower_load_pps": float(seen.offered_pps[low]),
+                "lower_load_plr": float(seen.mean[low]),
+                "higher_load_pps": float(seen.offered_pps[high]),
+                "higher_load_plr": float(seen.mean[high]),
             },
         )
 
 
-def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
+def _trashing(seen: Estimate) -> Iterator[Caution]:
     """Throughput that falls materially with load (PASTRAMI, equation 5: past O_trash)."""
-    forwarded = ladder.offered_pps * (1 - ladder.mean)
+    forwarded = seen.forwarded_pps
     peak = int(forwarded.argmax())
     if peak == forwarded.size - 1:
         return
     low = peak + 1 + int(forwarded[peak + 1 :].argmin())
-    drawn = draws.forwarded_pps
-    share = float((drawn[:, low] < (1 - _MATERIAL_FALL) * drawn[:, peak]).mean())
-    if share >= 1 - _ALPHA:
-        fall = 1 - float(forwarded[low] / forwarded[peak])
+    error = math.hypot(*(float(seen.error[i] * seen.offered_pps[i]) for i in (peak, low)))
+    fall = float(forwarded[peak] - forwarded[low])
+    if fall - _CERTAIN * error >= _MATERIAL_FALL * forwarded[peak]:
         yield Caution(
             "trashing",
-            f"throughput falls by {percent_text(fall)} with load: from "
-            f"{rate_text(forwarded[peak])} at {rate_text(ladder.offered_pps[peak])} offered to "
-            f"{rate_text(forwarded[low])} at {rate_text(ladder.offered_pps[low])}",
+            f"throughput falls by {percent_text(fall / float(forwarded[peak]))} with load: from "
+            f"{rate_text(forwarded[peak])} at {rate_text(seen.offered_pps[peak])} offered to "
+            f"{rate_text(forwarded[low])} at {rate_text(seen.offered_pps[low])}",
             {
-                "peak_offered_pps": float(ladder.offered_pps[peak]),
+                "peak_offered_pps": float(seen.offered_pps[peak]),
                 "peak_throughput_pps": float(forwarded[peak]),
-                "low_offered_pps": float(ladder.offered_pps[low]),
+                "low_offered_pps": float(seen.offered_pps[low]),
                 "low_throughput_pps": float(forwarded[low]),
-                "share_of_draws": share,
             },
         )
 
 
 def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
     """Loss that drop counters do not explain, at loads where a counter was read."""
-    counts = {point: _lost_and_explained(point.table) for point in curve.points}
+    counts: dict[LoadPoint, tuple[int, int]] = {}
+    for point in curve.points:
+        counted = point.table.drops >= 0
+        each = np.maximum(point.table.sent - point.table.received, 0)[counted]
+        explained = np.minimum(point.table.drops[counted], each)
+        counts[point] = int(each.sum()), int(explained.sum())
     suspects = [
         point
         for point, (lost, explained) in counts.items()
@@ -395,13 +259,6 @@ def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
                 "explained": explained,
             },
         )
-
-
-def _lost_and_explained(table: RunTable) -> tuple[int, int]:
-    """Packets lost, and those that counters explain, over the runs that have a counter."""
-    counted = table.drops >= 0
-    lost = np.maximum(table.sent - table.received, 0)[counted]
-    return int(lost.sum()), int(np.minimum(table.drops[counted], lost).sum())
 
 
 def _at(points: Collection[LoadPoint], worst: LoadPoint) -> str:

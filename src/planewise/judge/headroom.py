@@ -6,7 +6,10 @@ for offered loads from PDR to twice PDR, and beyond where they were measured. Lo
 a ladder are not known, so PDR has two readings. Both rest on this alone: throughput, as a function
 of load, is concave (it bends down only).
 
-    at least   PDR of the straight line between the last load within the limit and the first beyond
+    at least   PDR of the straight line between the last load within the limit and the first beyond;
+               or, if that is higher, of a line through the first load beyond that loses a share of
+               what is added: a fifth, or half where throughput is flat from there on. A small loss
+               at the first load beyond, or a plateau, so shows that PDR is near
     at most    PDR of the line through the first load beyond it and the highest throughput after it,
                drawn backwards: a concave curve rises at least as fast before as after; and of the
                line through the last two loads within the limit, drawn onwards
@@ -29,6 +32,11 @@ from planewise.judge.curve import Floats, Ints
 LIMIT: Final = 0.1
 """Headroom from which PDR does not stand for the curve. A TIR of PASTRAMI's limit, 0.1, from PDR to
 twice PDR is a headroom of 0.1."""
+LEAST_LOST: Final = 0.2
+LEAST_LOST_FLAT: Final = 0.5
+FLAT: Final = 0.02
+"""Between PDR and the first load beyond, at least such a share of the added load is lost; the
+higher one if no later load passes more than that by this share."""
 REACH: Final = 2.0
 """Throughput counts up to so many times PDR, measured or not."""
 
@@ -44,10 +52,12 @@ class Headrooms:
     low: Floats
     high: Floats
     """Headroom at the two readings of PDR. Infinite `high`: the ladder does not bound it."""
-    at_pdr_pps: Floats
-    """Throughput at PDR, at most; infinite where no load is over the limit."""
-    between: Floats
-    """Headroom at a PDR drawn evenly between its readings; NaN where one of them is open."""
+    low_by_load: Floats
+    """Headroom at each load, at the higher reading of PDR; shape (N, G)."""
+    high_by_load: Floats
+    """The same at the lower one, and at twice PDR where the ladder ends before it; (N, G + 1)."""
+    first_over: Ints
+    """Index of the first load over the limit; G where there is none."""
 
 
 def over(plr: Floats, limit: float) -> Ints:
@@ -57,43 +67,30 @@ def over(plr: Floats, limit: float) -> Ints:
     return first
 
 
-def headrooms(
-    offered_pps: Floats, plr: Floats, forwarded_pps: Floats, limit: float, seed: int = 0
-) -> Headrooms:
-    """Headroom of curves with mean loss `plr` and throughput `forwarded_pps`, shapes (N, G).
+def headrooms(offered_pps: Floats, plr: Floats, limit: float) -> Headrooms:
+    """Headroom of curves with mean loss `plr`, shape (N, G).
 
-    `offered_pps` has shape (G,) and rises; `limit` is PDR's loss ratio. Throughput is given apart
-    from loss, because what is known of neighbouring loads may have smoothed it.
+    `offered_pps` has shape (G,) and rises; `limit` is PDR's loss ratio.
     """
     size = offered_pps.size
+    forwarded = offered_pps * (1 - plr)
     first = over(plr, limit)
     beyond = np.arange(size) >= first[:, None]
-    best_at = np.where(beyond, forwarded_pps, -np.inf).argmax(axis=1)
-    rows = np.arange(plr.shape[0])
-    best = np.where(first < size, forwarded_pps[rows, best_at], 0.0)
-    low_pps, knee_pps, high_pps = _readings(offered_pps, plr, forwarded_pps, first, best_at, limit)
-    level, slope = _tails(offered_pps, forwarded_pps, first)
-
-    def share(pdr_pps: Floats) -> Floats:
-        """Headroom at a PDR, throughput beyond the ladder included."""
-        at_pdr, reach = pdr_pps * (1 - limit), REACH * pdr_pps
-        highest = np.where(reach > offered_pps[-1], np.maximum(best, level + slope * reach), best)
-        return np.maximum(highest - at_pdr, 0) / at_pdr
-
+    best_at = np.where(beyond, forwarded, -np.inf).argmax(axis=1)
+    low_pps, knee_pps, high_pps = _readings(offered_pps, plr, forwarded, first, best_at, limit)
+    level, slope = _tails(offered_pps, forwarded, first)
     bounded = (first > 0) & (first < size - 1)
-    inner = np.where(bounded, low_pps, 1.0)
-    mixed = inner + np.random.default_rng(seed).random(rows.size) * (
-        np.where(bounded, high_pps, 1.0) - inner
-    )
-    at_most = np.where(first < size, high_pps, 1.0) * (1 - limit)
-    low = np.where(first < size, np.maximum(best - at_most, 0) / at_most, 0.0)
+    at_pdr = np.where(bounded, low_pps, 1.0) * (1 - limit)
+    reach = REACH * low_pps
+    tail = np.where(reach > offered_pps[-1], level + slope * reach, 0.0)
+    passed = np.column_stack([np.where(beyond, forwarded, 0.0), tail])
+    at_most = np.where(first < size, high_pps, 1.0)[:, None] * (1 - limit)
+    low_by_load = np.maximum(passed[:, :-1] / at_most - 1, 0)
+    high_by_load = np.maximum(passed / at_pdr[:, None] - 1, 0)
+    high_by_load[~bounded] = np.inf
+    high = np.maximum(high_by_load.max(axis=1), low_by_load.max(axis=1))
     return Headrooms(
-        low_pps,
-        knee_pps,
-        low,
-        np.where(bounded, np.maximum(share(inner), low), np.inf),
-        np.where(first < size, at_most, np.inf),
-        np.where(bounded, share(mixed), np.nan),
+        low_pps, knee_pps, low_by_load.max(axis=1), high, low_by_load, high_by_load, first
     )
 
 
@@ -131,6 +128,12 @@ def _readings(
     chord = offered[below] + np.clip(share, 0, 1) * (offered[at] - offered[below])
     least = np.where(first > 0, chord, 0.0)
     lowest = np.maximum(least, 1e-9 * offered[at])
+    if limit < LEAST_LOST:
+        flat = forwarded[rows, best_at] <= (1 + FLAT) * forwarded[rows, at]
+        lost = np.where(flat & (first < size - 1), LEAST_LOST_FLAT, LEAST_LOST)
+        near = offered[at] * (lost - plr_at) / (lost - limit)
+        lowest = np.maximum(lowest, np.where(first > 0, np.minimum(near, offered[at]), 0.0))
+        least = np.where(first > 0, lowest, 0.0)
     knee = np.clip(offered[at] * (1 - plr_at) / (1 - limit), lowest, offered[at])
     # The line R_at − slope · (O_at − O) meets O · (1 − limit).
     rate, run = forwarded[rows, at], offered[best_at] - offered[at]

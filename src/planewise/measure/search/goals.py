@@ -95,7 +95,7 @@ class ViolatedAssumption:
     """A violated assumption, with its evidence."""
 
     code: str
-    """`not-monotone`, `drift`, `autocorrelation`, `outliers`, `trashing`, `generator`, …"""
+    """`not-monotone`, `trashing` or `generator`."""
     message: str
     """One sentence with the numbers that show it."""
 
@@ -140,7 +140,8 @@ class SearchVerdict:
     label: str
     """GOOD, BAD or UNDECIDED."""
     reason: str
-    share_good: float | None = None
+    stability: str = ""
+    """How many runs agree."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class SearchResult:
             "goals": [result.to_json() for result in self.goals],
             "verdict": verdict.label if verdict else None,
             "verdict_reason": verdict.reason if verdict else "",
-            "share_good": verdict.share_good if verdict else None,
+            "stability": verdict.stability if verdict else "",
             "trials": len(self.trials),
             "verdict_trials": self.verdict_trials,
             "trial_seconds_s": self.trial_seconds_s,

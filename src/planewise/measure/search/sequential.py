@@ -1,7 +1,9 @@
-"""The sequential sweep: trials where they decide the verdict, until it is decided.
+"""The sequential sweep: trials at the loads that decide the verdict, until it is decided.
 
-Knows a measurer, no testbed. `Planner` says what to measure next and when to stop; it is the
-same for a testbed, a synthetic SUT and a replayed recording. `sweep_until_verdict` drives it.
+It stops by the counts of `counts`. At each load that decides, runs that agree with the verdict must
+lead those that do not, as passes lead fails in a search; so looking after every batch makes no
+wrong verdict more likely. `Planner` says what to measure next and when to stop; it is the same for
+a testbed, a synthetic system and a replayed recording. `sweep_until_verdict` drives it.
 """
 
 from __future__ import annotations
@@ -14,50 +16,35 @@ from typing import Literal
 import numpy as np
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.judge import curve_draws
-from planewise.judge.curve import Bools, Curve, Floats, Ints, LoadPoint, Run, RunTable
-from planewise.judge.verdict import DRAWS as JUDGE_DRAWS
-from planewise.judge.verdict import (
-    SURE,
-    Decision,
-    Verdict,
-    decide,
-    deciding_runs,
-    judge,
-    missing_loads,
-    runs_for_good,
-)
+from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
+from planewise.judge.verdict import Verdict, judge
+from planewise.measure.search.counts import PRICE, lead_for
 from planewise.measure.search.measurer import ExhaustedError, Measurer
 
-Stopped = Literal[
-    "decided", "borderline", "ladder too short", "drifting", "budget spent", "no more runs"
-]
+Stopped = Literal["decided", "ladder too short", "budget spent", "no more runs"]
 
 _MOST_LIMITED = 2
 """Runs that the generator limited, and more than were not, after which a load is given up."""
+_BATCH = 3
+"""Trials between two looks where more runs are needed, at least."""
+_LEAD = lead_for(0.95)
 
 
 @dataclass(frozen=True)
 class SequentialPlan:
-    """How a sequential sweep spends its trials; benches/judge_replay compares other values."""
+    """How a sequential sweep spends its trials."""
 
     plr: float = 0.005
     first_runs: int = 2
     """Runs at each load before the first look."""
-    min_runs: int = 3
-    """Runs at each load (of BAD, from the last one below the loss limit on) before it may stop."""
-    batch: int = 3
-    """Trials between two looks, at least; a sixteenth of those done when that is more."""
-    stop_at: float = 0.99
-    """Share of the draws at which it stops; higher than the verdict's, as it looks many times."""
     max_runs_per_load: int = 50
     max_mean_runs: float = 30.0
-    """Budget: trials a load, on average over the ladder. GOOD takes 90 at the loads that decide."""
+    """Budget: trials a load, on average over the ladder."""
     max_traffic_s: float = math.inf
     """Budget: traffic time."""
     max_extensions: int = 12
     """Loads that may be added where the ladder begins or ends too early, or has gaps."""
-    draws: int = 1000
 
 
 @dataclass
@@ -128,43 +115,68 @@ class Planner:
 
         Afterwards `stopped` says why.
         """
-        count = np.array([len(load.runs) for load in self._ladder])
-        free = np.array(
-            [
-                not load.exhausted and len(load.runs) < self.plan.max_runs_per_load
-                for load in self._ladder
-            ]
-        )
         remaining = int(self.plan.max_mean_runs * len(self._ladder)) - self._trials
-        first = _repeated(np.where(free, np.maximum(0, self.plan.first_runs - count), 0))
-        if first.size and remaining > 0:
-            return self._in_rounds(first[:remaining])
-        if not count.any():
+        first = {
+            load.offered_pps: self.plan.first_runs - len(load.runs)
+            for load in self._ladder
+            if self._is_free(load) and len(load.runs) < self.plan.first_runs
+        }
+        if first and remaining > 0:
+            return self._in_rounds(first, remaining)
+        measured = tuple(LoadPoint(at.offered_pps, at.runs) for at in self._ladder if at.runs)
+        if not measured:
             return self._stop("no more runs")
-        ladder, draws, decision = self._look(self.plan.stop_at, self.plan.draws)
-        if decision.open == "drift":
-            return self._stop("drifting")
-        if decision.word != "UNDECIDED" or decision.open in ("few runs", "borderline"):
-            good = decision.open == "few runs" or decision.word == "GOOD"
-            missing = self._missing(ladder, count, free, good=good)[: max(0, remaining)]
-            if missing.size:
-                return self._in_rounds(missing)
-            # As the verdict will be made: where it would stay open, measuring goes on.
-            if self._look()[2].word == decision.word and decision.open != "few runs":
-                return self._stop("borderline" if decision.open else "decided")
-        if decision.open == "ladder too short":
-            if added := self._extended(ladder, draws):
-                return [added] * self.plan.first_runs
-            shares = draws.share(curve_draws.OPEN), draws.share(curve_draws.GOOD)
-            if max(shares) >= self.plan.stop_at:
-                return self._stop("ladder too short")
+        curve = Curve("sweep", measured)
+        verdict = judge(curve, plr=self.plan.plr)
+        if verdict.open == "ladder too short":
+            added = self._extended(verdict)
+            return [added] * self.plan.first_runs if added else self._stop("ladder too short")
+        if verdict.verdict == "UNDECIDED":
+            lacking = dict.fromkeys(verdict.next_loads, 1)
+        else:
+            lacking = self._lacking(curve, verdict)
+            if not lacking:
+                return self._stop("decided")
+        wanted = {load: count for load, count in lacking.items() if self._is_free(self._at(load))}
         if remaining <= 0:
             return self._stop("budget spent")
-        if not free.any():
+        if not wanted and verdict.verdict == "UNDECIDED":
+            free = [load.offered_pps for load in self._ladder if self._is_free(load)]
+            wanted = dict.fromkeys(free, 1)
+        if not wanted:
             return self._stop("no more runs")
-        # The more runs there are, the less one more changes.
-        batch = min(remaining, max(self.plan.batch, int(count.sum()) // 16))
-        return self._in_rounds(self._where_it_decides(ladder, draws, count, free, batch))
+        return self._in_rounds(wanted, min(remaining, max(_BATCH, len(wanted))))
+
+    def _lacking(self, curve: Curve, verdict: Verdict) -> dict[float, int]:
+        """How many more runs must agree with GOOD or BAD, by load that decides."""
+        plr, over = self.plan.plr, curve.first_over(self.plan.plr)
+        if over is None:
+            return {}
+        first, agreeing = curve.points[over], dict[LoadPoint, int]()
+        if verdict.verdict == "GOOD" and verdict.pdr is not None:
+            # PDR, and that no load beyond passes much more.
+            most = (1 + HEADROOM_LIMIT) * verdict.pdr.pps * (1 - plr)
+            for point in curve.points[over:]:
+                agreeing[point] = int((point.offered_pps * (1 - point.plr_per_run) < most).sum())
+            before = curve.points[over - 1]
+            agreeing[before] = int((before.plr_per_run <= plr).sum())
+        else:
+            # That PDR is passed, and that one load passes much more.
+            agreeing[first] = int((first.plr_per_run > plr).sum())
+            least = (1 + HEADROOM_LIMIT) * first.forwarded_pps
+            best = max(curve.points[over:], key=lambda point: point.forwarded_pps)
+            if best.forwarded_pps > least:
+                passed = best.offered_pps * (1 - best.plr_per_run)
+                agreeing[best] = int((passed > least).sum())
+        lacking = {}
+        for point, right in agreeing.items():
+            lack = _LEAD - (right - PRICE * (point.count - right))
+            if lack > 0:
+                lacking[point.offered_pps] = lack
+        return lacking
+
+    def _is_free(self, load: _Load) -> bool:
+        return not load.exhausted and len(load.runs) < self.plan.max_runs_per_load
 
     def _at(self, offered_pps: float) -> _Load:
         return next(load for load in self._ladder if load.offered_pps == offered_pps)
@@ -173,91 +185,25 @@ class Planner:
         self.stopped = reason
         return []
 
-    def _look(
-        self, sure: float = SURE, draws: int = JUDGE_DRAWS
-    ) -> tuple[curve_draws.Moments, curve_draws.Draws, Decision]:
-        """The judge's decision on the runs so far; with the defaults, exactly the verdict's."""
-        curve = Curve(
-            "sweep", tuple(LoadPoint(at.offered_pps, at.runs) for at in self._ladder if at.runs)
-        )
-        ladder = curve_draws.moments(curve)
-        drawn = curve_draws.draw(ladder, plr=self.plan.plr, draws=draws, seed=1)
-        drift = curve_draws.curve_drift(curve)
-        return ladder, drawn, decide(ladder, drawn, self.plan.plr, drift, sure)
-
-    def _extended(self, ladder: curve_draws.Moments, draws: curve_draws.Draws) -> float | None:
+    def _extended(self, verdict: Verdict) -> float | None:
         """Adds a load that the ladder lacks; None where it may not be extended there."""
-        if self._extensions == self.plan.max_extensions:
-            return None
-        load = float(f"{missing_loads(ladder, draws, self.plan.plr)[0]:.4g}")
         loads = [at.offered_pps for at in self._ladder]
-        if not self._extend[0] <= load <= self._extend[1] or load in loads:
-            return None
-        self._ladder.insert(int(np.searchsorted(loads, load)), _Load(load))
-        self._extensions += 1
-        return load
+        for load in verdict.next_loads:
+            allowed = self._extend[0] <= load <= self._extend[1] and load not in loads
+            if allowed and self._extensions < self.plan.max_extensions:
+                self._ladder.insert(int(np.searchsorted(loads, load)), _Load(load))
+                self._extensions += 1
+                return load
+        return None
 
-    def _missing(
-        self, moments: curve_draws.Moments, count: Ints, free: Bools, *, good: bool
-    ) -> Ints:
-        """Loads (indices, repeated) that lack runs before it may stop, at GOOD or otherwise."""
-        loads = np.array([load.offered_pps for load in self._ladder])
-        over = np.flatnonzero(moments.mean > self.plan.plr)
-        start = moments.offered_pps[max(0, int(over[0]) - 1)] if over.size else 0.0
-        relevant = loads >= start * (1 - 1e-9)
-        short = np.where(free & (relevant | good), np.maximum(0, self.plan.min_runs - count), 0)
-        if good:
-            planned = count + short
-            can = free & relevant
-            enough = runs_for_good(deciding_runs(moments, self.plan.plr)[0])
-            for _ in range(enough - int(planned[relevant].sum())):
-                can &= planned < self.plan.max_runs_per_load
-                if not can.any():
-                    break
-                fewest = int(np.argmin(np.where(can, planned, np.iinfo(np.int64).max)))
-                planned[fewest] += 1
-                short[fewest] += 1
-        return _repeated(short)
-
-    def _where_it_decides(
-        self,
-        moments: curve_draws.Moments,
-        draws: curve_draws.Draws,
-        count: Ints,
-        free: Bools,
-        trials: int,
-    ) -> Ints:
-        """Indices of the loads of the next batch, by what a trial there tells."""
-        loads = np.array([load.offered_pps for load in self._ladder])
-        group = np.searchsorted(moments.offered_pps, loads * (1 + 1e-9)) - 1
-        group = np.clip(group, 0, moments.offered_pps.size - 1)
-        worth = (curve_draws.sensitivity(draws, moments) * (moments.count + 1))[group]
-        worth = np.where(free, worth, 0.0)
-        if worth.max() <= 0:
-            worth = free.astype(np.float64)
-        planned = count.astype(np.float64)
-        chosen = []
-        for _ in range(trials):
-            gain: Floats = worth / (planned + 1) ** 2
-            gain[planned >= self.plan.max_runs_per_load] = 0
-            if gain.max() <= 0:
-                break
-            index = int(np.argmax(gain))
-            chosen.append(index)
-            planned[index] += 1
-        return np.array(chosen, dtype=np.int64)
-
-    def _in_rounds(self, indices: Ints) -> list[float]:
+    def _in_rounds(self, wanted: dict[float, int], most: int) -> list[float]:
         """The loads in rounds of random order, so that few follow themselves."""
-        values, repeats = np.unique(indices, return_counts=True)
-        ordered: list[int] = []
-        for round_ in range(int(repeats.max())):
-            ordered.extend(self._rng.permutation(values[repeats > round_]).tolist())
-        return [self._ladder[index].offered_pps for index in ordered]
-
-
-def _repeated(times: Ints) -> Ints:
-    return np.repeat(np.arange(times.size), times)
+        ordered: list[float] = []
+        left = dict(wanted)
+        while left and len(ordered) < most:
+            ordered += self._rng.permutation(list(left)).tolist()
+            left = {load: count - 1 for load, count in left.items() if count > 1}
+        return ordered[:most]
 
 
 @dataclass(frozen=True)
@@ -331,7 +277,7 @@ def sweep_until_verdict(
             + (
                 "the generator, the sink or the clock limited them all"
                 if trials
-                else "none could be had"
+                else "none could be run"
             ),
             remedy="offer lower loads, or measure the generator's own maximum first",
         )

@@ -23,7 +23,7 @@ from planewise.measure.search.session import BudgetSpentError, SearchSession
 LADDER = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95, 1.12, 1.45, 1.9)
 """Loads relative to PDR. The one below it is so near that little room is left for PDR there."""
 _MEAN_RUNS = 12.0
-"""Budget: runs a load on average; GOOD takes 90 at the four loads that decide, three elsewhere."""
+"""Budget: runs a load on average."""
 _FALLEN = 0.9
 """Throughput below this share of that at the edge has fallen."""
 
@@ -75,11 +75,11 @@ def find_verdict(
     except NothingMeasuredError as error:
         return SearchVerdict("UNDECIDED", error.what)
     judged = swept.verdict
-    for finding in session.findings:
-        # The sweep cannot make up for a system that changed, or had bad trials, before it.
-        if judged.verdict == "GOOD" and finding.code in ("outliers", "drift", "not-monotone"):
-            return SearchVerdict("UNDECIDED", finding.message, judged.share_good)
-    return SearchVerdict(judged.verdict, judged.reason, judged.share_good)
+    if judged.verdict == "GOOD":
+        for finding in session.findings:  # the sweep can't make up for what was seen before
+            if finding.code == "not-monotone":
+                return SearchVerdict("UNDECIDED", finding.message)
+    return SearchVerdict(judged.verdict, judged.reason, str(judged.stability))
 
 
 def find_trashing(session: SearchSession, results: tuple[GoalResult, ...]) -> None:

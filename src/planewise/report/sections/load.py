@@ -95,6 +95,7 @@ def curve_figure(
         lead=verdict.reason,
         verdict=verdict.verdict,
         notes=(
+            f"Stability: {verdict.stability}",
             *(caution.text for caution in verdict.warnings),
             *((f"further trials would help most at {loads}",) if loads else ()),
         ),
@@ -179,21 +180,16 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
             "PDR": lambda item: _estimate(item.verdict.pdr, item.verdict.no_pdr),
             "NDR": lambda item: _estimate(item.verdict.ndr, item.verdict.no_ndr),
             "Saturation": lambda item: _saturation(item.verdict),
-            "Probability of GOOD": _probability,
+            "Runs that agree": lambda item: _agree(item.verdict),
             "Warnings": lambda item: PrintedNumber.plain(len(item.verdict.warnings)),
         },
     )
 
 
-def _probability(item: JudgedCurve) -> Entry:
-    probability = item.verdict.probability_good
-    if probability is None:
-        return Missing("not known from these loads")
-    # Counted over drawn curves: never 0 or 1.
-    said = percent_text(probability)
-    if not 0.001 <= probability <= 0.999:
-        said = "< 0.1 %" if probability < 0.5 else "> 99.9 %"
-    return PrintedNumber(said, probability)
+def _agree(verdict: Verdict) -> Entry:
+    stability = verdict.stability
+    agree = stability.runs - stability.disturbed
+    return PrintedNumber(f"{agree} of {stability.runs}", agree)
 
 
 def curve_table(curve: Curve) -> Table:
