@@ -2,19 +2,19 @@
 
     python benches/judge.py [--systems N] [--kinds ideal,…,queue,…] [--noise 0.01,…]
                             [--algorithms planewise,mlrsearch] [--keep FILE] [--processes P]
-                            [--no-verdicts] [--times F] [--markdown]
+                            [--no-verdicts] [--markdown]
 
 A case is a class of systems of judge/synthetic.py with a level of capacity noise, or a family of
-tests/adversaries.py (its noise is its own: `-`). Each case has N independent systems, every
-parameter drawn at random, and each is searched once by every algorithm. The truth is that of trials
-of 1 s. These systems were not used when the search was tuned. Figures only: nothing passes or
-fails. With --keep, finished systems are kept in FILE and not searched again: a run that was stopped
-goes on, and more systems can be added. With --no-verdicts the ladders of verdicts, which take most
-of the time, are left out. With --times the planewise search makes so many times its
-trials near each goal's load (give each its own FILE): what more time would buy.
+tests/adversaries.py or tests/strangers.py (its noise is its own: `-`). Each case has N independent
+systems, every parameter drawn at random, and each is searched once by every algorithm. The truth is
+that of trials of 1 s. These systems were not used when the search was tuned. Figures only: nothing
+passes or fails. With --keep, finished systems are kept in FILE and not searched again: a run that
+was stopped goes on, and more systems can be added. With --no-verdicts the ladders of verdicts,
+which take most of the time, are left out.
 
 Columns (the traffic and the figures of the verdict's own ladder are apart):
     traffic, +0.5 s   mean seconds of traffic; the same with 0.5 s a trial
+    CPU s             mean CPU time of a search, the simulated system's included
     cover             share of searches whose interval (for mlrsearch: bracket) holds the truth
     low, high         share with the truth below, above the interval (calibrated: 2.5 % each)
     error             median of |estimate/truth − 1|
@@ -43,12 +43,12 @@ import numpy as np
 
 from planewise.judge import synthetic
 from planewise.judge.headroom import LIMIT
-from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
+from planewise.measure.search.planewise import PlanewiseSearch
 from planewise.measure.search.run import run_search
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests import adversaries, shapes
+from tests import adversaries, shapes, strangers
 
 GOALS = ("pdr:0.005", "ndr")
 FIRST_SYSTEM = 5000
@@ -56,43 +56,41 @@ FIRST_SYSTEM = 5000
 
 Task = tuple[str, str, int, str]
 """Kind, noise (`-`: the family's own), number of the system, algorithm."""
-System = synthetic.SyntheticSut | adversaries.Adversary
+System = synthetic.SyntheticSut | adversaries.Adversary | strangers.Stranger
+OWN_NOISE = (*adversaries.FAMILIES, *strangers.KINDS)
 
 
 def make(kind: str, noise: str, index: int) -> System:
     """The system of a task."""
     if kind in adversaries.FAMILIES:
         return adversaries.draw(kind, index)
+    if kind in strangers.KINDS:
+        return strangers.draw(kind, index)
     draw = np.random.default_rng([index, len(kind)])
     capacity = float(10 ** draw.uniform(5, math.log10(14e6)))
     return shapes.make(kind, capacity_pps=capacity, noise_sd=float(noise), seed=index)
 
 
-def search_system(
-    task: Task, verdicts: bool = True, times: float = 1.0
-) -> tuple[Task, dict[str, Any]]:
+def search_system(task: Task, verdicts: bool = True) -> tuple[Task, dict[str, Any]]:
     """One search, with what it found beside the truth; for each goal estimate and interval over
     the truth (None where the search gave none)."""
     kind, noise, index, algorithm = task
     system = make(kind, noise, index)
     planewise = algorithm == "planewise"
-    usual = PlanewiseOptions()
-    search = PlanewiseOptions(
-        seed=index,
-        min_trials=round(times * usual.min_trials),
-        max_trials=round(times * usual.max_trials),
-    )
+    begin = time.process_time()
     result = run_search(
         system.start(1000 * index),
-        algorithm=PlanewiseSearch(search) if planewise else algorithm,
+        algorithm=PlanewiseSearch(seed=index) if planewise else algorithm,
         with_verdict=planewise and verdicts,
     )
+    cpu_s = time.process_time() - begin
     searched = result.trials[: len(result.trials) - result.verdict_trials]
     traffic_s = math.fsum(trial.duration_s for trial in searched)
     truth = system.truth(elapsed_s=traffic_s / 2)
     found: dict[str, Any] = {
         "trials": len(searched),
         "traffic": traffic_s,
+        "cpu": cpu_s,
         "warned": bool(result.findings),
     }
     for name, true in zip(GOALS, (truth.pdr_pps, truth.ndr_pps), strict=True):
@@ -117,20 +115,19 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=FIRST_SYSTEM, help="number of the first")
     parser.add_argument("--keep", type=Path, help="file of finished searches: goes on from there")
     parser.add_argument(
-        "--kinds", default=",".join([*synthetic.KINDS, *adversaries.FAMILIES]), help="of systems"
+        "--kinds", default=",".join([*synthetic.KINDS, *OWN_NOISE]), help="of systems"
     )
     parser.add_argument("--noise", default="0.01,0,0.03")
     parser.add_argument("--algorithms", default="planewise,mlrsearch")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--no-verdicts", action="store_true", help="judge no system")
-    parser.add_argument("--times", type=float, default=1.0, help="so many times its trials")
     parser.add_argument("--markdown", action="store_true", help="the table of the documentation")
     options = parser.parse_args()
     tasks: list[Task] = [
         (kind, noise, index, algorithm)
         for index in range(options.first, options.first + options.systems)
         for kind in options.kinds.split(",")
-        for noise in (["-"] if kind in adversaries.FAMILIES else options.noise.split(","))
+        for noise in (["-"] if kind in OWN_NOISE else options.noise.split(","))
         for algorithm in options.algorithms.split(",")
     ]
     kept: dict[Task, dict[str, Any]] = {}
@@ -140,7 +137,7 @@ def main() -> None:
             kept[tuple(task)] = found
     left = [task for task in tasks if task not in kept]
     started = last = time.monotonic()
-    work = functools.partial(search_system, verdicts=not options.no_verdicts, times=options.times)
+    work = functools.partial(search_system, verdicts=not options.no_verdicts)
     # Spawned, not forked: numpy's threads do not survive a fork.
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for done, (task, found) in enumerate(pool.imap_unordered(work, left), start=1):
@@ -161,7 +158,7 @@ def main() -> None:
     print_table(cases, "| " if options.markdown else "")
 
 
-COLUMNS = "system,noise,algorithm,n,traffic,+0.5 s" + 2 * ",cover,low,high,error,bias,width"
+COLUMNS = "system,noise,algorithm,n,traffic,+0.5 s,CPU s" + 2 * ",cover,low,high,error,bias,width"
 VERDICTS = ",GOOD,BAD,false,warned"
 
 
@@ -174,6 +171,7 @@ def print_table(cases: dict[tuple[str, str, str], list[dict[str, Any]]], bar: st
         traffic_s = float(np.mean([search["traffic"] for search in searches]))
         pauses_s = 0.5 * float(np.mean([search["trials"] for search in searches]))
         row = [*case, str(len(searches)), f"{traffic_s:.1f}", f"{traffic_s + pauses_s:.1f}"]
+        row.append(f"{np.mean([search['cpu'] for search in searches]):.2f}")
         for goal in GOALS:
             row += scores([search[goal] for search in searches])
         if "verdict" in searches[0]:

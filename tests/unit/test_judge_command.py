@@ -253,7 +253,7 @@ def test_too_little_to_judge_is_never_called_good(text: str, tmp_path: Path) -> 
     (found,) = judged(file)
 
     assert found["verdict"] != "GOOD"
-    assert found["warnings"]
+    assert found["warnings"] or found["next_loads_pps"]
 
 
 def test_a_million_different_loads_are_grouped_and_judged(tmp_path: Path) -> None:

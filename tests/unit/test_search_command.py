@@ -45,6 +45,15 @@ def test_other_algorithms_and_a_budget_can_be_chosen():
     assert result["total_seconds_s"] <= 3
 
 
+def test_a_lower_confidence_takes_fewer_trials():
+    usual, lower = (
+        json.loads(run("--synthetic", "ideal", *more, "--no-verdict", "--json").stdout)
+        for more in ((), ("--confidence", "0.82"))
+    )
+    assert [goal["interval"] for goal in lower["goals"]] == ["82%", "82%"]
+    assert lower["trials"] < usual["trials"]
+
+
 def test_require_good_fails_for_a_system_that_pdr_does_not_stand_for():
     done = run("--synthetic", "gradual", "--require-good")
     assert isinstance(done.exception, VerdictNotGoodError)
@@ -64,6 +73,7 @@ def test_the_catalogue_is_listed():
         ("--synthetic", "ideal", "--goal", "maximum"),
         ("--synthetic", "ideal", "--algorithm", "guess"),
         ("--synthetic", "ideal", "--precision", "7"),
+        ("--synthetic", "ideal", "--confidence", "95"),
         ("--synthetic", "ideal", "--budget", "-1"),
         ("--synthetic", "ideal", "--router"),
     ],

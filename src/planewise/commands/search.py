@@ -48,7 +48,11 @@ class SearchOptions:
             "--precision",
             help="Relative half-width at which an interval is narrow enough (planewise).",
         ),
-    ] = 0.0033
+    ] = 0.005
+    confidence: Annotated[
+        float,
+        typer.Option("--confidence", help="Confidence of the intervals (planewise)."),
+    ] = 0.95
     budget_s: Annotated[
         float, typer.Option("--budget", help="Most seconds of traffic and pauses to spend.")
     ] = math.inf
@@ -66,7 +70,9 @@ class SearchOptions:
         """Goals and algorithm by their names. BadInputError: one is unknown."""
         from planewise.measure.search.run import goals_and_algorithm
 
-        return goals_and_algorithm(self.goals or (), self.algorithm, self.precision, self.seed)
+        return goals_and_algorithm(
+            self.goals or (), self.algorithm, self.precision, self.confidence, self.seed
+        )
 
 
 @grouped
@@ -98,6 +104,12 @@ def search(
             f"{settings.precision:g} is not a precision for a load",
             where="--precision",
             remedy="0.0001 to 0.2",
+        )
+    if not 0.5 <= settings.confidence <= 0.999:
+        raise BadInputError(
+            f"{settings.confidence:g} is not a confidence",
+            where="--confidence",
+            remedy="0.5 to 0.999; 0.95 is usual",
         )
     if synthetic is None:
         result = _measure(options, settings, context.obj or Verbosity(), out, json)
@@ -202,7 +214,9 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
         if result.verdict.stability:
             console.print(f"Stability: {result.verdict.stability}")
         console.print()
-    title = "95 % interval" if result.goals[0].interval == "95%" else "bracket"
+    title = result.goals[0].interval
+    if title != "bracket":
+        title = f"{title.replace('%', ' %')} interval"
     table = Table("goal", "load", title, *(["truth"] if truth else []), box=None)
     for goal in result.goals:
         true_pps = truth.get(goal.goal.name)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.judge import synthetic
 from planewise.judge.curve import Curve
 from planewise.judge.from_store import curve_from_trials, trials_from_curve, with_few_loads
 from planewise.judge.headroom import LIMIT
@@ -94,6 +93,8 @@ def judge_file(
 
 def judge_example(name: str, rule: Rule, plr: float) -> Judged:
     """A synthetic system on the example's ladder, with its truth as a note."""
+    from planewise.judge import synthetic  # loads scipy.stats, which takes a second
+
     sut = synthetic.by_name(name)
     loads = [round(part * sut.capacity_pps) for part in EXAMPLE_LOADS]
     curve = sut.start(seed=1).sweep(loads, runs=EXAMPLE_RUNS, duration_s=EXAMPLE_DURATION_S)

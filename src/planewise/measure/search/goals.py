@@ -109,8 +109,8 @@ class GoalResult:
     pps: float | None
     low_pps: float | None = None
     high_pps: float | None = None
-    """95 % interval where `interval` says so, else a bracket."""
-    interval: Literal["95%", "bracket"] = "95%"
+    interval: str = "95%"
+    """The confidence, or `bracket` where the algorithm promises none."""
     note: str = ""
 
     @property

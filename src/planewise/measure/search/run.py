@@ -11,7 +11,7 @@ from planewise.measure.search.binary import BinarySearch
 from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopReason
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
-from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
+from planewise.measure.search.planewise import PlanewiseSearch
 from planewise.measure.search.session import Limits, OnTrial, SearchSession
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
@@ -52,7 +52,7 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def goals_and_algorithm(
-    goals: Sequence[str], algorithm: str, precision: float, seed: int
+    goals: Sequence[str], algorithm: str, precision: float, confidence: float, seed: int
 ) -> tuple[tuple[Goal, ...], Algorithm]:
     """Goals and algorithm by their names; no goal names the default ones.
 
@@ -61,7 +61,7 @@ def goals_and_algorithm(
     """
     chosen = algorithm_named(algorithm)
     if algorithm == PlanewiseSearch.name:
-        chosen = PlanewiseSearch(PlanewiseOptions(precision=precision, seed=seed))
+        chosen = PlanewiseSearch(precision=precision, confidence=confidence, seed=seed)
     return tuple(Goal.parse(text) for text in goals) or DEFAULT_GOALS, chosen
 
 
