@@ -45,12 +45,6 @@ def find(
     return accelerator
 
 
-def is_known(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> bool:
-    """Whether `find` needs no trial."""
-    subject = _subject(qemu, qemu_version, kernel)
-    return _refused() is not None or _recall(cache, subject) is not None
-
-
 def recall(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> Accelerator:
     """The cached result of `find`; TCG where there was no trial yet."""
     return (

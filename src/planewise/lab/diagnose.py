@@ -12,9 +12,6 @@ from planewise.lab.model import LabSpec
 
 State = Literal["booting", "running", "hung", "dead"]
 
-PORT_ATTEMPTS = 5
-"""Attempts to start a host whose port another program took meanwhile."""
-
 LAST_LINES = 8
 """Lines of a log in an error."""
 
@@ -102,7 +99,7 @@ def refusal(output: str, spec: LabSpec, port: int) -> PlanewiseError:
     line = output.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
     if "host forwarding rule" in output:
         return PlanewiseError(
-            f"port {port} of 127.0.0.1 was taken before QEMU could use it, {PORT_ATTEMPTS} times",
+            f"port {port} of 127.0.0.1 was taken before QEMU could use it",
             remedy="run it again",
         )
     if "memory" in output:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import ProcessInfo
 from planewise.errors import BadInputError, PlanewiseError, StorageError
 from planewise.lab import checks, initramfs, qemu, state
-from planewise.lab.diagnose import PORT_ATTEMPTS, refusal
+from planewise.lab.diagnose import refusal
 from planewise.lab.model import HOSTS, PREFIX, LabPaths, LabPlatform, LabSpec, process_name
 from planewise.lab.state import HostRecord, LabRecord
 from planewise.lab.watch import HostStatus, LabStatus, processes_of, read_host, read_lab
@@ -40,9 +39,9 @@ would repeat connections faster than it can answer."""
 
 _FORK_S = 0.3
 _ROUNDS = 5
-_FIRST_GUESS_S = 20.0
+_BOOT_S = 20.0
+"""Of two emulated hosts on two idle CPUs."""
 _FETCH_S = 60.0
-_TRIAL_S = 3.0
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -90,8 +89,6 @@ def _gather(
         progress.begin("fetching a kernel, once", _FETCH_S)
     lab_kernel = kernel.find(cache)
     programs = tools.find(cache)
-    if not accelerator.is_known(program, version, lab_kernel, cache):
-        progress.begin("trying KVM", _TRIAL_S)
     accelerated = accelerator.find(program, version, lab_kernel, programs.busybox, cache)
     return _platform(program, version, lab_kernel, programs, accelerated, cache)
 
@@ -364,34 +361,16 @@ def _boot(
     _end_hosts(spec.name, paths)
     _empty(paths)
     record = _write_files(spec, paths, platform, boot_limit_s)
-    record = _start(record, paths, platform)
+    _start(record, paths, platform)
     _wait_until_running(record, paths, progress)
     return record
 
 
-def _start(record: LabRecord, paths: LabPaths, platform: LabPlatform) -> LabRecord:
-    for attempt in range(1, PORT_ATTEMPTS + 1):
-        for host in HOSTS:
-            port = record.hosts[host].port
-            message = _launch(qemu.command_line(platform, record.spec, paths, host, port))
-            if not message:
-                continue
-            if "host forwarding rule" not in message or attempt == PORT_ATTEMPTS:
-                raise refusal(message, record.spec, port)
-            # Another program took the port before QEMU did: try other ports.
-            _end_hosts(record.name, paths)
-            ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
-            hosts = {
-                name: entry.model_copy(update={"port": ports[name]})
-                for name, entry in record.hosts.items()
-            }
-            record = record.model_copy(update={"hosts": hosts})
-            _write_ssh_files(record, paths)
-            state.write(paths, record)
-            break
-        else:
-            return record
-    raise AssertionError("the last attempt raises")
+def _start(record: LabRecord, paths: LabPaths, platform: LabPlatform) -> None:
+    for host in HOSTS:
+        port = record.hosts[host].port
+        if message := _launch(qemu.command_line(platform, record.spec, paths, host, port)):
+            raise refusal(message, record.spec, port)
 
 
 def _launch(argv: Sequence[str]) -> str:
@@ -405,9 +384,8 @@ def _launch(argv: Sequence[str]) -> str:
 
 
 def _wait_until_running(record: LabRecord, paths: LabPaths, progress: BootProgress) -> None:
-    guess_s = _usual_boot_s()
     begun = time.monotonic()
-    progress.begin("booting hosts a and b", guess_s)
+    progress.begin("booting hosts a and b", _BOOT_S)
     waiting = set(HOSTS)
     patience_s = 1.0
     while waiting:
@@ -424,11 +402,10 @@ def _wait_until_running(record: LabRecord, paths: LabPaths, progress: BootProgre
                 raise _host_error(record.name, _with_saved_log(record.name, health))
         elapsed_s = time.monotonic() - begun
         pending = " and ".join(sorted(waiting)) or "none"
-        progress.step(f"booting: waiting for {pending}", min(elapsed_s, 0.95 * guess_s))
+        progress.step(f"booting: waiting for {pending}", min(elapsed_s, 0.95 * _BOOT_S))
         time.sleep(_POLL_S if waiting else 0)
         if elapsed_s > _SLOW_S:
             patience_s = min(2 * patience_s, _PATIENCE_S)
-    _remember_boot_s(time.monotonic() - begun)
 
 
 def _host_error(name: str, host: HostStatus) -> PlanewiseError:
@@ -545,19 +522,6 @@ def _free_ports(count: int) -> tuple[int, ...]:
     finally:
         for listener in sockets:
             listener.close()
-
-
-def _usual_boot_s() -> float:
-    try:
-        content = json.loads((packages.cache_directory() / "boot.json").read_text())
-        return float(content["last_boot_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return _FIRST_GUESS_S
-
-
-def _remember_boot_s(seconds: float) -> None:
-    with suppress(OSError):
-        (packages.cache_directory() / "boot.json").write_text(json.dumps({"last_boot_s": seconds}))
 
 
 def _line(public_key: bytes) -> str:

@@ -16,7 +16,7 @@ import asyncssh
 
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.lab import host as lab_host
+from planewise.lab.state import address
 from planewise.testbed.hosts.host import GRACE_S
 from planewise.testbed.hosts.kubernetes import KubernetesHost, parse_node
 from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, RemoteHost
@@ -258,16 +258,16 @@ class LabHost(SshHost):
         self._lab_use = ExitStack()
         try:
             self._lab_use.enter_context(lab.using(lab_name))
-            address = lab_host.address(lab_name, host)
+            known = address(lab_name, host)
             text = f"lab:{host}" if lab_name == "default" else f"lab:{lab_name}/{host}"
             options: dict[str, Any] = {
                 "config": None,
                 "agent_path": None,
                 "keepalive_interval": _LAB_KEEPALIVE_S,
-                "client_keys": [str(address.key)],
-                "known_hosts": ([asyncssh.import_public_key(address.host_key)], [], []),
+                "client_keys": [str(known.key)],
+                "known_hosts": ([asyncssh.import_public_key(known.host_key)], [], []),
             }
-            super().__init__(name, SshTarget(text, "127.0.0.1", "root", address.port, options))
+            super().__init__(name, SshTarget(text, "127.0.0.1", "root", known.port, options))
         except BaseException:
             self._lab_use.close()
             raise
