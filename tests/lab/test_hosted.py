@@ -261,7 +261,7 @@ def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_h
         remote_pair(Targets("lab:t/a", "lab:t/b")) as pair,
         Testbed(pair, 1500) as testbed,
     ):
-        assert testbed.expect([setting]) == {}
+        assert testbed.check([setting]) == {}
         victim = ""
 
         def measure_and_kill() -> None:

@@ -33,10 +33,10 @@ class FakeTestbed:
         self.alone = pair.separate
         self.kind = ""
 
-    def expect(self, settings: list[Setting]) -> dict[Setting, str]:
+    def check(self, settings: list[Setting]) -> dict[Setting, str]:
         return {}
 
-    def check(self, setting: Setting) -> None:
+    def check_alive(self, setting: Setting) -> None:
         return
 
     @contextmanager

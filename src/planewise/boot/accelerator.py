@@ -58,7 +58,7 @@ def _refused() -> Accelerator | None:
     if not _DEVICE.exists():
         return Accelerator("tcg", f"there is no {_DEVICE}")
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
-        return Accelerator("tcg", f"{_DEVICE} may not be opened by this user")
+        return Accelerator("tcg", f"{_DEVICE} is not accessible to this user")
     return None
 
 

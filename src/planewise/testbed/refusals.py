@@ -41,8 +41,8 @@ def impossible(setting: Setting, mtu_bytes: int = 1500, *, local: bool = False) 
         most = plane(name).most_mtu_bytes
         if most is not None and mtu_bytes > most:
             return (
-                f"the plane {name} has frames of up to {most + ETHERNET_BYTES} bytes, as the "
-                "device by which its switch has the NIC takes no larger ones"
+                f"the plane {name} has frames of up to {most + ETHERNET_BYTES} bytes, the "
+                "limit of the device that connects its switch to the NIC"
             )
     if setting.kind not in SPARE_MIB:
         return f"guests that are {GUEST_WORDS[setting.kind][1]} cannot be started on this testbed"

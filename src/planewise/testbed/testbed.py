@@ -90,7 +90,7 @@ class Testbed:
         pair = self.pair
         return {role: _HostState(host, role, pair.token) for role, host in pair.machines.items()}
 
-    def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
+    def check(self, settings: Iterable[Setting]) -> dict[Setting, str]:
         """Why settings cannot be built, by setting; those that can be are left out.
 
         One call takes all settings of a run: where one needs VFs, the NIC has them all the time, so
@@ -205,11 +205,11 @@ class Testbed:
                 tuple(replaced),
             )
             if setting.kind != "vm":
-                self.check(setting)
+                self.check_alive(setting)
         finally:
             self._suspend()
 
-    def check(self, setting: Setting) -> None:
+    def check_alive(self, setting: Setting) -> None:
         """Does nothing while all guests of a setting live.
 
         Raises:

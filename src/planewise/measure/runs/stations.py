@@ -124,7 +124,7 @@ class Stations:
         refused: dict[Setting, str] = {}
         for of_testbed in by_testbed.values():
             self._with_vfs |= any(setting.vfs_a_host() for setting in of_testbed)
-            refused |= self._testbed(of_testbed[0])[0].expect(of_testbed)
+            refused |= self._testbed(of_testbed[0])[0].check(of_testbed)
         reasons = {cell: refused.get(setting, "") for cell, setting in settings.items()}
         if self._allocators is not None:
             for cell, setting in settings.items():
@@ -240,7 +240,7 @@ class Stations:
         self._clear_nics(self._key(setting))
         testbed, pair = self._testbed(setting)
         machines = setting.kind == "vm"
-        check = partial(testbed.check, setting)
+        check = partial(testbed.check_alive, setting)
         crew = ShellCrew if pair.separate and not machines else ProcessCrew
         spec = load_spec(cell, self._design.background)
         with (

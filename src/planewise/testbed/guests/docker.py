@@ -350,7 +350,7 @@ class Docker:
             self._daemon.wait_ready(_LISTENS, START_LIMIT_S)
         except ProcessTimeoutError as error:
             daemon = self._daemon
-            log = "" if daemon is None else f"; it said last: {last_words(daemon.stop())}"
+            log = "" if daemon is None else f"; its last line: {last_words(daemon.stop())}"
             raise PlanewiseError(
                 f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s{log}",
                 remedy="is the host overloaded? start it yourself there, then try again",

@@ -73,7 +73,9 @@ class Guests(ABC):
         self.state.perform(
             step
             for placed, peer in strangers
-            for step in placed.plane.introduce(placed.site, placed.guest, peer, placed.within)
+            for step in placed.plane.static_neighbours(
+                placed.site, placed.guest, peer, placed.within
+            )
         )
         for placed, peer in strangers:
             placed.peer = peer

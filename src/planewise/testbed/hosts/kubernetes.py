@@ -220,7 +220,7 @@ class KubernetesHost(RemoteHost):
         for container in status.get("containerStatuses", []):
             if waiting := container.get("state", {}).get("waiting"):
                 return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
-        return str(status.get("message") or status.get("reason") or "the node does not tell of it")
+        return str(status.get("message") or status.get("reason") or "the node gives no reason")
 
     async def _spawn(self, command: str) -> RemoteProcess:
         # Process 1 of the node, which the pod sees, has the node's namespaces. The shell has its

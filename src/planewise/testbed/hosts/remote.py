@@ -106,7 +106,7 @@ class SshHost(RemoteHost):
         PlanewiseError: it cannot be reached, or it does not let us in.
     """
 
-    remedy = "check with `ssh` that the server can be reached without a question"
+    remedy = "check with `ssh` that the server can be reached without a prompt"
     errors = asyncssh.Error
 
     def __init__(self, name: str, target: SshTarget) -> None:
@@ -252,7 +252,7 @@ class LabHost(SshHost):
         PlanewiseError: the lab is not up, or the host does not run.
     """
 
-    remedy = "`planewise lab status` says how the host fares"
+    remedy = "`planewise lab status` shows the state of the host"
 
     def __init__(self, lab_name: str, host: lab.HostId, *, name: str) -> None:
         self._lab_use = ExitStack()
@@ -281,7 +281,7 @@ class LabHost(SshHost):
         return super().program(local)  # made after the host had looked there
 
     def close(self) -> None:
-        """See `SshHost.close`; lets go of the lab."""
+        """See `SshHost.close`; releases the lab."""
         super().close()
         self._lab_use.close()
 

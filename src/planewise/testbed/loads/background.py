@@ -236,7 +236,7 @@ class BackgroundLoad:
             raise PlanewiseError(
                 f"a part of the background load ended by itself: {names}",
                 remedy=f"it lasts {self.spec.limit_s:g} s: raise its limit_s, or see whether "
-                "something ended its guests (the kernel log tells of memory that ran out)",
+                "something ended its guests (the kernel log reports a lack of memory)",
             )
 
     def work(self) -> Work:

@@ -70,7 +70,9 @@ class BridgePlane(Plane):
             *on_link(guest),
         )
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """Static neighbours and static entries of the switch against flooding.
 
         A server's bridge learns instead: a NIC that joins a bridge with static entries stops to

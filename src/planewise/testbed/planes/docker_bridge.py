@@ -70,7 +70,9 @@ class DockerBridgePlane(Plane):
         links = host.run(["ip", "-json", "link"]).json()
         return next((str(link["ifname"]) for link in links if link["ifindex"] == index), "")
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """The static neighbour by IPv4: Docker's network has no IPv6."""
         return neighbours(guest, peer, peer.mac)[:1]
 

@@ -120,7 +120,11 @@ class OpenVswitchBridge(Switch):
         """How it forwards; see `Plane.remarks`."""
         if datapath_of(host, alone=local) == "system":
             return ("Open vSwitch forwards in the kernel (datapath system)",)
-        reason = "this kernel has none for it" if local else "the kernel's is not ours on a server"
+        reason = (
+            "this kernel has none for it"
+            if local
+            else "another switch may use the kernel's on a server"
+        )
         return (f"Open vSwitch forwards in user space (datapath netdev), as {reason}",)
 
 

@@ -71,7 +71,7 @@ class Switch(ABC):
     def entries(
         self, site: Site, port: str, guest: Guest, peer: Guest, within: bool
     ) -> tuple[Step, ...]:
-        """Static entries of a guest, behind `port`, and of its peer (see `Plane.introduce`)."""
+        """Static entries of a guest, behind `port`, and of its peer."""
         entry = self.static_entry(site, port, guest.mac)
         return (entry,) if within else (entry, self.static_entry(site, site.nic, peer.mac))
 
@@ -138,7 +138,7 @@ class Plane:
     for_vms: ClassVar[str] = "virtual machines have none like it"
     """Their plane of the same path, where it attaches no virtual machine itself."""
     remedy: ClassVar[str] = ""
-    """The way out where the host has not what it needs."""
+    """What to do where the host lacks something."""
     not_measurable: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that do not exist for this plane, with the reason."""
 
@@ -209,7 +209,9 @@ class Plane:
         """The host side of a guest that is plugged in; empty where the host has none."""
         return self.host_interface(guest)
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """Steps that set `peer`'s addresses permanently: none is resolved, no frame is flooded.
 
         `within`: the peer lives on the same host.

@@ -85,7 +85,9 @@ class VethPlane(Plane):
             add_neighbour(*inside, _GATEWAY_IPV6, host_mac),
         )
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """Nothing to do: the guest only ever talks to its host."""
         return ()
 

@@ -182,7 +182,9 @@ class VhostUserPlane(VmPlane):
 
         return read
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """Static forwarding entries of both guests."""
         return self.switch.entries(site, guest.port, guest, peer, within)
 

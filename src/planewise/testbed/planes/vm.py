@@ -72,7 +72,9 @@ class VmPlane(Plane):
         interface counts them. The reader raises PlanewiseError when the switch does not answer."""
         return None
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """Static forwarding entries: no frame is ever flooded. (Neighbours are the guest's own.)"""
         return ()
 
@@ -98,6 +100,8 @@ class TapPlane(VmPlane):
             set_up(site.netns, port),
         )
 
-    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+    def static_neighbours(
+        self, site: Site, guest: Guest, peer: Guest, within: bool
+    ) -> tuple[Step, ...]:
         """Static forwarding entries of both guests."""
         return self.switch.entries(site, self.host_interface(guest), guest, peer, within)

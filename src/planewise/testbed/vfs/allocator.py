@@ -214,7 +214,7 @@ class Allocator:
                 process,
                 client,
                 lambda status: not any(vf.holder for vf in status.vfs),
-                "takes no VF back",
+                "did not reclaim its VFs",
             )
             self._end(process)
 
@@ -244,7 +244,7 @@ class Allocator:
                 raise PlanewiseError(refused[0].what, remedy=refused[0].remedy)
             return names <= {guest.id for guest in status.guests if guest.paravirtual_up}
 
-        self._await(process, client, managed, "does not take all guests in")
+        self._await(process, client, managed, "did not take over all guests")
 
     def _await(
         self,
@@ -292,7 +292,7 @@ class Allocator:
             def released(_: Status) -> bool:
                 return not self._host.run(argv).check().stdout.strip()
 
-            self._await(process, client, released, "does not let all guests go")
+            self._await(process, client, released, "did not release all guests")
             self._end(process)
 
 

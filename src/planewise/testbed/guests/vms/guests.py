@@ -296,7 +296,7 @@ class HostGuests:
             scratch.rename(log)
         return EndReason(
             f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
-            f"its console is kept in {log}; the kernel's log (`dmesg`) tells of a lack of memory",
+            f"its console is kept in {log}; the kernel's log (`dmesg`) reports a lack of memory",
         )
 
     def _last_words(self, guest: Guest) -> str:

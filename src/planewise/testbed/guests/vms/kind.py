@@ -108,7 +108,7 @@ class VirtualMachines(Guests):
                 continue
             if one.peer is not None:
                 self._vms.set_neighbours(one.guest, neighbours_of(one, peer))
-            entries += one.plane.introduce(one.site, one.guest, peer, one.within)
+            entries += one.plane.static_neighbours(one.site, one.guest, peer, one.within)
             switch = switch_named(self.state.switch)
             above = one.plane.on_uplink and one.site.uplink != one.site.nic
             if above and switch is not None and not one.within:

@@ -170,7 +170,7 @@ def _accelerator(
     if programs.kvm == "none":
         return Accelerator("tcg", f"there is no /dev/kvm on {host.place}")
     if programs.kvm == "shut":
-        return Accelerator("tcg", f"/dev/kvm on {host.place} may not be opened")
+        return Accelerator("tcg", f"/dev/kvm on {host.place} is not accessible")
     with scratch() as directory:
         initrd = directory / "pw-trial.initrd"
         initrd.write_bytes(initramfs.trial(busybox))
