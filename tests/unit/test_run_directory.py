@@ -7,6 +7,8 @@ import json
 import os
 import re
 import resource
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -220,3 +222,9 @@ def test_fields_of_a_newer_version_are_ignored_and_named_once(tmp_path: Path) ->
     with pytest.warns(NewerVersionWarning, match="newer planewise .*: later is ignored") as told:
         assert RunReader(path).trials()
     assert len({str(one.message) for one in told}) == 1
+
+
+def test_the_documented_fields_are_those_of_the_models() -> None:
+    script = Path(__file__).parents[2] / "packaging" / "formats.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], check=False)
+    assert done.returncode == 0, "run `python packaging/formats.py`"

@@ -1,5 +1,5 @@
 //! Packets for Planewise. Knows frames, clocks, sockets and histograms; knows nothing of planes,
-//! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/reference/formats.md).
+//! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/reference/probe-output.md).
 
 mod affinity;
 mod agent;

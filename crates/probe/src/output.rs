@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// Version of the JSON formats of this binary (docs/reference/formats.md).
+/// Version of the JSON formats of this binary (docs/reference/probe-output.md).
 pub const FORMAT: u32 = 1;
 
 /// A subcommand's output: common fields, then the subcommand's own on the same level.

@@ -84,7 +84,7 @@ class BurstLoad(Record):
     intended_pps: NonNegativeFloat
     """Rate within a burst."""
     achieved_pps: NonNegativeFloat
-    """The same as it was, the median over all whole bursts; 0 where none was sent whole."""
+    """The achieved rate within a burst, median over whole bursts; 0 if none was sent whole."""
 
 
 class OfferedLoad(Record):
@@ -93,7 +93,7 @@ class OfferedLoad(Record):
     intended_pps: NonNegativeFloat
     """Of bursts the mean, pauses included, as `achieved_pps`."""
     achieved_pps: NonNegativeFloat
-    """What the generator really sent per second; differs from `intended_pps` when it slipped."""
+    """What the generator really sent per second."""
     size_bytes: NonNegativeInt
     """Frame size, with the 4-byte FCS."""
     burst: BurstLoad | None = None
@@ -110,7 +110,7 @@ class Counts(Record):
 
     sent: NonNegativeInt
     received: NonNegativeInt
-    """Distinct packets that came back (RTT) or arrived (load); late ones are among them."""
+    """Distinct packets that came back (RTT) or arrived (load), late ones included."""
     lost: NonNegativeInt
     duplicate: NonNegativeInt = 0
     reordered: NonNegativeInt = 0
@@ -138,7 +138,7 @@ class Latency(Record):
     p999_ns: float
     max_ns: int
     hdr: str | None = None
-    """HdrHistogram (V2, deflate, base64), 3 significant digits; None for negative values."""
+    """HdrHistogram (V2, deflate, base64), 3 significant digits; none for negative values."""
 
 
 class Capture(Record):
@@ -152,22 +152,20 @@ class Capture(Record):
 
 
 class HostState(Record):
-    """What may change on a host from trial to trial, and shifts results. None: not known here."""
+    """A host around a trial: what changes from trial to trial and shifts results."""
 
     governor: str = "none"
-    """Frequency governor; `none` where there is no frequency driver, all of them where they
-    differ."""
+    """Frequency governor; `none` without a frequency driver, all of them if they differ."""
     cpu_mhz: NonNegativeFloat | None = None
     """Mean clock of all CPUs, right after the trial."""
     temperature_c: float | None = None
     """The hottest thermal zone, right after the trial."""
     throttled: NonNegativeInt | None = None
-    """How often CPUs were slowed down for their heat during the trial."""
+    """Number of thermal throttlings during the trial."""
     steal: Share | None = None
-    """Share of all CPUs' time that the hypervisor gave to others, from before the trial's
-    processes start to after their end."""
+    """Share of all CPUs' time that the hypervisor gave to others."""
     foreign_cpu: Share | None = None
-    """Share of all CPUs' time used by processes that are not Planewise's, over the same time."""
+    """Share of all CPUs' time used by processes other than Planewise's."""
     offloads: dict[str, str] = {}
     """Enabled offloads of each NIC of the host, by name."""
 
@@ -184,7 +182,7 @@ class VnfTotal(Record):
     dropped: NonNegativeInt = 0
     """Packets for it that found its ring or queue full."""
     busy: Share | None = None
-    """Share of its core's time spent on packets, not on polling in vain; None: it does not tell."""
+    """Share of its core's time spent on packets, not on empty polls, if it reports that."""
 
 
 class CoreUse(Record):
@@ -196,21 +194,20 @@ class CoreUse(Record):
     used: Share
     """Share of its time that was not idle; a polling thread never is."""
     ours: Share | None = None
-    """Share of its time that these tasks got; None where they are no threads of their own."""
+    """Share of its time that these tasks got, if they are threads of their own."""
     working: Share | None = None
-    """Share of its time that they spent on packets, not on polling in vain; None: not told."""
+    """Share of its time that they spent on packets, not on empty polls, if they report that."""
 
 
 class FrameAccount(Record):
-    """Where every frame went of a trial of a chain, from before the first was sent until all
-    were at rest, the warm-up's among them."""
+    """Where the frames of a chain's trial went, warm-up included."""
 
     sent: NonNegativeInt
     received: NonNegativeInt
     lost: dict[str, int] = {}
-    """By place, along the way: `to vnf1`, `in vnf1`, …; places that lost none are left out."""
+    """By place along the way: `to vnf1`, `in vnf1`, …"""
     foreign: NonNegativeInt = 0
-    """Frames at the end that were not the generator's, or copies: no part of `received`."""
+    """Frames at the end that were copies or not the generator's; not in `received`."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -223,9 +220,9 @@ class ChainResult(Record):
     """Throughput of a chain in one trial."""
 
     offered_pps: NonNegativeFloat
-    """What the generator handed over; in overload more than is carried."""
+    """What the generator sent; in overload more than is carried."""
     delivered_pps: NonNegativeFloat
-    """What came back to it."""
+    """What returned to it."""
     tx_pps: NonNegativeFloat
     """What all functions sent, summed: the publication's measure."""
     tx_bps: NonNegativeFloat
@@ -238,7 +235,6 @@ class ChainResult(Record):
     why: str
     """What shows it, one sentence."""
     frames: FrameAccount | None = None
-    """None in runs of older versions."""
 
 
 class TcpResult(Record):
@@ -348,43 +344,42 @@ class AllocResult(Record):
 
     vfs: NonNegativeInt
     window_s: NonNegativeFloat
-    """From the end of the warm-up to the end of the steady load, by the daemon's clock."""
+    """From the warm-up's end to the steady load's, by the daemon's clock."""
     guests: dict[str, ManagedGuest]
     groups: dict[str, Latency] = {}
-    """By requests a second, as `10`: the round-trip times of all guests of a group together."""
+    """Round-trip times of all guests of a group, by its requests a second."""
     moves: tuple[GuestMove, ...] = ()
     daemon: DaemonUse
     change: Reaction | None = None
-    """None where the load did not change."""
+    """Only if the load changed."""
     zero_ns: int | None = None
-    """The sender's stamp at the end of the warm-up: by it, packets have a time as moves have."""
+    """The sender's stamp at the end of the warm-up."""
     clock_error_s: NonNegativeFloat | None = None
-    """How far that may be off, as the clocks of two hosts are compared."""
+    """How far that may be off."""
     switch: tuple[SwitchPhase, ...] = ()
-    """Of a trial in which one guest, the first, is given a VF and loses it again."""
+    """If the first guest is given a VF and loses it again."""
     download: Download | None = None
-    """None where nobody downloads."""
+    """If a guest downloads."""
     recording: str | None = None
-    """All that the daemon was told and decided: a file, relative to the run directory."""
+    """File of all that the daemon was told and decided."""
 
 
 class BackgroundResult(Record):
-    """What the background guests that make the load did, from the begin of a trial to its end."""
+    """What the background guests did during a trial."""
 
     unit: Literal["cpus", "pps"]
-    """CPUs that guests of the loaded host burnt, or datagrams a second that guests sent to it."""
+    """CPUs that guests used, or datagrams a second that they sent."""
     window_s: NonNegativeFloat
-    """Of the average guest: each is counted over its own."""
+    """Of the average guest."""
     wanted: NonNegativeFloat | None = None
-    """Of all guests together; None: as much as they could."""
+    """Of all guests together, unless as much as they can."""
     achieved: NonNegativeFloat
     resolution: NonNegativeFloat
-    """Least difference that the windows tell: a cycle or burst of each guest lies in its or not,
-    and it takes its time to answer."""
+    """Error of the guests' windows."""
     guests: dict[str, NonNegativeFloat]
     """By guest."""
     received_pps: NonNegativeFloat | None = None
-    """What arrived at the guests that were sent to, of everything."""
+    """What arrived at the receiving guests."""
 
 
 class Figure(Record):
@@ -400,19 +395,19 @@ class Figure(Record):
 
 
 class TrialRecord(Record):
-    """One finished trial: one line of trials.jsonl."""
+    """One finished trial."""
 
     trial: str
     """Unique in the run: `<cell>#r<replicate>` and for load trials `@<offered pps>`."""
     kind: TrialKind
     cell: dict[str, Level]
-    """The factor levels that this trial has, by factor name (`plane`, `load_type`, …)."""
+    """Factor levels by name (`plane`, `load_type`, …)."""
     block: NonNegativeInt
     replicate: NonNegativeInt
     order: NonNegativeInt
     """Place in the run's real order, from 0."""
     started: datetime
-    """By the clock of the machine that ran the experiment."""
+    """By the clock of planewise's machine."""
     duration_s: NonNegativeFloat
     status: Literal["done", "failed"] = "done"
     reason: str = ""
@@ -422,16 +417,14 @@ class TrialRecord(Record):
     loss: tuple[LossPart, ...] = ()
     latency: dict[Metric, Latency] = {}
     not_measurable: dict[Metric, str] = {}
-    """Metrics that do not exist for this plane, with the reason. Never a zero instead."""
+    """Metrics that do not exist for this plane, with the reason."""
     cpu: dict[str, dict[str, Share]] = {}
-    """By host (`sender`, `responder`, or `shared` when both are one machine) and mpstat mode
-    (`usr nice sys iowait irq soft steal guest gnice idle`): share of all CPUs' time. `unaccounted`
-    is time of which the kernel tells no mode; runs from before it have it in all modes alike."""
+    """By host (`sender` and `responder`, or `shared` if they are one machine) and mpstat mode:
+    share of all CPUs' time. `unaccounted` is time that the kernel assigns to no mode."""
     cpu_window_s: NonNegativeFloat | None = None
-    """How long `cpu` was counted, where that was not `duration_s`. Clock ticks tell nothing of less
-    than a second: such `cpu` counts nowhere."""
+    """How long `cpu` was counted, if not `duration_s`. Below a second it is too coarse to use."""
     background: BackgroundResult | None = None
-    """Of a trial beside background load; runs from before it did not record what was achieved."""
+    """The background load that was achieved."""
     host: dict[str, HostState] = {}
     """By host, as in `cpu`: its state around this trial."""
     schedule_slip_ns: Latency | None = None
@@ -445,16 +438,15 @@ class TrialRecord(Record):
     figures: dict[str, Figure] = {}
     """By the name of the metric, of a trial of kind `other`."""
     generator: str | None = None
-    """Of a load trial, which backend of pw-probe sent; None in runs from when there was one."""
+    """Of a load trial, the backend of pw-probe that sent."""
     generator_max_pps: float | None = None
-    """What it can send where no plane limits it [packet/s], measured once a session."""
+    """The generator's rate without a plane's limit [packet/s], measured once a session."""
     sink: str | None = None
-    """Of a load trial, which backend of pw-probe counted."""
+    """Of a load trial, the backend of pw-probe that counted."""
     limits: tuple[Limit, ...] = ()
     missed: tuple[str, ...] = ()
-    """Factors of the cell whose level it did not keep within 1 %: it counts in no comparison or
-    average at that level. Runs from before this field are judged by what they recorded
-    (`planewise.store.levels`)."""
+    """Factors of the cell whose level it missed by more than 1 %: it is in no comparison or
+    average at that level."""
     warnings: tuple[str, ...] = ()
     packets: str | None = None
     """Per-packet samples: path of a Parquet file, relative to the run directory."""
@@ -483,7 +475,7 @@ class Throughput(Record):
 
 
 class KpiSample(Record):
-    """About a second of a chain under load: one line of kpis.jsonl."""
+    """About a second under load."""
 
     at: datetime
     """End of the interval."""
@@ -500,7 +492,7 @@ class KpiSample(Record):
 
 
 class Disturbance(Record):
-    """Something on a host that would disturb a measurement."""
+    """What would disturb a measurement on a host."""
 
     name: str
     value: str
@@ -519,7 +511,7 @@ class PlaneAvailability(Record):
 
 
 class Fingerprint(Record):
-    """What a host is: enough to tell whether two runs can be compared."""
+    """A host: enough to tell whether two runs can be compared."""
 
     hostname: str
     kernel: str
@@ -528,10 +520,10 @@ class Fingerprint(Record):
     cpus: NonNegativeInt
     memory_bytes: NonNegativeInt
     virtualisation: str
-    """`none`, or the hypervisor's name; then all times here are virtualised times."""
+    """`none`, or the hypervisor's name: then treat absolute times with caution."""
     clocksource: str
     governor: str
-    """Frequency governor of the CPUs; `none` where there is no frequency driver."""
+    """Frequency governor of the CPUs; `none` without a frequency driver."""
     smt: str
     mitigations: dict[str, str] = {}
     nics: tuple[dict[str, str], ...] = ()
@@ -549,20 +541,20 @@ class SkippedCell(Record):
 
 
 class Session(Record):
-    """A run is measured in one or more sittings: `--resume` begins another."""
+    """One sitting of a run; `--resume` begins another."""
 
     started: datetime
     first_order: NonNegativeInt
     """`order` of its first trial."""
     changed: tuple[str, ...] = ()
-    """What is not as it was when the run began, as `kernel: 6.1.0 is now 6.2.0`."""
+    """Changes since the run began, as `kernel: 6.1.0 is now 6.2.0`."""
 
 
 RunStatus = Literal["running", "done", "interrupted", "failed"]
 
 
 class RunInfo(Record):
-    """run.json."""
+    """What was measured, on what, and how it ended."""
 
     format: Literal[1] = 1
     run: str
@@ -574,14 +566,13 @@ class RunInfo(Record):
     """The design, resolved: nothing left to defaults."""
     seed: int
     hosts: dict[str, Fingerprint]
-    """By role, as in `TrialRecord.cpu`."""
+    """By role: `sender`, `responder`, `shared`."""
     testbed: dict[str, str] = {}
-    """Where it ran, as it was asked for: `sender`, `responder`, `nic`; `lab` where it was a lab of
-    its own. Empty: on this machine."""
+    """Where it was asked to run: `sender`, `responder`, `nic`, `lab`; empty: on this machine."""
     emulated: str = ""
-    """Why absolute times of this run are not those of hardware; empty when they are."""
+    """Why absolute times are not those of hardware, else empty."""
     differences: dict[str, tuple[str, ...]] = {}
-    """By plane, what differs from the other planes besides the plane, and cannot be made alike."""
+    """By plane, other unavoidable differences from the other planes."""
     started: datetime
     finished: datetime | None = None
     status: RunStatus = "running"
@@ -593,4 +584,4 @@ class RunInfo(Record):
     """Cells of the design that could not be run here."""
     sessions: tuple[Session, ...] = ()
     result: dict[str, object] = {}
-    """What a search found, as `planewise search --json` prints it, without the list of trials."""
+    """A search's result, as `planewise search --json` prints it."""

@@ -23,24 +23,19 @@ class RankedPlane(Record):
     """95 % interval, over blocks; None where there are too few, and where it is open."""
     high: float | None = None
     effect: float | None = None
-    """Relative difference to the best plane of this ranking, from the comparison of the two: 0.25
-    is 25 % worse. None for the best plane."""
+    """Relative difference to the best plane: 0.25 is 25 % worse. Missing for the best."""
     effect_low: float | None = None
-    """95 % confidence sequence of `effect`; None where it is open."""
+    """95 % interval of `effect`; missing where it is open."""
     effect_high: float | None = None
     effect_bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
-    """Whether `effect` is exact or a bound; nothing is known of an unbounded one."""
     note: str = ""
-    """A remark in one sentence: a tie, a limit, a verdict."""
+    """A remark: a tie, a limit, a verdict."""
     frequency_pps: float | None = None
-    """Rate of the probes, where the run has several rates: each has rankings of its own."""
+    """Rate, pattern and application of the probes, where the run has several."""
     pattern: str = ""
-    """Pattern of the probes, where the run has several patterns."""
     application: str = ""
-    """The application that answered the probes, where the run has one, too."""
     bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
-    """`at least`: something else was the limit, or the ladder ended before. `at most`: the plane
-    does `value` or less."""
+    """`at least`: something else was the limit, or the ladder ended before."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +49,7 @@ class RankedPlane(Record):
 
 
 class Recommendation(Record):
-    """recommendation.json: the recommendation in words, with its reasons."""
+    """The recommendation in words, with its reasons."""
 
     plane: str | None
     """None where no plane is known to be the best."""

@@ -1,4 +1,4 @@
-"""What `pw-probe` prints, as types (docs/reference/formats.md); unused fields are ignored."""
+"""What `pw-probe` prints, as types (docs/reference/probe-output.md); unused fields are ignored."""
 
 from __future__ import annotations
 
