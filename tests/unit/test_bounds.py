@@ -149,7 +149,7 @@ def shown_in_report(advice: Recommendation) -> list[tuple[str, Bound, str]]:
     """The report's entries, the small print with them, and what they are bounds of."""
     by_text = []
     for title, table in rankings(cast("RunData", SimpleNamespace(recommendation=advice))):
-        metric = {"Median": "rtt_p50", "99th": "rtt_p99", "Highest": "forwarded"}
+        metric = {"Median": "rtt_p50", "99th": "rtt_p99", "Forwarding": "forwarded"}
         name = metric.get(title.split()[0], "cpu")
         for plane, entry, *_ in table.rows:
             (place,) = (

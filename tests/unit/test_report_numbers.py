@@ -266,6 +266,6 @@ def test_a_load_beyond_the_ladder_is_bounded_by_its_interval_and_not_by_the_last
 
 
 def test_a_point_whose_blocks_are_mostly_bounds_is_shown_as_one() -> None:
-    said = Curves("throughput", "highest forwarding rate", "rate", ()).shown
+    said = Curves("throughput", "forwarding rate at the best load", "rate", ()).shown
     assert said(Point.of([exact(1e6), at_least(2e6), at_least(3e6)])) == "at least 2 Mpps"
     assert said(Point.of([exact(1e6), exact(2e6), at_least(3e6)])) == "2 Mpps"

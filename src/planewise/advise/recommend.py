@@ -325,7 +325,7 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple
     for metric, label, show in (
         ("rtt_p50", "median round-trip time", time_text),
         ("rtt_p99", "99th percentile of round-trip time", time_text),
-        ("forwarded", "highest forwarding rate", rate_text),
+        ("forwarded", "forwarding rate at the best load", rate_text),
         ("cpu", "kernel CPU time per packet", time_text),
     ):
         loads = dict.fromkeys(place.load_type for place in rankings[metric])

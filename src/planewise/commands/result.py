@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _METRICS = {
     "rtt_p50": ("median RTT", TIMES),
     "rtt_p99": ("99th percentile RTT", TIMES),
-    "forwarded": ("highest forwarding rate", RATES),
+    "forwarded": ("forwarding rate at the best load", RATES),
     "cpu": ("kernel CPU per packet", TIMES),
 }
 _FIRST = ("rtt_p50", "forwarded")

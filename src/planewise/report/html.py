@@ -320,7 +320,7 @@ _FIRST_SCREEN = ("rtt_p50", "forwarded")
 _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "rtt_p50": ("Median round-trip time", time_text),
     "rtt_p99": ("99th percentile of the round-trip time", time_text),
-    "forwarded": ("Highest forwarding rate", rate_text),
+    "forwarded": ("Forwarding rate at the best load", rate_text),
     "cpu": ("Kernel CPU time per forwarded packet", time_text),
 }
 

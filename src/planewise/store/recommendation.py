@@ -16,8 +16,8 @@ class RankedPlane(Record):
     load_type: str
     """Under which load (`none`, `cpu`, `network`, `all`)."""
     metric: Literal["rtt_p50", "rtt_p99", "forwarded", "cpu"]
-    """`rtt_p50` and `rtt_p99` of RTT trials in ns; `forwarded` the highest forwarding rate of a
-    block's load trials in packet/s; `cpu` kernel CPU time per forwarded packet in ns."""
+    """`rtt_p50` and `rtt_p99` of RTT trials in ns; `forwarded` the forwarding rate at the best load
+    in packet/s; `cpu` kernel CPU time per forwarded packet in ns."""
     value: float
     low: float | None = None
     """95 % interval, over blocks; None where there are too few, and where it is open."""

@@ -20,9 +20,10 @@ from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded
 from planewise.judge.statistics.values import (
     MeasuredValue,
+    best_load,
     figure_of,
+    forwarded,
     goodput,
-    highest,
     ndr,
     pdr,
     transmitted,
@@ -148,7 +149,7 @@ _PARTS: Mapping[str, tuple[str, Literal["overhead", "response"]]] = {
 _OTHERS = {
     "jitter": Metric("jitter", "jitter (99th percentile of the delay variation)", "ns", True),
     "loss": Metric("loss", "loss of probe packets", "share", True),
-    "throughput": Metric("throughput", "highest forwarding rate", "pps", False),
+    "throughput": Metric("throughput", "forwarding rate at the best load", "pps", False),
     "ndr": Metric("ndr", "NDR", "pps", False),
     "pdr": Metric("pdr", "PDR at 0.5 % loss", "pps", False),
     "cpu_per_packet": Metric("cpu_per_packet", "kernel CPU time per packet", "ns", True),
@@ -232,8 +233,10 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         return _of_trial(samples, _OTHERS[name], lambda trial: _jitter(trial, source), "rtt")
     if name == "loss":
         return _of_trial(samples, _OTHERS[name], _loss, "rtt")
-    if name in ("throughput", "ndr", "pdr"):
-        of_block = {"throughput": highest, "ndr": ndr, "pdr": pdr}[name]
+    if name == "throughput":
+        return _of_load(samples, _OTHERS[name], forwarded_at_best(samples))
+    if name in ("ndr", "pdr"):
+        of_block = {"ndr": ndr, "pdr": pdr}[name]
         return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
     if name in _OF_TRIAL:
         return _of_trial(samples, _OTHERS[name], _OF_TRIAL[name])
@@ -388,6 +391,19 @@ def _of_load(
             if measured is not None:
                 observations.append(_observation(sample, trials[0], measured))
     return Observed(metric, tuple(observations))
+
+
+def forwarded_at_best(
+    samples: Sequence[RunSample],
+) -> Callable[[Sequence[TrialRecord], RunInfo], MeasuredValue | None]:
+    """What a block of a cell forwarded at the load that is best for the cell over all blocks."""
+    cells: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
+    for sample in samples:
+        for trial in _done(sample):
+            if trial.kind == "load":
+                cells[(sample.info.run, *sorted(trial.cell.items()))].append(trial)
+    best = {cell: best_load(trials) for cell, trials in cells.items()}
+    return lambda trials, info: forwarded(trials, best[(info.run, *sorted(trials[0].cell.items()))])
 
 
 _OF_TRIAL: Mapping[str, Callable[[TrialRecord], MeasuredValue | None]] = {

@@ -35,10 +35,34 @@ def forwarded_pps(trial: TrialRecord) -> float | None:
     return trial.load.achieved_pps * trial.counts.received / trial.counts.sent
 
 
-def highest(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
-    """The best forwarding rate; where its trial lost nothing, more is possible: up to the next load
-    that lost something, and without limit where there is none."""
-    rates = [(rate, t.is_bound, t) for t in trials if (rate := forwarded_pps(t)) is not None]
+def best_load(trials: Sequence[TrialRecord]) -> float | None:
+    """The offered load of a cell at which it forwards most on average, of those that at least half
+    of its blocks measured. The greatest rate of each block would count the luckiest trial."""
+    rates: dict[float, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trial in trials:
+        if trial.load is not None and (rate := forwarded_pps(trial)) is not None:
+            rates[trial.load.intended_pps][trial.block].append(rate)
+    most = max(map(len, rates.values()), default=0)
+    means = {
+        load: statistics.fmean(map(statistics.fmean, by_block.values()))
+        for load, by_block in rates.items()
+        if 2 * len(by_block) >= most
+    }
+    return max(means, key=lambda load: means[load], default=None)
+
+
+def forwarded(trials: Sequence[TrialRecord], load_pps: float | None) -> MeasuredValue | None:
+    """The forwarding rate of a block at this load, or its greatest where it lacks the load.
+
+    Where the trial lost nothing, more is possible: up to the next load that lost something, and
+    without limit where there is none.
+    """
+    at_load = [t for t in trials if t.load is not None and t.load.intended_pps == load_pps]
+    rates = [
+        (rate, trial.is_bound, trial)
+        for trial in at_load or trials
+        if (rate := forwarded_pps(trial)) is not None
+    ]
     if not rates:
         return None
     rate, limited, trial = max(rates, key=lambda item: item[:2])
