@@ -30,6 +30,7 @@ from planewise.store.rundir import RunReader
 from planewise.testbed.loads.background import STRESS_NG
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp, write
+from tests.unit.test_run_directory import make_info
 from tests.unit.vega_schema import fits_schema
 
 DESIGNS = [
@@ -320,7 +321,7 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked_and_ex
             assert set(record.missed) <= {factor for factor, _ in off}
             kept = keeps_levels(record)
             assert kept == (record.missed == ())
-            alone = RunSample("run", None, [record])  # type: ignore[arg-type]
+            alone = RunSample("run", make_info(), [record])
             assert len(observe([alone], "loss").observations) == int(kept)
 
 

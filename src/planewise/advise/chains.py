@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from planewise.judge.statistics import Family, RunSample, compare_levels, observe
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
-from planewise.judge.statistics.sentences import bound_text
+from planewise.judge.statistics.sentences import bound_text, sentence
 from planewise.store.cells import level_words
 from planewise.store.models import Limit, RunInfo, TrialRecord
 from planewise.store.recommendation import Recommendation
@@ -75,8 +75,10 @@ def _best_plane(
     names = " and ".join(str(value.level) for value in values[:2])
     if comparison is None:
         return None, f"{prefix}{names} were not measured under one condition"
+    if comparison.outcome == "too few blocks":
+        return None, f"{prefix}{sentence(comparison, family).rstrip('.')}"
     if comparison.outcome != "better":
-        return None, f"{prefix}{names} are not told apart by this run"
+        return None, f"{prefix}{names} are not distinguishable by this run ({comparison.why})"
     return (
         str(best.level),
         f"{prefix}use {best.level}: it carries {bound_text(best.bound, show(best.value))}, "

@@ -7,7 +7,7 @@ that `planewise compare` uses (judge/statistics). What the data do not tell apar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from planewise.advise.chains import recommend_chains
 from planewise.advise.policies import recommend_policies
@@ -22,9 +22,10 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
+from planewise.judge.statistics.comparison import least_blocks
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first
-from planewise.judge.statistics.sentences import bound_text
+from planewise.judge.statistics.sentences import bound_text, sentence
 from planewise.judge.verdict import judge
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Sending, sending_of
@@ -46,6 +47,27 @@ _METRICS = {
     "cpu": "cpu_per_packet",
 }
 """Names of rankings, and of the metrics (judge/statistics) that they rest on."""
+_GUESTS = {
+    "namespace": "namespaces and containers",
+    "container": "containers",
+    "vm": "virtual machines",
+    "process": "functions in processes",
+}
+_NO_ADVICE = ("No plane", "There is no", "Only ")
+_FUNCTIONS: Mapping[str, str] = {
+    "macvlan": "the host cannot reach its own guests over macvlan",
+    "ipvlan": "all guests share the host's MAC address, and the host cannot reach its own guests "
+    "over ipvlan",
+    "routed": "guests on routed share no Ethernet segment: no broadcasts, ARP or DHCP among them",
+    "vf": "the number of VFs is limited, and the host's filters do not see a VF's packets",
+    "vf-passthrough": "a guest with a VF passed through cannot migrate live, and the host's "
+    "filters do not see its packets",
+    "macvtap-bridge": "the host cannot reach its own guests over macvtap",
+    "macvtap-vf": "the number of VFs is limited, and the host cannot reach its own guests over "
+    "macvtap",
+    "vhost-user": "the switch polls a core of its own, also when idle, and guests need huge pages",
+}
+"""What an operator must know of a plane that no measurement shows."""
 
 
 def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
@@ -59,6 +81,14 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
         if len(groups) > 1
         else _recommend(done, info)
     )
+    kinds = {str(trial.cell.get("guest", "namespace")) for trial in done}
+    if advice.ranking and len(kinds) == 1 and not advice.headline.startswith(_NO_ADVICE):
+        guests = _GUESTS.get(kind := kinds.pop(), kind)
+        text = advice.headline.replace("Use ", "use ", 1)
+        headline = (
+            f"For {guests}: {text if advice.headline.startswith('Use ') else advice.headline}"
+        )
+        advice = advice.model_copy(update={"headline": headline})
     if not missed:
         return advice
     whose, verb = ("its", "counts") if missed == 1 else ("their", "count")
@@ -120,11 +150,12 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
     lossy = lossy_planes(done, info)
     eligible = rankings_of([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
     overall = [place for place in eligible["rtt_p50"] if place.load_type == ALL_LOADS]
-    reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
+    measured = {str(trial.cell["plane"]) for trial in done}
+    reservations = (*_limits_of_the_data(done, info), *_not_tried(info, measured))
     if any(trial.kind in ("chain", "tcp") for trial in done):
         return recommend_chains(done, info, _limits_of_the_data(done, info))
     if any(trial.kind == "alloc" for trial in done):
-        return recommend_policies(done, info, (*_limits_of_the_data(done, info), *_not_tried(info)))
+        return recommend_policies(done, info, reservations)
     if not rankings["rtt_p50"]:
         return Recommendation(
             plane=None,
@@ -132,21 +163,20 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
             reservations=reservations,
             ranking=ranking,
         )
-    plane, headline = _choose(overall, eligible["forwarded"], lossy)
+    few = _of_few_blocks([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
+    plane, headline = _choose(overall, eligible["forwarded"], lossy, few)
     shown_plane = plane or (overall or rankings["rtt_p50"])[0].plane
     reasons = _reasons(shown_plane, rankings)
-    verdicts = _verdict_reservations(done, shown_plane)
+    functions = [_FUNCTIONS[plane]] if plane in _FUNCTIONS else []
     return Recommendation(
         plane=plane,
         headline=headline,
         reasons=reasons,
-        reservations=(*verdicts, *reservations),
+        reservations=(*functions, *_verdicts(done, shown_plane), *reservations),
         ranking=ranking,
     )
 
 
-ENOUGH_BLOCKS = 8
-"""Blocks that tell a clear difference apart among a few planes and loads."""
 LOSS_VETO = 0.01
 """A plane that surely loses more than this share of its probes is not recommended."""
 
@@ -247,23 +277,41 @@ def _effect(family: Family, comparison: Comparison, best: float) -> dict[str, ob
 
 def _note(comparison: Comparison | None, best: str, value: LevelValue) -> str:
     if comparison is None:
-        return f"not told apart from {best}: never measured side by side"
+        return f"never measured side by side with {best}"
     if comparison.outcome == "worse":
         return ""
     if comparison.outcome == "practically the same":
         return f"practically the same as {best}"
     if value.bound != "exact":
-        return f"not told apart from {best}: only a bound of it is known"
-    return f"not told apart from {best}"
+        return f"not distinguishable from {best}: only a bound of it is known"
+    if comparison.outcome == "too few blocks":
+        return f"behind {best} in all of too few blocks"
+    return f"not distinguishable from {best}"
 
 
 # --- words --------------------------------------------------------------------------------------
 
 
+def _of_few_blocks(trials: Sequence[TrialRecord], info: RunInfo) -> str:
+    """What few blocks showed alike of the two fastest planes; empty where there are enough."""
+    observed = observe([RunSample("run", info, trials)], "rtt")
+    if not observed.observations:
+        return ""
+    family = compare_levels(observed, "plane", by="load_type")
+    best = [value.level for value in best_first(family, OVERALL)]
+    comparison = family.find(best[0], best[1]) if len(best) > 1 else None
+    if comparison is None or comparison.outcome != "too few blocks":
+        return ""
+    return sentence(comparison, family)
+
+
 def _choose(
-    overall: Sequence[RankedPlane], forwarded: Sequence[RankedPlane], lossy: Mapping[str, float]
+    overall: Sequence[RankedPlane],
+    forwarded: Sequence[RankedPlane],
+    lossy: Mapping[str, float],
+    few: str,
 ) -> tuple[str | None, str]:
-    """The plane (None when nothing decides) and the answer in one sentence.
+    """The plane (None when nothing decides) and the answer in one sentence or two.
 
     Both rankings are those of the planes that are not `lossy`.
     """
@@ -283,7 +331,7 @@ def _choose(
     if not rivals:
         second = overall[1]
         return best.plane, (
-            f"Use {best.plane}: over all loads its median round-trip time is "
+            f"Use {best.plane}. Over all loads its median round-trip time is "
             f"{value_of(best, time_text)}, {_shortfall(second)} that of "
             f"{second.plane}, the next best{left_out}."
         )
@@ -291,16 +339,19 @@ def _choose(
     rates = [place for place in forwarded if place.load_type == ALL_LOADS and place.plane in tied]
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
-            f"Use {rates[0].plane}: {list_text(tied)} are not told apart in round-trip time, and "
-            f"{rates[0].plane} forwards most, {value_of(rates[0], rate_text)}{left_out}."
+            f"Use {rates[0].plane}. {list_text(tied)} are not distinguishable in round-trip time, "
+            f"and {rates[0].plane} forwards most, {value_of(rates[0], rate_text)}{left_out}."
         )
     if all(place.note.startswith("practically") for place in rivals):
         return None, (
             f"{list_text(tied)} are practically the same here: keep the one that you run, or "
             f"choose by features{left_out}."
         )
+    if few:
+        return None, few
     return None, (
-        f"{list_text(tied)} cannot be told apart by this run; measure longer to decide{left_out}."
+        f"{list_text(tied)} are not distinguishable by this run{left_out}; more blocks may decide: "
+        "`planewise run --resume RUN --blocks 4`."
     )
 
 
@@ -358,30 +409,33 @@ def _range(place: RankedPlane, show: Callable[[float], str]) -> str:
     return f", 95 % interval {show(place.low)} to {show(place.high)}"
 
 
-def _verdict_reservations(trials: Sequence[TrialRecord], plane: str) -> list[str]:
-    words = []
+def _verdicts(trials: Sequence[TrialRecord], first: str) -> list[str]:
+    """Every plane's verdict under each load, those of the plane `first` before the others."""
+    words: dict[bool, list[str]] = {True: [], False: []}
+    good = []
     for cell, curve in curves_from_trials(trials):
-        if cell.get("plane") != plane:
+        verdict, plane = judge(curve), str(cell.get("plane"))
+        load = LOAD_WORDS.get(str(cell.get("load_type", "none")), str(cell.get("load_type")))
+        if verdict.verdict == "GOOD":
+            good.append(f"{plane} {load}")
             continue
-        verdict = judge(curve)
-        if verdict.verdict != "GOOD":
-            load = LOAD_WORDS.get(str(cell.get("load_type", "none")), str(cell.get("load_type")))
-            words.append(
-                f"one throughput number cannot stand for {plane} {load} (BAD: {verdict.reason})"
-                if verdict.verdict == "BAD"
-                else f"whether one throughput number may stand for {plane} {load} is open "
-                f"({verdict.verdict}: {verdict.reason})"
-            )
-    return words
+        words[plane == first].append(
+            f"a single throughput figure misrepresents {plane} {load} (BAD: {verdict.reason})"
+            if verdict.verdict == "BAD"
+            else f"whether a single throughput figure represents {plane} {load} is undecided "
+            f"({verdict.verdict}: {verdict.reason})"
+        )
+    fine = [f"a single throughput figure represents {list_text(good)} (GOOD)"] if good else []
+    return [*words[True], *words[False], *fine]
 
 
 def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[str]:
     words = []
     blocks = len({trial.block for trial in trials})
-    if blocks < ENOUGH_BLOCKS:
+    if blocks < least_blocks():
         words.append(
-            f"it rests on {blocks} replicate{'s' if blocks != 1 else ''} of each cell: too few to "
-            "tell much apart; more --minutes of quick, or blocks of a design, help"
+            f"it rests on {count_text(blocks, 'block')}, and {least_blocks()} are needed to "
+            "conclude: raise --minutes, or the number of blocks"
         )
     if info.emulated:
         words.append(f"times are not those of hardware: {info.emulated}")
@@ -421,14 +475,20 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     return list(dict.fromkeys(words))
 
 
-def _not_tried(info: RunInfo) -> list[str]:
-    """Planes that this host cannot do; the ones with hardware might well be better."""
-    missing = [
-        plane.plane for plane in next(iter(info.hosts.values())).planes if not plane.available
-    ]
-    if not missing:
-        return []
-    return [
-        f"not measured, because this host cannot do them: {', '.join(missing)} "
-        "(`planewise doctor` says why)"
-    ]
+def _not_tried(info: RunInfo, measured: Collection[str]) -> list[str]:
+    """Planes that could have been measured, and planes that this host lacks."""
+    planes = next(iter(info.hosts.values())).planes
+    present = [plane.plane for plane in planes if plane.available and plane.plane not in measured]
+    missing = [plane.plane for plane in planes if not plane.available]
+    words = []
+    if present:
+        words.append(
+            f"available here but not measured: {', '.join(present)} (name them under `plane` in a "
+            "design for `planewise run`)"
+        )
+    if missing:
+        words.append(
+            f"not measured, because not supported on this host: {', '.join(missing)} "
+            "(`planewise doctor` says why)"
+        )
+    return words

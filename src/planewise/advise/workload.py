@@ -58,7 +58,7 @@ def advise(
         workload=workload,
         profile="" if profile is None else profile.name,
         emulated=emulated,
-        sentence=_sentence(ranking, workload),
+        sentence=_sentence(profile, ranking, workload),
         ranking=ranking,
         changes=tuple(changes(base, workload, best)),
         notes=(*_notes(base), *_gained(gain, workload)),
@@ -111,8 +111,11 @@ def _relative(forecast: PlaneForecast) -> PlaneForecast:
     )
 
 
-def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
+def _sentence(profile: Profile | None, ranking: Sequence[PlaneForecast], workload: Workload) -> str:
     best = ranking[0]
+    grounded = best.measured or best.place is not None
+    if profile is not None and workload.application != "kernel":
+        grounded |= best.plane in MODELLED
     chain = workload.chain
     chain_text = (
         f"{chain.chains} chains of {chain.vnfs} functions" if chain.through and chain.chains > 1
@@ -126,6 +129,12 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
         return (
             f"No plane gives all that is asked for {sized}; {words_of(best.plane)} comes nearest. "
             "What to give up is below."
+        )
+    if not grounded:
+        return (
+            f"No plane is recommended for {sized}: no run measured this chain, and no profile "
+            "predicts it. Measure it (`planewise run experiments/nfv-chains.yaml`, then `--run "
+            "RUN`), or give `--profile`."
         )
     text = f"Use {words_of(best.plane)} for {sized}"
     if workload.application == "kernel":
