@@ -167,7 +167,7 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
     plane, headline = _choose(overall, eligible["forwarded"], lossy, few)
     shown_plane = plane or (overall or rankings["rtt_p50"])[0].plane
     reasons = _reasons(shown_plane, rankings)
-    functions = [_FUNCTIONS[plane]] if plane in _FUNCTIONS else []
+    functions = [_FUNCTIONS[plane]] if plane is not None and plane in _FUNCTIONS else []
     return Recommendation(
         plane=plane,
         headline=headline,
