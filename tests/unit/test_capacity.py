@@ -231,7 +231,7 @@ def test_six_chains_of_cnf_testbed_show_the_switchs_core_and_predict_two_cores()
     two = predict_chains(found, chains_of("csc", 2))
     assert statistics.median(abs(chain.off) for chain in two) <= 0.10
     assert {chain.prediction.unknown for chain in two if chain.prediction} == {("switch_cores",)}
-    assert any("VNF core" in line and "not known" in line for line in found.open)
+    assert any("VNF core" in line for line in found.open)
 
 
 def test_pipelines_of_cnf_testbed_are_flat_and_virtual_machines_are_predicted() -> None:

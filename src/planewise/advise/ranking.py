@@ -157,7 +157,7 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
         f"{rate_text(prediction.interval[1])})"
     )
     beyond = " and ".join(WORDS[name] for name in prediction.unmeasured)
-    extrapolated = f" Extrapolated: this {beyond} was not measured." if beyond else ""
+    extrapolated = f" Extrapolated: no chain with this {beyond} was measured." if beyond else ""
     if prediction.unknown:
         missing = " and ".join(WORDS[name] for name in prediction.unknown)
         extrapolated += f" How far off is not known: measure a chain with this {missing}."

@@ -11,7 +11,7 @@ EMULATED = (
     "The profile is of an emulated host: its order of planes may hold, its figures say nothing of "
     "a real one and are not shown."
 )
-COLUMNS = ("plane", "Mpps", "95 %", "Gbit/s", "share", "p99 RTT", "cores", "bottleneck")
+COLUMNS = ("plane", "Mpps", "interval", "Gbit/s", "share", "p99 RTT", "cores", "bottleneck")
 NUMBERS = ("Mpps", "Gbit/s", "share", "p99 RTT", "cores")
 """The columns that hold numbers."""
 

@@ -43,7 +43,7 @@ class ThroughputRow(BaseModel):
     vnf_cores: _Count = 1
     """Cores of each function."""
     switch_threads: _Count | None = None
-    """Threads of the switch together; None: one a core."""
+    """Threads of the switch together; None where that is not known."""
 
     @property
     def plane(self) -> str:

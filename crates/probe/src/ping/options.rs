@@ -30,7 +30,7 @@ pub enum Protocol {
 ///
 /// Packets leave on schedule whether or not answers came. Each packet is stamped when it was due,
 /// when this program sent it, when the kernel handed it to the driver, when the driver handed over
-/// the answer, and when this program had it. Prints one JSON object; docs/reference/probe-output.md describes it.
+/// the answer, and when this program had it. Prints one JSON object (docs/reference/probe-output.md).
 ///
 /// With CAP_NET_RAW whole frames are sent by a packet socket and answers are read from a ring, which
 /// keeps this program's share of the time small; else, or with --path socket, the kernel's sockets

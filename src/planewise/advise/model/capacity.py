@@ -58,7 +58,7 @@ class ChainWorkload:
     vnf_cores: int = 1
     """Cores of each function."""
     switch_threads: int | None = None
-    """Threads of the switch on its cores together; None: one a core."""
+    """Threads of the switch on its cores together; None where that is not known."""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be."""
@@ -71,7 +71,7 @@ class ChainWorkload:
             (self.chains, "chains"),
             (self.switch_cores, "switch cores"),
             (self.vnf_cores, "cores a function"),
-            (self.threads_per_core, "threads a core"),
+            (self.threads_per_core or 1, "threads a core"),
         ):
             if not 1 <= number <= LONGEST:
                 raise BadInputError(
@@ -85,9 +85,9 @@ class ChainWorkload:
             )
 
     @property
-    def threads_per_core(self) -> float:
-        """Threads on each core of the switch."""
-        return (self.switch_threads or self.switch_cores) / max(self.switch_cores, 1)
+    def threads_per_core(self) -> float | None:
+        """Threads on each core of the switch; None where that is not known."""
+        return self.switch_threads and self.switch_threads / max(self.switch_cores, 1)
 
     @property
     def length(self) -> int:
@@ -227,7 +227,7 @@ def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction 
     if not limits or fitted is None:
         return Prediction(plane, chain, limits, None) if limits else None
     unmeasured: list[Dimension] = [
-        name for name, seen in fitted.seen.items() if getattr(chain, name) not in seen
+        name for name, seen in fitted.seen.items() if getattr(chain, name) not in (*seen, None)
     ]
     unknown = tuple(
         name

@@ -111,7 +111,7 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
     for plane in dict.fromkeys(row.plane for row in rows):
         own = [row for row in rows if row.plane == plane]
         profile, never = _fitted(profile, own, source)
-        seen = {name: sorted({getattr(row.chain, name) for row in own}) for name in WORDS}
+        seen = {name: sorted({getattr(row.chain, name) for row in own} - {None}) for name in WORDS}
         held = [
             _leave_out(start, own, name, values) for name, values in seen.items() if len(values) > 1
         ]
@@ -128,13 +128,13 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
         profile = profile.model_copy(update={"fitted": (*others, fitted)})
         if never:
             unknown.append(
-                f"{plane}: {' and '.join(never)} never limited a row, so how fast they are is not "
-                "known"
+                f"{plane}: how fast {' and '.join(never)} are, as they limited no row; measure a "
+                "short chain on more switch cores"
             )
         alone = [WORDS[name] for name, values in seen.items() if len(values) == 1]
         unknown.append(
-            f"{plane}: measured with one {', '.join(alone)} only; for another, measure a chain "
-            "that has it"
+            f"{plane}: intervals for any other {', '.join(alone)}, as all rows have the same; "
+            "measure chains that differ in it"
         )
     return Fit(profile, tuple(left_out), tuple(unknown))
 
