@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 
     from planewise.testbed.setting import Setting
 
-LOG: list[str] = []
-
 
 class FakeTestbed:
-    """Writes what it does to LOG; on two servers nothing of another testbed may stand beside it."""
+    """Writes down what each testbed is asked to arrange."""
 
-    standing: ClassVar[set[str]] = set()
+    made: ClassVar[list[FakeTestbed]] = []
 
-    def __init__(self, pair: SimpleNamespace, *_: object) -> None:
-        self.alone = pair.separate
-        self.kind = ""
+    def __init__(self, *_: object) -> None:
+        self.arranged: list[str] = []
+        self.made.append(self)
 
     def check(self, settings: list[Setting]) -> dict[Setting, str]:
         return {}
@@ -41,19 +39,23 @@ class FakeTestbed:
 
     @contextmanager
     def arrange(self, setting: Setting) -> Iterator[SimpleNamespace]:
-        self.kind = setting.kind
-        assert not self.alone or self.standing <= {self.kind}, "two kinds would have the same NIC"
-        self.standing.add(self.kind)
-        LOG.append(f"{setting.kind} on {setting.plane}")
+        self.arranged.append(f"{setting.kind} on {setting.plane}")
         yield SimpleNamespace()
 
     def close(self) -> None:
-        if self.kind in self.standing:
-            self.standing.discard(self.kind)
-            LOG.append(f"{self.kind} cleared")
+        self.made.remove(self)
 
 
-def visits(tmp_path: Path, separate: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.mark.parametrize(
+    ("separate", "by_testbed"),
+    [
+        (True, [["namespace on bridge", "vm on virtio-bridge", "namespace on macvlan"]]),
+        (False, [["namespace on bridge"], ["vm on virtio-bridge"], ["namespace on macvlan"]]),
+    ],
+)
+def test_two_servers_have_one_testbed_and_here_each_switch_and_kind_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separate: bool, by_testbed: list[list[str]]
+) -> None:
     path = tmp_path / "design.yaml"
     path.write_text(
         "factors: {guest: [namespace, vm], plane: [bridge, virtio-bridge, macvlan]}\n"
@@ -62,7 +64,6 @@ def visits(tmp_path: Path, separate: bool, monkeypatch: pytest.MonkeyPatch) -> l
         "  - {when: {guest: namespace}, require: {plane: [bridge, macvlan]}}\n"
     )
     design = load_design(path)
-    LOG.clear()
     pair = SimpleNamespace(separate=separate, machines={})
     monkeypatch.setattr(stations, "Testbed", FakeTestbed)
     monkeypatch.setattr(stations, "local_pair", lambda *_: nullcontext(pair))
@@ -72,31 +73,9 @@ def visits(tmp_path: Path, separate: bool, monkeypatch: pytest.MonkeyPatch) -> l
         for cell in [cell for cell in cells if cell not in opened.unavailable(cells)]:
             with opened.station(cell):
                 pass
-        seen = list(LOG)
-    assert not FakeTestbed.standing
-    return seen
-
-
-def test_kinds_of_guest_take_turns_at_the_nics_of_two_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert visits(tmp_path, True, monkeypatch) == [
-        "namespace on bridge",
-        "namespace cleared",
-        "vm on virtio-bridge",
-        "vm cleared",
-        "namespace on macvlan",
-    ]
-
-
-def test_on_this_machine_each_kind_has_hosts_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert visits(tmp_path, False, monkeypatch) == [
-        "namespace on bridge",
-        "vm on virtio-bridge",
-        "namespace on macvlan",
-    ]
+        arranged = [testbed.arranged for testbed in FakeTestbed.made if testbed.arranged]
+    assert sorted(arranged) == sorted(by_testbed)
+    assert not FakeTestbed.made
 
 
 class Failing(Trial):

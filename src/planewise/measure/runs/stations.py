@@ -1,8 +1,8 @@
 """The stations of a run: sets up the cells of a design, on this machine or on two servers.
 
-Guests stay from cell to cell; only the loads come and go. On this machine the hosts of namespaces
-cost nothing: each switch that a NIC can be a port of has a pair of its own, and going from cell to
-cell builds nothing. Two servers have one NIC each, which kinds of guest use in turn.
+Guests stay from cell to cell; only the loads come and go. Two servers have one testbed. On this
+machine hosts cost nothing: each switch that a NIC can be a port of has a pair of its own, so that
+going from cell to cell builds nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Literal, Self
 
-from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import BackgroundPart, Design
 from planewise.measure.runs.allocators import Allocators
@@ -69,10 +68,8 @@ class Stations:
         if design.alloc is not None and pair is not None:
             self._allocators = Allocators(design.alloc, self._options, pair)
         self._testbeds: dict[object, tuple[Testbed, Pair]] = {}
-        self._holder: object = None
-        """The key of the testbed that currently uses the servers' NICs."""
-        self._planes: dict[tuple[str, bool], None] = {}
-        """Planes that will be measured, and whether their guests are virtual machines."""
+        self._possible: dict[Setting, None] = {}
+        """Settings that can be built."""
         self._with_vfs = False
         self._vm_generators: dict[str, Generator] = {}
         self._chains_or_none: Chains | None = None
@@ -93,20 +90,15 @@ class Stations:
         guests = [cell for cell in cells if cell not in reasons and not cell.vnfs]
         if self._design.alloc is not None and self._allocators is None:
             return reasons | dict.fromkeys(guests, ALLOCATOR_NEEDS)
-        machines = [cell for cell in guests if self._setting(cell).kind == "vm"]
-        others = [cell for cell in guests if cell not in machines]
-        if others:
-            reasons |= self._lacking_programs(others)
-            reasons |= self._refused([cell for cell in others if cell not in reasons])
-        if machines:
-            try:
-                reasons |= self._refused(machines)
-            except PlanewiseError as error:
-                reasons |= dict.fromkeys(machines, error.what)
-        return reasons
+        reasons |= self._lacking_programs(guests)
+        return reasons | self._refused([cell for cell in guests if cell not in reasons])
 
     def _lacking_programs(self, cells: Iterable[Cell]) -> dict[Cell, str]:
-        """Cells whose trials or load need a program that is missing."""
+        """Cells whose trials or load need a program that is missing; virtual machines get theirs
+        from this machine."""
+        cells = [cell for cell in cells if self._setting(cell).kind != "vm"]
+        if not cells:
+            return {}
         hosts = self._hosts
         for_all = [name for name in programs_of(self._design) if name != STRESS_NG]
         if reason := lacking(hosts, for_all):
@@ -131,10 +123,7 @@ class Stations:
                 testbed = self._testbed(setting)[0]
                 if not reasons[cell]:
                     reasons[cell] = self._allocators.shortage(testbed, cell)
-        for cell, setting in settings.items():
-            if not reasons[cell]:
-                names = sorted(setting.planes)
-                self._planes |= dict.fromkeys((name, setting.kind == "vm") for name in names)
+        self._possible |= dict.fromkeys(s for cell, s in settings.items() if not reasons[cell])
         return {cell: reason for cell, reason in reasons.items() if reason}
 
     def _setting(self, cell: Cell) -> Setting:
@@ -143,10 +132,8 @@ class Stations:
 
     def _key(self, setting: Setting) -> object:
         """Settings with the same key share a testbed."""
-        if setting.kind == "vm":
-            return "vm"
         if self._pair is not None:
-            return "guests"
+            return "servers"
         # A host with guests that another program makes has that program, too (Docker's daemon).
         return setting.switches if setting.kind == "namespace" else setting.kind
 
@@ -181,34 +168,25 @@ class Stations:
         reasons = [] if self._chains_or_none is None else [self._chains_or_none.emulated]
         if self._allocators is not None and self._allocators.platform is not None:
             reasons.append(self._allocators.platform.emulated)
-        if (vm := self._vm_testbed) is not None:
-            reasons += [vm.platform(role).emulated for role in HOSTS]
+        if (setting := next((s for s in self._possible if s.kind == "vm"), None)) is not None:
+            reasons += [self._testbed(setting)[0].platform(role).emulated for role in HOSTS]
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
     @property
     def differences(self) -> Mapping[str, tuple[str, ...]]:
         """By plane, what differs from other planes besides the plane; known after `unavailable`."""
-        local, found = self._pair is None, dict[str, tuple[str, ...]]()
-        for name, machines in self._planes:
-            words: tuple[str, ...] = ()
-            if machines:
-                assert self._vm_testbed is not None
-                host = self._testbeds["vm"][1].machines["sender"].host
-                platform = self._vm_testbed.platform("sender")
-                words = vms.differences(name, platform, self._options)
-            else:
-                host = self._hosts[0]
-            words += plane(name).remarks(host, local=local)
-            if words:
-                found[name] = words
+        found: dict[str, tuple[str, ...]] = {}
+        for setting in self._possible:
+            testbed, pair = self._testbed(setting)
+            host = pair.machines["sender"].host
+            for name in sorted(setting.planes - found.keys()):
+                words = plane(name).remarks(host, local=self._pair is None)
+                if setting.kind == "vm":
+                    platform = testbed.platform("sender")
+                    words = (*vms.differences(name, platform, self._options), *words)
+                if words:
+                    found[name] = words
         return found
-
-    @property
-    def _vm_testbed(self) -> Testbed | None:
-        """The virtual machines' testbed, where a cell will be measured on it."""
-        if not any(machines for _, machines in self._planes):
-            return None
-        return self._testbeds["vm"][0]
 
     @property
     def _chains(self) -> Chains:
@@ -237,7 +215,6 @@ class Stations:
     @contextmanager
     def _guests(self, cell: Cell) -> Iterator[Station]:
         setting = self._setting(cell)
-        self._clear_nics(self._key(setting))
         testbed, pair = self._testbed(setting)
         machines = setting.kind == "vm"
         check = partial(testbed.check_alive, setting)
@@ -320,15 +297,6 @@ class Stations:
         netns = arrangement.main("sender").netns
         generator = Generator(arrangement.hosts["sender"], netns=netns)
         return self._vm_generators.setdefault(netns, generator)
-
-    def _clear_nics(self, key: object) -> None:
-        """Removes other testbeds from two servers, whose NICs one kind of guest uses at a time."""
-        if self._pair is not None and self._holder not in (None, key):
-            for other, (testbed, _) in self._testbeds.items():
-                if other != key:
-                    testbed.close()
-            self._vm_generators.clear()
-        self._holder = key
 
     def __enter__(self) -> Self:
         return self

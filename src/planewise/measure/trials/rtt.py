@@ -60,6 +60,11 @@ _GUEST_RING_MIB = 1
 _MOST_STEADY_PACKETS = 250_000
 """What a probe in a virtual machine has memory for in the traffic for CPU time."""
 
+_OF_FRAMES: tuple[Metric, ...] = (
+    "rtt_kernel", "overhead", "response", "sender_stack", "responder_stack"
+)  # fmt: skip
+"""Metrics that need the frames of a request."""
+
 _ATTEMPTS = 2
 """A trial of 100 µs may get no CPU time at all: it is then repeated."""
 
@@ -123,7 +128,34 @@ class Rtt(Kind):
 
     def trials(self, request: TrialRequest) -> list[Trial]:
         """One for each frequency, size, protocol, pattern and setting of the NICs."""
-        return [_trial(request, levels) for levels in request.traffic]
+        rtt, pattern_levels = request.design.rtt, request.design.factors.pattern
+        assert rtt is not None
+        trials: list[Trial] = []
+        for levels in request.traffic:
+            frequency_pps, size_bytes = float(levels["frequency_pps"]), int(levels["size_bytes"])
+            protocol = cast("Protocol", levels["protocol"])
+            # Cells of all-steady designs stay comparable with those from before there were bursts.
+            pattern = "" if pattern_levels == (STEADY,) else str(levels["pattern"])
+            rx_usecs = None if levels["rx_usecs"] == AS_IS else int(levels["rx_usecs"])
+            name = (
+                f"rtt:{request.cell.name},{frequency_pps:g}pps,{size_bytes}B,{protocol}"
+                f"{f',{pattern}' if pattern else ''}"
+                f"{'' if rx_usecs is None else f',{rx_usecs}us'}#r{request.block}"
+            )
+            trials.append(
+                RttTrial(
+                    name,
+                    frequency_pps,
+                    size_bytes,
+                    rtt.packets,
+                    protocol,
+                    rtt.steady_s,
+                    pattern,
+                    rx_usecs,
+                    rtt.guest_stamps,
+                )
+            )
+        return trials
 
     def warmup(self, design: Design, trials: Sequence[Trial]) -> Trial | None:
         """A few packets, with the traffic of the first trial."""
@@ -168,30 +200,6 @@ class Rtt(Kind):
             yield "factors.frequency_pps", rate
 
 
-def _trial(request: TrialRequest, levels: Mapping[str, Level]) -> RttTrial:
-    design = request.design
-    assert design.rtt is not None
-    # Cells of all-steady designs stay comparable with those of runs from before there were bursts.
-    varied = design.factors.pattern != (STEADY,)
-    frequency_pps, size_bytes = float(levels["frequency_pps"]), int(levels["size_bytes"])
-    protocol = cast("Protocol", levels["protocol"])
-    pattern = str(levels["pattern"]) if varied else ""
-    rx_usecs = None if levels["rx_usecs"] == AS_IS else int(levels["rx_usecs"])
-    return RttTrial(
-        name=f"rtt:{request.cell.name},{frequency_pps:g}pps,{size_bytes}B,{protocol}"
-        f"{f',{pattern}' if pattern else ''}"
-        f"{'' if rx_usecs is None else f',{rx_usecs}us'}#r{request.block}",
-        frequency_pps=frequency_pps,
-        size_bytes=size_bytes,
-        packets=design.rtt.packets,
-        protocol=protocol,
-        steady_s=design.rtt.steady_s,
-        guest_stamps=design.rtt.guest_stamps,
-        pattern=pattern,
-        rx_usecs=rx_usecs,
-    )
-
-
 def _measure(
     station: Station, trial: RttTrial, place: Place, directory: Path, running: ExitStack
 ) -> TrialResult:
@@ -212,23 +220,17 @@ def _measure(
     ping, packets = _ping(station, trial, directory)
     cpu = _cpu(ping, watches)
     captures: list[Capture] = []
-    for tap in taps:
-        tap.process.interrupt()  # all at once: each waits for what its kernel still holds
-    for tap in taps:
-        output = parse(tap.process.stop(), TapOutput)
-        for point_output in output.points:
-            if (error := point_output.error) is not None:
-                raise PlanewiseError(error.what, remedy=error.remedy)
+    for _, _, process, _ in taps:
+        process.interrupt()  # all at once: each waits for what its kernel still holds
+    for role, guest, process, file in taps:
+        for found in parse(process.stop(), TapOutput).points:
+            if found.error is not None:
+                raise PlanewiseError(found.error.what, remedy=found.error.remedy)
             captures.append(
-                Capture(
-                    point=point_output.name,
-                    host=tap.role,
-                    packets=point_output.packets,
-                    dropped=point_output.dropped,
-                )
+                Capture(point=found.name, host=role, packets=found.packets, dropped=found.dropped)
             )
-        file = station.hosts[tap.role].take(tap.file, directory, netns=tap.guest)
-        packets = join_stamps(packets, read_packets(file))
+        taken = station.hosts[role].take(file, directory, netns=guest)
+        packets = join_stamps(packets, read_packets(taken))
     latency = _latency(ping, packets, not_measurable)
     if not ping.counts.received:
         raise PlanewiseError(
@@ -259,29 +261,15 @@ def _points(station: Station, trial: RttTrial) -> tuple[Sequence[CapturePoint], 
     """The capture points, and the metrics that do not exist, with the reason."""
     if trial.protocol == "redis":
         reason = "a request's frame cannot be identified: TCP joins, splits and repeats data"
-        parts: tuple[Metric, ...] = (
-            "rtt_kernel",
-            "overhead",
-            "response",
-            "sender_stack",
-            "responder_stack",
-        )
-        return (), dict.fromkeys(parts, reason)
+        return (), dict.fromkeys(_OF_FRAMES, reason)
     points = station.capture_points
     if not trial.guest_stamps:
         points = [point for point in points if not point.name.endswith("_inside")]
     return points, dict(station.not_measurable)
 
 
-@dataclass(frozen=True)
-class _Tap:
-    """A `pw-probe tap` that captures, with the file that it writes when it ends."""
-
-    role: HostRole
-    guest: str | None
-    """The virtual machine that it runs in; None: the host."""
-    process: HostProcess
-    file: str
+_Tap = tuple[HostRole, str | None, HostProcess, str]
+"""Host, virtual machine (None: the host itself), `pw-probe tap`, and the file that it writes."""
 
 
 def _start_taps(
@@ -303,9 +291,9 @@ def _start_taps(
             netns = f"@{point.netns}" if point.netns and guest is None else ""
             argv += ["--point", f"{point.name}={point.interface}{netns}"]
         process = running.enter_context(host.start(argv, netns=guest))
-        taps.append(_Tap(role, guest, process, file))
-    for tap in taps:
-        tap.process.wait_ready("ready", READY_S)
+        taps.append((role, guest, process, file))
+    for _, _, process, _ in taps:
+        process.wait_ready("ready", READY_S)
     return taps
 
 
