@@ -202,8 +202,6 @@ def test_a_run_is_fitted_as_its_chains_tell(
         monkeypatch,
         "calibrate",
         str(tmp_path / "run"),
-        "--profile",
-        "xl710-documents",
         "-o",
         str(out),
         "--json",

@@ -141,6 +141,15 @@ def test_what_was_left_out_of_the_publication_is_predicted(brief: Calibration) -
     assert len(brief.left_out) == 6
 
 
+def test_the_publication_is_described_without_a_start_and_the_line_is_found() -> None:
+    rows = read_throughput(nfv_brief() / "throughput.csv")
+    found = calibrate_rows(NOTHING, rows, source="brief")
+    assert found.fitted.mean <= 0.03
+    assert (found.fitted.pairs, found.fitted.wrong) == (81, 0)
+    (line,) = (one for one in found.profile.stations_of("vf-passthrough") if "line" in one.name)
+    assert 8 / line.byte_ns == pytest.approx(40, rel=0.01)
+
+
 def test_an_interval_is_no_wider_than_twice_the_largest_error_seen(brief: Calibration) -> None:
     for plane in PLANES:
         fitted = brief.profile.fitted_to(plane)

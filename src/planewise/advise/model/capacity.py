@@ -161,6 +161,7 @@ def visits(plane: Plane, chain: ChainWorkload) -> Visits:
     data, length, hops = chain.frame_bytes - FCS_BYTES, chain.length, chain.hops
     own = chain.functions / length * chain.vnf_cores
     core = {"packet_ns": 1 / own, "byte_ns": data / own}
+    line = {"byte_ns": chain.frame_bytes + GAP_BYTES}
     if plane == "vf-passthrough":
         inside = length if chain.through else 0
         return {
@@ -168,6 +169,7 @@ def visits(plane: Plane, chain: ChainWorkload) -> Visits:
             "NIC internal packet rate": {"packet_ns": inside},
             "NIC internal throughput": {"packet_ns": inside, "byte_ns": inside * data},
             "VNF core": core,
+            "line rate": line,
         }
     ports = chain.functions if chain.pattern != "pipeline" else chain.chains
     switch = {
@@ -183,6 +185,7 @@ def visits(plane: Plane, chain: ChainWorkload) -> Visits:
         "switch core": {name: times / chain.switch_cores for name, times in switch.items()},
         "VNF core": core | {"hop_ns": between, "hop_byte_ns": between * data},
         "switch throughput": {"byte_ns": data / chain.switch_cores},
+        "line rate": line,
     }
 
 

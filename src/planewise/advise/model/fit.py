@@ -188,7 +188,10 @@ def _fitted(
 
 def _matrices(start: Profile, measured: Sequence[Measured]) -> _Rows:
     plane = measured[0].plane
-    counts = [visits(plane, row.chain) for row in measured]
+    counts = [dict(visits(plane, row.chain)) for row in measured]
+    if start.line_gbps or len({row.chain.frame_bytes for row in measured}) == 1:
+        for row in counts:
+            del row["line rate"]
     names = tuple(
         (station, time) for station, times in counts[0].items() for time in _TIMES if time in times
     )

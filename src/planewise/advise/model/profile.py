@@ -20,6 +20,7 @@ StationName = Literal[
     "switch core",
     "VNF core",
     "switch throughput",
+    "line rate",
 ]
 Dimension = Literal[
     "vnfs", "chains", "frame_bytes", "pattern", "switch_cores", "vnf_cores", "threads_per_core"
@@ -77,7 +78,7 @@ class Profile(BaseModel):
     emulated: bool = False
     """Whether times are those of an emulated host, which say nothing about a real one."""
     line_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Line rate of the NIC's port; None where there is none."""
+    """Line rate of the NIC's port; None where there is none or it is a fitted station."""
     vfs: Annotated[int, Field(ge=0, le=65_536)] | None = None
     """VFs that the NIC has at most; None where that is not known."""
     stations: tuple[Station, ...] = ()
