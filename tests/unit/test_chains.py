@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,7 @@ from planewise.testbed.chains.reading import (
     cpu_times,
 )
 from planewise.testbed.hosts import hugepages
-from planewise.testbed.hosts.host import LocalHost
+from planewise.testbed.hosts.host import LocalHost, LocalProcess
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.switches.dpdk_switch import parse_cycles, parse_ports
 
@@ -421,12 +422,19 @@ def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhil
 
 
 def test_a_killed_runs_huge_pages_are_given_back_by_their_keeper(
-    machine: Path, host: LocalHost
+    machine: Path, host: LocalHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    started: list[LocalProcess] = []
+    start = LocalHost.start
+
+    def noted(self: LocalHost, *args: Any, **words: Any) -> LocalProcess:
+        started.append(start(self, *args, **words))
+        return started[-1]
+
+    monkeypatch.setattr(LocalHost, "start", noted)
     with hugepages.reserved(host, 64 << 20, str(machine)):
-        (lease,) = host._processes
-        lease.kill()
-        lease.wait()
+        started[0].kill()
+        started[0].wait()
         deadline = time.monotonic() + 10
         while pages_in(machine) != 100:
             assert time.monotonic() < deadline

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from planewise import procfs
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.host import Host, LocalHost
 
 POOL = Path("/proc/sys/vm/nr_hugepages")
 _TOO_FEW = 9
@@ -80,7 +80,11 @@ def reserved(host: Host, needed_bytes: int, root: str = "") -> Iterator[None]:
             remedy="boot a kernel that has them",
         )
     pages = -(-needed_bytes // page_bytes)
-    with host.start(["sh", "-c", _LEASE, "sh", str(pages), root]) as lease:
+    with ExitStack() as opened:
+        if isinstance(host, LocalHost):
+            # Not in a testbed's namespace: `planewise clean` ends what runs there.
+            host = opened.enter_context(closing(LocalHost("huge pages")))
+        lease = opened.enter_context(host.start(["sh", "-c", _LEASE, "sh", str(pages), root]))
         try:
             lease.wait_ready(_READY, _LEASE_S)
         except PlanewiseError as error:
