@@ -31,7 +31,7 @@ def cells(ranked: PlaneForecast) -> tuple[str, ...]:
         return ranked.plane, "–", "–", "–", "–", tail, cores, "not possible here"
     low, high = ranked.low_pps, ranked.high_pps
     interval = (
-        "–"
+        ("–" if ranked.pps is None else "not known")
         if low is None
         else f"{low / 1e6:.3g} or more"
         if high is None
