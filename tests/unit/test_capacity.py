@@ -252,7 +252,7 @@ def test_pipelines_of_cnf_testbed_are_flat_and_virtual_machines_are_predicted() 
     assert max(rates) == pytest.approx(min(rates))
     for cores in (1, 2):
         machines = calibrate_rows(NOTHING, chains_of("vsc", cores), source="cnf-testbed")
-        # Two lengths of the ten rows lie 23 % and more off, as their searches stopped early.
+        # One length in each lies 23 % off.
         assert statistics.median(left_out(machines)) <= 0.10
 
 
