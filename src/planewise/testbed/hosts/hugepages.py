@@ -19,6 +19,7 @@ _READY = "pw-taken"
 # the pool's file keeps two from doing so at once. A killed planewise, or a lost connection, ends
 # this shell by SIGKILL: then a keeper in a session of its own returns the pages.
 _LEASE = f"""
+trap '' INT TERM
 needed=$1 file=$2/proc/sys/vm/nr_hugepages info=$2/proc/meminfo
 free=$(($(sed -n 's/^HugePages_Free: *//p' $info) - $(sed -n 's/^HugePages_Rsvd: *//p' $info)))
 added=0
@@ -31,18 +32,21 @@ if [ -w $file ]; then
     [ $added -ge $needed ] || {{ echo $before >$file; added=0; }}
 fi
 [ $added -gt 0 ] || [ $free -ge $needed ] || exit {_TOO_FEW}
+back='exec 9<$2; flock 9; echo $(($(cat $2) - $1)) >$2' keeper=
 if [ $added -gt 0 ]; then
-    back='exec 9<$2; flock 9; echo $(($(cat $2) - $1)) >$2'
     setsid sh -c 'while kill -0 $3 2>/dev/null; do sleep 0.5; done;'"$back" \\
         sh $added $file $$ </dev/null >/dev/null 2>&1 9<&- &
     keeper=$!
     until [ "$(cut -d ' ' -f 6 /proc/$keeper/stat)" = $keeper ]; do sleep 0.01; done
-    trap 'kill -s KILL $keeper; sh -c "$back" sh $added $file; exit' INT TERM
 fi
 exec 9<&-
-echo {_READY} >&2
 setpriv --pdeathsig KILL sleep infinity &
-wait $!
+sleeper=$!
+until [ "$(cat /proc/$sleeper/comm)" = sleep ]; do sleep 0.01; done
+trap 'kill -s KILL $sleeper $keeper; [ -z "$keeper" ] || sh -c "$back" sh $added $file
+exit' INT TERM
+echo {_READY} >&2
+wait $sleeper
 """
 
 
