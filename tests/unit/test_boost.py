@@ -148,7 +148,7 @@ def test_trials_that_are_not_at_their_rate_do_not_count_and_are_named(info_of: R
     )
     found = gain(late)
     assert {row.frequency_pps for row in found.rows} == {100.0, 1000.0}
-    assert any("4 kpps in place of 10 kpps" in note for note in found.notes)
+    assert any("4 kpps of 10 kpps" in note for note in found.notes)
 
 
 def test_what_cannot_tell_a_gain_is_refused_in_a_sentence(info_of: RunReader) -> None:

@@ -155,7 +155,7 @@ def test_dozens_of_trials_off_their_level_are_told_of_in_four_lines(tmp_path: Pa
     missed = [trial for trial in RunReader(tmp_path / "run").trials() if trial.missed]
     assert len(missed) == 8, "the RTT trials"
     assert len(progress.notes) == 4
-    assert "900 pps in place of 1 kpps" in progress.notes[0]
+    assert "900 pps of 1 kpps" in progress.notes[0]
     assert "only in the report" in progress.notes[3]
 
 
@@ -204,7 +204,12 @@ def test_one_failed_trial_is_recorded_and_the_run_goes_on(tmp_path: Path) -> Non
     assert (outcome.done, outcome.failed) == (23, 1)
     (failed,) = [t for t in RunReader(tmp_path / "run").trials() if t.status == "failed"]
     assert failed.reason == "the guest died"
-    assert progress.notes == [f"{names(schedule)[3]} failed: the guest died"]
+    (note,) = progress.notes
+    assert note.endswith(
+        (": rtt trial failed: the guest died", ": load trial failed: the guest died")
+    )
+    assert ", block 1" in note
+    assert "rtt:" not in note, "words, not the trial's key"
 
 
 def test_three_cells_in_a_row_without_success_stop_the_run_with_the_cause(tmp_path: Path) -> None:

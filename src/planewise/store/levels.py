@@ -53,7 +53,7 @@ class MissedLevel:
             rate_text(value) if self.unit == "pps" else f"{value:.3g} CPUs"
             for value in (self.achieved, self.wanted)
         )
-        return f"{name}: {achieved} in place of {wanted}"
+        return f"{name}: {achieved} of {wanted}"
 
 
 def is_kept(intended: float, achieved: float) -> bool:

@@ -201,7 +201,7 @@ class _Runner:
                     mark = self.pauses.mark()
                     measured = self._trial(visit, trial, station)
                     if self.pauses.disturbed_since(mark):
-                        self.progress.note(f"{trial.name} was disturbed by a pause: once more")
+                        self.progress.note(f"{_where(visit)}: disturbed by a pause, repeating")
                         return
                     self._keep(visit, trial, measured)
                     self.worked_s += trial_s(pending.pop(0), self.pace)
@@ -256,12 +256,12 @@ class _Runner:
             self._failed(visit, trial, measured.what)
             return
         record = marked(measured.record)
-        self._warn_of_missed(record)
+        self._warn_of_missed(visit, record)
         self.writer.append(record, measured.packets, measured.recording)
         self.order += 1
         self.done += 1
 
-    def _warn_of_missed(self, record: TrialRecord) -> None:
+    def _warn_of_missed(self, visit: Visit, record: TrialRecord) -> None:
         """The first few; on a busy machine there are dozens, and the report has them all."""
         missed = missed_levels(record)
         if not missed:
@@ -269,7 +269,7 @@ class _Runner:
         self.missed += 1
         if self.missed <= _MOST_WARNINGS:
             sentences = "; ".join(trial.sentence for trial in missed)
-            self.progress.note(f"{record.trial} missed its target and does not count: {sentences}")
+            self.progress.note(f"{_where(visit)}: {sentences}, not counted")
         if self.missed == _MOST_WARNINGS:
             self.progress.note("further misses appear only in the report")
 
@@ -291,7 +291,7 @@ class _Runner:
         )
         self.writer.append(record)
         if note:
-            self.progress.note(f"{trial.name} failed: {reason}")
+            self.progress.note(f"{_where(visit)}: {trial.kind} trial failed: {reason}")
         self.order += 1
         self.failed += 1
         self.last_failure = reason
@@ -317,6 +317,10 @@ class _Runner:
             info = info.model_copy(update={"design": design, "trials_planned": planned})
         self.writer.finish(info)
         return Outcome(self.done, self.failed, info)
+
+
+def _where(visit: Visit) -> str:
+    return f"{_cell_text(visit.cell)}, block {visit.block + 1}"
 
 
 def _cell_text(cell: Cell) -> str:
