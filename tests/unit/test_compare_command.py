@@ -45,12 +45,16 @@ def answer(*arguments: object) -> dict[str, object]:
     return found
 
 
-def test_plain_sentences_come_first_and_every_comparison_has_its_line(run: Path) -> None:
+def test_plain_sentences_end_the_output_and_every_comparison_has_its_line(run: Path) -> None:
     done = compare(run)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("macvlan is better than bridge: its median round-trip time is")
-    assert "% lower (95 %: -" in lines[0]
+    (said,) = [
+        line
+        for line in lines
+        if line.startswith("macvlan is better than bridge: its median round-trip time is")
+    ]
+    assert "% lower (95 %: -" in said
     for stratum in ("idle", "sender", "responder", "overall"):
         assert sum(line.startswith(stratum) for line in lines) == 3
 
@@ -140,7 +144,7 @@ def test_runs_that_are_alike_are_called_so(run: Path, tmp_path: Path) -> None:
         (("--factor", "size_bytes"), "size_bytes has a single level (64)"),
         (("--factor", "run"), "one run alone has no factor run"),
         (("--baseline", "vf"), "there is no level vf"),
-        (("--margin", "0"), "0 is not a margin"),
+        (("--margin", "0"), "0 is not a share"),
         (("--metric", "cpu:nobody"), "there is no CPU metric 'cpu:nobody'"),
         (("--metric", "cpu:shared:fast"), "there is no CPU metric"),
     ],

@@ -135,15 +135,15 @@ def test_a_table_has_one_line_a_file(good: Path, bad: Path) -> None:
 
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "2 curves, judged by the rule planewise: 1 GOOD, 1 BAD."
-    assert [line.split()[0] for line in lines[3:5]] == ["GOOD", "BAD"]
-    assert ["good.txt" in line for line in lines[3:5]] == [True, False]
+    assert "2 curves, judged by the rule planewise: 1 GOOD, 1 BAD." in lines[3:]
+    assert [line.split()[0] for line in lines[1:3]] == ["GOOD", "BAD"]
+    assert ["good.txt" in line for line in lines[1:3]] == [True, False]
 
 
 def test_a_single_file_is_told_in_plain_words(bad: Path) -> None:
     result = invoke(bad)
 
-    assert result.stdout.startswith("BAD: throughput beyond PDR still rises by ")
+    assert "\nBAD: throughput beyond PDR still rises by " in result.stdout
     assert "Stability: " in result.stdout
     assert "PDR at 0.5 % loss: " in result.stdout
     assert "PASTRAMI's rule says BAD: not saturated: " in result.stdout
@@ -196,7 +196,7 @@ def test_without_require_good_a_bad_verdict_is_a_success(bad: Path) -> None:
         (("nothing-here.txt",), "nothing-here.txt: cannot be read"),
         (("x", "--rule", "mine"), "--rule: mine is not a rule"),
         (("x", "--from", "ixia"), "--from: there is no format 'ixia'"),
-        (("x", "--plr", "5"), "--plr: a loss limit of 5 is not a ratio"),
+        (("x", "--plr", "5"), "--plr: 5 is not a share"),
         (("--example", "unicorn"), "there is no synthetic system 'unicorn'"),
     ],
 )
@@ -275,7 +275,7 @@ def test_an_example_tells_the_truth_beside_the_verdict() -> None:
     result = invoke("--example", "gradual")
 
     assert result.exit_code == 0
-    assert result.stdout.startswith("BAD: ")
+    assert "\nBAD: " in result.stdout
     assert "The truth: BAD, headroom 58.8 %, NDR 1 Mpps, PDR 1.0" in result.stdout
 
 
@@ -285,6 +285,7 @@ def test_a_binary_search_leads_with_what_it_shows(tmp_path: Path) -> None:
     file.write_text("offered_pps,sent,received\n" + "\n".join(rows))
 
     lines = invoke(file).stdout.splitlines()
+    lines = lines[lines.index("NDR: 4 kpps.") - 1 :]
 
     assert lines[0].startswith("PDR at 0.5 % loss: ")
     assert lines[1] == "NDR: 4 kpps."
@@ -415,7 +416,7 @@ def test_a_ladder_that_is_too_short_is_counted_apart_from_what_runs_would_decide
     lossless.write_text("offered_pps,sent,received\n1000,10000,10000\n2000,20000,20000\n")
     result = invoke(lossless, lossless)
     assert "2 UNDECIDED (of these 2 LADDER TOO SHORT)." in result.stdout
-    assert "UNDECIDED (LADDER TOO SHORT)" in result.stdout.splitlines()[3]
+    assert "UNDECIDED (LADDER TOO SHORT)" in result.stdout.splitlines()[1]
 
 
 def test_the_json_has_headroom_pastramis_conditions_and_what_may_hide(good: Path) -> None:

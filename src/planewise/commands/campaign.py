@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.options import JsonOption, PlrOption
+from planewise.commands.options import JsonOption, PlrOption, WideOption
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.units import count_text
 
@@ -48,6 +48,7 @@ def campaign(
         typer.Option("--from", metavar="FORMAT", help="As of `planewise judge`."),
     ] = None,
     plr: PlrOption = 0.005,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """Summarise many experiments by aspect, and report how often repetitions agree.
@@ -55,7 +56,7 @@ def campaign(
     Aspects describe an experiment, by its file's name or its run's cells: kernel, NIC ring, IRQ
     pinning, platform, plane, duration, ...
     """
-    summarise(files, by or [], repetition or [], rule, format_name, plr, json=json)
+    summarise(files, by or [], repetition or [], rule, format_name, plr, wide=wide, json=json)
 
 
 def summarise(
@@ -66,6 +67,7 @@ def summarise(
     format_name: str | None = None,
     plr: float = 0.005,
     *,
+    wide: bool = False,
     json: bool = False,
 ) -> None:
     """Judges every curve of `files` and prints their summary by aspect."""
@@ -92,7 +94,7 @@ def summarise(
     if json:
         console.print_json(_as_json(summary))
     else:
-        _print(summary)
+        _print(summary, wide=wide)
     if failed:
         raise typer.Exit(BadInputError.exit_code)
 
@@ -119,7 +121,7 @@ def _check(members: Sequence[CampaignCurve], by: Sequence[str], repetition: Sequ
                 )
 
 
-def _print(campaign_summary: Campaign) -> None:
+def _print(campaign_summary: Campaign, *, wide: bool) -> None:
     from planewise.judge.campaign import NOT_SAID, figures_text
 
     out = console.out()
@@ -132,6 +134,7 @@ def _print(campaign_summary: Campaign) -> None:
     table = console.Rows(
         "aspect", "level", "curves", "GOOD", "BAD", "UNDECIDED", "of these", "PASTRAMI GOOD",
         "PDR", "throughput at saturation",
+        less=("PDR", "of these", "PASTRAMI GOOD", "throughput at saturation"), wide=wide,
     )  # fmt: skip
     for row in campaign_summary.rows:
         table.add(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.options import JsonOption, MarginOption
+from planewise.commands.options import JsonOption, MarginOption, WideOption
 
 if TYPE_CHECKING:
     from planewise.judge.analysis import Analysis
@@ -69,6 +69,7 @@ def compare(
             "warning.",
         ),
     ] = False,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compare planes, or the levels of any factor, and report what is known of the difference.
@@ -89,20 +90,20 @@ def compare(
     if json:
         console.print_json(_as_json(analysis))
     else:
-        _print(analysis, kendall=kendall)
+        _print(analysis, kendall=kendall, wide=wide)
 
 
 # --- for people ---------------------------------------------------------------------------------
 
 
-def _print(analysis: Analysis, *, kendall: bool) -> None:
+def _print(analysis: Analysis, *, kendall: bool, wide: bool) -> None:
     out = console.out()
     for place, (family, ranking) in enumerate(
         zip(analysis.families, analysis.rankings, strict=True)
     ):
         if place:
             out.print()
-        _print_family(family, ranking, kendall=kendall)
+        _print_family(family, ranking, kendall=kendall, wide=wide)
     if analysis.pooled is not None:
         _print_pooled(analysis.pooled)
     lines = [*_run_sentences(analysis), *analysis.notes]
@@ -127,17 +128,14 @@ def _run_sentences(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool) -> None:
+def _print_family(
+    family: Family, ranking: RankingCheck | None, *, kendall: bool, wide: bool
+) -> None:
     from planewise.judge.statistics.sentences import bound_text, change_text, level_text, summary
 
     out = console.out()
-    for line in summary(family):
-        out.print(line, style="bold" if line[:3] != "But" else None)
     for level, reason in family.not_measurable.items():
         out.print(f"{family.metric.title} of {level} is not measurable: {reason}.")
-    if ranking is not None:
-        out.print(ranking.sentence)
-    out.print()
     several = len(family.strata) > 1
     values = console.Rows(family.metric.title, *(family.strata if several else ("",)))
     for level in family.levels:
@@ -158,6 +156,8 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
             "effect",
             "p (family)",
             "blocks",
+            less=("blocks", "p (family)", "effect"),
+            wide=wide,
         )
         for comparison in family.comparisons:
             low, high = (
@@ -184,6 +184,11 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
         out.print()
     for note in family.notes:
         out.print(f"  - {note}")
+    out.print()
+    if ranking is not None:
+        out.print(ranking.sentence)
+    for line in summary(family):
+        out.print(line, style="bold" if line[:3] != "But" else None)
 
 
 def _by_title(by: str) -> str:

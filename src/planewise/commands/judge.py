@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.options import PlrOption
+from planewise.commands.options import PlrOption, WideOption
 from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
 from planewise.store.importers import MODULES as FORMATS
 from planewise.units import count_text, percent_text
@@ -51,6 +51,7 @@ def judge(
         ),
     ] = None,
     plr: PlrOption = 0.005,
+    wide: WideOption = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     figures: Annotated[
         Path | None,
@@ -103,7 +104,7 @@ def judge(
     if json:
         console.print_json([as_json(result, chosen, plr) for result in judged])
     elif judged:
-        _print(judged, chosen, plr, quiet=quiet)
+        _print(judged, chosen, plr, quiet=quiet, wide=wide)
     if export is not None and judged:
         from planewise.store import exporters
 
@@ -127,12 +128,9 @@ def _require_good(judged: list[Judged]) -> None:
         )
 
 
-def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None:
+def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool, wide: bool) -> None:
     out = console.out()
-    for line in _sentence(judged, rule, plr):
-        out.print(line)
-    out.print()
-    table = console.Rows(*_COLUMNS, right=_NUMBERS)
+    table = console.Rows(*_COLUMNS, right=_NUMBERS, less=_LESS, wide=wide)
     for result in judged:
         table.add(*_row(result), style=_STYLES[result.word])
     table.print()
@@ -140,6 +138,9 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
         _print_warnings(judged)
     elif not quiet and any(result.warnings for result in judged):
         console.err().print("The warnings' full text: fewer files at a time, or --json.")
+    out.print()
+    for line in _sentence(judged, rule, plr):
+        out.print(line)
 
 
 _APART = ("FEW RUNS", "LADDER TOO SHORT")
@@ -148,6 +149,8 @@ _COLUMNS = (
     "verdict", "PASTRAMI", "headroom", "runs agree", "PDR", "saturation", "loads", "runs",
     "format", "file", "warnings",
 )  # fmt: skip
+_LESS = ("saturation", "PASTRAMI", "headroom", "runs agree", "runs", "loads", "format", "warnings")
+"""Columns that a narrow terminal leaves out, the last first."""
 _NUMBERS = frozenset({"headroom", "runs agree", "PDR", "saturation", "loads", "runs"})
 
 

@@ -6,11 +6,13 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from planewise.errors import BadInputError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunOption = Annotated[
@@ -22,7 +24,7 @@ ProfileOutOption = Annotated[
 WideOption = Annotated[bool, typer.Option("--wide", help="Print all columns and reservations.")]
 
 
-def share(text: str | float) -> float:
+def share(text: str | float, flag: str = "") -> float:
     """`5%`, `5 %` or `0.05` as a ratio between 0 and 1."""
     number = str(text).strip()
     try:
@@ -30,32 +32,39 @@ def share(text: str | float) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1:
-        raise typer.BadParameter(f"{text!r} is not a share between 0 and 1; write 5% or 0.05")
+        raise BadInputError(
+            f"{text} is not a share between 0 and 1", where=flag, remedy="write 5% or 0.05"
+        )
     return value
 
 
 def minutes(text: str | float) -> float:
     """`3`, `3m`, `90s` or `1h` as minutes."""
     units = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0}
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(s|m|min|h|)\s*", str(text))
-    try:
-        value = float(found[1]) * units.get(found[2], 1.0) if found else 0.0
-    except ValueError:
-        value = 0.0
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(s|m|min|h|)\s*", str(text))
+    value = float(found[1]) * units.get(found[2], 1.0) if found else 0.0
     if not 0.5 <= value <= 24 * 60:
-        raise typer.BadParameter(f"{text!r} is not between 30s and 24h; write 3, 3m or 1h")
+        raise BadInputError(
+            f"{text} is not a time between 30s and 24h",
+            where="--minutes",
+            remedy="write 3, 3m or 1h",
+        )
     return value
 
 
 PlrOption = Annotated[
     float,
-    typer.Option(parser=share, metavar="SHARE", help="Loss that PDR allows, as 0.5% or 0.005."),
+    typer.Option(
+        parser=partial(share, flag="--plr"),
+        metavar="SHARE",
+        help="Loss that PDR allows, as 0.5% or 0.005.",
+    ),
 ]
 MarginOption = Annotated[
     float,
     typer.Option(
         "--margin",
-        parser=share,
+        parser=partial(share, flag="--margin"),
         metavar="SHARE",
         help="Difference that does not matter: 5% or 0.05.",
     ),
