@@ -19,7 +19,7 @@ from planewise.measure.search.counts import (
 )
 from planewise.measure.search.goals import Goal, SearchTrial
 
-_WORTH = 5.0
+_WORTH = 6.0
 """Trials that halving an interval is worth …"""
 _WORTH_WIDE = 6.0
 """… and so many more for each doubling of its half width beyond `_WIDE`."""
@@ -69,8 +69,11 @@ class Edge:
         self.goal = goal
         self.low, self.high = low, high
         self.outcomes: list[Outcome] = []
+        self.bounds: tuple[float | None, float | None] = (None, None)
+        """Lower and upper bound; None where there is none yet."""
         self.spent = 0
         self.explored = 0
+        self.is_done = False
         self.belief = Belief(goal.loss_exponent, guess + goal.loss_exponent, low, high, packets)
         self._half, self._lead = half_width, lead_for(confidence)
 
@@ -81,19 +84,20 @@ class Edge:
             at = meant
         passed = trial.loss_ratio <= self.goal.loss_ratio
         self.outcomes.append(Outcome(at, passed, side, excess, meant))
-
-    def bounds(self) -> tuple[float | None, float | None]:
-        """Lower and upper bound; None where there is none yet."""
-        return bound(self.outcomes, 1, self._lead), bound(self.outcomes, -1, self._lead)
+        if side:
+            self.bounds = (
+                bound(self.outcomes, 1, self._lead),
+                bound(self.outcomes, -1, self._lead),
+            )
 
     def below_range(self) -> bool:
         """Whether the lowest load is shown to miss the goal."""
-        high = self.bounds()[1]
+        high = self.bounds[1]
         return high is not None and high <= self.low + _TOUCH
 
     def above_range(self) -> bool:
         """Whether the highest load is shown to meet the goal."""
-        low = self.bounds()[0]
+        low = self.bounds[0]
         return low is not None and low >= self.high - _TOUCH
 
     def side_at(self, at: float) -> Side:
@@ -103,7 +107,7 @@ class Edge:
 
     def wishes(self) -> list[Wish]:
         """The next trial of each side that wants one; none: done."""
-        low, high = self.bounds()
+        low, high = self.bounds
         width = high - low if low is not None and high is not None else math.inf
         most = _MOST_OPEN if math.isinf(width) else _MOST_TRIALS
         if self.spent >= most or self.below_range() or self.above_range():

@@ -13,7 +13,7 @@ import math
 import random
 
 from planewise.measure.search.counts import Side, confidence_of, lead_for
-from planewise.measure.search.edge import Edge
+from planewise.measure.search.edge import Edge, Wish
 from planewise.measure.search.goals import (
     Goal,
     GoalResult,
@@ -89,10 +89,15 @@ class _Search:
         load = self._check(self._approach(self._locate()))
         self._begin(load)
         while True:
+            wanted: list[tuple[Edge, Wish]] = []
             for edge in self.edges.values():
-                edge.high = min(edge.high, math.log(self.session.max_load_pps / self.reference_pps))
-                edge.belief.update(edge.outcomes)
-            wanted = [(edge, wish) for edge in self.edges.values() for wish in edge.wishes()]
+                if not edge.is_done:
+                    highest = math.log(self.session.max_load_pps / self.reference_pps)
+                    edge.high = min(edge.high, highest)
+                    edge.belief.update(edge.outcomes)
+                    wishes = edge.wishes()
+                    wanted += [(edge, wish) for wish in wishes]
+                    edge.is_done = not wishes
             if not wanted:
                 break
             # At random, so that a drifting system is not seen early by one side and late by the
@@ -102,7 +107,7 @@ class _Search:
             chosen.spent += 1
             chosen.explored += wish.side == 0
             sides: list[Side] = [
-                wish.side if edge is chosen else edge.side_at(wish.at)
+                wish.side if edge is chosen else 0 if edge.is_done else edge.side_at(wish.at)
                 for edge in self.edges.values()
             ]
             trial = self._final(math.exp(wish.at) * self.reference_pps)
@@ -118,7 +123,7 @@ class _Search:
             note = "the budget was spent before the edge was located"
             return GoalResult(goal, "undecided", None, note=note)
         edge.belief.update(edge.outcomes)
-        low, high = (None if at is None else self._load(at) for at in edge.bounds())
+        low, high = (None if at is None else self._load(at) for at in edge.bounds)
         if edge.below_range():
             note = "most trials miss the goal at the lowest load"
             lowest = session.min_load_pps
@@ -139,7 +144,7 @@ class _Search:
         return GoalResult(goal, "found", pps, low, high, interval)
 
     def _is_precise(self, edge: Edge) -> bool:
-        low, high = edge.bounds()
+        low, high = edge.bounds
         if low is None or high is None:
             return edge.below_range() or edge.above_range()
         return high - low <= 2 * self.precision + 1e-9

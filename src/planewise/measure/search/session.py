@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from planewise.errors import BadInputError
 from planewise.measure.search.goals import SearchTrial, ViolatedAssumption
 from planewise.measure.search.measurer import Measurer
+from planewise.store.levels import TOLERANCE
 
 OnTrial = Callable[[SearchTrial, int, float], None]
 """Called after each trial with the trial, the number of trials and the seconds spent."""
-
-GENERATOR_SHORTFALL = 0.02
-"""A trial that sent this share less than its intended load was limited by the generator."""
 
 
 class BudgetSpentError(Exception):
@@ -83,7 +81,7 @@ class SearchSession:
 
     def _check_generator(self, trial: SearchTrial) -> None:
         achieved = trial.achieved_pps
-        short = achieved < (1 - GENERATOR_SHORTFALL) * trial.offered_pps
+        short = achieved < (1 - TOLERANCE) * trial.offered_pps
         if not (short or trial.run.limited):
             return
         self.add_finding(
