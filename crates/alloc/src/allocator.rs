@@ -1,6 +1,6 @@
 //! One decision: a snapshot in, a plan and its reasons out. Sees to the constraints (pins,
 //! exclusions, classes, guaranteed shares, affinity, residency, moves an interval); the policies
-//! rank. Knows no clock and performs nothing.
+//! rank.
 
 use crate::draft::Draft;
 use crate::history::Histories;

@@ -1,5 +1,5 @@
-//! Drives one move: which line to write, which step to do, and what to do when a step fails. The caller
-//! gets the next action, performs it, and reports its result. Knows no files and no devices.
+//! Drives one move: which line to write, which step to do, and what to do when a step fails. The
+//! caller gets the next action, performs it, and reports its result.
 
 use std::collections::VecDeque;
 

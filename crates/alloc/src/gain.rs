@@ -1,4 +1,4 @@
-//! What a VF is worth to a guest: a measured curve from packet rate to time saved. Knows no guests.
+//! What a VF is worth to a guest: a measured curve from packet rate to time saved.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
-use crate::patience::{Advantages, KEEP_PER_GUEST, KEEP_SHARED, Switches};
-use crate::policy::{self, Past, Standing};
+use crate::patience::{Leads, Switches};
+use crate::policy::{self, Past, Tier};
 use crate::settings::{PolicyKind, Settings};
 
 /// How long the history of a guest that is gone is kept [ms], for its return.
@@ -15,32 +15,23 @@ const LAG_TURNS: f64 = 10.0;
 /// Largest debt of a guaranteed share [ms].
 const MOST_OWED_MS: f64 = 3_600_000.0;
 
-/// A guest's lead over a rival, from its beginning until it has shrunk by a price.
-#[derive(Debug, Clone, PartialEq)]
-struct Advantage {
-    /// The most that it came to [prices].
+/// A guest's lead over the one whose VF it wants or took, from its beginning until it has shrunk by a price.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Lead {
+    /// What it comes to now, and the most that it came to [prices].
+    now: f64,
     most: f64,
-    /// The part of the regret that came of waiting for a holder of which nothing was known [prices].
-    blind: f64,
-    /// Its present sum, once the VF is taken [prices].
-    sum: f64,
     /// The price of the switch, when it was last known [µs].
     price_us: f64,
     /// What the switch and the one that undoes it cost.
     switches: Switches,
-    /// The guest that lost its VF to this one, and its slot then.
-    rival: Option<(GuestId, usize)>,
+    /// The slot of the guest that lost its VF to this one.
+    rival: Option<usize>,
 }
 
-impl Advantage {
-    const NONE: Self = Self {
-        most: 0.0,
-        blind: 0.0,
-        sum: 0.0,
-        price_us: 0.0,
-        switches: Switches::ALIKE,
-        rival: None,
-    };
+impl Lead {
+    const NONE: Self =
+        Self { now: 0.0, most: 0.0, price_us: 0.0, switches: Switches::ALIKE, rival: None };
 }
 
 /// The history of one guest.
@@ -58,8 +49,8 @@ pub struct History {
     pub owed_ms: f64,
     /// Its guaranteed share is being paid.
     pub owing: bool,
-    /// The advantage that is going on.
-    advantage: Advantage,
+    /// The lead that is going on.
+    lead: Lead,
     /// How often in a row it could not be given a VF.
     pub undone: u32,
     /// Earliest time at which it is tried again [ms].
@@ -83,7 +74,7 @@ impl History {
             changed_ms: None,
             owed_ms: 0.0,
             owing: false,
-            advantage: Advantage::NONE,
+            lead: Lead::NONE,
             undone: 0,
             retry_ms: 0,
             holds: None,
@@ -172,33 +163,19 @@ pub struct Histories {
     guests: Vec<History>,
     /// By slot.
     names: Vec<GuestId>,
-    /// By slot: past advantages. Apart from the rest, which is read in every interval.
-    learned: Vec<Advantages>,
     slots: BTreeMap<GuestId, usize>,
-    /// By slot: the place of the guest's name in alphabetical order.
-    alphabet: Vec<u32>,
-    /// By that place: the slot.
-    by_name: Vec<usize>,
     /// The slots of the last snapshot's guests, in its order.
     order: Vec<usize>,
-    /// By slot: what a VF is worth to the guest now; NaN where it cannot be moved. Kept for its memory.
-    values: Vec<f64>,
-    waiters: Vec<Ranked>,
-    holders: Vec<Ranked>,
     last_ms: Option<u64>,
     /// When VFs were given, within the last interval [ms].
     given_ms: VecDeque<u64>,
     /// How often in a row a VF could not be given to anybody.
     refused: BTreeMap<VfId, u32>,
-    /// Past advantages of all guests.
-    advantages: Advantages,
+    /// Past leads of all guests.
+    leads: Leads,
     /// What switches cost.
     pub switch: SwitchCost,
 }
-
-/// A guest's place in the ranking: its standing above the place of its name, or that turned round where the
-/// greatest goes first.
-type Ranked = u128;
 
 impl Histories {
     /// The history of the guest at this place of a snapshot: quicker when its guests are those of the last
@@ -229,7 +206,6 @@ impl Histories {
             let slot = self.guests.len();
             self.guests.push(new());
             self.names.push(id.clone());
-            self.learned.push(Advantages::new());
             self.slots.insert(id.clone(), slot);
             slot
         })
@@ -243,10 +219,10 @@ impl Histories {
             let kept: Vec<bool> = self.guests.iter().map(keep).collect();
             retain(&mut self.guests, &kept);
             retain(&mut self.names, &kept);
-            retain(&mut self.learned, &kept);
             self.slots = self.names.iter().cloned().zip(0..).collect();
-            self.alphabet.clear();
             self.order.clear();
+            // Slots have changed.
+            self.guests.iter_mut().for_each(|history| history.lead = Lead::NONE);
         }
     }
 
@@ -271,18 +247,15 @@ impl Histories {
             let previous = std::mem::replace(&mut history.holds, holds.cloned());
             match holds {
                 None => {
-                    if let Some(vf) = previous {
-                        lost.insert(vf, slot);
-                    }
-                    self.end_advantage(slot);
+                    lost.extend(previous.map(|vf| (vf, slot)));
+                    self.end_lead(slot);
                 }
                 Some(vf) => {
-                    // A VF without a former holder has no rival to lead.
-                    history.advantage = lost.get(vf).map_or(Advantage::NONE, |&rival| Advantage {
-                        rival: Some((self.names[rival].clone(), rival)),
-                        sum: history.advantage.most,
-                        ..history.advantage.clone()
-                    });
+                    let lead = history.lead;
+                    history.lead = match lost.get(vf) {
+                        Some(&rival) => Lead { rival: Some(rival), now: lead.most, ..lead },
+                        None => Lead::NONE,
+                    };
                     self.given_ms.push_back(now_ms);
                 }
             }
@@ -290,17 +263,11 @@ impl Histories {
         }
     }
 
-    /// Ends a lead, from which its guest and all guests learn.
-    fn end_advantage(&mut self, slot: usize) {
-        let history = &mut self.guests[slot];
-        let Advantage { most, switches, .. } =
-            std::mem::replace(&mut history.advantage, Advantage::NONE);
-        let used = history.past.threshold;
-        for (learner, keep) in
-            [(&mut self.learned[slot], KEEP_PER_GUEST), (&mut self.advantages, KEEP_SHARED)]
-        {
-            learner.ended(most, switches, used, keep);
-        }
+    /// Ends a guest's lead, from which all learn.
+    fn end_lead(&mut self, slot: usize) {
+        let Lead { most, switches, .. } =
+            std::mem::replace(&mut self.guests[slot].lead, Lead::NONE);
+        self.leads.ended(most, switches);
     }
 
     /// How often in a row this VF could not be given to anybody.
@@ -390,130 +357,71 @@ impl Histories {
         }
     }
 
-    /// Ranks the guests that can be moved: the best waiter first, the worst holder first.
-    fn rank(&mut self, now: &Snapshot, settings: &Settings) {
-        if self.alphabet.len() != self.names.len() {
-            self.alphabet.resize(self.names.len(), 0);
-            self.by_name = self.slots.values().copied().collect();
-            for (&slot, place) in self.by_name.iter().zip(0..) {
-                self.alphabet[slot] = place;
-            }
-        }
-        self.values.clear();
-        self.values.resize(self.guests.len(), f64::NAN);
-        self.waiters.clear();
-        self.holders.clear();
-        for (guest, &slot) in now.guests.iter().zip(&self.order) {
-            if guest.wish.stance != Stance::Free || guest.health != Health::Ready {
-                continue;
-            }
-            let standing = policy::standing(guest, &self.guests[slot].past, settings);
-            self.values[slot] = standing.value;
-            let (key, name) = (standing.key() << 32, self.alphabet[slot]);
-            if guest.holds.is_some() {
-                self.holders.push(key | u128::from(name));
-            } else {
-                self.waiters.push(key | u128::from(!name));
-            }
-        }
-        self.holders.sort_unstable();
-        let paired = self.holders.len();
-        if let Some(last) = self.last_with_a_lead()
-            && self.waiters.iter().filter(|waiter| **waiter >= last).count() <= paired
-        {
-            self.waiters.retain(|waiter| *waiter >= last);
-        }
-        // All waiters beyond the number of holders are compared with the same holder.
-        if (1..self.waiters.len()).contains(&paired) {
-            self.waiters.select_nth_unstable_by(paired, |a, b| b.cmp(a));
-        }
-        let paired = paired.min(self.waiters.len());
-        self.waiters[..paired].sort_unstable_by(|a, b| b.cmp(a));
-    }
-
-    /// The last-ranked waiter that leads a holder, or led one and still has regret. For waiters behind it nothing
-    /// changes, whichever holder they are compared with. Where there is none, the greatest of all ranks.
-    fn last_with_a_lead(&self) -> Option<Ranked> {
-        let gain = |holder: &Ranked| self.values[self.by_name[*holder as u32 as usize]];
-        let least = self.holders.iter().map(gain).min_by(f64::total_cmp)?;
-        let leads = |waiter: &Ranked| {
-            let slot = self.by_name[!*waiter as u32 as usize];
-            let history = &self.guests[slot];
-            self.values[slot] > least || history.past.regret > 0.0 || history.advantage.most > 0.0
-        };
-        let leading = self.waiters.iter().filter(|waiter| leads(waiter));
-        Some(leading.copied().min().unwrap_or(Ranked::MAX))
-    }
-
     /// Adds the cost of waiting in the last seconds: the best waiter is compared with the holder that gains
     /// least, the second with the second, and so on. Regret falls again while the holder gains more, and never
     /// below zero. Leads that ended are learned from.
     fn regret(&mut self, now: &Snapshot, settings: &Settings, seconds: f64) {
-        self.rank(now, settings);
+        // By gain: movable guests with their slots, and whether the gain is known.
+        let (mut waiters, mut holders) = (Vec::new(), Vec::new());
+        for (guest, &slot) in now.guests.iter().zip(&self.order) {
+            if guest.wish.stance == Stance::Free && guest.health == Health::Ready {
+                let standing = policy::standing(guest, &self.guests[slot].past, settings);
+                let all = if guest.holds.is_some() { &mut holders } else { &mut waiters };
+                all.push((standing.value, slot, standing.tier != Tier::Unknown));
+            }
+        }
+        let least =
+            |all: &[(f64, usize, bool)]| all.iter().map(|one| one.0).fold(f64::INFINITY, f64::min);
+        let worst = least(&holders);
+        let mut values = vec![f64::NAN; self.guests.len()];
+        waiters.iter().for_each(|one| values[one.1] = one.0);
+        holders.iter().for_each(|one| values[one.1] = one.0);
+        waiters.retain(|one| one.0 > worst || self.guests[one.1].past.regret > 0.0);
+        waiters.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        holders.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         // A rate over the time between two samples is on average half of it old.
         let lag_s = seconds / 2.0 + settings.signal.smoothing.lag_s();
-        let mut ended = Vec::new();
-        for (place, &waiter) in self.waiters.iter().enumerate() {
-            let Some(&holder) = self.holders.get(place).or(self.holders.last()) else { break };
-            let unknown = Standing::is_unknown(holder >> 32);
-            let (slot, holder) =
-                (self.by_name[!waiter as u32 as usize], self.by_name[holder as u32 as usize]);
-            let (waiting, holding) = (self.values[slot], self.values[holder]);
-            let history = &mut self.guests[slot];
+        for (place, &(waiting, slot, _)) in waiters.iter().enumerate() {
+            let Some(&(holding, _, is_known)) = holders.get(place).or(holders.last()) else {
+                break;
+            };
             // A lead that is seen late also ends late: a switch costs that much, too.
             let ahead = (waiting - holding).max(0.0);
             let price_us = self.switch.price_us(waiting, holding, settings) + lag_s * ahead;
-            let lead = in_prices((waiting - holding) * seconds, price_us);
-            let begins = history.past.regret == 0.0;
-            history.past.regret = (history.past.regret + lead).max(0.0);
-            if unknown {
-                // Its gain is unknown: nothing is learned from a lead over it.
-                history.past.threshold = Past::NONE.threshold;
-                history.advantage.blind = history.past.regret;
+            let history = &mut self.guests[slot];
+            let forgone = in_prices((waiting - holding) * seconds, price_us);
+            history.past.regret = (history.past.regret + forgone).max(0.0);
+            history.past.threshold = Past::NONE.threshold;
+            if !is_known {
+                // Nothing is learned from a lead over a guest whose gain is unknown.
                 continue;
             }
-            history.advantage.blind = history.advantage.blind.min(history.past.regret);
-            if history.past.regret > history.advantage.most.max(history.advantage.blind) {
-                // In a switch back, the rival leads by its whole gain at most.
-                let back_us =
-                    self.switch.price_us(holding, holding, settings) + lag_s * ahead.min(holding);
-                let passing_us = (self.switch.idle_s(settings) + lag_s) * ahead;
-                let [passing, back] =
-                    [passing_us, back_us].map(|us| (us / price_us.max(f64::MIN_POSITIVE)).min(1.0));
-                let switches = Switches { passing, sunk: 1.0 - passing + back };
-                let advantage = &mut history.advantage;
-                (advantage.most, advantage.price_us) = (history.past.regret, price_us);
-                if begins || switches.differ(advantage.switches) {
-                    advantage.switches = switches;
-                    history.past.threshold =
-                        self.learned[slot].threshold(&self.advantages, switches);
-                }
-            }
-            if history.past.regret == 0.0 && history.advantage.most > 0.0 {
-                ended.push(slot);
+            // In a switch back, the rival leads by its whole gain at most.
+            let back_us =
+                self.switch.price_us(holding, holding, settings) + lag_s * ahead.min(holding);
+            let passing_us = (self.switch.idle_s(settings) + lag_s) * ahead;
+            let [passing, back] =
+                [passing_us, back_us].map(|us| (us / price_us.max(f64::MIN_POSITIVE)).min(1.0));
+            let switches = Switches { passing, sunk: 1.0 - passing + back };
+            history.past.threshold = self.leads.threshold(switches);
+            // While it is not ahead, its regret is of a time when nothing was known of the holder.
+            if ahead > 0.0 && history.past.regret > history.lead.most {
+                let regret = history.past.regret;
+                history.lead = Lead { now: regret, most: regret, price_us, switches, rival: None };
+            } else if history.past.regret == 0.0 {
+                self.end_lead(slot);
             }
         }
-        for &holder in &self.holders {
-            let slot = self.by_name[holder as u32 as usize];
-            let Some((name, rival)) = &self.guests[slot].advantage.rival else { continue };
-            let rival = Some(*rival)
-                .filter(|&rival| self.names.get(rival) == Some(name))
-                .or_else(|| self.slots.get(name).copied())
-                .map(|rival| self.values[rival])
-                .filter(|value| !value.is_nan());
-            let value = self.values[slot];
-            let advantage = &mut self.guests[slot].advantage;
-            let lead = rival.map_or(f64::NEG_INFINITY, |rival| {
-                in_prices((value - rival) * seconds, advantage.price_us)
-            });
-            advantage.sum += lead;
-            advantage.most = advantage.most.max(advantage.sum);
-            if advantage.sum <= advantage.most - 1.0 {
-                ended.push(slot);
+        for (holding, slot, _) in holders {
+            let lead = &mut self.guests[slot].lead;
+            let Some(rival) = lead.rival.map(|rival| values[rival]) else { continue };
+            // A rival that is gone ends the lead.
+            let ahead = if rival.is_nan() { f64::NEG_INFINITY } else { holding - rival };
+            lead.now += in_prices(ahead * seconds, lead.price_us);
+            lead.most = lead.most.max(lead.now);
+            if lead.now <= lead.most - 1.0 {
+                self.end_lead(slot);
             }
-        }
-        for slot in ended {
-            self.end_advantage(slot);
         }
     }
 }
@@ -562,7 +470,7 @@ mod tests {
                 let now = Snapshot { now_ms: second * 1_000, guests, vfs: Vec::new() };
                 histories.observe(&now, &settings);
             }
-            let taught = histories.advantages != Advantages::new();
+            let taught = histories.leads != Leads::default();
             assert_eq!(taught, learned, "{before:?}, rates over {over_s} s");
         }
     }

@@ -1,5 +1,5 @@
-//! The journal, a write-ahead log: each step is written before it is done. Lines have a checksum, by which a
-//! line torn by a crash is recognised. Knows no files: text in, text out.
+//! The journal, a write-ahead log: each step is written before it is done. Lines have a checksum,
+//! by which a line torn by a crash is recognised.
 
 use std::collections::{BTreeMap, BTreeSet};
 

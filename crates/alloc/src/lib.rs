@@ -1,6 +1,6 @@
-//! Allocation of virtual functions to guests. From observations it makes a plan: ordered steps that can be
-//! printed, journalled and undone. Knows no clock, no file, no network: time comes with the observations, and
-//! the caller performs the steps (docs/concepts/allocation.md).
+//! Allocation of virtual functions to guests. From observations it makes a plan: ordered steps that
+//! can be printed, journalled and undone. Time comes with the observations, and the caller performs the
+//! steps (docs/concepts/allocation.md).
 
 pub mod allocator;
 mod draft;

@@ -1,5 +1,4 @@
 //! Seats guests on PFs by rank: a guest is seated if any seating of it and all before it exists.
-//! Knows only numbers: guests by rank, PFs by index, seats by PF.
 
 /// One guest that wants a seat.
 #[derive(Debug, Clone)]

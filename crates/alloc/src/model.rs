@@ -1,5 +1,4 @@
-//! The types of allocation: guests, VFs, wishes, and one observation of all of them. Knows nothing of how
-//! they are observed.
+//! The types of allocation: guests, VFs, wishes, and one observation of all of them.
 
 use std::cmp::Ordering;
 use std::fmt;

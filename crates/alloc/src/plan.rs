@@ -1,5 +1,5 @@
-//! A plan: moves of VFs from and to guests, in order. A value: it can be printed, tried on a snapshot,
-//! reversed, and written out as steps. Knows nothing of how steps are performed.
+//! A plan: moves of VFs from and to guests, in order. A value: it can be printed, tried on a
+//! snapshot, reversed, and written out as steps.
 
 use std::fmt;
 

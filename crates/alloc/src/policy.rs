@@ -1,5 +1,4 @@
-//! How guests rank, and when one may take another's VF: the policies. Knows no VFs and no limits;
-//! the allocator sees to those.
+//! How guests rank, and when one may take another's VF: the policies.
 
 use std::cmp::Ordering;
 
@@ -69,11 +68,6 @@ impl Standing {
             | ((self.class as u128) << 72)
             | ((self.tier as u128) << 64)
             | value as u128
-    }
-
-    /// Is the traffic of a guest with this key unknown?
-    pub const fn is_unknown(key: u128) -> bool {
-        (key >> 64) as u8 == Tier::Unknown as u8
     }
 }
 

@@ -1,4 +1,4 @@
-//! A recording of the calls of an allocator, as lines of JSON (`replay` replays it). Knows no files.
+//! A recording of the calls of an allocator, as lines of JSON (`replay` replays it).
 //!
 //! A snapshot is recorded as what differs from the one before, without rates: those follow from the
 //! counters, which are whole numbers.

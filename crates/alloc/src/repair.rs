@@ -1,5 +1,5 @@
-//! Drives one recovery: returns its steps one by one, and marks guests and quarantines VFs of which a step
-//! fails. The caller journals each step before it performs it. Knows no files and no devices.
+//! Drives one recovery: returns its steps one by one, and marks guests and quarantines VFs of which
+//! a step fails. The caller journals each step before it performs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,5 +1,5 @@
-//! Replays a recording: the same counters go through the same signals and decisions, and each plan must
-//! be the same to the byte. Knows no files.
+//! Replays a recording: the same counters go through the same signals and decisions, and each plan
+//! must be the same to the byte.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;

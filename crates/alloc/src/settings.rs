@@ -1,4 +1,4 @@
-//! The operator's settings of decisions, with defaults and limits. Knows no files.
+//! The operator's settings of decisions, with defaults and limits.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
 //! From counters to rates. A change of source re-bases, a wrap is counted, a reset is survived, and
-//! an unsupported counter is unknown, never zero. Knows no guests and no clock.
+//! an unsupported counter is unknown, never zero.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,4 @@
 //! The steps that a move is made of: each can be journalled, tried again, and most turned round.
-//! Knows nothing of how they are done.
 
 use std::fmt;
 

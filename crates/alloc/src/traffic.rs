@@ -1,4 +1,4 @@
-//! How much made-up guests send: kinds of traffic, and the rates that follow from a seed. Knows no VFs.
+//! How much made-up guests send: kinds of traffic, and the rates that follow from a seed.
 
 use std::f64::consts::TAU;
 
