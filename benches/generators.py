@@ -37,7 +37,6 @@ from tests.linux.probe import End, Network, cable, run
 SIZE = ("--size", "64")
 OURS = (
     ("af_packet", "af_packet"),
-    ("xsk", "xdp-native"),
     ("live-skb", "tc-ingress"),
     ("live", "xdp-native"),
 )

@@ -4,6 +4,9 @@ should be under planted loss, overload and vanished interfaces."""
 from __future__ import annotations
 
 import csv
+import json
+import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -32,8 +35,6 @@ from tests.linux.probe import (
 )
 
 pytestmark = pytest.mark.linux
-
-PATHS = ["packet", "socket"]
 
 
 def ping(network: Network, *args: str | Path, target: str = "") -> Outcome:
@@ -67,14 +68,13 @@ def check_stamps(rows: list[dict[str, str]]) -> None:
         assert stamps[1:] == sorted(stamps[1:]), row
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("version", [4, 6])
 def test_every_echo_over_a_cable_is_answered_and_stamped(
-    netns_pair: Network, tmp_path: Path, path: str, version: int
+    netns_pair: Network, tmp_path: Path, version: int
 ) -> None:
     file = tmp_path / "packets.csv"
     target = netns_pair.b.ipv4 if version == 4 else netns_pair.b.ipv6
-    options = ("--count", "300", "--path", path, "--packets", file)
+    options = ("--count", "300", "--packets", file)
     done = ping(netns_pair, *options, target=target)
     assert done.code == 0, done.stderr
     output = done.output
@@ -86,7 +86,7 @@ def test_every_echo_over_a_cable_is_answered_and_stamped(
     assert output["rtt_kernel"]["p50_ns"] < output["rtt_user"]["p50_ns"]
     assert output["ip_version"] == version
     assert output["size_bytes"] == (64 if version == 4 else 78)
-    assert output["path"] == ("packet" if path == "packet" else "raw")
+    assert output["path"] == "packet"
     assert output["interface"] == "veth0"
     assert (output["tx_stamps_missing"], output["rx_stamps_missing"]) == (0, 0)
     assert sum(output["cpu"]["all"].values()) == pytest.approx(1, abs=0.01)
@@ -95,13 +95,10 @@ def test_every_echo_over_a_cable_is_answered_and_stamped(
     check_stamps(rows)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_frame_on_the_wire_has_the_size_that_was_asked_for(
-    netns_pair: Network, path: str
-) -> None:
+def test_a_frame_on_the_wire_has_the_size_that_was_asked_for(netns_pair: Network) -> None:
     without_ipv6(netns_pair.a.netns, netns_pair.b.netns)
     before = netns_pair.b.counter("rx_bytes"), netns_pair.b.counter("rx_packets")
-    assert ping(netns_pair, "--count", "50", "--size", "1000", "--path", path).code == 0
+    assert ping(netns_pair, "--count", "50", "--size", "1000").code == 0
     bytes_ = netns_pair.b.counter("rx_bytes") - before[0]
     packets = netns_pair.b.counter("rx_packets") - before[1]
     # Interface counters leave the FCS out. What is no probe (ARP, ND) has up to 120 bytes.
@@ -113,12 +110,10 @@ def test_a_frame_on_the_wire_has_the_size_that_was_asked_for(
     assert fits, f"{bytes_} bytes in {packets} packets"
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("mode", ["stateless", "stateful"])
-def test_stamp_tells_the_time_in_the_reflector(netns_pair: Network, path: str, mode: str) -> None:
-    with reflector(netns_pair, "--mode", mode) as running:
+def test_stamp_tells_the_time_in_the_reflector(netns_pair: Network) -> None:
+    with reflector(netns_pair) as running:
         for target in (netns_pair.b.ipv4, netns_pair.b.ipv6):
-            options = ("--proto", "stamp", "--count", "200", "--path", path, "--size", "200")
+            options = ("--proto", "stamp", "--count", "200", "--size", "200")
             done = ping(netns_pair, *options, target=target)
             assert done.code == 0, done.stderr
             assert done.output["counts"]["received"] == 200
@@ -133,14 +128,6 @@ def test_stamp_tells_the_time_in_the_reflector(netns_pair: Network, path: str, m
     assert stopped.output["reflected"] == stopped.output["received"] >= 400
     assert stopped.output["malformed"] == 0
     assert stopped.output["residence"]["count"] == stopped.output["reflected"]
-
-
-def test_stamp_carries_ptp_times_when_asked(netns_pair: Network) -> None:
-    with reflector(netns_pair, "--port", "8620"):
-        options = ("--proto", "stamp", "--port", "8620", "--time-format", "ptp", "--count", "50")
-        done = ping(netns_pair, *options)
-    assert done.code == 0, done.stderr
-    assert done.output["reflector"]["count"] == 50
 
 
 def test_a_hand_made_stamp_request_is_answered_by_the_rfcs_bytes(netns_pair: Network) -> None:
@@ -211,13 +198,12 @@ def echo_forwarder(
         yield
 
 
-@pytest.mark.parametrize("path", PATHS)
 def test_planted_loss_duplicates_and_reordering_are_counted_exactly(
-    netns_relay: Network, tmp_path: Path, path: str
+    netns_relay: Network, tmp_path: Path
 ) -> None:
     file = tmp_path / "packets.csv"
     with echo_forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
-        options = ("--count", "200", "--rate", "200", "--path", path, "--packets", file)
+        options = ("--count", "200", "--rate", "200", "--packets", file)
         done = ping(netns_relay, *options)
     assert done.code == 0, done.stderr
     expected = Counts(sent=200, received=180, lost=20, duplicate=20, reordered=20, late=0)
@@ -279,7 +265,7 @@ BURSTS = ("--rate", "1M", "--burst", "100", "--burst-every", "0.02", "--duration
 
 
 def needs_kernel_generator(network: Network) -> None:
-    done = ping(network, "--path", "live", "--count", "1")
+    done = ping(network, "--path", "live", "--count", "100")
     if "may not load BPF" in done.stderr or "Linux 6.6" in done.stderr:
         pytest.skip(f"no generator in the kernel: {done.stderr.strip()}")
     assert done.code == 0, done.stderr
@@ -310,35 +296,40 @@ def test_a_generator_that_leaves_its_cpu_no_time_is_ended_from_another(
     netns_pair: Network,
 ) -> None:
     needs_kernel_generator(netns_pair)
-    alone = ("--path", "live", "--cpu", "0", "--realtime")
-    done = ping(netns_pair, *alone, "--rate", "10k", "--duration", "0.3")
-    assert done.code == 0, done.stderr
-    assert done.output["counts"]["sent"] == 3000
+    alone = ("--path", "live", "--cpu", "0", "--rate", "10k", "--duration", "0.3")
+    real_time = ["chrt", "-f", "10", find_probe(), "ping", netns_pair.b.ipv4, *alone]
+    assert json.loads(netns_pair.a.run(*real_time))["counts"]["sent"] == 3000
 
 
-def test_a_reflector_in_the_driver_answers_bursts_and_says_how_many(netns_pair: Network) -> None:
-    needs_kernel_generator(netns_pair)
-    place = ("--interface", netns_pair.b.interface, "--address", netns_pair.b.ipv4)
-    refused = run("reflect", "--xdp", *place, netns=netns_pair.b.netns)
-    assert refused.code == 1
-    assert "takes no XDP frames now" in refused.stderr
-    netns_pair.a.run("ethtool", "-K", netns_pair.a.interface, "gro", "on")
-    with reflector(netns_pair, "--xdp", *place) as running:
-        bursts = ping(netns_pair, *BURSTS)
-        stamps = ping(netns_pair, "--proto", "stamp", "--count", "50")
-        by_stack = ping(netns_pair, "--proto", "stamp", "--count", "50", "--size", "200")
-        stopped = running.stop()
-    for done in (bursts, stamps, by_stack):
+def test_a_second_is_a_second_whatever_rate_is_achieved(netns_pair: Network) -> None:
+    lasting = ("--path", "packet", "--rate", "10M", "--timeout", "0.1")
+    for limit in (("--duration", "0.3"), ("--duration", "0.3", "--count", "50000000")):
+        done = ping(netns_pair, *lasting, *limit)
         assert done.code == 0, done.stderr
-        check_account(done.output)
-        assert done.output["counts"]["lost"] == 0
-    assert bursts.output["path"] == "live"
-    burst = bursts.output["burst"]
-    assert burst["achieved_pps"] > 0.99e6 or "generator" in bursts.output["limits"]
-    # Times in the driver are some ten nanoseconds; with TLVs the stack's reflector answers.
-    assert stamps.output["reflector"]["count"] == by_stack.output["reflector"]["count"] == 50
-    assert stopped.output["reflected_by_driver"] >= 1500 + 50
-    assert stopped.output["reflected"] >= 50
+        assert 0.3 <= done.output["duration_s"] < 1
+        assert "generator" in done.output["limits"]
+    few = ping(netns_pair, *lasting, "--duration", "5", "--count", "100")
+    assert few.output["counts"]["sent"] == few.output["planned"] == 100
+    assert few.output["duration_s"] < 1
+
+
+def test_a_terminal_gets_a_table_and_json_when_asked(netns_pair: Network) -> None:
+    command = ["ip", "netns", "exec", netns_pair.a.netns, find_probe(), "ping", netns_pair.b.ipv4]
+
+    def on_terminal(*options: str) -> str:
+        ours, theirs = pty.openpty()
+        try:
+            subprocess.run([*command, "--count", "50", *options], stdout=theirs, check=True)
+            return os.read(ours, 1 << 16).decode()
+        finally:
+            os.close(theirs)
+            os.close(ours)
+
+    table = on_terminal()
+    assert "sent 50, received 50, lost 0" in table
+    assert "rtt kernel" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert json.loads(on_terminal("--json"))["counts"]["received"] == 50
 
 
 def test_an_interface_that_vanishes_ends_the_run_with_what_was_measured(
@@ -377,10 +368,12 @@ def test_a_link_that_goes_down_and_up_costs_packets_and_not_the_run(netns_pair: 
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_prints_what_was_measured(netns_pair: Network, sign: signal.Signals) -> None:
-    with Running(
-        "ping", netns_pair.b.ipv4, "--duration", "30", netns=netns_pair.a.netns
-    ) as running:
+@pytest.mark.parametrize("rate", ["1k", "10M"], ids=["kept", "not kept"])
+def test_ctrl_c_prints_what_was_measured(
+    netns_pair: Network, sign: signal.Signals, rate: str
+) -> None:
+    lasting = ("--rate", rate, "--path", "packet", "--count", "3000000")
+    with Running("ping", netns_pair.b.ipv4, *lasting, netns=netns_pair.a.netns) as running:
         eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
         running.process.send_signal(sign)
         done = running.finish(timeout_s=10)
@@ -524,30 +517,20 @@ def test_no_space_for_the_packets_keeps_the_summary(netns_pair: Network) -> None
     assert done.output["counts"]["received"] == 100
 
 
-def test_without_raw_sockets_ping_sockets_do(netns_pair: Network) -> None:
-    netns_pair.a.run("sysctl", "-qw", "net.ipv4.ping_group_range=0 0")
+def test_a_user_without_raw_sockets_is_told_what_is_missing(netns_pair: Network) -> None:
     plain = ("setpriv", "--bounding-set", "-net_raw", "--inh-caps", "-net_raw")
     program = [*plain, find_probe(), "ping", netns_pair.b.ipv4, "--count", "100"]
     done = subprocess.run(
         ["ip", "netns", "exec", netns_pair.a.netns, *program], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert '"path":"ping"' in done.stdout
-    assert '"received":100,' in done.stdout
-    netns_pair.a.run("sysctl", "-qw", "net.ipv4.ping_group_range=1 0")
-    done = subprocess.run(
-        ["ip", "netns", "exec", netns_pair.a.netns, *program], capture_output=True, text=True
-    )
     assert done.returncode == 1
-    assert "not allowed to send echo requests" in done.stderr
+    assert "CAP_NET_RAW" in done.stderr
+    assert "unshare --user" in done.stderr
 
 
 def test_the_histogram_is_read_by_pythons_library(netns_pair: Network) -> None:
     output = ping(netns_pair, "--count", "200").output
     for metric in ("rtt_user", "rtt_kernel", "slip"):
-        if output[metric]["min_ns"] < 0:  # a clock was put right meanwhile
-            assert output[metric]["hdr"] is None
-            continue
         decoded = HdrHistogram.decode(output[metric]["hdr"])
         # A machine that stands still for longer than the time-out loses packets.
         assert decoded.get_total_count() == output[metric]["count"] > 0

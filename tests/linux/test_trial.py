@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planewise.testbed.hosts.gro import leftovers
 from planewise.testbed.hosts.host import find_probe
 from tests.linux import faults
 from tests.linux.probe import (
@@ -289,7 +289,6 @@ def attached(network: Network) -> str:
         ("live", "xdp-native"),
         ("live-skb", "tc-ingress"),
         ("af_packet", "tc-ingress"),
-        ("xsk", "xdp-native"),
     ],
 )
 def test_every_backend_accounts_for_every_frame(
@@ -301,9 +300,7 @@ def test_every_backend_accounts_for_every_frame(
     assert done.code == 0, done.stderr
     output = done.output
     check_account(output)
-    # A veth has no zero-copy.
-    named = "xsk-copy" if generator == "xsk" else generator
-    assert (output["generator"]["backend"], output["sink"]["backend"]) == (named, sink)
+    assert (output["generator"]["backend"], output["sink"]["backend"]) == (generator, sink)
     assert output["unexplained"] == 0
     assert (output["duplicate"], output["reordered"], output["foreign"]) == (0, 0, 0)
     assert output["latency"]["count"] == output["received"] > 0
@@ -314,7 +311,7 @@ def test_a_generator_that_is_asked_for_too_much_still_accounts_for_every_frame(
     netns_pair: Network,
 ) -> None:
     needs_kernel_backends(netns_pair)
-    load = ("--rate", "3M", "--duration", "0.3", "--backend", "xsk", "--sink", "xdp-native")
+    load = ("--rate", "9M", "--duration", "0.3", "--backend", "live-skb", "--sink", "xdp-native")
     done = trial(netns_pair, *load)
     assert done.code == 0, done.stderr
     output = done.output
@@ -429,65 +426,6 @@ def test_frames_for_a_peer_that_lost_its_napi_are_explained_though_no_interface_
     assert done.output["unexplained"] == 0
 
 
-def keeper_of(live: Running) -> int:
-    """The process of a trial that switches GRO off again."""
-    children = Path(f"/proc/{live.process.pid}/task/{live.process.pid}/children").read_text()
-    return int(children.split()[0])
-
-
-def gro(network: Network) -> str:
-    """Whether the far end has GRO on, as ethtool prints it."""
-    features = network.b.run("ethtool", "-k", network.b.interface)
-    return next(
-        line.split()[1]
-        for line in features.splitlines()
-        if line.startswith("generic-receive-offload")
-    )
-
-
-@pytest.mark.skipif(shutil.which("ethtool") is None, reason="ethtool is not installed")
-@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
-def test_gro_is_on_by_consent_and_off_again_however_the_trial_ends(
-    netns_pair: Network, killed: bool
-) -> None:
-    needs_kernel_backends(netns_pair)
-    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
-    chosen = ("--backend", "live", "--sink", "tc-ingress", "--gro", netns_pair.b.spec)
-    assert gro(netns_pair) == "off"
-    with Running("trial", *path, *KNOWN_MAX, *chosen, "--rate", "1k", "--duration", "20") as live:
-        eventually(lambda: netns_pair.b.counter("rx_packets") > 100)
-        assert gro(netns_pair) == "on"
-        if killed:
-            live.process.kill()
-            live.process.wait()
-        else:
-            done = live.stop()
-            assert done.output["received"] == done.output["sent"] > 50
-            assert done.output["generator"]["backend"] == "live"
-    eventually(lambda: gro(netns_pair) == "off")
-
-
-@pytest.mark.skipif(shutil.which("ethtool") is None, reason="ethtool is not installed")
-def test_gro_that_a_killed_keeper_left_on_is_found_and_switched_off_by_clean(
-    netns_pair: Network,
-) -> None:
-    needs_kernel_backends(netns_pair)
-    spec = netns_pair.b.spec
-    path = ("--tx", netns_pair.a.spec, "--rx", spec, "--dst", netns_pair.b.ipv4)
-    chosen = ("--backend", "live", "--sink", "tc-ingress", "--gro", spec)
-    with Running("trial", *path, *KNOWN_MAX, *chosen, "--rate", "1k", "--duration", "20") as live:
-        eventually(lambda: netns_pair.b.counter("rx_packets") > 100)
-        assert spec not in leftovers(remove=False)
-        os.kill(keeper_of(live), signal.SIGKILL)
-        live.process.kill()
-        live.process.wait()
-    assert gro(netns_pair) == "on"
-    assert spec in leftovers(remove=False)
-    assert spec in leftovers(remove=True)
-    assert gro(netns_pair) == "off"
-    assert spec not in leftovers(remove=False)
-
-
 def test_two_generators_on_one_interface_account_for_their_own_frames(netns_pair: Network) -> None:
     needs_kernel_backends(netns_pair)
     path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
@@ -522,21 +460,48 @@ def test_another_cpu_carries_frames_and_loses_none_that_no_counter_explains(
     assert kept.output["unexplained"] == flooded.output["unexplained"] == 0
 
 
-def test_memory_that_may_not_be_locked_is_named_with_the_way_out(netns_pair: Network) -> None:
+@contextmanager
+def control_group(controller: str, **limits: str) -> Iterator[list[str]]:
+    """A command's beginning that runs it in a control group with these limits."""
+    root = Path("/sys/fs/cgroup")
+    group = (root / controller if (root / controller).is_dir() else root) / "pw-test-limits"
+    try:
+        group.mkdir()
+        for name, value in limits.items():
+            (group / f"{controller}.{name}").write_text(value)
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group with {controller}: {error}")
+    try:
+        yield ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+def test_a_cpu_quota_does_not_keep_the_kernels_generator_running(netns_pair: Network) -> None:
     needs_kernel_backends(netns_pair)
-    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
-    limited = ("prlimit", "--memlock=65536:65536", "setpriv", "--bounding-set", "-ipc_lock")
-    command = (*limited, find_probe(), "trial", *path, *KNOWN_MAX, "--rate", "1k")
-    for backend, code in (("xsk", 1), ("live", 0)):
-        # Maps count on the control group's memory since Linux 5.11, and not on this limit.
-        done = subprocess.run(
-            [*command, "--duration", "0.1", "--backend", backend, "--sink", "xdp-native"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        assert ("RLIMIT_MEMLOCK (ulimit -l)" in done.stderr) == (code == 1)
+    v1 = Path("/sys/fs/cgroup/cpu").is_dir()
+    quota = {"cfs_period_us": "100000", "cfs_quota_us": "40000"} if v1 else {"max": "40000 100000"}
+    ends = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    load = ("--rate", "2354687", "--duration", "0.2", "--max-pps", "2354688", "--tx-cpu", "0")
+    with control_group("cpu", **quota) as limited:
+        for _ in range(6):
+            command = [*limited, find_probe(), "trial", *ends, *load, "--drain", "0.1"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+            assert json.loads(done.stdout)["duration_s"] < 1
+
+
+def test_too_few_threads_are_named_in_a_sentence(netns_pair: Network) -> None:
+    ends = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    with control_group("pids", max="1") as limited:
+        command = [*limited, find_probe(), "trial", *ends, "--rate", "100"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "cannot start a thread" in done.stderr
+    assert "--pids-limit" in done.stderr
+    assert "panicked" not in done.stderr
 
 
 def test_bursts_longer_than_their_interval_are_refused(netns_pair: Network) -> None:

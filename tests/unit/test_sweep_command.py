@@ -55,6 +55,23 @@ def test_a_pdr_beyond_the_ladder_is_only_a_bound(pdr: LoadEstimate | None, text:
     assert pdr_text(pdr, "the first load already loses more", rate_text) == text
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("eth0.10@lo", "'lo', which is an interface"),
+        ("veth0@if7", "'if7', which is an interface"),
+        ("eth0@no-such", "no network namespace 'no-such'"),
+    ],
+)
+def test_an_interface_as_ip_link_prints_it_is_not_taken_for_a_namespace(
+    end: str, words: str
+) -> None:
+    result = invoked("sweep", "--tx", end, "--rx", "b", "--dst", "198.18.0.2")
+    assert isinstance(result.exception, BadInputError)
+    assert words in result.exception.what
+    assert result.exception.remedy
+
+
 def test_the_out_directory_is_looked_at_before_anything_is_measured(tmp_path: Path) -> None:
     from planewise.store.rundir import check_free
 

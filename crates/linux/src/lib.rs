@@ -1,6 +1,7 @@
-//! The Linux interfaces that all of Planewise's binaries share: network namespaces, the rtnetlink
-//! socket, nftables' rules on bridges. Knows nothing of packets, devices or planes.
+//! The Linux interfaces that all of Planewise's binaries share: network namespaces, threads, the
+//! rtnetlink socket, nftables' rules on bridges.
 
 pub mod netns;
 pub mod nftables;
 pub mod rtnetlink;
+pub mod threads;

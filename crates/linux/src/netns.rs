@@ -1,4 +1,4 @@
-//! Network namespaces: parses `IF@NETNS`, runs code inside a namespace. Knows nothing of that code.
+//! Network namespaces: parses `IF@NETNS`, runs code inside a namespace.
 
 use std::fmt;
 use std::fs::File;
@@ -74,6 +74,13 @@ impl Netns {
         }
     }
 
+    /// Is it the interface below another, as `ip link` prints it (`eth0.10@eth0`, `veth0@if7`)?
+    fn is_interface(&self) -> bool {
+        let Self::Name(name) = self else { return false };
+        let number = name.strip_prefix("if").is_some_and(|rest| rest.parse::<u32>().is_ok());
+        number || PathBuf::from("/sys/class/net").join(name).exists()
+    }
+
     /// Moves the calling thread (not the process) into the namespace.
     ///
     /// # Errors
@@ -81,6 +88,14 @@ impl Netns {
     pub fn enter(&self) -> Result<()> {
         let path = self.path();
         let file = File::open(&path).map_err(|error| {
+            if self.is_interface() {
+                return Error::bad_input(
+                    format!("there is no network namespace '{self}', which is an interface"),
+                    format!(
+                        "leave '@{self}' out: `ip link` prints the interface below behind the @"
+                    ),
+                );
+            }
             Error::bad_input(
                 format!("cannot open network namespace '{self}' ({})", path.display()),
                 "list them with `ip netns list`, or give a path or pid:N",
@@ -134,12 +149,9 @@ pub fn run_in<T: Send>(
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
     let Some(netns) = netns else { return work() };
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            netns.enter()?;
-            work()
-        });
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    crate::threads::run(|| {
+        netns.enter()?;
+        work()
     })
 }
 
@@ -257,6 +269,16 @@ mod tests {
         // Not every kernel gives an inode again at once.
         assert!(ids.iter().all(|(inode, cookie)| inode != cookie), "{ids:?}");
         assert_eq!(cookie().expect("a socket"), cookie().expect("a socket"));
+    }
+
+    #[test]
+    fn an_interface_that_is_taken_for_a_namespace_is_said_to_be_one() {
+        for text in ["eth0.10@lo", "veth0@if7"] {
+            let spec: IfSpec = text.parse().expect("valid");
+            let error = run_in(spec.netns.as_ref(), || Ok(())).expect_err("no namespace");
+            assert!(error.what.contains("which is an interface"), "{}", error.what);
+            assert!(error.remedy.contains("leave '@"), "{}", error.remedy);
+        }
     }
 
     #[test]

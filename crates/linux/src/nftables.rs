@@ -1,5 +1,5 @@
-//! The rules of nftables for frames that pass a bridge: those of ebtables (which nftables holds), nwfilter
-//! and its own. Reads only. Knows nothing of who sends the frames.
+//! The rules of nftables for frames that pass a bridge: those of ebtables (which nftables holds),
+//! nwfilter and its own. Reads only.
 
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
 use netlink_sys::protocols::NETLINK_NETFILTER;

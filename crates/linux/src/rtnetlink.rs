@@ -1,5 +1,5 @@
-//! Requests to the kernel's routing tables and their answers, and the parts of it that other netlink
-//! sockets share. Knows nothing of the requests' purpose.
+//! Requests to the kernel's routing tables and their answers, and the parts of it that other
+//! netlink sockets share.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //
 // The generator and the sink of a trial inside the kernel (Linux 6.6 or newer).
-// Knows nothing of interfaces, namespaces and results: trial/kernel/ loads it and reads its maps.
+// trial/kernel/ loads it and reads its maps.
 // The committed object is made from this file by `make -C crates/probe/bpf`.
 //
 // The generator is run by BPF_PROG_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, over and over. A run before
@@ -23,8 +23,6 @@
 #define ECHO_MAGIC 0x31505750 // "PWP1": src/wire.rs
 #define IPV4 20
 #define IPV6 40
-#define STAMP 44 // a STAMP packet's base: src/stamp.rs
-#define NTP_TO_UNIX_SECONDS 2208988800ULL
 // The coarse clock stands still for a tick, of 10 ms at most.
 #define COARSE_NS 20000000
 
@@ -80,8 +78,7 @@ static __always_inline __u16 folded(__u32 sum)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-// Makes the page the frame `sequence`, as Template::stamp of src/frame.rs and write_echo_request of
-// src/wire.rs do.
+// Makes the page the frame `sequence`, as Template::stamp of src/frame.rs does.
 static __always_inline int write_frame(void *data, void *end, struct order *order, const __u32 ip,
 				       __u64 sequence, __u64 tx_ns)
 {
@@ -376,10 +373,7 @@ static __always_inline int account(void *data, void *end, struct expected *expec
 		counts->max_ns = delay_ns;
 	counts->timed += 1;
 	counts->sum_ns += delay_ns;
-	if (delay_ns < 0)
-		record(DELAY_NEGATIVE, -delay_ns, 1);
-	else
-		record(DELAY, delay_ns, 1);
+	record(DELAY, delay_ns < 0 ? 0 : delay_ns, 1);
 	return 1;
 }
 
@@ -420,80 +414,6 @@ int sink_skb(struct __sk_buff *skb)
 		bpf_skb_pull_data(skb, skb->len < ETHERNET + IPV6 + TAIL ? skb->len :
 									   ETHERNET + IPV6 + TAIL);
 	return is_ours((void *)(long)skb->data, (void *)(long)skb->data_end) ? TCX_DROP : TCX_NEXT;
-}
-
-static __always_inline __u64 ntp_time(__u64 unix_ns)
-{
-	__u64 seconds = unix_ns / 1000000000, ns = unix_ns % 1000000000;
-
-	// Rounded up, as TimeFormat::encode of src/stamp.rs does.
-	return bpf_cpu_to_be64(((seconds + NTP_TO_UNIX_SECONDS) << 32) |
-			       ((ns << 32) + 999999999) / 1000000000);
-}
-
-static __always_inline __u64 ptp_time(__u64 unix_ns)
-{
-	return bpf_cpu_to_be64(unix_ns / 1000000000 << 32 | unix_ns % 1000000000);
-}
-
-// Answers echo requests and STAMP packets without TLVs, by IPv4, in the driver. All other
-// packets go on to the stack, where the reflector in user space answers.
-SEC("xdp")
-int reflect(struct xdp_md *ctx)
-{
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	__u64 t2_ns = bpf_ktime_get_ns(), t3_ns;
-	__u32 zero = 0, cpu = bpf_get_smp_processor_id(), sum;
-	struct expected *expected = bpf_map_lookup_elem(&expectation, &zero);
-	struct counts *counts = bpf_map_lookup_elem(&counted, &cpu);
-	__u8 *upper, *stamp, mac[6];
-	__u16 port;
-
-	if (!expected || !counts || data + ETHERNET + IPV4 + UDP > end)
-		return XDP_PASS;
-	if (*(__u16 *)(data + 12) != bpf_htons(0x0800) || *(__u8 *)(data + ETHERNET) != 0x45 ||
-	    *(__u16 *)(data + ETHERNET + 6) & bpf_htons(0x3fff) ||
-	    *(__u32 *)(data + ETHERNET + 16) != expected->address)
-		return XDP_PASS;
-	upper = data + ETHERNET + IPV4;
-	stamp = upper + UDP;
-	if (*(__u8 *)(data + ETHERNET + 9) == 1 && upper[0] == 8) {
-		upper[0] = 0;
-		// RFC 1624: the first word was 0x0800 and is 0 now.
-		sum = (__u16)~bpf_ntohs(*(__u16 *)(upper + 2)) + 0xf7ff;
-		*(__u16 *)(upper + 2) = bpf_htons(~folded(sum));
-	} else if (*(__u8 *)(data + ETHERNET + 9) == 17 && *(__u16 *)(upper + 2) == expected->port &&
-		   *(__u16 *)(upper + 4) == bpf_htons(UDP + STAMP) && stamp + STAMP <= (__u8 *)end) {
-		// ReflectorPacket of src/stamp.rs: number, times, error estimate and TTL.
-		__builtin_memcpy(stamp + 24, stamp, 4);
-		__builtin_memcpy(stamp + 28, stamp + 4, 8);
-		*(__u16 *)(stamp + 36) = *(__u16 *)(stamp + 12);
-		*(__u16 *)(stamp + 38) = 0;
-		*(__u32 *)(stamp + 40) = *(__u8 *)(data + ETHERNET + 8);
-		t2_ns += expected->realtime_offset_ns;
-		t3_ns = bpf_ktime_get_ns() + expected->realtime_offset_ns;
-		if (stamp[12] & 0x40) {
-			*(__u64 *)(stamp + 16) = ptp_time(t2_ns);
-			*(__u64 *)(stamp + 4) = ptp_time(t3_ns);
-		} else {
-			*(__u64 *)(stamp + 16) = ntp_time(t2_ns);
-			*(__u64 *)(stamp + 4) = ntp_time(t3_ns);
-		}
-		port = *(__u16 *)upper;
-		*(__u16 *)upper = *(__u16 *)(upper + 2);
-		*(__u16 *)(upper + 2) = port;
-		*(__u16 *)(upper + 6) = 0; // no checksum (RFC 768): the request's may not be there yet
-	} else {
-		return XDP_PASS;
-	}
-	*(__u32 *)(data + ETHERNET + 16) = *(__u32 *)(data + ETHERNET + 12);
-	*(__u32 *)(data + ETHERNET + 12) = expected->address;
-	__builtin_memcpy(mac, data, 6);
-	__builtin_memcpy(data, data + 6, 6);
-	__builtin_memcpy(data + 6, mac, 6);
-	counts->received += 1;
-	// Not XDP_TX: a veth would leave the frame in its peer's ring unless there is a program, too.
-	return bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
 // bpf_ktime_get_ns is for programs under a licence that the GPL goes with.

@@ -16,9 +16,9 @@
 #define TCX_DROP 2
 #endif
 
-enum histogram { SLIP, DEPARTURE, DELAY, DELAY_NEGATIVE, HISTOGRAMS };
+enum histogram { SLIP, DEPARTURE, DELAY, HISTOGRAMS };
 
-// Frames of a trial (src/frame.rs), or echo requests of a ping (src/wire.rs).
+// Frames of a trial or echo requests of a ping (src/frame.rs).
 enum kind { TRIAL, ECHO };
 
 // To the devmap, or to the stack of the loopback interface, there on the generator's CPU or another.
@@ -75,9 +75,7 @@ struct expected {
 	__u8 ipv6;
 	__u8 timed; // sender and sink share a clock
 	__u32 kind;
-	__u32 address; // IPv4 address that `reflect` answers for, network byte order
 	__u32 sample_mask; // 1 frame in mask + 1 is timed
-	__u32 reserved;
 };
 
 // When a packet of a ping was made and left its interface [CLOCK_REALTIME, ns].

@@ -47,7 +47,5 @@ pub fn keep_off(cpu: usize) {
 /// # Errors
 /// As [`pin`].
 pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
-    std::thread::scope(|scope| {
-        scope.spawn(|| pin(cpu)).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    crate::threads::run(|| pin(cpu))
 }

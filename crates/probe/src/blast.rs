@@ -1,5 +1,4 @@
-//! Background network load: bursts of UDP datagrams from an unprivileged socket. Knows nothing of
-//! their receiver.
+//! Background network load: bursts of UDP datagrams from an unprivileged socket.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;

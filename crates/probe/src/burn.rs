@@ -1,4 +1,4 @@
-//! Background CPU load: busy a set share of the time. Knows nothing of networks.
+//! Background CPU load: busy a set share of the time.
 
 use std::hint::black_box;
 use std::time::Duration;

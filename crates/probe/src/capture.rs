@@ -1,45 +1,37 @@
-//! Captures the packets that pass an interface, with the kernel's nanosecond stamps: a TPACKET_V3
-//! ring with a filter in the kernel. Knows nothing of what the packets mean.
+//! Captures packets that pass an interface, with the kernel's nanosecond stamps: a ring in memory
+//! shared with the kernel (TPACKET_V2), and a filter in the kernel that bounds the bytes copied.
 //!
-//! The ring disturbs the measured path little: the filter drops other packets before they are
-//! copied, its return value bounds the bytes copied, and the reader wakes once a block, not once a
-//! packet.
+//! Readers look into the ring now and then, so that no packet wakes a thread on the measured path.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::mman::MapFlags;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket, sockopt};
 
+use crate::clock;
 use crate::error::{Error, Result};
+use crate::filter::Filter;
 use crate::mapping::Mapping;
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
-use crate::timestamping::{get_option, set_option};
+use crate::sockets::{self, get_option, set_option};
+use crate::stop;
 
-/// A classic BPF program; its return value is the number of bytes to keep.
-pub type Filter = Vec<libc::sock_filter>;
-
-/// The ring's layout.
-#[derive(Debug, Clone, Copy)]
-pub struct RingOptions {
-    /// Size of one block [bytes], a multiple of the page size.
-    pub block_bytes: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-    /// A block is handed over after this time even if it is not full [ms].
-    pub retire_ms: u32,
-    /// Leave out packets that this machine sends by the interface.
-    pub incoming_only: bool,
-}
+/// Length of a slot: the kernel's header and address, then what the filter keeps of a frame.
+const SLOT_BYTES: usize = 256;
+const BLOCK_BYTES: usize = 1 << 16;
+/// How long [`Ring::poll`] sleeps between two looks [ns].
+const NAP_NS: i64 = 5_000_000;
 
 /// One captured packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Captured<'a> {
-    /// The kernel's stamp [CLOCK_REALTIME, ns].
+    /// When the driver handed it to the kernel, or the kernel to the driver [CLOCK_REALTIME, ns].
     pub stamp_ns: i64,
     /// The packet from its network header (IP) on, as far as the filter kept it.
     pub network: &'a [u8],
@@ -54,13 +46,47 @@ pub struct RingStats {
     pub dropped: u64,
 }
 
+/// The slots of a ring, which kernel and process hand to one another.
+#[derive(Debug, Clone)]
+pub struct Slots {
+    memory: Arc<Mapping>,
+    /// A power of two.
+    count: usize,
+}
+
+impl Slots {
+    /// Number of slots.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether the kernel has filled a slot.
+    #[inline]
+    pub fn is_filled(&self, slot: usize) -> bool {
+        self.status(slot).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    fn at(&self, slot: usize) -> *mut u8 {
+        let offset = slot % self.count * SLOT_BYTES;
+        // SAFETY: the mapping has `count` slots.
+        unsafe { self.memory.start().as_ptr().add(offset) }
+    }
+
+    fn status(&self, slot: usize) -> &AtomicU32 {
+        let header = self.at(slot).cast::<libc::tpacket2_hdr>();
+        // SAFETY: the status is an aligned 32-bit word in the mapping, which kernel and process
+        // access whole.
+        unsafe { AtomicU32::from_ptr(&raw mut (*header).tp_status) }
+    }
+}
+
 /// An open ring.
 #[derive(Debug)]
 pub struct Ring {
     socket: OwnedFd,
-    map: Mapping,
-    options: RingOptions,
-    next_block: u32,
+    slots: Slots,
+    /// Number of slots that were read.
+    read: usize,
     stats: RingStats,
     label: String,
 }
@@ -69,12 +95,8 @@ pub struct Ring {
 pub const NEEDS_RAW: &str = "run as root, or with CAP_NET_RAW, or inside a user namespace of your \
                              own (unshare --user --map-root-user --net)";
 
-fn os_error() -> std::io::Error {
-    std::io::Error::last_os_error()
-}
-
 /// Attaches a filter in the kernel to a socket.
-pub fn attach_filter(socket: impl AsFd, filter: &[libc::sock_filter]) -> std::io::Result<()> {
+pub fn attach_filter(socket: impl AsFd, filter: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         // The kernel only reads the program, though C declares the field mutable.
@@ -90,14 +112,12 @@ pub fn packet_socket() -> Result<OwnedFd> {
         Errno::EPERM | Errno::EACCES => {
             Error::failed("not allowed to open a packet socket (CAP_NET_RAW is missing)", NEEDS_RAW)
         }
-        errno => {
-            Error::failed("cannot open a packet socket", "").caused_by(std::io::Error::from(errno))
-        }
+        errno => Error::failed("cannot open a packet socket", "").caused_by(io::Error::from(errno)),
     })
 }
 
 /// Binds a packet socket to one interface and protocol (host byte order; 0 receives nothing).
-pub fn bind_packet_socket(socket: &OwnedFd, index: u32, protocol: u16) -> std::io::Result<()> {
+pub fn bind_packet_socket(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
     // SAFETY: an all-zero sockaddr_ll is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
@@ -111,75 +131,103 @@ pub fn bind_packet_socket(socket: &OwnedFd, index: u32, protocol: u16) -> std::i
             size_of::<libc::sockaddr_ll>() as libc::socklen_t,
         )
     };
-    if result == 0 { Ok(()) } else { Err(os_error()) }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Ring {
-    /// Opens a ring on `at`. Every packet that passes `filter` from the return on is captured.
+    /// Opens a ring of `mib` MiB on `at`. Every packet that passes `filter` from now on is captured;
+    /// with `incoming_only` without those that this machine sends.
     ///
     /// # Errors
-    /// No such interface or namespace, it is down, no CAP_NET_RAW, no memory for the ring, or a
-    /// filter that the kernel refuses.
-    pub fn open(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
-        run_in(at.netns.as_ref(), || Self::open_in_current(at, filter, options))
+    /// No such interface or namespace, it is down, no CAP_NET_RAW, or no memory for the ring.
+    pub fn open(at: &IfSpec, filter: &Filter, mib: u32, incoming_only: bool) -> Result<Self> {
+        run_in(at.netns.as_ref(), || {
+            let link = Netlink::open()?.link_at(&at.interface, at)?;
+            let ring = Self::on(link.index, at, filter, (mib as usize) << 20, incoming_only)?;
+            link.must_be_up(at)?;
+            Ok(ring)
+        })
     }
 
-    fn open_in_current(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
-        let link = Netlink::open()?.link_at(&at.interface, at)?;
-        let failed =
-            |what: &str| Error::failed(format!("cannot {what} on {at}: {}", os_error()), "");
+    /// As [`open`](Self::open), on interface number `index` of the calling thread's namespace.
+    pub fn on(
+        index: u32,
+        label: &dyn std::fmt::Display,
+        filter: &Filter,
+        bytes: usize,
+        incoming_only: bool,
+    ) -> Result<Self> {
+        let failed = |what: &str, error: io::Error| {
+            Error::failed(format!("cannot {what} on {label}"), "").caused_by(error)
+        };
+        let count = (bytes / SLOT_BYTES).next_power_of_two().max(BLOCK_BYTES / SLOT_BYTES);
+        let bytes = count * SLOT_BYTES;
         let socket = packet_socket()?;
-        attach_filter(&socket, filter).map_err(|error| {
-            Error::bad_input(
-                format!("the kernel refuses the filter for {at}"),
-                "make it with `tcpdump -ddd -i IF EXPRESSION`",
-            )
-            .caused_by(error)
-        })?;
         let set = |name, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, name, value);
-        set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V3 as libc::c_int)
-            .map_err(|_| failed("use a TPACKET_V3 ring"))?;
-        if options.incoming_only {
-            set(libc::PACKET_IGNORE_OUTGOING, 1)
-                .map_err(|_| failed("leave out outgoing packets (Linux 4.20)"))?;
-        }
-        let request = libc::tpacket_req3 {
-            tp_block_size: options.block_bytes,
-            tp_block_nr: options.blocks,
-            // Unused by V3 beyond its check that blocks hold whole frames.
-            tp_frame_size: 2048,
-            tp_frame_nr: options.block_bytes / 2048 * options.blocks,
-            tp_retire_blk_tov: options.retire_ms,
-            tp_sizeof_priv: 0,
-            tp_feature_req_word: 0,
+        attach_filter(&socket, filter).map_err(|error| failed("filter packets", error))?;
+        set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as libc::c_int)
+            // Makes the kernel stamp packets when the driver hands them over, not at this socket.
+            .and_then(|()| sockets::stamp_receipts(socket.as_fd()))
+            .and_then(|()| set(libc::PACKET_IGNORE_OUTGOING, incoming_only.into()))
+            .map_err(|error| failed("set up a capture ring", error))?;
+        let request = libc::tpacket_req {
+            tp_block_size: BLOCK_BYTES as u32,
+            tp_block_nr: (bytes / BLOCK_BYTES) as u32,
+            tp_frame_size: SLOT_BYTES as u32,
+            tp_frame_nr: count as u32,
         };
-        let map_bytes = options.block_bytes as usize * options.blocks as usize;
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, request).map_err(|error| {
-            Error::failed(
-                format!("no memory for a capture ring of {} KiB on {at}", map_bytes >> 10),
-                "give a smaller --ring-mib",
-            )
-            .caused_by(error)
+            let what = format!("no memory for a capture ring of {} KiB on {label}", bytes >> 10);
+            Error::failed(what, "give a smaller --ring-mib").caused_by(error)
         })?;
-        let map = Mapping::of(&socket, map_bytes, MapFlags::empty())
-            .map_err(|_| failed("map the capture ring"))?;
-        let ring = Self {
-            socket,
-            map,
-            options,
-            next_block: 0,
-            stats: RingStats::default(),
-            label: at.to_string(),
-        };
-        bind_packet_socket(&ring.socket, link.index, libc::ETH_P_ALL as u16)
-            .map_err(|_| failed("capture"))?;
-        link.must_be_up(at)?;
-        Ok(ring)
+        let memory = Mapping::of(&socket, bytes, MapFlags::MAP_POPULATE)
+            .map_err(|errno| failed("map the capture ring", errno.into()))?;
+        // Sockets for all protocols get outgoing packets, and incoming ones before the IP stack.
+        bind_packet_socket(&socket, index, libc::ETH_P_ALL as u16)
+            .map_err(|error| failed("capture", error))?;
+        let (stats, label) = (RingStats::default(), label.to_string());
+        let slots = Slots { memory: Arc::new(memory), count };
+        Ok(Self { socket, slots, read: 0, stats, label })
     }
 
-    /// Waits up to `timeout` for packets and hands each to `on_packet`, in the order of the ring.
-    ///
-    /// Returns their number; 0 after the timeout or a signal.
+    /// The packet in the next slot, if the kernel has filled it. Stays until it is released.
+    #[inline]
+    pub fn filled(&self) -> Option<Captured<'_>> {
+        if !self.slots.is_filled(self.read) {
+            return None;
+        }
+        let slot = self.slots.at(self.read);
+        // SAFETY: a filled slot is the user's until it is released, and SLOT_BYTES long.
+        let (header, bytes) = unsafe {
+            let header = slot.cast::<libc::tpacket2_hdr>().read();
+            (header, std::slice::from_raw_parts(slot, SLOT_BYTES))
+        };
+        let end = usize::from(header.tp_mac) + header.tp_snaplen as usize;
+        let stamp_ns =
+            i64::from(header.tp_sec) * clock::NANOS_PER_SECOND + i64::from(header.tp_nsec);
+        let network = bytes.get(usize::from(header.tp_net)..end).unwrap_or(&[]);
+        Some(Captured { stamp_ns, network })
+    }
+
+    /// Gives the slot of [`filled`](Self::filled) back to the kernel.
+    #[inline]
+    pub fn release(&mut self) {
+        self.slots.status(self.read).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        self.read += 1;
+    }
+
+    /// Its slots, for another thread to watch.
+    pub fn slots(&self) -> Slots {
+        self.slots.clone()
+    }
+
+    /// Number of slots that were read.
+    pub fn read(&self) -> usize {
+        self.read
+    }
+
+    /// Waits up to `timeout` for packets and hands each to `on_packet`; returns their number, 0 after
+    /// the timeout or a signal.
     ///
     /// # Errors
     /// The interface vanished or was set down; `on_packet` got what had been captured.
@@ -188,32 +236,36 @@ impl Ring {
         timeout: Duration,
         mut on_packet: impl FnMut(Captured<'_>),
     ) -> Result<u64> {
-        let mut count = self.take_ready(&mut on_packet);
-        if count > 0 {
-            return Ok(count);
-        }
-        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN | PollFlags::POLLERR)];
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        let _ = poll(&mut fds, timeout);
-        let broken = fds[0].revents().is_some_and(|r| r.intersects(PollFlags::POLLERR));
-        count += self.take_ready(&mut on_packet);
-        if broken && count == 0 {
-            let error =
-                nix::sys::socket::getsockopt(&self.socket, nix::sys::socket::sockopt::SocketError);
-            if error.unwrap_or(0) != 0 {
-                // The last packets are still in a block that is not full.
-                std::thread::sleep(2 * self.retire_time());
-                self.take_ready(&mut on_packet);
-                return Err(self.vanished());
+        let end_ns = clock::end_ns(clock::monotonic_ns(), Some(timeout));
+        loop {
+            let mut count = 0;
+            // At most once around, so that the caller checks its clock under full load too.
+            while count < self.slots.count as u64
+                && let Some(captured) = self.filled()
+            {
+                on_packet(captured);
+                self.release();
+                count += 1;
             }
+            if count > 0 {
+                return Ok(count);
+            }
+            self.check().map_err(|_| self.vanished())?;
+            let now = clock::monotonic_ns();
+            if now >= end_ns || stop::requested() {
+                return Ok(0);
+            }
+            clock::sleep_until(end_ns.min(now + NAP_NS));
         }
-        Ok(count)
     }
 
-    /// Waits up to `timeout` for packets, or until `fd` is readable.
-    pub fn wait(&self, fd: BorrowedFd<'_>, timeout: Duration) {
-        let mut fds = [self.socket.as_fd(), fd].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let _ = poll(&mut fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX));
+    /// Fetches the error that an interface leaves on the socket when it goes down or away.
+    pub fn check(&self) -> io::Result<()> {
+        match getsockopt(&self.socket, sockopt::SocketError) {
+            Ok(0) => Ok(()),
+            Ok(errno) => Err(io::Error::from_raw_os_error(errno)),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     fn vanished(&self) -> Error {
@@ -223,95 +275,19 @@ impl Ring {
         )
     }
 
-    fn take_ready(&mut self, on_packet: &mut impl FnMut(Captured<'_>)) -> u64 {
-        let mut count = 0;
-        // At most once around, so that the caller checks its clock under full load too.
-        for _ in 0..self.options.blocks {
-            let offset = self.next_block as usize * self.options.block_bytes as usize;
-            // SAFETY: `next_block` is below the number of blocks, hence the block is inside the
-            // mapping. The kernel aligns blocks to pages.
-            let block = unsafe { self.map.start().add(offset) };
-            let status_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr)
-                + std::mem::offset_of!(libc::tpacket_hdr_v1, block_status);
-            // SAFETY: the status word is inside the block and aligned; kernel and process hand the
-            // block over by it, so that it is read and written atomically.
-            let status = unsafe { AtomicU32::from_ptr(block.add(status_at).cast().as_ptr()) };
-            if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
-                break;
-            }
-            // SAFETY: while TP_STATUS_USER is set the kernel does not write to the block, which is
-            // `block_bytes` long.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(block.as_ptr(), self.options.block_bytes as usize)
-            };
-            count += read_block(bytes, on_packet);
-            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
-            self.next_block = (self.next_block + 1) % self.options.blocks;
-        }
-        count
+    /// Its socket, which is readable when a slot is filled.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// The counters since the ring was opened.
     pub fn stats(&mut self) -> RingStats {
         let stats = get_option(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS);
-        if let Ok(libc::tpacket_stats_v3 { tp_packets, tp_drops, .. }) = stats {
+        if let Ok(libc::tpacket_stats { tp_packets, tp_drops }) = stats {
             // Reading resets the kernel's counters.
             self.stats.packets += u64::from(tp_packets);
             self.stats.dropped += u64::from(tp_drops);
         }
         self.stats
-    }
-
-    /// How long a packet may stay in a block that is not full.
-    pub fn retire_time(&self) -> Duration {
-        Duration::from_millis(u64::from(self.options.retire_ms))
-    }
-}
-
-/// Reads a structure of plain integers at `offset`; none when the bytes end before.
-fn read_struct<T: Copy>(bytes: &[u8], offset: usize) -> Option<T> {
-    let end = offset.checked_add(size_of::<T>())?;
-    let source = bytes.get(offset..end)?;
-    // SAFETY: `source` has the size of T, which callers choose among the kernel's structures of
-    // integers: any bit pattern is valid, and the read needs no alignment.
-    Some(unsafe { source.as_ptr().cast::<T>().read_unaligned() })
-}
-
-/// Hands each packet of a TPACKET_V3 block to `on_packet`; stops at a broken header.
-fn read_block(block: &[u8], on_packet: &mut impl FnMut(Captured<'_>)) -> u64 {
-    let header_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr);
-    let Some(header) = read_struct::<libc::tpacket_hdr_v1>(block, header_at) else { return 0 };
-    let mut offset = header.offset_to_first_pkt as usize;
-    for index in 0..header.num_pkts {
-        let Some(packet) = read_struct::<libc::tpacket3_hdr>(block, offset) else {
-            return u64::from(index);
-        };
-        let end = offset + usize::from(packet.tp_mac) + packet.tp_snaplen as usize;
-        let network = offset + usize::from(packet.tp_net);
-        if end <= block.len() {
-            on_packet(Captured {
-                stamp_ns: i64::from(packet.tp_sec) * 1_000_000_000 + i64::from(packet.tp_nsec),
-                network: block.get(network..end).unwrap_or(&[]),
-            });
-        }
-        if packet.tp_next_offset == 0 {
-            return u64::from(index) + 1;
-        }
-        offset += packet.tp_next_offset as usize;
-    }
-    u64::from(header.num_pkts)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_block_whatever_its_bytes_is_read_past_its_end() {
-        pw_cases::check!().with_type::<Vec<u8>>().for_each(|block| {
-            let mut bytes = 0;
-            read_block(block, &mut |captured| bytes += captured.network.len());
-            assert!(bytes <= block.len().saturating_mul(block.len()));
-        });
     }
 }

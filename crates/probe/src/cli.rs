@@ -34,8 +34,6 @@ pub enum Command {
     Cpu(cpu::Args),
     Agent(agent::Args),
     Network(network::Args),
-    #[command(hide = true)]
-    KeepGro(trial::gro::Args),
 }
 
 /// Runs the command; prints JSON on stdout, errors on stderr.
@@ -59,6 +57,5 @@ fn run(command: &Command) -> Result<()> {
         Command::Cpu(args) => cpu::run(args),
         Command::Agent(args) => agent::run(args),
         Command::Network(args) => network::run(args),
-        Command::KeepGro(args) => trial::gro::run(args),
     }
 }

@@ -1,5 +1,4 @@
-//! Clocks and pacing: reads the system's clocks, waits until a time, detects steps of the wall
-//! clock. Knows nothing of packets.
+//! Clocks and pacing: reads the system's clocks, waits until a time, detects steps of the wall clock.
 //!
 //! Kernel software stamps are CLOCK_REALTIME, hence so are all stamps of this crate. Schedules run
 //! on CLOCK_MONOTONIC, which cannot be set. Both are slewed alike, so that only a step changes
@@ -13,40 +12,16 @@ use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 /// Nanoseconds in a second.
 pub const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// The two clocks of a measurement, as a trait for tests.
-pub trait Clock {
-    /// CLOCK_REALTIME [ns since 1970-01-01 UTC]: the clock of all stamps.
-    fn realtime_ns(&self) -> i64;
-    /// CLOCK_MONOTONIC [ns]: the clock of all schedules.
-    fn monotonic_ns(&self) -> i64;
-}
-
-/// The clocks of this machine.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SystemClock;
-
-impl Clock for SystemClock {
-    #[inline]
-    fn realtime_ns(&self) -> i64 {
-        read(ClockId::CLOCK_REALTIME)
-    }
-
-    #[inline]
-    fn monotonic_ns(&self) -> i64 {
-        read(ClockId::CLOCK_MONOTONIC)
-    }
-}
-
 /// CLOCK_REALTIME [ns since 1970-01-01 UTC].
 #[inline]
 pub fn realtime_ns() -> i64 {
-    SystemClock.realtime_ns()
+    read(ClockId::CLOCK_REALTIME)
 }
 
 /// CLOCK_MONOTONIC [ns].
 #[inline]
 pub fn monotonic_ns() -> i64 {
-    SystemClock.monotonic_ns()
+    read(ClockId::CLOCK_MONOTONIC)
 }
 
 #[inline]
@@ -71,13 +46,12 @@ pub fn to_timespec(ns: i64) -> TimeSpec {
 ///
 /// The wall clock is read between two readings of the monotonic clock, a few times; the tightest
 /// pair counts, so that a preemption between the readings does no harm.
-pub fn realtime_offset(clock: &impl Clock) -> (i64, i64) {
+pub fn realtime_offset() -> (i64, i64) {
     let mut best = (0, i64::MAX);
     for _ in 0..5 {
-        let before = clock.monotonic_ns();
-        let wall = clock.realtime_ns();
-        let after = clock.monotonic_ns();
-        let width = after - before;
+        let before = monotonic_ns();
+        let wall = realtime_ns();
+        let width = monotonic_ns() - before;
         if width < best.1 {
             best = (wall - (before + width / 2), width);
         }
@@ -92,6 +66,11 @@ pub fn realtime_offset(clock: &impl Clock) -> (i64, i64) {
 pub fn sleep_until(deadline_ns: i64) {
     let (clock, flags) = (ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME);
     let _ = clock_nanosleep(clock, flags, &to_timespec(deadline_ns));
+}
+
+/// Sleeps for `duration`, or until a signal.
+pub fn pause(duration: Duration) {
+    sleep_until(monotonic_ns() + duration.as_nanos() as i64);
 }
 
 /// The end of `duration` from `start_ns` on [ns]; never without one.
@@ -131,11 +110,11 @@ pub fn tighten_timers() {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// Packets in a burst, at least 1.
-    burst: u64,
+    pub burst: u64,
     /// Time between the packets of a burst [ns].
-    gap_ns: f64,
+    pub gap_ns: f64,
     /// Time between the first packets of two bursts [ns].
-    period_ns: f64,
+    pub period_ns: f64,
 }
 
 impl Schedule {
@@ -165,11 +144,6 @@ impl Schedule {
         (burst as f64 * self.period_ns + position as f64 * self.gap_ns).round() as i64
     }
 
-    /// Packets in a burst, time between them [ns], time between the first ones of bursts [ns].
-    pub fn parts(&self) -> (u64, f64, f64) {
-        (self.burst, self.gap_ns, self.period_ns)
-    }
-
     /// Packets per second over a long time.
     pub fn mean_pps(&self) -> f64 {
         self.burst as f64 * NANOS_PER_SECOND as f64 / self.period_ns
@@ -180,12 +154,10 @@ impl Schedule {
         let duration_ns = duration.as_nanos() as f64;
         let periods = (duration_ns / self.period_ns).floor();
         let rest_ns = duration_ns - periods * self.period_ns;
-        let in_rest = if self.burst == 1 {
-            f64::from(rest_ns > 0.5)
-        } else if rest_ns > 0.5 {
-            ((rest_ns / self.gap_ns).ceil()).clamp(1.0, self.burst as f64)
-        } else {
-            0.0
+        let in_rest = match rest_ns > 0.5 {
+            false => 0.0,
+            true if self.burst == 1 => 1.0,
+            true => (rest_ns / self.gap_ns).ceil().clamp(1.0, self.burst as f64),
         };
         periods as u64 * self.burst + in_rest as u64
     }
@@ -194,149 +166,54 @@ impl Schedule {
 /// A step of the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct ClockStep {
-    /// Number of the check that detected it (see [`StepDetector::checks`]).
-    #[serde(skip)]
-    pub check: u32,
-    /// CLOCK_REALTIME at that check [ns].
+    /// CLOCK_REALTIME when it was found [ns].
     pub seen_ns: i64,
     /// By how much the wall clock jumped [ns]; negative is backwards.
     pub size_ns: i64,
 }
 
-/// Detects steps of CLOCK_REALTIME by comparing it with CLOCK_MONOTONIC, at each [`check`].
-///
-/// [`check`]: StepDetector::check
-#[derive(Debug)]
-pub struct StepDetector {
+/// Finds out whether CLOCK_REALTIME was stepped during a run, by comparing it with CLOCK_MONOTONIC.
+#[derive(Debug, Clone, Copy)]
+pub struct ClockWatch {
     offset_ns: i64,
     width_ns: i64,
-    checks: u32,
-    steps: Vec<ClockStep>,
 }
 
 /// Differences below this are reading noise [ns]. Both clocks come from one counter with one
 /// multiplier, so that what remains is rounding and the time between the readings.
 const STEP_TOLERANCE_NS: i64 = 1_000;
 
-impl StepDetector {
-    /// Starts from the clocks as they are now.
-    pub fn new(clock: &impl Clock) -> Self {
-        let (offset_ns, width_ns) = realtime_offset(clock);
-        Self { offset_ns, width_ns, checks: 0, steps: Vec::new() }
+impl ClockWatch {
+    /// Notes the clocks as they are now.
+    pub fn start() -> Self {
+        let (offset_ns, width_ns) = realtime_offset();
+        Self { offset_ns, width_ns }
     }
 
-    /// Number of checks so far. A sample keeps it from its beginning and its end.
-    pub fn checks(&self) -> u32 {
-        self.checks
+    /// The step since the start: a list of one, or empty.
+    pub fn steps(&self) -> Vec<ClockStep> {
+        let size_ns = self.step_ns(realtime_offset());
+        size_ns.map(|size_ns| ClockStep { seen_ns: realtime_ns(), size_ns }).into_iter().collect()
     }
 
-    /// The steps so far.
-    pub fn steps(&self) -> &[ClockStep] {
-        &self.steps
-    }
-
-    /// Compares the clocks; true when the wall clock was stepped since the last check.
-    pub fn check(&mut self, clock: &impl Clock) -> bool {
-        self.checks += 1;
-        let (offset_ns, width_ns) = realtime_offset(clock);
+    fn step_ns(&self, (offset_ns, width_ns): (i64, i64)) -> Option<i64> {
         let size_ns = offset_ns - self.offset_ns;
-        if size_ns.abs() <= STEP_TOLERANCE_NS + width_ns + self.width_ns {
-            if width_ns < self.width_ns {
-                (self.offset_ns, self.width_ns) = (offset_ns, width_ns);
-            }
-            return false;
-        }
-        (self.offset_ns, self.width_ns) = (offset_ns, width_ns);
-        self.steps.push(ClockStep { check: self.checks, seen_ns: clock.realtime_ns(), size_ns });
-        true
-    }
-
-    /// Whether a sample that began after `begin` checks and ended after `end` checks may straddle a
-    /// step. A step that check `c` detects happened after check `c − 1`.
-    pub fn straddles(&self, begin: u32, end: u32) -> bool {
-        self.steps.iter().any(|step| begin < step.check && end + 1 >= step.check)
+        (size_ns.abs() > STEP_TOLERANCE_NS + width_ns + self.width_ns).then_some(size_ns)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
 
-    /// Advances by 20 ns at every reading; `step` moves the wall clock alone.
-    struct FakeClock {
-        monotonic: Cell<i64>,
-        offset: Cell<i64>,
-    }
-
-    impl FakeClock {
-        fn new() -> Self {
-            Self { monotonic: Cell::new(5_000), offset: Cell::new(1_700_000_000_000_000_000) }
-        }
-        fn step(&self, by_ns: i64) {
-            self.offset.set(self.offset.get() + by_ns);
-        }
-    }
-
-    impl Clock for FakeClock {
-        fn realtime_ns(&self) -> i64 {
-            self.monotonic_ns() + self.offset.get()
-        }
-        fn monotonic_ns(&self) -> i64 {
-            self.monotonic.set(self.monotonic.get() + 20);
-            self.monotonic.get()
-        }
-    }
-
     #[test]
-    fn a_clock_that_runs_on_is_no_step() {
-        let clock = FakeClock::new();
-        let mut detector = StepDetector::new(&clock);
-        for _ in 0..1000 {
-            assert!(!detector.check(&clock));
-        }
-        assert!(detector.steps().is_empty());
-        assert!(!detector.straddles(0, 1000));
-    }
-
-    #[test]
-    fn a_step_is_seen_once_with_its_size_in_both_directions() {
-        for size in [5_000_000, -3_000] {
-            let clock = FakeClock::new();
-            let mut detector = StepDetector::new(&clock);
-            assert!(!detector.check(&clock));
-            clock.step(size);
-            assert!(detector.check(&clock));
-            assert!(!detector.check(&clock));
-            assert_eq!(detector.steps().len(), 1);
-            assert!((detector.steps()[0].size_ns - size).abs() <= 60);
-        }
-    }
-
-    #[test]
-    fn only_samples_around_the_step_straddle_it() {
-        let clock = FakeClock::new();
-        let mut detector = StepDetector::new(&clock);
-        for _ in 0..4 {
-            detector.check(&clock);
-        }
-        clock.step(1_000_000);
-        detector.check(&clock); // check 5 sees what happened after check 4
-        detector.check(&clock);
-        assert!(!detector.straddles(1, 3), "ended before the last good check");
-        assert!(detector.straddles(3, 4), "ended after check 4: maybe after the step");
-        assert!(detector.straddles(4, 5));
-        assert!(detector.straddles(2, 6));
-        assert!(!detector.straddles(5, 5), "began after the step was seen");
-    }
-
-    #[test]
-    fn this_machines_clocks_agree_with_themselves() {
-        let mut detector = StepDetector::new(&SystemClock);
-        for _ in 0..100 {
-            assert!(!detector.check(&SystemClock));
-        }
+    fn a_step_is_told_from_the_noise_of_reading_the_clocks() {
+        let watch = ClockWatch { offset_ns: 5_000_000, width_ns: 40 };
+        assert_eq!(watch.step_ns((5_000_900, 60)), None);
+        assert_eq!(watch.step_ns((5_000_000 + 3_000, 40)), Some(3_000));
+        assert_eq!(watch.step_ns((4_000_000, 40)), Some(-1_000_000));
+        assert_eq!(watch.step_ns((5_003_000, 50_000)), None, "preempted while reading");
+        assert!(ClockWatch::start().steps().is_empty(), "this machine's clocks agree");
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
     let schedule = Schedule::steady(args.rate);
-    let mut times = LatencyRecorder::new();
+    let mut times = LatencyRecorder::default();
     let (mut failed, mut why) = (0, None);
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();

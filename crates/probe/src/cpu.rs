@@ -1,5 +1,4 @@
-//! CPU time by mode, in mpstat's columns, and the softirq layer's own drops. Knows nothing of
-//! which processes use it.
+//! CPU time by mode, in mpstat's columns, and the softirq layer's own drops.
 //!
 //! Source: /proc/stat (proc(5)) in ticks, and /proc/net/softnet_stat (one hexadecimal line a CPU).
 //! The kernel counts guest time within `user` and `nice` too; as in mpstat it is taken out there,

@@ -1,8 +1,8 @@
-//! The frames of a trial: builds them from a template and parses them. Knows nothing of how they are
-//! sent.
+//! The frames that are sent: builds them from a template, in which only numbers, times and
+//! checksums change.
 //!
-//! A frame is Ethernet, IPv4 or IPv6, UDP, then 18 bytes: the magic `PW`, the sequence number and
-//! the time of sending [CLOCK_REALTIME, ns] as big-endian 64-bit integers; zeros fill the rest.
+//! A trial's frame is Ethernet, IPv4 or IPv6, UDP, then 18 bytes: the magic `PW`, the sequence number
+//! and the time of sending [CLOCK_REALTIME, ns] as big-endian 64-bit integers; zeros fill the rest.
 //! Sizes count the Ethernet frame check sequence of 4 bytes as RFC 2544 does; the hardware adds
 //! it, so that the buffers here are 4 bytes shorter.
 
@@ -12,16 +12,13 @@ use etherparse::PacketBuilder;
 
 use crate::error::{Error, Result};
 use crate::netlink::Mac;
-use crate::wire;
+use crate::stamp::{self, TimeFormat};
+use crate::wire::{self, ETHERNET_BYTES, FCS_BYTES, Message, UPPER_HEADER_BYTES};
 
 /// The first bytes of a trial's payload.
 pub const MAGIC: [u8; 2] = *b"PW";
 /// Length of magic, sequence number and time [bytes].
 pub const PAYLOAD_BYTES: usize = 18;
-/// Length of the frame check sequence [bytes].
-pub const FCS_BYTES: usize = 4;
-const ETHERNET_BYTES: usize = 14;
-const UDP_BYTES: usize = 8;
 
 /// The constant part of a trial's frames.
 #[derive(Debug, Clone)]
@@ -47,37 +44,28 @@ pub struct FrameSpec {
 /// The smallest frame that holds the payload [bytes with FCS].
 pub fn smallest_bytes(ipv6: bool) -> usize {
     let ip = if ipv6 { 40 } else { 20 };
-    ETHERNET_BYTES + ip + UDP_BYTES + PAYLOAD_BYTES + FCS_BYTES
+    ETHERNET_BYTES + ip + UPPER_HEADER_BYTES + PAYLOAD_BYTES + FCS_BYTES
 }
 
-/// A frame in which only flow, sequence number, time and checksum change.
-#[derive(Debug, Clone)]
-pub struct Template {
-    bytes: Vec<u8>,
-    udp_at: usize,
-    first_source_port: u16,
-    flows: u16,
-    /// One's complement sum of the constant bytes that the checksum covers.
-    constant_sum: u32,
-    kind: FrameKind,
-}
-
-/// Whose frames they are.
+/// What the frames of a template are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameKind {
     /// A trial's: UDP.
     Trial,
     /// A ping's: echo requests.
     Echo,
+    /// A ping's: STAMP test packets.
+    Stamp,
 }
 
-/// The parameters by which a BPF program stamps a copy of a template as [`Template::stamp`] does.
-#[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    /// The kind of frames.
+/// A frame in which only flow, sequence number, time and checksum change.
+#[derive(Debug, Clone)]
+pub struct Template {
+    bytes: Vec<u8>,
+    /// What the frames are.
     pub kind: FrameKind,
     /// Where the UDP or ICMP header begins [bytes].
-    pub udp_at: usize,
+    pub upper_at: usize,
     /// UDP source port of the first flow.
     pub first_source_port: u16,
     /// Number of flows.
@@ -88,7 +76,7 @@ pub struct Shape {
 }
 
 impl Template {
-    /// Builds the template.
+    /// Builds the template of a trial.
     ///
     /// # Errors
     /// The size is too small for the payload or too large for IP, the addresses are of different
@@ -142,30 +130,54 @@ impl Template {
         udp.write(&mut bytes, &payload).map_err(|error| {
             Error::bad_input("cannot build a frame", "give another --size").caused_by(error)
         })?;
-        let udp_at = bytes.len() - payload.len() - UDP_BYTES;
+        let upper_at = bytes.len() - payload.len() - UPPER_HEADER_BYTES;
         // The builder's checksum covers source port 0, sequence number 0 and time 0.
-        let checksum = u16::from_be_bytes([bytes[udp_at + 6], bytes[udp_at + 7]]);
+        let checksum = u16::from_be_bytes([bytes[upper_at + 6], bytes[upper_at + 7]]);
         Ok(Self {
             bytes,
-            udp_at,
+            kind: FrameKind::Trial,
+            upper_at,
             first_source_port: spec.first_source_port,
             flows: spec.flows,
             constant_sum: u32::from(!checksum),
-            kind: FrameKind::Trial,
         })
     }
 
-    /// Echo requests like `frame`, whose ICMP header is at `icmp_at`; sequence numbers and checksum
-    /// change. `pseudo_sum` is the sum of ICMPv6's pseudo-header.
-    pub fn of_echo(frame: &[u8], icmp_at: usize, pseudo_sum: u32) -> Self {
-        let mut bytes = frame.to_vec();
-        let message = &mut bytes[icmp_at..];
-        message[2..4].fill(0);
-        message[6..8].fill(0);
-        message[12..20].fill(0);
+    /// The template of a ping's probes: like `frame`, which the kernel sent. None for a frame that is
+    /// no probe, or has IP options.
+    pub fn of_probe(frame: &[u8]) -> Option<Self> {
+        let packet = wire::parse(frame.get(ETHERNET_BYTES..)?)?;
+        let upper_at = ETHERNET_BYTES + wire::ip_header_bytes(packet.source);
+        let (kind, payload, protocol) = match packet.message {
+            Message::Echo { payload, .. } if packet.source.is_ipv4() => {
+                (FrameKind::Echo, payload, None)
+            }
+            Message::Echo { payload, .. } => (FrameKind::Echo, payload, Some(58)),
+            Message::Udp { payload, .. } => (FrameKind::Stamp, payload, Some(17)),
+        };
+        let upper_bytes = UPPER_HEADER_BYTES + payload.len();
+        if payload.as_ptr().addr() != frame.as_ptr().addr() + upper_at + UPPER_HEADER_BYTES {
+            return None;
+        }
+        // Padded here, not by the driver or NIC.
+        let mut bytes = frame.get(..upper_at + upper_bytes)?.to_vec();
+        let message = &mut bytes[upper_at..];
+        match kind {
+            FrameKind::Stamp => {
+                message[6..8].fill(0);
+                message[8..20].fill(0);
+            }
+            _ => {
+                message[2..4].fill(0);
+                message[6..8].fill(0);
+                message[12..20].fill(0);
+            }
+        }
+        let pseudo_sum =
+            protocol.map_or(0, |protocol| wire::pseudo_header_sum(&packet, protocol, upper_bytes));
         let constant_sum = wire::sum_words(pseudo_sum, message);
-        let (first_source_port, flows, kind) = (0, 1, FrameKind::Echo);
-        Self { bytes, udp_at: icmp_at, first_source_port, flows, constant_sum, kind }
+        bytes.resize(bytes.len().max(wire::SMALLEST_FRAME_BYTES - FCS_BYTES), 0);
+        Some(Self { bytes, kind, upper_at, first_source_port: 0, flows: 1, constant_sum })
     }
 
     /// Length of a frame for the kernel, without the FCS [bytes].
@@ -178,41 +190,37 @@ impl Template {
         &self.bytes
     }
 
-    /// The parameters for stamping elsewhere.
-    pub fn shape(&self) -> Shape {
-        Shape {
-            kind: self.kind,
-            udp_at: self.udp_at,
-            first_source_port: self.first_source_port,
-            flows: self.flows,
-            constant_sum: self.constant_sum,
-        }
-    }
-
-    /// The flow of a sequence number: round robin.
-    #[inline]
-    pub fn flow(&self, sequence: u64) -> u16 {
-        (sequence % u64::from(self.flows)) as u16
-    }
-
-    /// Makes a copy of the template the frame `sequence`, sent at `tx_ns`.
+    /// Makes a copy of the template the frame `sequence`, sent at `tx_ns` [CLOCK_REALTIME].
     #[inline]
     pub fn stamp(&self, frame: &mut [u8], sequence: u64, tx_ns: i64) {
-        let udp = &mut frame[self.udp_at..self.udp_at + UDP_BYTES + PAYLOAD_BYTES];
-        let port = self.first_source_port + self.flow(sequence);
-        let tx = tx_ns as u64;
-        udp[..2].copy_from_slice(&port.to_be_bytes());
-        udp[10..18].copy_from_slice(&sequence.to_be_bytes());
-        udp[18..26].copy_from_slice(&tx.to_be_bytes());
-        let sum = self.constant_sum + u32::from(port) + words(sequence) + words(tx);
-        let sum = (sum & 0xffff) + (sum >> 16);
-        let sum = (sum & 0xffff) + (sum >> 16);
-        // Zero would mean "no checksum" (RFC 768).
-        let checksum = match !(sum as u16) {
-            0 => 0xffff,
+        let upper = &mut frame[self.upper_at..];
+        let (sum, checksum_at) = match self.kind {
+            FrameKind::Trial => {
+                let port = self.first_source_port + (sequence % u64::from(self.flows)) as u16;
+                upper[..2].copy_from_slice(&port.to_be_bytes());
+                upper[10..18].copy_from_slice(&sequence.to_be_bytes());
+                upper[18..26].copy_from_slice(&tx_ns.to_be_bytes());
+                (u32::from(port) + words(sequence) + words(tx_ns as u64), 6)
+            }
+            FrameKind::Echo => {
+                upper[6..8].copy_from_slice(&(sequence as u16).to_be_bytes());
+                upper[12..20].copy_from_slice(&sequence.to_be_bytes());
+                (words(sequence & 0xffff) + words(sequence), 2)
+            }
+            FrameKind::Stamp => {
+                let number = stamp::number(sequence);
+                let time = TimeFormat::Ntp.encode(tx_ns);
+                upper[8..12].copy_from_slice(&number.to_be_bytes());
+                upper[12..20].copy_from_slice(&time);
+                (words(number.into()) + words(u64::from_be_bytes(time)), 6)
+            }
+        };
+        let checksum = match wire::checksum(self.constant_sum + sum) {
+            // Zero would mean "no checksum" (RFC 768).
+            0 if self.kind != FrameKind::Echo => 0xffff,
             checksum => checksum,
         };
-        udp[6..8].copy_from_slice(&checksum.to_be_bytes());
+        upper[checksum_at..checksum_at + 2].copy_from_slice(&checksum.to_be_bytes());
     }
 }
 
@@ -230,8 +238,6 @@ pub struct Stamped {
     pub sequence: u64,
     /// When it was sent [CLOCK_REALTIME, ns].
     pub tx_ns: i64,
-    /// Its UDP source port.
-    pub source_port: u16,
     /// Its UDP destination port.
     pub destination_port: u16,
 }
@@ -240,11 +246,11 @@ pub struct Stamped {
 /// before the end of the payload.
 #[inline]
 pub fn read(network: &[u8]) -> Option<Stamped> {
-    let ip = wire::parse_ip_head(network).filter(|ip| ip.protocol == wire::PROTOCOL_UDP)?;
-    let udp = wire::parse_udp_head(ip.payload)?;
-    let (sequence, tx_ns) = read_payload(udp.payload)?;
-    let (source_port, destination_port) = (udp.source_port, udp.destination_port);
-    Some(Stamped { sequence, tx_ns, source_port, destination_port })
+    let Message::Udp { destination, payload, .. } = wire::parse(network)?.message else {
+        return None;
+    };
+    let (sequence, tx_ns) = read_payload(payload)?;
+    Some(Stamped { sequence, tx_ns, destination_port: destination })
 }
 
 /// Reads sequence number and time of sending [CLOCK_REALTIME, ns] from a UDP payload.
@@ -308,10 +314,10 @@ pub(crate) mod tests {
                 template.stamp(&mut frame, sequence, tx_ns);
                 let stamped = read(&frame[ETHERNET_BYTES..]).expect("ours");
                 assert_eq!((stamped.sequence, stamped.tx_ns), (sequence, tx_ns));
-                assert_eq!(stamped.source_port, 49_152 + (sequence % 7) as u16);
                 let sliced = SlicedPacket::from_ethernet(&frame).expect("well-formed");
                 let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("UDP") };
                 let header = udp.to_header();
+                assert_eq!(header.source_port, 49_152 + (sequence % 7) as u16);
                 let expected = match sliced.net.expect("IP") {
                     etherparse::NetSlice::Ipv4(ip) => {
                         header.calc_checksum_ipv4(&ip.header().to_header(), udp.payload())
@@ -332,5 +338,55 @@ pub(crate) mod tests {
             let _ = read(bytes);
             let _ = read_payload(bytes);
         });
+    }
+
+    #[test]
+    fn a_probe_like_the_kernels_has_a_valid_checksum_and_reads_back() {
+        pw_cases::check!().with_type::<(u64, i64, u8, bool, bool)>().for_each(
+            |&(sequence, tx_ns, extra, ipv6, stamp)| {
+                let payload = vec![0; 44 + usize::from(extra)];
+                let mut kernels = Vec::new();
+                let ethernet = PacketBuilder::ethernet2([2; 6], [4; 6]);
+                let written = match (ipv6, stamp) {
+                    (false, true) => ethernet
+                        .ipv4([198, 18, 0, 1], [198, 18, 0, 2], 64)
+                        .udp(5, 862)
+                        .write(&mut kernels, &payload),
+                    (true, true) => ethernet
+                        .ipv6([1; 16], [2; 16], 64)
+                        .udp(5, 862)
+                        .write(&mut kernels, &payload),
+                    (false, false) => ethernet
+                        .ipv4([198, 18, 0, 1], [198, 18, 0, 2], 64)
+                        .icmpv4_echo_request(7, 0)
+                        .write(&mut kernels, &payload),
+                    (true, false) => ethernet
+                        .ipv6([1; 16], [2; 16], 64)
+                        .icmpv6_echo_request(7, 0)
+                        .write(&mut kernels, &payload),
+                };
+                written.expect("fits");
+                let template = Template::of_probe(&kernels).expect("a probe");
+                let mut frame = template.bytes().to_vec();
+                template.stamp(&mut frame, sequence, tx_ns);
+                let packet = wire::parse(&frame[ETHERNET_BYTES..]).expect("well-formed");
+                let (upper, protocol) = (&frame[template.upper_at..], if stamp { 17 } else { 58 });
+                let pseudo_sum = if ipv6 || stamp {
+                    wire::pseudo_header_sum(&packet, protocol, upper.len())
+                } else {
+                    0
+                };
+                assert_eq!(wire::checksum(wire::sum_words(pseudo_sum, upper)), 0);
+                match packet.message {
+                    Message::Echo { reply, identifier, sequence: low, .. } => {
+                        assert_eq!((reply, identifier, low), (false, 7, sequence as u16));
+                    }
+                    Message::Udp { payload, .. } => {
+                        let number = stamp::SenderPacket::parse(payload).expect("STAMP").sequence;
+                        assert_eq!(number, stamp::number(sequence));
+                    }
+                }
+            },
+        );
     }
 }

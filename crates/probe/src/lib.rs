@@ -1,5 +1,5 @@
-//! Packets for Planewise. Knows frames, clocks, sockets and histograms; knows nothing of planes,
-//! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/reference/probe-output.md).
+//! Packets for Planewise: frames, clocks, sockets and histograms. Every subcommand prints one JSON
+//! object on stdout (docs/reference/probe-output.md).
 
 mod affinity;
 mod agent;
@@ -20,13 +20,13 @@ mod output;
 mod ping;
 mod reflect;
 mod sink;
+mod sockets;
 mod stamp;
 mod stop;
 mod tap;
-mod timestamping;
 mod trial;
 mod units;
 mod wire;
 
 use pw_error as error;
-use pw_linux::netns;
+use pw_linux::{netns, threads};

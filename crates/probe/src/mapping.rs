@@ -1,4 +1,4 @@
-//! Memory that is shared with the kernel: a mapped ring or array. Knows nothing of its contents.
+//! Memory that is shared with the kernel: a mapped ring or array.
 
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;

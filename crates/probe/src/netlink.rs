@@ -1,5 +1,5 @@
 //! Asks the kernel about links, routes, neighbours and queues of the namespace that the calling
-//! thread is in. Knows nothing of what the answers are for.
+//! thread is in.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! Configures the network interface of a tiny virtual machine, in one process: each further one takes
-//! a second where the guest's CPU is emulated twice. Knows nothing of who asks for it.
+//! Configures the network interface of a tiny virtual machine, in one process: each further one
+//! takes a second where the guest's CPU is emulated twice.
 
 use std::fs;
 use std::net::IpAddr;

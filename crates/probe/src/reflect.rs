@@ -1,7 +1,5 @@
-//! `pw-probe reflect`: a STAMP Session-Reflector (RFC 8762, unauthenticated mode). Knows nothing of the
-//! measurement.
+//! `pw-probe reflect`: a stateless STAMP Session-Reflector (RFC 8762, unauthenticated mode).
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,22 +15,10 @@ use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
 use crate::histogram::{LatencyRecorder, LatencySummary};
 use crate::output::Output;
-use crate::stamp::{self, ErrorEstimate, ReflectorPacket, SenderPacket};
+use crate::sockets::{self, Received, set_option};
+use crate::stamp::{self, ReflectorPacket, SenderPacket};
 use crate::stop::{self, Lifetime};
-use crate::timestamping::{self, Received, set_option};
-use crate::trial::kernel::xdp::XdpReflector;
 use crate::{units, wire};
-
-/// How the reflector numbers its answers (RFC 8762, section 4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Copies the sender's sequence number.
-    #[default]
-    Stateless,
-    /// Counts on its own, a count per session: tells loss on the way out from loss on the way back.
-    Stateful,
-}
 
 /// Answers STAMP test packets (RFC 8762) until Ctrl-C or --duration.
 ///
@@ -42,7 +28,7 @@ pub enum Mode {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     pw-probe reflect                            all addresses, UDP port 862\n  \
-    pw-probe reflect --address 198.18.0.2 --port 8620 --mode stateful\n  \
+    pw-probe reflect --address 198.18.0.2 --port 8620\n  \
     pw-probe ping 198.18.0.2 --proto stamp      on the other host")]
 pub struct Args {
     /// Local address to answer on [default: all, IPv4 and IPv6]
@@ -54,9 +40,6 @@ pub struct Args {
     /// Interface to answer on [default: all]
     #[arg(long, value_name = "IF")]
     pub interface: Option<String>,
-    /// How answers are numbered
-    #[arg(long, value_enum, default_value_t = Mode::Stateless)]
-    pub mode: Mode,
     /// End after this time [s] [default: at Ctrl-C]
     #[arg(long, value_name = "S", value_parser = units::seconds)]
     pub duration: Option<Duration>,
@@ -65,12 +48,6 @@ pub struct Args {
     #[arg(long, value_name = "US", default_value_t = 50,
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub poll_us: u32,
-    /// Answer in the driver of --interface, by XDP: echo requests and STAMP packets without TLVs to
-    /// --address, by IPv4. A round trip then leaves this host's IP stack out: it is another metric
-    /// than with a reflector behind the stack, and only compares with its like. The interface takes
-    /// no other XDP program meanwhile, and a veth's peer needs GRO or an XDP program
-    #[arg(long, requires = "interface", requires = "address")]
-    pub xdp: bool,
     /// Run on this CPU alone
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -81,7 +58,6 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Report {
     port: u16,
-    mode: Mode,
     started_ns: i64,
     duration_s: f64,
     received: u64,
@@ -89,92 +65,46 @@ struct Report {
     malformed: u64,
     refused: u64,
     dropped: u64,
-    sessions: usize,
     rx_stamps_missing: u64,
     /// T3 − T2.
     residence: Option<LatencySummary>,
-    /// Packets that XDP answered in the driver; none without --xdp.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reflected_by_driver: Option<u64>,
 }
 
-/// Most sessions that are counted at once; beyond it all counts start anew.
-const SESSIONS: usize = 65_536;
-
-/// Key of a session: the sender's address, port and session identifier (RFC 8972, section 3).
-type Session = (SocketAddr, u16);
-
-/// Turns requests into answers. Knows no sockets.
-#[derive(Debug)]
-struct Reflector {
-    mode: Mode,
-    counts: HashMap<Session, u32>,
-}
-
-impl Reflector {
-    fn new(mode: Mode) -> Self {
-        Self { mode, counts: HashMap::new() }
-    }
-
-    /// Turns the request in `packet` into its answer, but for T3; none when it is no STAMP packet.
-    ///
-    /// `receive_ns` is T2. The answer's length is the request's (RFC 8762, section 4.3).
-    fn answer(
-        &mut self,
-        packet: &mut [u8],
-        session: SocketAddr,
-        ttl: u8,
-        receive_ns: i64,
-    ) -> Option<ReflectorPacket> {
-        let request = SenderPacket::parse(packet)?;
-        // Times are written in the sender's own format.
-        let format = ErrorEstimate::decode(request.error_estimate).format;
-        let sequence = match self.mode {
-            Mode::Stateless => request.sequence,
-            Mode::Stateful => self.count((session, request.ssid)),
-        };
-        let answer = ReflectorPacket {
-            sequence,
-            timestamp: [0; 8],
-            error_estimate: ErrorEstimate::new(format, false, NANOS_PER_SECOND as u64).encode(),
-            ssid: request.ssid,
-            receive_timestamp: format.encode(receive_ns),
-            sender_sequence: request.sequence,
-            sender_timestamp: request.timestamp,
-            sender_error_estimate: request.error_estimate,
-            sender_ttl: ttl,
-        };
-        answer.write(packet);
-        stamp::reflect_tlvs(&mut packet[stamp::BASE_BYTES..]);
-        Some(answer)
-    }
-
-    fn count(&mut self, session: Session) -> u32 {
-        if self.counts.len() >= SESSIONS && !self.counts.contains_key(&session) {
-            self.counts.clear();
-        }
-        let count = self.counts.entry(session).or_insert(0);
-        let sequence = *count;
-        *count = count.wrapping_add(1);
-        sequence
-    }
+/// Turns the request in `packet` into its answer, but for T3; none when it is no STAMP packet.
+///
+/// `receive_ns` is T2. The answer's length is the request's (RFC 8762, section 4.3).
+fn answer(packet: &mut [u8], ttl: u8, receive_ns: i64) -> Option<ReflectorPacket> {
+    let request = SenderPacket::parse(packet)?;
+    // Times are written in the sender's own format.
+    let format = stamp::format_of(request.error_estimate);
+    let answer = ReflectorPacket {
+        sequence: request.sequence,
+        timestamp: [0; 8],
+        error_estimate: stamp::error_estimate(format),
+        ssid: request.ssid,
+        receive_timestamp: format.encode(receive_ns),
+        sender_sequence: request.sequence,
+        sender_timestamp: request.timestamp,
+        sender_error_estimate: request.error_estimate,
+        sender_ttl: ttl,
+    };
+    answer.write(packet);
+    stamp::reflect_tlvs(&mut packet[stamp::BASE_BYTES..]);
+    Some(answer)
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     crate::affinity::pin(args.cpu)?;
-    let driver = in_driver(args)?;
     let socket = open(args)?;
     clock::tighten_timers();
     let started_ns = clock::realtime_ns();
     let start = clock::monotonic_ns();
     let end = args.duration.map(|duration| start + duration.as_nanos() as i64);
     eprintln!("ready: reflecting on UDP port {}", args.port);
-    let mut reflector = Reflector::new(args.mode);
     let mut report = Report {
         port: args.port,
-        mode: args.mode,
         started_ns,
         duration_s: 0.0,
         received: 0,
@@ -182,17 +112,15 @@ pub fn run(args: &Args) -> Result<()> {
         malformed: 0,
         refused: 0,
         dropped: 0,
-        sessions: 0,
         rx_stamps_missing: 0,
         residence: None,
-        reflected_by_driver: None,
     };
-    let mut residence = LatencyRecorder::new();
+    let mut residence = LatencyRecorder::default();
     let mut buffer = vec![0; wire::LARGEST_FRAME_BYTES];
     let poll_ns = i64::from(args.poll_us) * 1000;
     let mut last = start;
     while !stop::requested() {
-        match timestamping::receive(socket.as_fd(), &mut buffer) {
+        match sockets::receive(socket.as_fd(), &mut buffer) {
             Ok(Some(received)) => {
                 let user_rx_ns = clock::realtime_ns();
                 report.received += 1;
@@ -200,7 +128,7 @@ pub fn run(args: &Args) -> Result<()> {
                 report.rx_stamps_missing += u64::from(received.kernel_rx_ns.is_none());
                 let receive_ns = received.kernel_rx_ns.unwrap_or(user_rx_ns);
                 let packet = &mut buffer[..received.bytes];
-                match reflect(&mut reflector, &socket, packet, &received, receive_ns) {
+                match reflect(&socket, packet, &received, receive_ns) {
                     Some(Ok(send_ns)) => {
                         report.reflected += 1;
                         residence.record(send_ns - receive_ns);
@@ -220,7 +148,7 @@ pub fn run(args: &Args) -> Result<()> {
                     continue;
                 }
                 let remaining_ns = end.map_or(NANOS_PER_SECOND, |end| end - now);
-                timestamping::wait_readable(socket.as_fd(), remaining_ns.min(NANOS_PER_SECOND));
+                sockets::wait_readable(socket.as_fd(), remaining_ns.min(NANOS_PER_SECOND));
             }
             // The error of an answer that could not be delivered: the sender is gone.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
@@ -230,42 +158,24 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     report.duration_s = (clock::monotonic_ns() - start) as f64 / 1e9;
-    report.sessions = reflector.counts.len();
     report.residence = residence.summary();
-    report.reflected_by_driver = driver.map(|driver| driver.answered());
     Output::new("reflect", report).print()
-}
-
-/// Opens the reflector in the driver, if --xdp asks for it.
-fn in_driver(args: &Args) -> Result<Option<XdpReflector>> {
-    match (args.xdp, &args.interface, args.address) {
-        (false, ..) => Ok(None),
-        (true, Some(interface), Some(IpAddr::V4(address))) => {
-            XdpReflector::open(interface, address, args.port).map(Some)
-        }
-        _ => Err(Error::bad_input(
-            "--xdp answers by IPv4 only",
-            "give --interface and an IPv4 --address, or leave --xdp out",
-        )),
-    }
 }
 
 /// Answers one packet; returns T3, or none when it is no STAMP packet.
 fn reflect(
-    reflector: &mut Reflector,
     socket: &OwnedFd,
     packet: &mut [u8],
     received: &Received,
     receive_ns: i64,
 ) -> Option<io::Result<i64>> {
-    let session = received.source.as_ref().and_then(timestamping::ip_address)?;
     // A reflector that cannot see the TTL says 255 (RFC 8762, section 4.3.1 leaves it open).
     let ttl = received.ttl.unwrap_or(255);
-    let answer = reflector.answer(packet, session, ttl, receive_ns)?;
-    let format = ErrorEstimate::decode(answer.error_estimate).format;
+    let answer = answer(packet, ttl, receive_ns)?;
+    let format = stamp::format_of(answer.error_estimate);
     let send_ns = clock::realtime_ns();
     packet[4..12].copy_from_slice(&format.encode(send_ns));
-    Some(timestamping::send_from(socket.as_fd(), packet, received).map(|()| send_ns))
+    Some(sockets::send_from(socket.as_fd(), packet, received).map(|()| send_ns))
 }
 
 fn open(args: &Args) -> Result<OwnedFd> {
@@ -285,7 +195,7 @@ fn open(args: &Args) -> Result<OwnedFd> {
     };
     let fd = socket.as_fd();
     if let Some(interface) = &args.interface {
-        timestamping::bind_to_device(fd, interface)?;
+        sockets::bind_to_device(fd, interface)?;
     }
     let options = || -> io::Result<()> {
         if address.is_ipv6() {
@@ -297,8 +207,8 @@ fn open(args: &Args) -> Result<OwnedFd> {
         set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
         set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
         set_option(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
-        timestamping::set_receive_buffer(fd, 32 << 20)?;
-        timestamping::enable(fd, false)
+        sockets::set_receive_buffer(fd, 32 << 20)?;
+        sockets::stamp_receipts(fd)
     };
     options().map_err(|error| cannot("set the options of", error))?;
     let local = SocketAddr::new(address, args.port);
@@ -335,26 +245,15 @@ mod tests {
 
     fn request(sequence: u32, ssid: u16, bytes: usize) -> Vec<u8> {
         let mut packet = vec![0; bytes];
-        SenderPacket {
-            sequence,
-            timestamp: TimeFormat::Ntp.encode(NOW_NS),
-            error_estimate: [0x0a, 1],
-            ssid,
-        }
-        .write(&mut packet);
+        let (timestamp, error_estimate) = (TimeFormat::Ntp.encode(NOW_NS), [0x0a, 1]);
+        SenderPacket { sequence, timestamp, error_estimate, ssid }.write(&mut packet);
         packet
     }
 
-    fn peer(port: u16) -> SocketAddr {
-        SocketAddr::from(([198, 18, 0, 1], port))
-    }
-
     #[test]
-    fn a_stateless_reflector_copies_the_senders_number_and_fields() {
-        let mut reflector = Reflector::new(Mode::Stateless);
+    fn an_answer_copies_the_senders_number_and_fields() {
         let mut packet = request(77, 5, 100);
-        let answer =
-            reflector.answer(&mut packet, peer(1), 61, NOW_NS + 10).expect("a STAMP packet");
+        let answer = answer(&mut packet, 61, NOW_NS + 10).expect("a STAMP packet");
         assert_eq!((answer.sequence, answer.sender_sequence), (77, 77));
         assert_eq!((answer.ssid, answer.sender_ttl), (5, 61));
         assert_eq!(answer.sender_timestamp, TimeFormat::Ntp.encode(NOW_NS));
@@ -365,34 +264,19 @@ mod tests {
     }
 
     #[test]
-    fn a_stateful_reflector_counts_every_session_on_its_own() {
-        let mut reflector = Reflector::new(Mode::Stateful);
-        let mut number = |sequence, port, ssid| {
-            let mut packet = request(sequence, ssid, 44);
-            reflector.answer(&mut packet, peer(port), 64, NOW_NS).map(|answer| answer.sequence)
-        };
-        assert_eq!(number(10, 1, 5), Some(0));
-        assert_eq!(number(12, 1, 5), Some(1), "11 was lost on its way here");
-        assert_eq!(number(10, 2, 5), Some(0), "another port is another session");
-        assert_eq!(number(10, 1, 6), Some(0), "another identifier is another session");
-    }
-
-    #[test]
     fn times_are_in_the_senders_format() {
-        let mut reflector = Reflector::new(Mode::Stateless);
         let mut packet = request(1, 1, 44);
         packet[12] |= 0x40; // Z: PTP
-        let answer = reflector.answer(&mut packet, peer(1), 64, NOW_NS).expect("STAMP");
+        let answer = answer(&mut packet, 64, NOW_NS).expect("STAMP");
         assert_eq!(answer.receive_timestamp, TimeFormat::Ptp.encode(NOW_NS));
-        assert_eq!(ErrorEstimate::decode(answer.error_estimate).format, TimeFormat::Ptp);
+        assert_eq!(stamp::format_of(answer.error_estimate), TimeFormat::Ptp);
     }
 
     #[test]
     fn whatever_arrives_is_answered_in_its_own_length_or_not_at_all() {
         pw_cases::check!().for_each(|bytes: &[u8]| {
-            let mut reflector = Reflector::new(Mode::Stateful);
             let mut packet = bytes.to_vec();
-            let answer = reflector.answer(&mut packet, peer(1), 64, NOW_NS);
+            let answer = answer(&mut packet, 64, NOW_NS);
             assert_eq!(answer.is_some(), bytes.len() >= stamp::BASE_BYTES);
             assert_eq!(packet.len(), bytes.len());
             if answer.is_none() {

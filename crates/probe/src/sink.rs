@@ -1,5 +1,4 @@
 //! The receiver of background load: counts the UDP datagrams to a port by source and discards them.
-//! Knows nothing of their contents.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -16,8 +15,8 @@ use serde::Serialize;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::output::Output;
+use crate::sockets;
 use crate::stop::{self, Lifetime};
-use crate::timestamping;
 
 /// Takes UDP datagrams on a port, counts them by source address, and discards them.
 ///
@@ -156,6 +155,6 @@ fn dropped(socket: &OwnedFd) -> Option<u64> {
     /// Index of the drops (linux/sock_diag.h).
     const SK_MEMINFO_DROPS: usize = 8;
     let info: std::io::Result<[u32; SK_MEMINFO_DROPS + 1]> =
-        timestamping::get_option(socket, libc::SOL_SOCKET, libc::SO_MEMINFO);
+        sockets::get_option(socket, libc::SOL_SOCKET, libc::SO_MEMINFO);
     info.ok().map(|info| info[SK_MEMINFO_DROPS].into())
 }

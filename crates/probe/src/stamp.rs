@@ -1,7 +1,8 @@
 //! STAMP test packets (RFC 8762, unauthenticated mode; session identifier and TLVs of RFC 8972).
-//! Pure: knows no sockets and no clocks.
+//! Pure.
 
 use crate::clock::NANOS_PER_SECOND;
+use crate::wire::WARMUP_BIT;
 
 /// STAMP's UDP port (RFC 8762, section 4.1).
 pub const PORT: u16 = 862;
@@ -11,6 +12,16 @@ pub const BASE_BYTES: usize = 44;
 /// Sequence numbers from this on mark warm-up packets, unless a session has come that far: STAMP has
 /// no other field for the mark.
 pub const WARMUP: u32 = 0xffff_0000;
+
+/// The number that a packet carries, whose 64-bit one may have [`WARMUP_BIT`].
+pub fn number(sequence: u64) -> u32 {
+    if sequence & WARMUP_BIT == 0 { sequence as u32 } else { WARMUP | (sequence as u32 & 0xffff) }
+}
+
+/// The 64-bit number of a packet that carries `number`.
+pub fn sequence(number: u32) -> u64 {
+    u64::from(number) | if number >= WARMUP { WARMUP_BIT } else { 0 }
+}
 
 /// Seconds from 1900-01-01 (NTP) to 1970-01-01 (Unix): 70 years with 17 leap days.
 const NTP_TO_UNIX_SECONDS: i64 = 2_208_988_800;
@@ -65,47 +76,15 @@ impl TimeFormat {
     }
 }
 
-/// The error estimate field (RFC 4656, section 4.1.2; Z of RFC 8186, section 2.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ErrorEstimate {
-    /// S: the clock is synchronised to UTC by an external source.
-    pub synchronised: bool,
-    /// Z: format of the timestamp beside it.
-    pub format: TimeFormat,
-    /// Exponent, 6 bits: the error is multiplier · 2⁻³² · 2^scale seconds.
-    pub scale: u8,
-    /// Multiplier; zero is not allowed.
-    pub multiplier: u8,
+/// The error estimate field (RFC 4656, section 4.1.2) of a clock that may be wrong by a second, not
+/// synchronised: multiplier 128 · 2^(25 − 32) s. Z (RFC 8186) tells the format of the time beside it.
+pub fn error_estimate(format: TimeFormat) -> [u8; 2] {
+    [u8::from(format == TimeFormat::Ptp) << 6 | 25, 128]
 }
 
-impl ErrorEstimate {
-    /// For a clock that may be wrong by up to `error_ns`.
-    pub fn new(format: TimeFormat, synchronised: bool, error_ns: u64) -> Self {
-        // In units of 2⁻³² s, as mantissa of 8 bits and exponent, rounded up.
-        let mut units = (u128::from(error_ns) << 32).div_ceil(1_000_000_000).max(1);
-        let mut scale = 0;
-        while units > 255 && scale < 63 {
-            units = units.div_ceil(2);
-            scale += 1;
-        }
-        Self { synchronised, format, scale, multiplier: units.min(255) as u8 }
-    }
-
-    /// The field on the wire.
-    pub fn encode(self) -> [u8; 2] {
-        let z = u8::from(self.format == TimeFormat::Ptp);
-        [u8::from(self.synchronised) << 7 | z << 6 | (self.scale & 0x3f), self.multiplier]
-    }
-
-    /// Decodes the field.
-    pub fn decode(field: [u8; 2]) -> Self {
-        Self {
-            synchronised: field[0] & 0x80 != 0,
-            format: if field[0] & 0x40 != 0 { TimeFormat::Ptp } else { TimeFormat::Ntp },
-            scale: field[0] & 0x3f,
-            multiplier: field[1],
-        }
-    }
+/// The format of the times beside an error estimate.
+pub fn format_of(error_estimate: [u8; 2]) -> TimeFormat {
+    if error_estimate[0] & 0x40 != 0 { TimeFormat::Ptp } else { TimeFormat::Ntp }
 }
 
 /// A Session-Sender's packet (RFC 8762, figure 2; SSID of RFC 8972, figure 1).
@@ -218,7 +197,7 @@ impl ReflectorPacket {
     /// Time that the request spent in the reflector, T3 − T2 [ns]; both are of one clock.
     #[inline]
     pub fn residence_ns(&self, near_ns: i64) -> i64 {
-        let format = ErrorEstimate::decode(self.error_estimate).format;
+        let format = format_of(self.error_estimate);
         format.decode(self.timestamp, near_ns) - format.decode(self.receive_timestamp, near_ns)
     }
 }
@@ -302,8 +281,7 @@ mod tests {
         assert_eq!((packet.sequence, packet.sender_sequence), (9, 7));
         assert_eq!((packet.ssid, packet.sender_ttl), (0xbeef, 64));
         assert_eq!(packet.residence_ns(TIME_NS), 250_000_000);
-        let estimate = ErrorEstimate::decode(packet.error_estimate);
-        assert_eq!((estimate.synchronised, estimate.scale, estimate.multiplier), (true, 10, 3));
+        assert_eq!(format_of(packet.error_estimate), TimeFormat::Ntp);
         let mut written = [0xff; 44];
         packet.write(&mut written);
         assert_eq!(written, bytes);
@@ -313,23 +291,15 @@ mod tests {
     fn the_two_formats_agree_and_the_z_bit_tells_them_apart() {
         assert_eq!(TimeFormat::Ptp.encode(TIME_NS)[4..], 500_000_000_u32.to_be_bytes());
         for format in [TimeFormat::Ntp, TimeFormat::Ptp] {
-            let estimate = ErrorEstimate::new(format, false, 1_000_000);
-            assert_eq!(ErrorEstimate::decode(estimate.encode()), estimate);
+            assert_eq!(format_of(error_estimate(format)), format);
             assert_eq!(format.decode(format.encode(TIME_NS), TIME_NS), TIME_NS);
         }
-        assert_eq!(ErrorEstimate::new(TimeFormat::Ptp, true, 1).encode()[0] & 0xc0, 0xc0);
     }
 
     #[test]
-    fn an_error_estimate_is_never_below_the_error_and_never_zero() {
-        pw_cases::check!().with_type::<u64>().for_each(|&error_ns| {
-            let error_ns = error_ns % 1_000_000_000_000;
-            let estimate = ErrorEstimate::new(TimeFormat::Ntp, false, error_ns);
-            assert_ne!(estimate.multiplier, 0);
-            let seconds =
-                f64::from(estimate.multiplier) * 2f64.powi(i32::from(estimate.scale) - 32);
-            assert!(seconds * 1e9 >= error_ns as f64 * 0.999_999);
-        });
+    fn the_error_estimate_says_a_second() {
+        let [scale, multiplier] = error_estimate(TimeFormat::Ntp);
+        assert_eq!(f64::from(multiplier) * 2f64.powi(i32::from(scale) - 32), 1.0);
     }
 
     #[test]

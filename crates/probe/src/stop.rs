@@ -1,5 +1,4 @@
-//! Requests to end a command early: SIGINT, SIGTERM, or the death of its parent. Knows nothing of what
-//! the command does.
+//! Requests to end a command early: SIGINT, SIGTERM, or the death of its parent.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -23,12 +23,11 @@ def clean(
     from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
-    from planewise.testbed.hosts import gro, pair, scratch
+    from planewise.testbed.hosts import pair, scratch
 
     netns_leftovers = pair.leftovers() if dry_run else pair.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()
     directories = scratch.leftovers(remove=not dry_run)
-    merging = gro.leftovers(remove=not dry_run)
     if json_:
         print_json(
             {
@@ -36,15 +35,12 @@ def clean(
                 "leftovers": [asdict(leftover) for leftover in netns_leftovers],
                 "labs": [asdict(leftover) for leftover in labs],
                 "directories": [str(path) for path in directories],
-                "gro": list(merging),
             }
         )
         return
-    if not (netns_leftovers or labs or directories or merging):
+    if not (netns_leftovers or labs or directories):
         out().print("Nothing is left behind.")
         return
-    for interface in merging:
-        out().print(f"{'Would switch' if dry_run else 'Switched'} GRO off at {interface}.")
     for path in directories:
         out().print(f"{'Would remove' if dry_run else 'Removed'} the scratch directory {path}.")
     for lab_leftover in labs:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -138,8 +140,8 @@ class SutOptions:
                 remedy=f"planewise {command} --tx eth1 --rx eth2 --dst 198.18.0.2",
             )
         _check_addresses(self.destination, self.next_hop_mac, version)
-        tx_interface, _, tx_netns = self.tx.partition("@")
-        rx_interface, _, rx_netns = self.rx.partition("@")
+        tx_interface, tx_netns = _end(self.tx, "--tx")
+        rx_interface, rx_netns = _end(self.rx, "--rx")
         return InterfacesUnderTest(
             TrialPath(
                 tx_netns=tx_netns,
@@ -155,6 +157,26 @@ class SutOptions:
             ),
             version,
         )
+
+
+def _end(text: str, where: str) -> tuple[str, str]:
+    """The interface and the namespace of `IF[@NETNS]`.
+
+    Raises:
+        BadInputError: there is no such namespace.
+    """
+    interface, _, netns = text.partition("@")
+    if not netns or (Path("/run/netns") / netns).exists():
+        return interface, netns
+    if re.fullmatch(r"if\d+", netns) or netns in dict(socket.if_nameindex()).values():
+        raise BadInputError(
+            f"there is no network namespace {netns!r}, which is an interface",
+            where=where,
+            remedy=f"leave '@{netns}' out: `ip link` prints the interface below behind the @",
+        )
+    raise BadInputError(
+        f"there is no network namespace {netns!r}", where=where, remedy="`ip netns` lists them"
+    )
 
 
 def _guest_kind(guest: str) -> GuestKind:

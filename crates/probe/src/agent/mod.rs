@@ -1,5 +1,5 @@
-//! Runs commands and copies files in a guest for a client at the host's end of a virtio-serial port.
-//! Knows no network and nothing of what the commands do.
+//! Runs commands and copies files in a guest for a client at the host's end of a virtio-serial
+//! port.
 //!
 //! Speaks a part of the QEMU guest agent's protocol, so that the same client (libvirt) reaches this
 //! agent in our tiny guests and QEMU's own in any other image.

@@ -1,5 +1,4 @@
-//! The agent's commands: start processes and report how they ended, read and write files. Knows
-//! nothing of the port that requests come by.
+//! The agent's commands: start processes and report how they ended, read and write files.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -23,19 +22,14 @@ const MAX_OUTPUT: usize = 16 << 20;
 /// Most bytes that one read returns, so that the answer is within libvirt's limit.
 const MAX_READ: usize = 1 << 20;
 
-/// Bytes that a read without a count returns, as in QEMU's agent.
-const DEFAULT_READ: usize = 4096;
-
 /// Most processes that ended and whose status nobody asked for; older ones are forgotten.
 const MAX_ENDED: usize = 1024;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 11] = [
     "guest-exec",
     "guest-exec-status",
     "guest-file-close",
-    "guest-file-flush",
     "guest-file-open",
-    "guest-file-read",
     "guest-file-write",
     "guest-info",
     "guest-ping",
@@ -97,12 +91,6 @@ struct FileOpen {
 }
 
 #[derive(Deserialize)]
-struct FileRead {
-    handle: u64,
-    count: Option<usize>,
-}
-
-#[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct FileWrite {
     handle: u64,
@@ -153,13 +141,7 @@ impl Service {
             "guest-exec" => self.exec(read(arguments)?),
             "guest-exec-status" => self.exec_status(read::<ExecStatus>(arguments)?.pid),
             "guest-file-open" => self.file_open(&read(arguments)?),
-            "guest-file-read" => self.file_read(&read(arguments)?),
             "guest-file-write" => self.file_write(&read(arguments)?),
-            "guest-file-flush" => {
-                let flushed = self.file(read::<Handle>(arguments)?.handle)?.flush();
-                flushed.map_err(|error| error.to_string())?;
-                Ok(json!({}))
-            }
             "guest-file-close" => {
                 let handle = read::<Handle>(arguments)?.handle;
                 self.files.remove(&handle).ok_or_else(|| no_handle(handle))?;
@@ -268,16 +250,11 @@ impl Service {
     }
 
     fn file_open(&mut self, open: &FileOpen) -> Outcome {
-        let mode = open.mode.as_deref().unwrap_or("r").replace('b', "");
         let mut options = OpenOptions::new();
-        match mode.as_str() {
+        match open.mode.as_deref().unwrap_or("r") {
             "r" => options.read(true),
-            "r+" => options.read(true).write(true),
             "w" => options.write(true).create(true).truncate(true),
-            "w+" => options.read(true).write(true).create(true).truncate(true),
-            "a" => options.append(true).create(true),
-            "a+" => options.read(true).append(true).create(true),
-            _ => return Err(format!("there is no mode {mode} to open a file in")),
+            mode => return Err(format!("there is no mode {mode} to open a file in")),
         };
         let file = options
             .open(&open.path)
@@ -287,26 +264,12 @@ impl Service {
         Ok(json!(self.last_handle))
     }
 
-    fn file_read(&mut self, request: &FileRead) -> Outcome {
-        let count = request.count.unwrap_or(DEFAULT_READ).min(MAX_READ);
-        let file = self.file(request.handle)?;
-        let mut bytes = Vec::new();
-        let read = file.take(count as u64).read_to_end(&mut bytes);
-        read.map_err(|error| format!("the file cannot be read: {error}"))?;
-        Ok(json!({
-            "count": bytes.len(), "buf-b64": BASE64.encode(&bytes), "eof": bytes.len() < count,
-        }))
-    }
-
     fn file_write(&mut self, request: &FileWrite) -> Outcome {
         let bytes = decode(&request.buf_b64)?;
-        let written = self.file(request.handle)?.write_all(&bytes);
+        let file = self.files.get_mut(&request.handle).ok_or_else(|| no_handle(request.handle))?;
+        let written = file.write_all(&bytes);
         written.map_err(|error| format!("the file cannot be written: {error}"))?;
         Ok(json!({ "count": bytes.len(), "eof": false }))
-    }
-
-    fn file(&mut self, handle: u64) -> std::result::Result<&mut File, String> {
-        self.files.get_mut(&handle).ok_or_else(|| no_handle(handle))
     }
 }
 
@@ -397,25 +360,17 @@ mod tests {
     }
 
     #[test]
-    fn files_are_written_and_read_in_pieces() {
+    fn a_file_is_written_in_pieces() {
         let mut service = Service::default();
         let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("f").to_string_lossy().into_owned();
+        let path = directory.path().join("f");
         let handle = ask(&mut service, "guest-file-open", json!({ "path": path, "mode": "w" }));
         for part in ["abc", "def"] {
             let arguments = json!({ "handle": handle["return"], "buf-b64": BASE64.encode(part) });
             assert_eq!(ask(&mut service, "guest-file-write", arguments)["return"]["count"], 3);
         }
         ask(&mut service, "guest-file-close", json!({ "handle": handle["return"] }));
-        let handle = ask(&mut service, "guest-file-open", json!({ "path": path }));
-        let mut got = String::new();
-        for (count, eof) in [(4, false), (4, true), (4, true)] {
-            let arguments = json!({ "handle": handle["return"], "count": count });
-            let answer = ask(&mut service, "guest-file-read", arguments)["return"].clone();
-            assert_eq!(answer["eof"], eof);
-            got += answer["buf-b64"].as_str().expect("text");
-        }
-        assert_eq!(got, BASE64.encode("abcd") + &BASE64.encode("ef"));
+        assert_eq!(std::fs::read(&path).expect("a file"), b"abcdef");
     }
 
     #[test]
@@ -444,7 +399,7 @@ mod tests {
             ("guest-exec-status", json!({ "pid": 1 }), "no process 1"),
             ("guest-file-open", json!({ "path": "/nonexistent/x" }), "cannot be opened"),
             ("pw-read", json!({ "path": "/nonexistent/x" }), "/nonexistent/x cannot be read"),
-            ("guest-file-read", json!({ "handle": 9 }), "no file has the handle 9"),
+            ("guest-file-close", json!({ "handle": 9 }), "no file has the handle 9"),
         ] {
             let error = ask(&mut service, execute, arguments)["error"]["desc"].to_string();
             assert!(error.contains(words), "{execute}: {error}");

@@ -1,9 +1,8 @@
-//! `pw-probe ping`: round trip times by ICMP echo, STAMP or a Redis server, open loop. Knows nothing of
-//! planes.
+//! `pw-probe ping`: round trip times by ICMP echo, STAMP or a Redis server, open loop.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::net::IpAddr;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,28 +18,27 @@ use crate::output::Output;
 use crate::stop;
 use crate::wire;
 
-mod departure;
 mod live;
 mod options;
 mod packet;
-mod probe;
 mod record;
 mod redis;
-mod rehearsal;
-mod ring;
+mod route;
 mod session;
-mod socket;
-mod transport;
-mod warmup;
+mod table;
 mod watch;
 
-pub use options::{Args, Protocol};
+use live::Live;
+pub use options::{Args, Path, Protocol};
 use options::{check_memory, order, parse_target, smallest, with_port};
+use packet::PacketTransport;
 use record::{Counts, Intended, Tally};
-use socket::{ProbeFormat, ProbeRoute};
-pub use warmup::Path;
-use warmup::Senders;
+use redis::RedisTransport;
+use route::{Departure, INTERVAL_NS, ProbeRoute};
+use session::{ProbeOrder, SessionOutcome, Transport, warm_up};
 
+/// Above this rate the kernel's generator sends: a program keeps bursts at a fraction of it.
+const LIVE_PPS: f64 = 250_000.0;
 /// Above this rate the watching thread would keep a CPU busy all the time.
 const WATCHED_PPS: f64 = 10_000.0;
 
@@ -88,10 +86,26 @@ struct Report {
     rx_stamps_missing: u64,
     receive_dropped: u64,
     clock_steps: Vec<ClockStep>,
-    clock_left_out: u64,
     limits: Vec<&'static str>,
     warnings: Vec<String>,
     cpu: Option<CpuUsage>,
+}
+
+/// A way to the target that was tried, and what the report says of it.
+struct Way {
+    sender: Sender,
+    path: &'static str,
+    interface: String,
+    source: IpAddr,
+    warnings: Vec<String>,
+}
+
+/// What sends and receives.
+enum Sender {
+    /// This program, packet by packet.
+    User(Box<dyn Transport>),
+    /// The kernel, the whole run at once.
+    Live(Box<Live>),
 }
 
 /// Runs the command.
@@ -116,18 +130,17 @@ pub fn run(args: &Args) -> Result<()> {
             "give --source an address of the target's version, or leave it out",
         ));
     }
-    let mut warnings = prioritise(args)?;
-    let mut ready = ready(args, route, &sized, order.count)?;
-    warnings.append(&mut ready.warnings);
+    affinity::check_cpu(args.cpu)?;
+    let mut way = find_way(args, route, &sized, order.count)?;
     let meter = CpuMeter::start().ok();
-    let (outcome, path, receive_dropped) = match &mut ready.senders {
-        Senders::User(transport) => {
+    let (outcome, receive_dropped) = match &mut way.sender {
+        Sender::User(transport) => {
             affinity::pin(args.cpu)?;
-            let outcome = session::run(transport.as_mut(), order, &stop::requested);
-            (outcome, transport.name(), transport.dropped())
+            let outcome = session::run(transport.as_mut(), order);
+            (outcome, transport.dropped())
         }
-        // Its own thread is pinned to that CPU; this one must stay free to end it.
-        Senders::Live(live) => (live.run(&order), live.name(), 0),
+        // Its own thread is pinned to that CPU.
+        Sender::Live(live) => (live.run(&order), 0),
     };
     let cpu = meter.and_then(|meter| meter.usage().ok());
 
@@ -135,11 +148,33 @@ pub fn run(args: &Args) -> Result<()> {
         schedule: order.schedule,
         start_ns: outcome.start_ns,
         timeout_ns: order.timeout_ns,
-        steps: &outcome.steps,
     };
+    let written =
+        packets.map(|(file, path)| write_packets(file, &path, outcome.records.as_slice(), &plan));
+    let (report, failure) = report(args, order, &sized, way, outcome, &plan, receive_dropped, cpu);
+    if args.json || !std::io::stdout().is_terminal() {
+        Output::new("ping", report).print()?;
+    } else {
+        table::print(&report)?;
+    }
+    written.transpose()?;
+    failure.map_or(Ok(()), Err)
+}
+
+/// The result of a run, and the error by which it ended early or sent nothing.
+#[expect(clippy::too_many_arguments, reason = "all parts of one run")]
+fn report(
+    args: &Args,
+    order: ProbeOrder,
+    sized: &FrameSize,
+    way: Way,
+    outcome: SessionOutcome,
+    plan: &Intended,
+    receive_dropped: u64,
+    cpu: Option<CpuUsage>,
+) -> (Report, Option<Error>) {
     let records = outcome.records.as_slice();
-    let tally = record::tally(records, &plan);
-    let written = packets.map(|(file, path)| write_packets(file, &path, records, &plan));
+    let tally = record::tally(records, plan);
     let load = Load {
         intended_pps: order.schedule.mean_pps(),
         achieved_pps: achieved_pps(&tally, &order.schedule),
@@ -156,9 +191,9 @@ pub fn run(args: &Args) -> Result<()> {
             achieved_kernel_pps,
         }
     });
-    let steps = outcome.steps.steps();
-    let mut limits = Vec::new();
-    if rate_not_kept(&load, burst.as_ref(), &tally, &outcome.refused) {
+    let interrupted = stop::requested();
+    let (mut limits, mut warnings) = (Vec::new(), way.warnings);
+    if rate_not_kept(&load, burst.as_ref(), &tally, &outcome.refused, interrupted) {
         limits.push("generator");
         warnings.push(rate_warning(&load, burst.as_ref(), &tally));
     }
@@ -168,15 +203,12 @@ pub fn run(args: &Args) -> Result<()> {
             "{receive_dropped} answers found this program's receive buffer full and count as lost"
         ));
     }
-    if !steps.is_empty() {
+    if let [step] = &outcome.clock_steps[..] {
         limits.push("clock");
-        let sizes: Vec<String> =
-            steps.iter().map(|step| format!("{:+.6} s", step.size_ns as f64 / 1e9)).collect();
         warnings.push(format!(
-            "the wall clock was stepped ({}); {} samples around it are in no distribution: stop \
-             time synchronisation while you measure, or let it slew",
-            sizes.join(", "),
-            tally.straddling
+            "the wall clock was stepped by {:+.6} s, so that no time of this run can be trusted: \
+             stop time synchronisation while you measure, or let it slew",
+            step.size_ns as f64 / 1e9
         ));
     }
     for (error, count) in &outcome.refused {
@@ -190,41 +222,42 @@ pub fn run(args: &Args) -> Result<()> {
             tally.tx_stamps_missing, tally.rx_stamps_missing
         ));
     }
+    let failure = outcome.failure;
+    let is_whole = outcome.clock_steps.is_empty();
+    let distribution =
+        |times: &crate::histogram::LatencyRecorder| times.summary().filter(|_| is_whole);
     let report = Report {
         target: args.target.clone(),
-        source: ready.source,
+        source: way.source,
         proto: args.proto,
-        ip_version: if target.is_ipv4() { 4 } else { 6 },
-        path,
-        interface: ready.interface,
+        ip_version: if way.source.is_ipv4() { 4 } else { 6 },
+        path: way.path,
+        interface: way.interface,
         size_bytes: sized.frame_bytes,
         size_includes_fcs: true,
         started: utc(outcome.start_ns),
         started_ns: outcome.start_ns,
         duration_s: outcome.elapsed_ns as f64 / 1e9,
         timeout_ns: order.timeout_ns,
-        interrupted: outcome.interrupted || outcome.failure.is_some(),
+        interrupted: interrupted || failure.is_some(),
         load,
         burst,
         planned: order.count,
         counts: tally.counts,
         refused: outcome.refused,
-        rtt_user: tally.rtt_user.summary(),
-        rtt_kernel: tally.rtt_kernel.summary(),
-        slip: tally.slip.summary(),
-        reflector: tally.residence.summary(),
+        rtt_user: distribution(&tally.rtt_user),
+        rtt_kernel: distribution(&tally.rtt_kernel),
+        slip: distribution(&tally.slip),
+        reflector: distribution(&tally.residence),
         tx_stamps_missing: tally.tx_stamps_missing,
         rx_stamps_missing: tally.rx_stamps_missing,
         receive_dropped,
-        clock_steps: steps.to_vec(),
-        clock_left_out: tally.straddling,
+        clock_steps: outcome.clock_steps,
         limits,
         warnings,
         cpu,
     };
-    Output::new("ping", report).print()?;
-    written.transpose()?;
-    outcome.failure.map_or(Ok(()), Err)
+    (report, failure)
 }
 
 /// The size of probes.
@@ -237,71 +270,94 @@ struct FrameSize {
 
 impl FrameSize {
     fn of(args: &Args, target: IpAddr) -> Result<Self> {
-        if args.proto == Protocol::Redis {
-            let payload_bytes = redis::message_bytes(args.size, target)?;
-            return Ok(Self {
-                frame_bytes: redis::size_bytes(payload_bytes, target),
-                payload_bytes,
-            });
-        }
-        let is_stamp = args.proto == Protocol::Stamp;
-        let least = probe::Probe::least_payload_bytes(is_stamp);
+        let (least, name) = match args.proto {
+            Protocol::Icmp => (wire::ECHO_HEADER_BYTES, "echo requests"),
+            Protocol::Stamp => (crate::stamp::BASE_BYTES, "STAMP"),
+            Protocol::Redis => {
+                let payload_bytes = redis::message_bytes(args.size, target)?;
+                let frame_bytes = redis::size_bytes(payload_bytes, target);
+                return Ok(Self { frame_bytes, payload_bytes });
+            }
+        };
         let frame_bytes = args.size.unwrap_or_else(|| smallest(target, least));
-        let name = if is_stamp { "STAMP" } else { "echo requests" };
         let payload_bytes = wire::payload_bytes(frame_bytes, target, least, name)?;
         Ok(Self { frame_bytes, payload_bytes })
     }
 }
 
-/// Finds a way to the target and tries it.
-fn ready(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Result<warmup::Ready> {
+/// Opens the way that the options allow and tries it.
+fn find_way(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Result<Way> {
     let patience_ns = args.patience.as_nanos() as i64;
-    let identifier = std::process::id() as u16;
-    let kind = match args.proto {
-        Protocol::Icmp => ProbeFormat::Echo(identifier),
-        Protocol::Stamp => ProbeFormat::Stamp(args.time_format, identifier.max(1)),
-        Protocol::Redis if !matches!(args.path, Path::Auto | Path::Socket) => {
-            return Err(Error::bad_input(
-                "requests to Redis go through the kernel's TCP alone",
-                "leave out --path, or give --path socket",
-            ));
-        }
-        Protocol::Redis => {
-            let size = sized.payload_bytes;
-            return warmup::prepare_redis(&route, size, patience_ns, &stop::requested);
-        }
-    };
-    let request = warmup::Request {
-        kind,
-        route,
-        payload_bytes: sized.payload_bytes,
-        size_bytes: sized.frame_bytes,
-        path: args.path,
-        peak_pps: args.rate,
-        count,
-        cpu: args.cpu,
-        watch: !args.no_watch && args.rate <= WATCHED_PPS,
-        patience_ns,
-    };
-    warmup::prepare(&request, &stop::requested)
-}
-
-/// Gives this thread the requested priority; returns warnings.
-fn prioritise(args: &Args) -> Result<Vec<String>> {
+    if args.proto == Protocol::Redis {
+        return find_redis(args, &route, sized.payload_bytes, patience_ns);
+    }
+    let sizes = (sized.payload_bytes, sized.frame_bytes);
+    let departure = Departure::of(&route, args.proto == Protocol::Stamp, sizes, patience_ns)?;
+    let (source, interface) = (departure.source, departure.interface.clone());
+    let mut packet = PacketTransport::open(departure, route, args.rate)?;
+    if !warm_up(&mut packet, INTERVAL_NS, patience_ns)? {
+        return Err(silent(args, patience_ns));
+    }
     let mut warnings = Vec::new();
-    affinity::check_cpu(args.cpu)?;
-    if args.realtime {
-        let parameters = libc::sched_param { sched_priority: 10 };
-        // SAFETY: the parameters live through the call.
-        let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) };
-        if result != 0 {
-            warnings.push(format!(
-                "real-time priority was refused ({}): needs CAP_SYS_NICE",
-                std::io::Error::last_os_error()
-            ));
+    let fast = args.rate > LIVE_PPS && args.proto == Protocol::Icmp;
+    if args.path == Path::Live || (args.path == Path::Auto && fast) {
+        match Live::open(&packet.departure, count, args.cpu) {
+            Ok(live) => {
+                let (path, sender) = (live.name(), Sender::Live(Box::new(live)));
+                return Ok(Way { sender, path, interface, source, warnings });
+            }
+            Err(error) if args.path == Path::Live => return Err(error),
+            Err(error) => {
+                warnings.push(format!("not sent by the kernel's generator: {}", error.what));
+            }
         }
     }
-    Ok(warnings)
+    if !args.no_watch && args.rate <= WATCHED_PPS {
+        packet.watch();
+    }
+    let sender = Sender::User(Box::new(packet));
+    Ok(Way { sender, path: "packet", interface, source, warnings })
+}
+
+/// Connects to a Redis server and waits for its first answer.
+fn find_redis(
+    args: &Args,
+    route: &ProbeRoute,
+    message_bytes: usize,
+    patience_ns: i64,
+) -> Result<Way> {
+    if args.path != Path::Auto {
+        return Err(Error::bad_input(
+            "requests to Redis go through the kernel's TCP alone",
+            "leave out --path",
+        ));
+    }
+    let mut connection = RedisTransport::connect(route, message_bytes, patience_ns)?;
+    let source = connection.source();
+    // TCP repeats what is lost: one request is enough.
+    if !warm_up(&mut connection, i64::MAX, patience_ns)? {
+        return Err(Error::failed(
+            format!("{} took the connection and answered no request", route.target),
+            "does a Redis server listen there? Name its port with --port",
+        ));
+    }
+    let interface = args.interface.clone().unwrap_or_default();
+    let sender = Sender::User(Box::new(connection));
+    Ok(Way { sender, path: "tcp", interface, source, warnings: Vec::new() })
+}
+
+fn silent(args: &Args, patience_ns: i64) -> Error {
+    let (target, seconds) = (&args.target, patience_ns as f64 / 1e9);
+    match args.port() {
+        None => Error::failed(
+            format!("{target} did not answer an echo request within {seconds} s"),
+            "is it up, and does it answer echo requests (net.ipv4.icmp_echo_ignore_all, firewall)?",
+        ),
+        Some(port) => Error::failed(
+            format!("no STAMP answer from {target}, UDP port {port}, within {seconds} s"),
+            "start `pw-probe reflect` there, or name its port with --port; is there a firewall?",
+        ),
+    }
 }
 
 fn create(path: &FilePath) -> Result<(File, PathBuf)> {
@@ -319,7 +375,7 @@ fn write_packets(
     file: File,
     path: &FilePath,
     records: &[record::Record],
-    plan: &Intended<'_>,
+    plan: &Intended,
 ) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 16, file);
     record::write_csv(records, plan, &mut out).and_then(|()| out.flush()).map_err(|error| {
@@ -345,15 +401,19 @@ const RATE_TOLERANCE: f64 = 0.999;
 /// The same within bursts, which are short.
 const BURST_RATE_TOLERANCE: f64 = 0.99;
 
-/// Whether the generator fell short: it sent less than 99.9 % of the intended rate while its last
-/// packets were late by more than one interval, or less than 99 % within bursts, or packets were
-/// refused or left over.
+/// Whether the generator fell short: it sent nothing, or less than 99.9 % of the intended rate while
+/// its last packets were late by more than one interval, or less than 99 % within bursts, or packets
+/// were refused. A run that a signal ended before its first packet did not.
 fn rate_not_kept(
     load: &Load,
     burst: Option<&Burst>,
     tally: &Tally,
     refused: &BTreeMap<String, u64>,
+    interrupted: bool,
 ) -> bool {
+    if tally.counts.sent == 0 {
+        return !interrupted;
+    }
     let interval_ns = NANOS_PER_SECOND as f64 / load.intended_pps;
     let slow = load.achieved_pps < load.intended_pps * RATE_TOLERANCE;
     let behind = tally.slip.quantile_ns(0.9) as f64 > interval_ns;
@@ -366,6 +426,10 @@ fn rate_not_kept(
 }
 
 fn rate_warning(load: &Load, burst: Option<&Burst>, tally: &Tally) -> String {
+    if tally.counts.sent == 0 {
+        return "nothing was sent: this program got no CPU in time, or the kernel took nothing"
+            .into();
+    }
     let (scope, intended, achieved) = match burst {
         Some(burst) => (" within bursts", burst.intended_pps, burst.achieved_pps),
         None => ("", load.intended_pps, Some(load.achieved_pps)),
@@ -397,16 +461,15 @@ mod tests {
 
     #[test]
     fn the_achieved_rate_is_the_intended_one_when_every_packet_leaves_in_time() {
-        let steps = crate::clock::StepDetector::new(&crate::clock::SystemClock);
         for schedule in
             [Schedule::steady(1_000.0), Schedule::bursts(10, 1e6, Duration::from_millis(10))]
         {
-            let plan = Intended { schedule, start_ns: 1_000, timeout_ns: 1, steps: &steps };
+            let plan = Intended { schedule, start_ns: 1_000, timeout_ns: 1 };
             for late_ns in [0, 1_000_000] {
                 let mut records = record::Records::with_capacity(100);
                 for sequence in 0..100 {
                     let slip_ns = if sequence == 99 { late_ns } else { 0 };
-                    records.sent(1_000 + schedule.due_ns(sequence) + slip_ns, 0);
+                    records.sent(1_000 + schedule.due_ns(sequence) + slip_ns);
                 }
                 let tally = record::tally(records.as_slice(), &plan);
                 let ratio = achieved_pps(&tally, &schedule) / schedule.mean_pps();
@@ -414,5 +477,14 @@ mod tests {
                 assert!((0.98..1.0001).contains(&ratio), "{ratio}");
             }
         }
+    }
+
+    #[test]
+    fn a_run_that_sent_nothing_was_limited_by_the_generator() {
+        let load = Load { intended_pps: 1e6, achieved_pps: 0.0, size_bytes: 64 };
+        let limited = |interrupted| {
+            rate_not_kept(&load, None, &Tally::default(), &BTreeMap::new(), interrupted)
+        };
+        assert!(limited(false) && !limited(true));
     }
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::warmup::Path;
-use super::{probe, record, redis, session};
+use super::{record, redis, session};
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
-use crate::stamp::{self, TimeFormat};
+use crate::stamp;
 use crate::stop::Lifetime;
 use crate::{units, wire};
 
@@ -26,15 +25,25 @@ pub enum Protocol {
     Redis,
 }
 
-/// Round trip times to TARGET, by ICMP echo, STAMP or requests to a Redis server.
+/// How probes are sent and received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Path {
+    /// `live` for echo requests above 250k packets/s where it works, else `packet`.
+    #[default]
+    Auto,
+    /// Whole frames by a packet socket, answers by a ring.
+    Packet,
+    /// The generator and the sink of trials inside the kernel, for echo requests at rates that no
+    /// program keeps (needs root). There are no user stamps.
+    Live,
+}
+
+/// Measure round trip times to TARGET, by ICMP echo, STAMP or requests to a Redis server.
 ///
 /// Packets leave on schedule whether or not answers came. Each packet is stamped when it was due,
 /// when this program sent it, when the kernel handed it to the driver, when the driver handed over
-/// the answer, and when this program had it. Prints one JSON object (docs/reference/probe-output.md).
-///
-/// With CAP_NET_RAW whole frames are sent by a packet socket and answers are read from a ring, which
-/// keeps this program's share of the time small; else, or with --path socket, the kernel's sockets
-/// do it.
+/// the answer, and when this program had it. Prints a table on a terminal; elsewhere, or with --json,
+/// one JSON object that docs/reference/probe-output.md describes. Needs CAP_NET_RAW.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     pw-probe ping 198.18.0.2 --count 1000                   1000 packets at 1000/s\n  \
@@ -52,10 +61,10 @@ pub struct Args {
     #[arg(long, value_name = "PPS", default_value = "1000", value_parser = units::pps)]
     pub rate: f64,
     /// Number of packets [default: 1000 where no duration is given]
-    #[arg(long, value_name = "N", conflicts_with = "duration",
+    #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// How long to send [s]
+    /// How long to send [s]; with --count whichever ends first
     #[arg(long, value_name = "S", value_parser = units::seconds)]
     pub duration: Option<Duration>,
     /// Send N packets back to back at the rate, then pause; needs --burst-every
@@ -74,9 +83,6 @@ pub struct Args {
     /// Port of the STAMP reflector (UDP) or of the Redis server (TCP) [default: 862 or 6379]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
-    /// How STAMP packets carry times
-    #[arg(long, value_enum, default_value_t = TimeFormat::Ntp)]
-    pub time_format: TimeFormat,
     /// An answer later than this is late [s]; also how long to wait after the last packet
     #[arg(long, value_name = "S", default_value = "1", value_parser = units::seconds)]
     pub timeout: Duration,
@@ -110,9 +116,9 @@ pub struct Args {
     /// Run on this CPU alone
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
-    /// Run with real-time priority (SCHED_FIFO), where that is allowed
+    /// Print JSON on a terminal too
     #[arg(long)]
-    pub realtime: bool,
+    pub json: bool,
     #[command(flatten)]
     pub lifetime: Lifetime,
 }
@@ -164,7 +170,7 @@ pub fn with_port(mut target: SocketAddr, port: u16) -> SocketAddr {
 
 /// The smallest frame with this payload [bytes with FCS].
 pub fn smallest(target: IpAddr, payload_bytes: usize) -> usize {
-    let headers = wire::ETHERNET_HEADER_BYTES + wire::FCS_BYTES + wire::UPPER_HEADER_BYTES;
+    let headers = wire::ETHERNET_BYTES + wire::FCS_BYTES + wire::UPPER_HEADER_BYTES;
     (headers + wire::ip_header_bytes(target) + payload_bytes).max(wire::SMALLEST_FRAME_BYTES)
 }
 
@@ -189,12 +195,10 @@ pub fn order(args: &Args) -> Result<session::ProbeOrder> {
             Schedule::bursts(burst, args.rate, every)
         }
     };
-    let (count, deadline_ns) = match (args.count, args.duration) {
-        (Some(count), _) => (count, None),
-        (None, Some(duration)) => {
-            (schedule.count_within(duration), Some(duration.as_nanos() as i64))
-        }
-        (None, None) => (1000, None),
+    let within = args.duration.map(|duration| schedule.count_within(duration));
+    let count = match (args.count, within) {
+        (Some(count), Some(within)) => count.min(within),
+        (count, within) => count.or(within).unwrap_or(1000),
     };
     if count == 0 {
         return Err(Error::bad_input(
@@ -202,7 +206,7 @@ pub fn order(args: &Args) -> Result<session::ProbeOrder> {
             "give a longer --duration or a higher --rate",
         ));
     }
-    if args.proto == Protocol::Stamp && count > u64::from(probe::STAMP_WARMUP) {
+    if args.proto == Protocol::Stamp && count > u64::from(stamp::WARMUP) {
         return Err(Error::bad_input(
             format!("{count} packets are more than STAMP's 32-bit sequence numbers can tell apart"),
             "send fewer in one run, or use --proto icmp",
@@ -211,8 +215,7 @@ pub fn order(args: &Args) -> Result<session::ProbeOrder> {
     Ok(session::ProbeOrder {
         schedule,
         count,
-        burst: args.burst.unwrap_or(1),
-        deadline_ns,
+        deadline_ns: args.duration.map(|duration| duration.as_nanos() as i64),
         timeout_ns: args.timeout.as_nanos() as i64,
     })
 }
@@ -286,6 +289,15 @@ mod tests {
                 .expect("valid");
         assert_eq!(order.count, 10_000);
         assert_eq!(order.schedule.due_ns(199), 10_099_000);
+    }
+
+    #[test]
+    fn a_count_and_a_duration_end_at_whichever_comes_first() {
+        for (count, expected) in [(300, 300), (3_000_000, 2_000)] {
+            let line = format!("198.18.0.2 --rate 1k --duration 2 --count {count}");
+            let order = order(&parse(&line)).expect("valid");
+            assert_eq!((order.count, order.deadline_ns), (expected, Some(2_000_000_000)));
+        }
     }
 
     #[test]

@@ -1,11 +1,10 @@
-//! The stamps of each packet of a run, and the counts and distributions of them. Pure; knows no
-//! clocks and no sockets.
+//! The stamps of each packet of a run, and the counts and distributions of them. Pure.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::clock::{Schedule, StepDetector};
+use crate::clock::Schedule;
 use crate::histogram::LatencyRecorder;
 
 /// A stamp that is missing.
@@ -23,8 +22,6 @@ pub struct Record {
     pub kernel_rx_ns: i64,
     /// Read right after the answer could be read.
     pub user_rx_ns: i64,
-    /// Number of clock checks before it was sent, and before its answer was read.
-    pub checks: (u32, u32),
     /// Time in the reflector [ns]; -1 when unknown.
     pub residence_ns: i32,
     /// More copies of the answer.
@@ -67,19 +64,14 @@ impl Records {
 
     /// Notes that the next packet was sent at `user_tx_ns`; [`MISSING`] when it could not be sent.
     #[inline]
-    pub fn sent(&mut self, user_tx_ns: i64, check: u32) {
-        self.records.push(Record {
-            user_tx_ns,
-            checks: (check, 0),
-            residence_ns: -1,
-            ..Record::default()
-        });
+    pub fn sent(&mut self, user_tx_ns: i64) {
+        self.records.push(Record { user_tx_ns, residence_ns: -1, ..Record::default() });
         self.outstanding += u64::from(user_tx_ns != MISSING);
     }
 
     /// Notes an answer. Answers to packets that were not sent are ignored.
     #[inline]
-    pub fn arrived(&mut self, arrival: Arrival, check: u32) {
+    pub fn arrived(&mut self, arrival: Arrival) {
         let Some(record) = self.records.get_mut(arrival.sequence as usize) else { return };
         if record.user_tx_ns == MISSING {
             return;
@@ -91,7 +83,6 @@ impl Records {
         record.kernel_rx_ns = arrival.kernel_rx_ns;
         record.user_rx_ns = arrival.user_rx_ns;
         record.residence_ns = arrival.residence_ns;
-        record.checks.1 = check;
         record.reordered = self.highest.is_some_and(|highest| arrival.sequence < highest);
         self.highest = self.highest.max(Some(arrival.sequence));
         self.outstanding -= 1;
@@ -147,35 +138,20 @@ pub struct Counts {
 }
 
 /// The intended run, against which its records are judged.
-#[derive(Debug)]
-pub struct Intended<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct Intended {
     /// When each packet was due, after `start_ns`.
     pub schedule: Schedule,
     /// CLOCK_REALTIME of the schedule's start [ns], as read then.
     pub start_ns: i64,
     /// An answer later than this is late [ns].
     pub timeout_ns: i64,
-    /// The wall clock's steps.
-    pub steps: &'a StepDetector,
 }
 
-impl Intended<'_> {
-    /// When packet `sequence` was due [CLOCK_REALTIME ns], with the clock's steps until it was sent.
-    fn scheduled_ns(&self, sequence: usize, record: &Record) -> i64 {
-        let stepped: i64 = self
-            .steps
-            .steps()
-            .iter()
-            .filter(|step| step.check <= record.checks.0)
-            .map(|step| step.size_ns)
-            .sum();
-        self.start_ns + self.schedule.due_ns(sequence as u64) + stepped
-    }
-
-    /// Whether a sample's stamps may lie on both sides of a step of the clock.
-    fn straddles(&self, record: &Record) -> bool {
-        let end = if record.user_rx_ns == MISSING { record.checks.0 } else { record.checks.1 };
-        self.steps.straddles(record.checks.0, end)
+impl Intended {
+    /// When packet `sequence` was due [CLOCK_REALTIME ns].
+    fn scheduled_ns(&self, sequence: usize) -> i64 {
+        self.start_ns + self.schedule.due_ns(sequence as u64)
     }
 
     fn is_late(&self, record: &Record) -> bool {
@@ -184,7 +160,7 @@ impl Intended<'_> {
 }
 
 /// Counts and distributions of the records.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tally {
     /// Packets.
     pub counts: Counts,
@@ -202,45 +178,22 @@ pub struct Tally {
     pub tx_stamps_missing: u64,
     /// Answers without kernel RX stamp.
     pub rx_stamps_missing: u64,
-    /// Samples that straddle a step of the clock and are in no distribution.
-    pub straddling: u64,
     /// From the schedule's start to the last packet's sending [ns]; none when nothing was sent.
     pub sending_ns: Option<i64>,
 }
 
-/// Counts and distributions of a run. Samples that straddle a step of the clock are counted as
-/// packets and left out of the distributions.
-pub fn tally(records: &[Record], plan: &Intended<'_>) -> Tally {
-    let mut tally = Tally {
-        counts: Counts::default(),
-        not_sent: 0,
-        rtt_user: LatencyRecorder::new(),
-        rtt_kernel: LatencyRecorder::new(),
-        slip: LatencyRecorder::new(),
-        residence: LatencyRecorder::new(),
-        tx_stamps_missing: 0,
-        rx_stamps_missing: 0,
-        straddling: 0,
-        sending_ns: None,
-    };
+/// Counts and distributions of a run.
+pub fn tally(records: &[Record], plan: &Intended) -> Tally {
+    let mut tally = Tally::default();
     for (sequence, record) in records.iter().enumerate() {
         if record.user_tx_ns == MISSING {
             tally.not_sent += 1;
             continue;
         }
-        // Computed from the slip, to which a step of the clock makes no difference.
-        let slip_ns = record.user_tx_ns - plan.scheduled_ns(sequence, record);
-        let straddles = plan.straddles(record);
-        if !straddles {
-            tally.sending_ns = Some(plan.schedule.due_ns(sequence as u64) + slip_ns);
-        }
         tally.counts.sent += 1;
+        tally.sending_ns = Some(record.user_tx_ns - plan.start_ns);
+        tally.slip.record(record.user_tx_ns - plan.scheduled_ns(sequence));
         tally.tx_stamps_missing += u64::from(record.kernel_tx_ns == MISSING);
-        if straddles {
-            tally.straddling += 1;
-        } else {
-            tally.slip.record(slip_ns);
-        }
         if record.user_rx_ns == MISSING {
             tally.counts.lost += 1;
             continue;
@@ -248,14 +201,11 @@ pub fn tally(records: &[Record], plan: &Intended<'_>) -> Tally {
         tally.counts.received += 1;
         tally.counts.duplicate += u64::from(record.duplicates);
         tally.counts.reordered += u64::from(record.reordered);
+        tally.counts.late += u64::from(plan.is_late(record));
         tally.rx_stamps_missing += u64::from(record.kernel_rx_ns == MISSING);
         if record.residence_ns >= 0 {
             tally.residence.record(i64::from(record.residence_ns));
         }
-        if straddles {
-            continue;
-        }
-        tally.counts.late += u64::from(plan.is_late(record));
         tally.rtt_user.record(record.user_rx_ns - record.user_tx_ns);
         if record.kernel_tx_ns != MISSING && record.kernel_rx_ns != MISSING {
             tally.rtt_kernel.record(record.kernel_rx_ns - record.kernel_tx_ns);
@@ -291,10 +241,10 @@ pub const CSV_HEADER: &str =
     "seq,scheduled_ns,user_tx_ns,kernel_tx_ns,kernel_rx_ns,user_rx_ns,flags";
 
 /// Writes one line a packet; missing stamps are empty, flags are joined by `+`.
-pub fn write_csv(records: &[Record], plan: &Intended<'_>, out: &mut impl Write) -> io::Result<()> {
+pub fn write_csv(records: &[Record], plan: &Intended, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{CSV_HEADER}")?;
     for (sequence, record) in records.iter().enumerate() {
-        write!(out, "{sequence},{}", plan.scheduled_ns(sequence, record))?;
+        write!(out, "{sequence},{}", plan.scheduled_ns(sequence))?;
         for stamp in
             [record.user_tx_ns, record.kernel_tx_ns, record.kernel_rx_ns, record.user_rx_ns]
         {
@@ -311,7 +261,6 @@ pub fn write_csv(records: &[Record], plan: &Intended<'_>, out: &mut impl Write) 
             (plan.is_late(record), "late"),
             (record.duplicates > 0, "duplicate"),
             (record.reordered, "reordered"),
-            (sent && plan.straddles(record), "clock"),
         ];
         let set: Vec<&str> = flags.iter().filter(|flag| flag.0).map(|flag| flag.1).collect();
         writeln!(out, ",{}", set.join("+"))?;
@@ -321,17 +270,14 @@ pub fn write_csv(records: &[Record], plan: &Intended<'_>, out: &mut impl Write) 
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-    use crate::clock::{Clock, SystemClock};
 
     fn arrival(sequence: u64, user_rx_ns: i64) -> Arrival {
         Arrival { sequence, kernel_rx_ns: user_rx_ns - 10, user_rx_ns, residence_ns: -1 }
     }
 
-    fn plan(steps: &StepDetector) -> Intended<'_> {
-        Intended { schedule: Schedule::steady(1e6), start_ns: 1_000, timeout_ns: 500, steps }
+    fn plan() -> Intended {
+        Intended { schedule: Schedule::steady(1e6), start_ns: 1_000, timeout_ns: 500 }
     }
 
     #[test]
@@ -340,13 +286,12 @@ mod tests {
             let mut records = Records::with_capacity(u64::from(*count));
             for sequence in 0..*count {
                 let stamp = if sequence % 7 == 6 { MISSING } else { 10_000 + i64::from(sequence) };
-                records.sent(stamp, 0);
+                records.sent(stamp);
             }
             for &(sequence, delay) in arrivals {
-                records.arrived(arrival(u64::from(sequence), 20_000 + i64::from(delay)), 0);
+                records.arrived(arrival(u64::from(sequence), 20_000 + i64::from(delay)));
             }
-            let steps = StepDetector::new(&SystemClock);
-            let tally = tally(records.as_slice(), &plan(&steps));
+            let tally = tally(records.as_slice(), &plan());
             let counts = tally.counts;
             assert_eq!(counts.sent, counts.received + counts.lost);
             assert_eq!(counts.lost, records.outstanding());
@@ -354,7 +299,7 @@ mod tests {
             assert!(counts.reordered + counts.late <= 2 * counts.received);
             assert_eq!(tally.rtt_user.count(), counts.received);
             let mut csv = Vec::new();
-            write_csv(records.as_slice(), &plan(&steps), &mut csv).expect("memory");
+            write_csv(records.as_slice(), &plan(), &mut csv).expect("memory");
             let text = String::from_utf8(csv).expect("ASCII");
             assert_eq!(text.lines().count(), usize::from(*count) + 1);
             assert!(text.lines().all(|line| line.matches(',').count() == 6));
@@ -365,21 +310,20 @@ mod tests {
     fn late_duplicate_and_reordered_answers_are_told_apart() {
         let mut records = Records::with_capacity(4);
         for sequence in 0..4 {
-            records.sent(1_000 + sequence * 1_000, 0);
+            records.sent(1_000 + sequence * 1_000);
         }
-        records.arrived(arrival(1, 2_100), 0);
-        records.arrived(arrival(0, 2_200), 0); // after 1: reordered, and 1200 ns: late
-        records.arrived(arrival(1, 2_300), 0); // again
-        records.arrived(arrival(3, 4_200), 0);
-        records.arrived(arrival(9, 4_300), 0); // never sent
-        let steps = StepDetector::new(&SystemClock);
-        let tally = tally(records.as_slice(), &plan(&steps));
+        records.arrived(arrival(1, 2_100));
+        records.arrived(arrival(0, 2_200)); // after 1: reordered, and 1200 ns: late
+        records.arrived(arrival(1, 2_300)); // again
+        records.arrived(arrival(3, 4_200));
+        records.arrived(arrival(9, 4_300)); // never sent
+        let tally = tally(records.as_slice(), &plan());
         assert_eq!(
             tally.counts,
             Counts { sent: 4, received: 3, lost: 1, duplicate: 1, reordered: 1, late: 1 }
         );
         let mut csv = Vec::new();
-        write_csv(records.as_slice(), &plan(&steps), &mut csv).expect("memory");
+        write_csv(records.as_slice(), &plan(), &mut csv).expect("memory");
         let text = String::from_utf8(csv).expect("ASCII");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], CSV_HEADER);
@@ -391,7 +335,7 @@ mod tests {
     #[test]
     fn a_transmit_stamp_before_the_sending_belongs_to_another_packet() {
         let mut records = Records::with_capacity(1);
-        records.sent(1_000, 0);
+        records.sent(1_000);
         records.stamped(0, 900);
         assert_eq!(records.as_slice()[0].kernel_tx_ns, MISSING);
         records.stamped(0, 1_200);
@@ -399,50 +343,12 @@ mod tests {
         assert_eq!(records.as_slice()[0].kernel_tx_ns, 1_200);
     }
 
-    /// A wall clock that can be set, over a monotonic one that stands still.
-    struct SettableClock(Cell<i64>);
-
-    impl Clock for SettableClock {
-        fn realtime_ns(&self) -> i64 {
-            self.0.get()
-        }
-        fn monotonic_ns(&self) -> i64 {
-            0
-        }
-    }
-
-    #[test]
-    fn samples_that_straddle_a_clock_step_are_in_no_distribution() {
-        let clock = SettableClock(Cell::new(0));
-        let mut steps = StepDetector::new(&clock);
-        let mut records = Records::with_capacity(3);
-        records.sent(1_000, steps.checks());
-        records.arrived(arrival(0, 1_100), steps.checks());
-        steps.check(&clock);
-        steps.check(&clock);
-        records.sent(2_000, steps.checks());
-        clock.0.set(50_000);
-        assert!(steps.check(&clock));
-        records.arrived(arrival(1, 52_100), steps.checks());
-        records.sent(53_000, steps.checks());
-        records.arrived(arrival(2, 53_100), steps.checks());
-        let plan = Intended { timeout_ns: 10_000, ..plan(&steps) };
-        let tally = tally(records.as_slice(), &plan);
-        assert_eq!(tally.straddling, 1);
-        assert_eq!((tally.counts.received, tally.counts.late), (3, 0));
-        assert_eq!(tally.rtt_user.count(), 2);
-        let summary = tally.rtt_user.summary().expect("samples");
-        assert_eq!((summary.min_ns, summary.max_ns), (100, 100));
-        // Packet 2 was due at 3000 of the old clock: 53000 of the new one.
-        assert_eq!(tally.slip.summary().map(|slip| slip.max_ns), Some(0));
-    }
-
     #[test]
     fn the_rate_inside_a_burst_is_that_of_its_packets_alone() {
         let mut records = Records::with_capacity(6);
         for burst in 0..2 {
             for packet in 0..3 {
-                records.sent(1 + burst * 1_000_000 + packet * 1_000, 0);
+                records.sent(1 + burst * 1_000_000 + packet * 1_000);
             }
         }
         let ends_ns = [3_001, 1_003_001];

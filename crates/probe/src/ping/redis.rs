@@ -11,15 +11,15 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket, sockopt,
 };
 
 use super::record::{Arrival, MISSING};
-use super::socket::ProbeRoute;
-use super::transport::{Transport, named};
+use super::route::ProbeRoute;
+use super::session::Transport;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::timestamping;
+use crate::sockets;
 use crate::wire;
 
 /// Redis's own port.
@@ -40,7 +40,7 @@ fn request_bytes(message_bytes: usize) -> usize {
 
 /// Length of the frame of a request that is sent alone [bytes, FCS included].
 pub fn size_bytes(message_bytes: usize, target: IpAddr) -> usize {
-    wire::ETHERNET_HEADER_BYTES
+    wire::ETHERNET_BYTES
         + wire::ip_header_bytes(target)
         + TCP_HEADER_BYTES
         + request_bytes(message_bytes)
@@ -123,7 +123,6 @@ fn front(stream: &[u8]) -> Front<'_> {
 pub struct RedisTransport {
     stream: TcpStream,
     source: IpAddr,
-    interface: Option<String>,
     server: SocketAddr,
     request: Vec<u8>,
     /// Offset of the sequence number in `request`.
@@ -157,7 +156,6 @@ impl RedisTransport {
         Ok(Self {
             stream,
             source,
-            interface: route.interface.clone(),
             server: route.target,
             request,
             digits_at: head.len(),
@@ -218,29 +216,14 @@ fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(family, SockType::Stream, flags, None)
         .map_err(|errno| failed("cannot open a socket".to_owned(), errno))?;
-    if let Some(interface) = &route.interface {
-        timestamping::bind_to_device(socket.as_fd(), interface)?;
-    }
-    if let Some(source) = route.source {
-        bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0))).map_err(
-            |errno| {
-                Error::bad_input(
-                    format!("cannot send from {source}: {}", errno.desc()),
-                    "give --source an address of this host (`ip address` lists them)",
-                )
-            },
-        )?;
-    }
-    super::socket::set_ip_options(socket.as_fd(), server.is_ipv6(), route).map_err(|error| {
-        Error::failed(format!("cannot set the IP options for {server}"), "").caused_by(error)
-    })?;
+    route.apply(socket.as_fd())?;
     let refused = |errno: Errno| match errno {
         Errno::ECONNREFUSED => Error::failed(
             format!("nothing listens at {}, TCP port {}", server.ip(), server.port()),
             "start `redis-server --bind ADDRESS --protected-mode no` there, or name its port with \
              --port",
         ),
-        errno => super::socket::unreachable(route, errno),
+        errno => route.unreachable(errno),
     };
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(server)) {
         Ok(()) => return Ok(socket),
@@ -266,12 +249,9 @@ fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
 }
 
 impl Transport for RedisTransport {
-    fn prepare(&mut self, sequence: u64) {
+    fn transmit(&mut self, sequence: u64) -> io::Result<i64> {
         let digits = format!("{sequence:016x}");
         self.request[self.digits_at..self.digits_at + DIGITS].copy_from_slice(digits.as_bytes());
-    }
-
-    fn transmit(&mut self) -> io::Result<i64> {
         if self.unsent.len() + self.request.len() > MOST_UNSENT_BYTES {
             self.flush()?;
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
@@ -323,34 +303,13 @@ impl Transport for RedisTransport {
         }
     }
 
-    /// None: TCP may join or repeat the bytes of requests, so that no stamp belongs to one.
-    fn transmit_stamp(&mut self) -> Option<(u64, i64)> {
-        None
-    }
-
-    fn stamps_pending(&self) -> bool {
-        false
-    }
-
     fn wait(&mut self, timeout_ns: i64) -> io::Result<()> {
-        timestamping::wait_readable(self.stream.as_fd(), timeout_ns);
+        sockets::wait_readable(self.stream.as_fd(), timeout_ns);
         Ok(())
-    }
-
-    fn interface(&self) -> (String, bool) {
-        named(self.interface.as_deref())
     }
 
     fn ended(&mut self) -> Option<Error> {
         self.failure.take()
-    }
-
-    fn dropped(&mut self) -> u64 {
-        0
-    }
-
-    fn name(&self) -> &'static str {
-        "tcp"
     }
 }
 

@@ -1,5 +1,5 @@
 //! The open loop: sends on schedule whether or not answers came, and collects answers and stamps in
-//! between. Knows neither protocol nor sockets.
+//! between.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,25 +7,112 @@ use std::io;
 use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 
-use super::record::{Arrival, Records};
-use super::transport::{Transport, is_warmup};
-use crate::clock::{self, SPIN_NS, Schedule, StepDetector, SystemClock};
-use crate::error::Error;
+use super::record::{Arrival, MISSING, Records};
+use super::route::INTERVAL_NS;
+use crate::clock::{self, ClockStep, ClockWatch, SPIN_NS, Schedule};
+use crate::error::{Error, Result};
+use crate::stop;
+use crate::wire::WARMUP_BIT;
 
 /// How long an answer is polled for before the thread sleeps [ns]. A later answer is read after a
 /// wake-up, which its user stamp includes.
 const ANSWER_SPIN_NS: i64 = 200_000;
-/// The clocks are compared about this often [ns].
-const CHECK_NS: i64 = 10_000_000;
-/// A transmit stamp, which takes a microsecond, is fetched only with this much time left [ns].
-const STAMP_SLACK_NS: i64 = 6_000;
-/// How long before a packet the watcher is woken [ns]: a CPU in a deep idle state takes up to a
-/// hundred microseconds.
+/// How long before a packet the watching thread is woken [ns]: a CPU in a deep idle state takes up to
+/// a hundred microseconds.
 const ATTENTION_NS: i64 = 200_000;
-/// No rehearsal, which takes about 3 µs, begins in this time before a packet [ns].
-const REHEARSAL_NS: i64 = 5_000;
 /// From the decision to start until the first packet [ns].
 const LEAD_NS: i64 = 2_000_000;
+/// How much longer than the first answer took the next ones are waited for: on an emulated machine
+/// each of the first packets may take longer than all later ones.
+const SLOWDOWN: i64 = 4;
+/// Warm-up packets after the first answer: they fill caches, and the kernel switches receive stamps on
+/// in the background.
+const ROUNDS: u64 = 10;
+
+/// Sends probes and receives their answers. Only [`wait`](Transport::wait) blocks.
+pub trait Transport {
+    /// Sends packet `sequence`; returns the time read right before the system call
+    /// [CLOCK_REALTIME ns].
+    fn transmit(&mut self, sequence: u64) -> io::Result<i64>;
+
+    /// An answer, if there is one; answers to warm-up packets have [`WARMUP_BIT`].
+    fn receive(&mut self) -> io::Result<Option<Arrival>>;
+
+    /// A kernel transmit stamp, if there is one: sequence number and time [CLOCK_REALTIME ns].
+    fn departed(&mut self) -> Option<(u64, i64)> {
+        None
+    }
+
+    /// Announces that a packet is sent within microseconds (`true`), or not for a while.
+    fn attend(&mut self, _soon: bool) {}
+
+    /// Sleeps until an answer may be there or the interface fails, at most `timeout_ns`.
+    fn wait(&mut self, timeout_ns: i64) -> io::Result<()>;
+
+    /// Why nothing can be sent or received any more.
+    fn ended(&mut self) -> Option<Error>;
+
+    /// Fails when the network reported that the target cannot be reached.
+    fn refused(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Answers that were dropped for want of receive buffer.
+    fn dropped(&mut self) -> u64 {
+        0
+    }
+}
+
+/// Warms the path up: sends packets, one every `interval_ns`, until one is answered, then a few more.
+/// Returns whether one was answered within `patience_ns`.
+///
+/// # Errors
+/// The target cannot be reached, or a signal ended the waiting.
+pub fn warm_up(transport: &mut dyn Transport, interval_ns: i64, patience_ns: i64) -> Result<bool> {
+    let begin = clock::monotonic_ns();
+    let (mut number, mut next, mut first_ns) = (0, begin, 0);
+    while first_ns == 0 {
+        let now = clock::monotonic_ns();
+        if stop::requested() {
+            return Err(Error::failed("interrupted before the first answer", ""));
+        }
+        if now - begin > patience_ns {
+            return Ok(false);
+        }
+        if now >= next {
+            let _ = transport.transmit(WARMUP_BIT | number);
+            number += 1;
+            next = now.saturating_add(interval_ns);
+        }
+        match transport.receive() {
+            Ok(Some(_)) => first_ns = clock::monotonic_ns() - (next - interval_ns),
+            Ok(None) => drop(transport.wait((next - now).min(INTERVAL_NS))),
+            Err(error) => {
+                if let Some(ended) = transport.ended() {
+                    return Err(ended);
+                }
+                return Err(Error::failed("cannot receive", "").caused_by(error));
+            }
+        }
+        transport.refused()?;
+    }
+    let wait_ns = INTERVAL_NS.max(SLOWDOWN * first_ns);
+    for _ in 0..ROUNDS {
+        number += 1;
+        let end = clock::monotonic_ns() + wait_ns;
+        if transport.transmit(WARMUP_BIT | number).is_ok() {
+            while clock::monotonic_ns() < end && !stop::requested() {
+                if matches!(transport.receive(), Ok(Some(_))) {
+                    break;
+                }
+            }
+        }
+        // The kernel takes some milliseconds to switch receive stamps on.
+        clock::sleep_until(clock::monotonic_ns() + 2_000_000);
+    }
+    while transport.departed().is_some() {}
+    Ok(true)
+}
 
 /// What to send.
 #[derive(Debug, Clone, Copy)]
@@ -34,8 +121,6 @@ pub struct ProbeOrder {
     pub schedule: Schedule,
     /// How many packets.
     pub count: u64,
-    /// Packets in a burst; 1 where there are none.
-    pub burst: u64,
     /// Sending ends this long after its start, however many packets are left [ns].
     pub deadline_ns: Option<i64>,
     /// How long to wait for answers after the last packet [ns].
@@ -47,14 +132,12 @@ pub struct ProbeOrder {
 pub struct SessionOutcome {
     /// Every packet.
     pub records: Records,
-    /// The wall clock's steps.
-    pub steps: StepDetector,
+    /// Steps of the wall clock.
+    pub clock_steps: Vec<ClockStep>,
     /// CLOCK_REALTIME of the schedule's start [ns].
     pub start_ns: i64,
     /// From the schedule's start to the end of waiting [ns].
     pub elapsed_ns: i64,
-    /// Whether a signal ended it.
-    pub interrupted: bool,
     /// For each complete burst, when the system call with its last packet returned
     /// [CLOCK_REALTIME ns].
     pub burst_ends_ns: Vec<i64>,
@@ -67,180 +150,117 @@ pub struct SessionOutcome {
 struct Session<'a> {
     transport: &'a mut dyn Transport,
     records: Records,
-    steps: StepDetector,
-    checked_ns: i64,
     burst_ends_ns: Vec<i64>,
     refused: BTreeMap<String, u64>,
     failure: Option<Error>,
 }
 
-/// Runs `order` over `transport` until it is done or `stop` returns true.
-pub fn run(
-    transport: &mut dyn Transport,
-    order: ProbeOrder,
-    stop: &dyn Fn() -> bool,
-) -> SessionOutcome {
+/// Runs `order` over `transport` until it is done or a signal comes.
+pub fn run(transport: &mut dyn Transport, order: ProbeOrder) -> SessionOutcome {
     let records = Records::with_capacity(order.count);
-    lock_memory();
+    // Locks the present pages in memory, where that is allowed.
+    let _ = mlockall(MlockAllFlags::MCL_CURRENT);
     clock::tighten_timers();
-    let steps = StepDetector::new(&SystemClock);
+    let watch = ClockWatch::start();
     let start = clock::monotonic_ns() + LEAD_NS;
-    let start_ns = clock::realtime_offset(&SystemClock).0 + start;
+    let start_ns = clock::realtime_offset().0 + start;
     let mut session = Session {
         transport,
         records,
-        steps,
-        checked_ns: start,
-        burst_ends_ns: Vec::with_capacity((order.count / order.burst) as usize),
+        burst_ends_ns: Vec::new(),
         refused: BTreeMap::new(),
         failure: None,
     };
-    let mut interrupted = session.send_all(order, start, stop);
-    if session.failure.is_none() {
-        interrupted |= session.wait_for_answers(order.timeout_ns, stop);
-    }
+    session.send_all(order, start);
+    session.wait_for_answers(order.timeout_ns);
     session.collect_stamps();
-    session.steps.check(&SystemClock);
     SessionOutcome {
+        records: session.records,
+        clock_steps: watch.steps(),
         start_ns,
         elapsed_ns: clock::monotonic_ns() - start,
-        interrupted,
         burst_ends_ns: session.burst_ends_ns,
         refused: session.refused,
         failure: session.failure,
-        steps: session.steps,
-        records: session.records,
     }
 }
 
-/// Locks the present pages in memory, where that is allowed.
-fn lock_memory() {
-    let _ = mlockall(MlockAllFlags::MCL_CURRENT);
-}
-
 impl Session<'_> {
-    /// Sends every packet at its time; returns true when `stop` ended it.
-    fn send_all(&mut self, order: ProbeOrder, start: i64, stop: &dyn Fn() -> bool) -> bool {
+    fn is_over(&self) -> bool {
+        self.failure.is_some() || stop::requested()
+    }
+
+    /// Sends every packet at its time.
+    fn send_all(&mut self, order: ProbeOrder, start: i64) {
+        let burst = order.schedule.burst;
+        let end = order.deadline_ns.map_or(i64::MAX, |deadline_ns| start + deadline_ns);
         let mut last_tx = start;
-        let batch = self.transport.batch() as u64;
-        let mut sequence = 0;
-        while sequence < order.count {
-            self.transport.prepare(sequence);
+        for sequence in 0..order.count {
             let due = start + order.schedule.due_ns(sequence);
-            let now = self.wait_until_due(due, last_tx, stop);
-            if stop() {
-                return true;
+            let now = self.wait_until_due(due, last_tx);
+            if now >= end || self.is_over() {
+                return;
             }
-            if self.failure.is_some() || order.deadline_ns.is_some_and(|d| now >= start + d) {
-                return false;
-            }
-            // Packets that are due together are sent together, where the transport can do that.
-            let most = batch.min(order.count - sequence);
-            let count = (1..most)
-                .find(|&n| start + order.schedule.due_ns(sequence + n) > now)
-                .unwrap_or(most);
-            let sent = if count == 1 {
-                self.transport.transmit().map(|user_tx_ns| (user_tx_ns, 1))
-            } else {
-                self.transport.transmit_batch(sequence, count as usize)
-            };
+            let sent = self.transport.transmit(sequence);
             // Read before anything else: on a short path the answer is there already.
             let answer = self.transport.receive();
             last_tx = now;
             match sent {
-                Ok((user_tx_ns, accepted)) => {
-                    for _ in 0..accepted {
-                        self.records.sent(user_tx_ns, self.steps.checks());
-                    }
-                    sequence += accepted as u64;
-                }
-                Err(error) => {
-                    self.not_sent(&error);
-                    sequence += 1;
-                }
+                Ok(user_tx_ns) => self.records.sent(user_tx_ns),
+                Err(error) => self.not_sent(&error),
             }
-            if order.burst > 1 && sequence / order.burst > self.burst_ends_ns.len() as u64 {
+            if burst > 1 && (sequence + 1).is_multiple_of(burst) {
                 self.burst_ends_ns.push(clock::realtime_ns());
             }
             self.note(answer);
-            if now - self.checked_ns > CHECK_NS {
-                self.check_clock(now);
-            }
         }
-        false
     }
 
-    /// Collects answers and stamps until `due` (or a failure); returns the time.
+    /// Collects answers and stamps until `due`, a failure or a signal; returns the time.
     #[inline]
-    fn wait_until_due(&mut self, due: i64, last_tx: i64, stop: &dyn Fn() -> bool) -> i64 {
+    fn wait_until_due(&mut self, due: i64, last_tx: i64) -> i64 {
         loop {
             let now = clock::monotonic_ns();
             let slack = due - now;
-            if slack <= 0 || self.failure.is_some() {
+            if slack <= 0 || self.is_over() {
                 return now;
             }
             let answer = self.transport.receive();
             if self.note(answer) {
                 continue;
             }
-            if slack > STAMP_SLACK_NS
-                && self.transport.stamps_pending()
-                && let Some((sequence, kernel_tx_ns)) = self.transport.transmit_stamp()
-            {
-                self.records.stamped(sequence, kernel_tx_ns);
-                continue;
-            }
-            if slack <= SPIN_NS {
-                self.transport.attend(true);
-                if slack > REHEARSAL_NS {
-                    self.transport.rehearse();
-                }
-                std::hint::spin_loop();
-                continue;
-            }
-            if now - self.checked_ns > CHECK_NS {
-                self.check_clock(now);
-            }
-            if stop() {
-                return now;
-            }
+            self.collect_stamps();
             let polling = self.records.outstanding() > 0 && now - last_tx < ANSWER_SPIN_NS;
-            if polling {
+            if polling || slack <= SPIN_NS {
+                self.transport.attend(true);
                 std::hint::spin_loop();
             } else {
                 let soon = slack <= ATTENTION_NS;
                 self.transport.attend(soon);
                 let until = if soon { SPIN_NS } else { ATTENTION_NS };
-                self.sleep((slack - until).min(100_000_000));
+                self.sleep((slack - until).min(INTERVAL_NS));
             }
         }
     }
 
-    /// Waits for outstanding answers; returns true when `stop` ended it.
-    fn wait_for_answers(&mut self, timeout_ns: i64, stop: &dyn Fn() -> bool) -> bool {
+    /// Waits for outstanding answers.
+    fn wait_for_answers(&mut self, timeout_ns: i64) {
         let begin = clock::monotonic_ns();
-        let end = begin + timeout_ns;
-        loop {
+        while !self.is_over() {
             let answer = self.transport.receive();
             if self.note(answer) {
                 continue;
             }
+            self.collect_stamps();
             let now = clock::monotonic_ns();
             // A duplicate of the last answer may still come.
-            let end =
-                if self.records.outstanding() == 0 { end.min(begin + ANSWER_SPIN_NS) } else { end };
-            if now >= end || self.failure.is_some() {
-                return false;
+            let outstanding = self.records.outstanding() > 0;
+            let end = begin + if outstanding { timeout_ns } else { timeout_ns.min(ANSWER_SPIN_NS) };
+            if now >= end {
+                return;
             }
-            if stop() {
-                return true;
-            }
-            if now - self.checked_ns > CHECK_NS {
-                self.check_clock(now);
-            }
-            self.collect_stamps();
             if now - begin > ANSWER_SPIN_NS {
-                self.sleep((end - now).min(50_000_000));
+                self.sleep((end - now).min(INTERVAL_NS));
             }
         }
     }
@@ -252,7 +272,7 @@ impl Session<'_> {
     }
 
     fn collect_stamps(&mut self) {
-        while let Some((sequence, kernel_tx_ns)) = self.transport.transmit_stamp() {
+        while let Some((sequence, kernel_tx_ns)) = self.transport.departed() {
             self.records.stamped(sequence, kernel_tx_ns);
         }
     }
@@ -263,13 +283,12 @@ impl Session<'_> {
         match answer {
             Ok(None) => false,
             Ok(Some(arrival)) => {
-                if !is_warmup(arrival.sequence) {
-                    self.records.arrived(arrival, self.steps.checks());
+                if arrival.sequence & WARMUP_BIT == 0 {
+                    self.records.arrived(arrival);
                 }
                 true
             }
             Err(error) => {
-                // An error that an earlier packet left on the socket; reading cleared it.
                 self.fail_if_ended(&error);
                 false
             }
@@ -277,7 +296,7 @@ impl Session<'_> {
     }
 
     fn not_sent(&mut self, error: &io::Error) {
-        self.records.sent(super::record::MISSING, self.steps.checks());
+        self.records.sent(MISSING);
         let name = match error.raw_os_error() {
             Some(errno) => format!("{:?}", Errno::from_raw(errno)),
             None => error.to_string(),
@@ -289,24 +308,12 @@ impl Session<'_> {
     }
 
     fn fail_if_ended(&mut self, error: &io::Error) {
-        if self.failure.is_some() {
-            return;
+        if self.failure.is_none()
+            && let Some(mut ended) = self.transport.ended()
+        {
+            let packets = self.records.as_slice().len();
+            ended.what = format!("{} after {packets} packets ({error})", ended.what);
+            self.failure = Some(ended);
         }
-        self.failure = self.transport.ended();
-        let (name, exists) = self.transport.interface();
-        if !exists && self.failure.is_none() {
-            self.failure = Some(Error::failed(
-                format!(
-                    "interface {name} vanished after {} packets ({error})",
-                    self.records.as_slice().len()
-                ),
-                "what was measured until then is printed; repeat the run when it is back",
-            ));
-        }
-    }
-
-    fn check_clock(&mut self, now: i64) {
-        self.steps.check(&SystemClock);
-        self.checked_ns = now;
     }
 }

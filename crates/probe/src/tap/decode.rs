@@ -1,9 +1,8 @@
 //! Recognises the probe in a captured packet: its protocol, id, sequence number and direction.
-//! Knows nothing of capture points.
 
-use etherparse::{Icmpv4Type, Icmpv6Type, LaxSlicedPacket, TransportSlice};
 use serde::Serialize;
 
+use crate::wire::Message;
 use crate::{frame, stamp, wire};
 
 /// The protocols whose probes are recognised.
@@ -56,6 +55,16 @@ pub enum Probes {
     },
 }
 
+impl Probes {
+    /// The UDP port; none of echoes.
+    pub fn port(self) -> Option<u16> {
+        match self {
+            Self::Echo { .. } => None,
+            Self::Stamp { port, .. } | Self::Udp { port, .. } => Some(port),
+        }
+    }
+}
+
 /// A sequence number as the packet carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sequence {
@@ -85,39 +94,26 @@ pub struct PassedProbe {
 /// Recognises a probe in a packet from its IP header on, which may be cut off behind the sequence
 /// number. None for all other packets.
 pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
-    let packet = LaxSlicedPacket::from_ip(network).ok()?;
-    let matches = |id: Option<u16>, probe_id: u16| id.is_none_or(|id| id == probe_id);
-    match (probes, packet.transport?) {
-        (Probes::Echo { id }, transport) => {
-            let (protocol, reply, echo, payload) = match &transport {
-                TransportSlice::Icmpv4(icmp) => match icmp.icmp_type() {
-                    Icmpv4Type::EchoRequest(echo) => (Protocol::Icmp, false, echo, icmp.payload()),
-                    Icmpv4Type::EchoReply(echo) => (Protocol::Icmp, true, echo, icmp.payload()),
-                    _ => return None,
-                },
-                TransportSlice::Icmpv6(icmp) => match icmp.icmp_type() {
-                    Icmpv6Type::EchoRequest(echo) => (Protocol::Icmp6, false, echo, icmp.payload()),
-                    Icmpv6Type::EchoReply(echo) => (Protocol::Icmp6, true, echo, icmp.payload()),
-                    _ => return None,
-                },
-                _ => return None,
-            };
-            let number = wire::parse_echo_payload(payload);
-            matches(id, echo.id).then_some(PassedProbe {
-                protocol,
-                id: echo.id,
-                sequence: number.map_or(Sequence::Short(echo.seq), Sequence::Wide),
+    let packet = wire::parse(network)?;
+    let probe = match (probes, packet.message) {
+        (Probes::Echo { .. }, Message::Echo { reply, identifier, sequence, payload }) => {
+            let number = wire::echo_sequence(payload);
+            PassedProbe {
+                protocol: if packet.source.is_ipv4() { Protocol::Icmp } else { Protocol::Icmp6 },
+                id: identifier,
+                sequence: number.map_or(Sequence::Short(sequence), Sequence::Wide),
                 reply,
-                warmup: number.is_some_and(|sequence| sequence & wire::WARMUP_BIT != 0),
-            })
+                warmup: number.is_some_and(|number| number & wire::WARMUP_BIT != 0),
+            }
         }
-        (Probes::Stamp { port, id } | Probes::Udp { port, id }, TransportSlice::Udp(udp)) => {
-            let reply = udp.source_port() == port;
-            if !reply && udp.destination_port() != port {
+        (
+            Probes::Stamp { port, .. } | Probes::Udp { port, .. },
+            Message::Udp { source, destination, payload },
+        ) => {
+            let reply = source == port;
+            if !reply && destination != port {
                 return None;
             }
-            let sender = if reply { udp.destination_port() } else { udp.source_port() };
-            let payload = udp.payload();
             let (protocol, sequence) = if matches!(probes, Probes::Udp { .. }) {
                 (Protocol::Udp, Sequence::Wide(frame::read_payload(payload)?.0))
             } else if reply {
@@ -127,11 +123,13 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
                 let sequence = stamp::SenderPacket::parse(payload)?.sequence;
                 (Protocol::Stamp, Sequence::Half(sequence))
             };
-            let probe = PassedProbe { protocol, id: sender, sequence, reply, warmup: false };
-            matches(id, sender).then_some(probe)
+            let id = if reply { destination } else { source };
+            PassedProbe { protocol, id, sequence, reply, warmup: false }
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    let (Probes::Echo { id } | Probes::Stamp { id, .. } | Probes::Udp { id, .. }) = probes;
+    id.is_none_or(|id| id == probe.id).then_some(probe)
 }
 
 #[cfg(test)]
@@ -180,15 +178,15 @@ mod tests {
 
     #[test]
     fn our_echoes_carry_64_bits_and_their_warm_up_is_told_apart() {
-        let mut payload = [0; 100];
-        wire::write_echo_payload(&mut payload, 1 << 40);
-        let packet = bytes(true, false, 0, &payload);
+        let payload =
+            |number: u64| [&wire::ECHO_MAGIC[..], &number.to_be_bytes(), &[0; 88]].concat();
+        let packet = bytes(true, false, 0, &payload(1 << 40));
         let probe = decode(&packet, ECHO).expect("an echo");
         assert_eq!((probe.sequence, probe.warmup), (Sequence::Wide(1 << 40), false));
         // A snap length that cuts the padding off does no harm.
         assert_eq!(decode(&packet[..40], ECHO), Some(probe));
-        wire::write_echo_payload(&mut payload, wire::WARMUP_BIT | 3);
-        assert!(decode(&bytes(false, true, 3, &payload), ECHO).expect("an echo").warmup);
+        let warmup = bytes(false, true, 3, &payload(wire::WARMUP_BIT | 3));
+        assert!(decode(&warmup, ECHO).expect("an echo").warmup);
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! Joins the packets of a probe from several capture points. Knows nothing of the points, and no clock:
-//! all stamps are given.
+//! Joins the packets of a probe from several capture points.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -87,15 +86,16 @@ impl Joiner {
     }
 
     /// Joins the sightings of all points, in the order of time.
-    pub fn join(points: &[Vec<Sighting>]) -> Self {
+    pub fn join(points: &[impl AsRef<[Sighting]>]) -> Self {
         let mut joiner = Self::new(points.len());
         let mut order: Vec<(i64, usize, usize)> = Vec::new();
         for (point, sightings) in points.iter().enumerate() {
-            order.extend(sightings.iter().enumerate().map(|(i, s)| (s.stamp_ns, point, i)));
+            order
+                .extend(sightings.as_ref().iter().enumerate().map(|(i, s)| (s.stamp_ns, point, i)));
         }
         order.sort_unstable();
         for (_, point, index) in order {
-            joiner.add(point, points[point][index]);
+            joiner.add(point, points[point].as_ref()[index]);
         }
         joiner
     }
@@ -170,7 +170,7 @@ impl Joiner {
     pub fn summaries(&self) -> Vec<PointSummary> {
         let mut summaries = self.summaries.clone();
         for (point, summary) in summaries.iter_mut().enumerate() {
-            let mut response = LatencyRecorder::new();
+            let mut response = LatencyRecorder::default();
             for row in 0..self.rows.len() {
                 match (self.stamp(row, point, false), self.stamp(row, point, true)) {
                     (Some(request), Some(reply)) => response.record(reply - request),

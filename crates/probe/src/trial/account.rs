@@ -1,5 +1,4 @@
-//! Accounts for every frame of a trial: received, lost, duplicate, reordered, late. Knows nothing
-//! of where the frames come from.
+//! Accounts for every frame of a trial: received, lost, duplicate, reordered, late.
 
 use crate::frame::{FrameKind, Stamped};
 use crate::histogram::LatencyRecorder;
@@ -138,7 +137,7 @@ mod tests {
     }
 
     fn frame(sequence: u64) -> Stamped {
-        Stamped { sequence, tx_ns: 1_000, source_port: 1, destination_port: 9 }
+        Stamped { sequence, tx_ns: 1_000, destination_port: 9 }
     }
 
     #[test]

@@ -1,16 +1,13 @@
 //! Chooses the fastest generator and sink that this user, this kernel and these interfaces allow.
 
-use std::sync::atomic::AtomicU64;
-
 use super::kernel::live::{
     Egress, LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS,
 };
 use super::kernel::xdp::{SinkHook, XdpSink};
 use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
-use super::order::{Expectation, Generated, Generator, Order, Sink};
+use super::order::{Expectation, Generator, Sink};
 use super::packet::{PacketGenerator, RingSink};
 use super::placement;
-use super::xsk::XskGenerator;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, Template};
@@ -64,10 +61,6 @@ fn live(tx: &IfSpec, template: &Template, egress: Egress, frames: &FrameOptions)
     Ok(Box::new(LiveGenerator::open(tx, template, egress, frames.batch, frames.tx_cpu, 0)?))
 }
 
-fn xsk(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
-    Ok(Box::new(XskGenerator::open(tx, template, frames.batch, frames.tx_cpu)?))
-}
-
 fn packet(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
     let batch = frames.batch.unwrap_or(PACKET_BATCH);
     run_in(tx.netns.as_ref(), || {
@@ -103,7 +96,6 @@ pub fn generator(
     let requested = |generator| Ok(Chosen { chosen: generator, not_faster: None });
     match frames.backend {
         GeneratorChoice::AfPacket => return requested(packet()?),
-        GeneratorChoice::Xsk => return requested(xsk(tx, template, frames)?),
         GeneratorChoice::Live => return requested(live(Egress::Redirect)?),
         GeneratorChoice::LiveSkb => return requested(live(stack(frames))?),
         GeneratorChoice::Auto => {}
@@ -167,10 +159,12 @@ pub fn generator_named(backend: &str) -> GeneratorChoice {
     match backend {
         LIVE => GeneratorChoice::Live,
         LIVE_SKB | LIVE_CARRIED => GeneratorChoice::LiveSkb,
-        xsk if xsk.starts_with("xsk") => GeneratorChoice::Xsk,
         _ => GeneratorChoice::AfPacket,
     }
 }
+
+/// A generator, and the sink at the far end that it needs, if any.
+pub type Private = (Box<dyn Generator>, Option<XdpSink>);
 
 /// A generator on the private interface `interface` of the calling thread's namespace. With `Auto` the
 /// slowest one that a trial on a virtual interface would choose.
@@ -182,60 +176,29 @@ pub fn private_generator(
     template: &Template,
     frames: &FrameOptions,
     choice: GeneratorChoice,
-) -> Result<Box<dyn Generator>> {
+) -> Result<Private> {
     let tx = IfSpec { interface: interface.to_string(), netns: None };
-    match choice {
-        GeneratorChoice::AfPacket => packet(&tx, template, frames),
-        GeneratorChoice::Xsk => xsk(&tx, template, frames),
-        GeneratorChoice::Live => Ok(Box::new(DiscardedLive::open(&tx, template, frames)?)),
-        GeneratorChoice::LiveSkb => live(&tx, template, stack(frames), frames),
-        GeneratorChoice::Auto => {
-            live(&tx, template, stack(frames), frames).or_else(|_| packet(&tx, template, frames))
+    let by_stack = || live(&tx, template, stack(frames), frames);
+    let generator = match choice {
+        GeneratorChoice::AfPacket => packet(&tx, template, frames)?,
+        GeneratorChoice::LiveSkb => by_stack()?,
+        GeneratorChoice::Auto => by_stack().or_else(|_| packet(&tx, template, frames))?,
+        GeneratorChoice::Live => {
+            // A veth takes XDP frames only while its peer has a program: a sink that expects none.
+            let peer = IfSpec { interface: placement::PRIVATE_ENDS[1].to_string(), netns: None };
+            let expected = Expectation {
+                kind: FrameKind::Trial,
+                first_sequence: u64::MAX / 2,
+                planned: 1,
+                flows: 1,
+                late_after_ns: None,
+                sample_mask: 0,
+                ipv6: template.upper_at > 34,
+                port: frames.dst_port,
+            };
+            let peer = XdpSink::open(&peer, &expected, SinkHook::Native)?;
+            return Ok((live(&tx, template, Egress::Redirect, frames)?, Some(peer)));
         }
-    }
-}
-
-/// Live frames into a veth whose peer drops all of them, by a sink that expects none.
-struct DiscardedLive {
-    generator: LiveGenerator,
-    _peer: XdpSink,
-}
-
-impl DiscardedLive {
-    fn open(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Result<Self> {
-        let peer = IfSpec { interface: placement::PRIVATE_ENDS[1].to_string(), netns: None };
-        let ipv6 = template.shape().udp_at > 34;
-        let expected = Expectation {
-            kind: FrameKind::Trial,
-            first_sequence: u64::MAX / 2,
-            planned: 1,
-            flows: 1,
-            late_after_ns: None,
-            sample_mask: 0,
-            ipv6,
-            port: frames.dst_port,
-        };
-        let peer = XdpSink::open(&peer, &expected, SinkHook::Native)?;
-        let (batch, cpu) = (frames.batch, frames.tx_cpu);
-        let generator = LiveGenerator::open(tx, template, Egress::Redirect, batch, cpu, 0)?;
-        Ok(Self { generator, _peer: peer })
-    }
-}
-
-impl Generator for DiscardedLive {
-    fn backend(&self) -> &'static str {
-        self.generator.backend()
-    }
-
-    fn batch(&self) -> u16 {
-        self.generator.batch()
-    }
-
-    fn send_one(&mut self, sequence: u64) -> Result<u64> {
-        self.generator.send_one(sequence)
-    }
-
-    fn run(&mut self, order: &Order, sent: &AtomicU64) -> Generated {
-        self.generator.run(order, sent)
-    }
+    };
+    Ok((generator, None))
 }

@@ -1,5 +1,4 @@
-//! Reads the drop counters along a path, which explain loss. Knows nothing of how the loss was
-//! measured.
+//! Reads the drop counters along a path, which explain loss.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;

@@ -1,5 +1,4 @@
-//! Discards a trial's frames at the sink's interface, before the rest of the host. Knows nothing of how
-//! they are counted.
+//! Discards a trial's frames at the sink's interface, before the rest of the host.
 //!
 //! Two means, neither of which is always available:
 //! - a UDP socket that discards everything holds the port, so that no namespace answers frames to
@@ -19,25 +18,15 @@ use pw_linux::rtnetlink;
 
 use crate::capture::attach_filter;
 use crate::error::{Error, Result};
-use crate::filter::{self, Traffic};
+use crate::filter;
 use crate::netns::{IfSpec, run_in};
 use crate::wire;
 
 /// Discards the frames of a trial until it is dropped.
-#[derive(Debug)]
 pub struct Discard {
     _udp: OwnedFd,
-    table: Option<NftTable>,
-}
-
-struct NftTable {
-    _owner: Socket,
-}
-
-impl std::fmt::Debug for NftTable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("NftTable")
-    }
+    /// Owns the table.
+    table: Option<Socket>,
 }
 
 impl Discard {
@@ -67,7 +56,7 @@ fn udp_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
         .caused_by(error)
     };
     let socket = OwnedFd::from(UdpSocket::bind((wire::unspecified(ipv6), port)).map_err(failed)?);
-    attach_filter(&socket, &filter::program(Traffic::Nothing)).map_err(failed)?;
+    attach_filter(&socket, &filter::nothing()).map_err(failed)?;
     Ok(socket)
 }
 
@@ -127,7 +116,7 @@ fn message(kind: u16, flags: u16, sequence: u32, family: u8, contents: &Bytes) -
 
 /// Adds `table netdev … { chain … { type filter hook ingress device IF; meta l4proto udp udp dport
 /// PORT drop } }`, owned by the returned socket.
-fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
+fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<Socket> {
     let table = format!("pw-trial-{}-{port}", std::process::id());
     let new = Bytes::default;
     let hook = new().number(1, NETDEV_INGRESS).number(2, 0).text(3, interface);
@@ -191,5 +180,5 @@ fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
             None => return Err(std::io::ErrorKind::UnexpectedEof.into()),
         }
     }
-    Ok(NftTable { _owner: socket })
+    Ok(socket)
 }

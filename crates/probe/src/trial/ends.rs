@@ -11,12 +11,11 @@ use super::account::Counted;
 use super::choose::{self, Chosen};
 use super::counters::{Change, Explained, Places, Snapshot};
 use super::discard::Discard;
-use super::gro::Gro;
 use super::options::{FrameOptions, GeneratorChoice, Load, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Refusals, Sink};
 use super::{placement, resolve};
 use crate::capture::RingStats;
-use crate::clock::{self, ClockStep, StepDetector, SystemClock};
+use crate::clock::{self, ClockStep, ClockWatch};
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::{Error, Result};
 use crate::frame::Template;
@@ -86,8 +85,6 @@ pub struct SendingEnd<'a> {
     generator: Box<dyn Generator>,
     not_faster: Option<String>,
     maximum: std::result::Result<(f64, &'static str), String>,
-    /// Declared after the generator, whose frames are dropped without it.
-    _gro: Option<Gro>,
 }
 
 impl<'a> SendingEnd<'a> {
@@ -104,7 +101,6 @@ impl<'a> SendingEnd<'a> {
         load: Load,
         (first_sequence, max_pps): (u64, Option<f64>),
     ) -> Result<Self> {
-        let gro = frames.gro.as_ref().map(Gro::on).transpose()?.flatten();
         let route = resolve::resolve(tx, rx, frames.src, dst, frames.dst_port, dst_mac)?;
         let template = frames.template(tx, &route, dst)?;
         let Chosen { chosen: generator, not_faster } =
@@ -118,18 +114,7 @@ impl<'a> SendingEnd<'a> {
                     .map_err(|error| error.what)
             }
         };
-        Ok(Self {
-            tx,
-            route,
-            frames,
-            dst,
-            load,
-            first_sequence,
-            generator,
-            not_faster,
-            maximum,
-            _gro: gro,
-        })
+        Ok(Self { tx, route, frames, dst, load, first_sequence, generator, not_faster, maximum })
     }
 
     /// Sends one warm-up frame, which has the number before the first.
@@ -326,7 +311,7 @@ impl<'a> ReceivingEnd<'a> {
 pub struct Surroundings {
     places: Places,
     before: Snapshot,
-    steps: StepDetector,
+    clock: ClockWatch,
     cpu: Option<CpuMeter>,
     /// When the trial began [CLOCK_REALTIME, ns].
     pub started_ns: i64,
@@ -349,11 +334,10 @@ impl Surroundings {
     /// One of them does not exist.
     pub fn begin(places: Places) -> Result<Self> {
         let before = places.read()?;
-        let steps = StepDetector::new(&SystemClock);
         Ok(Self {
             places,
             before,
-            steps,
+            clock: ClockWatch::start(),
             cpu: CpuMeter::start().ok(),
             started_ns: clock::realtime_ns(),
         })
@@ -367,13 +351,13 @@ impl Surroundings {
     /// The changes, the drop counters that rose, and the error by which counters could not be read, as
     /// of an interface that is gone.
     pub fn end(
-        mut self,
+        self,
         tx: &IfSpec,
         generated: &Generated,
         refusals: Refusals,
     ) -> (Changes, Vec<Explained>, Option<Error>) {
         let cpu = self.cpu.and_then(|meter| meter.usage().ok());
-        self.steps.check(&SystemClock);
+        let clock_steps = self.clock.steps();
         let sent_again = if refusals == Refusals::SentAgain { generated.refused } else { 0 };
         let (counters, mut drops, error) = match self.places.read() {
             Ok(after) => (
@@ -400,7 +384,6 @@ impl Surroundings {
                 drops.push(explained(tx, "refused", uncounted));
             }
         }
-        let clock_steps = self.steps.steps().to_vec();
         (Changes { counters, cpu, clock_steps }, drops, error)
     }
 }

@@ -1,12 +1,10 @@
-//! One trial: a generator on one interface, a sink on another, every frame accounted for. Knows
-//! nothing of the path between them.
+//! One trial: a generator on one interface, a sink on another, every frame accounted for.
 
 pub mod account;
 pub mod choose;
 pub mod counters;
 mod discard;
 pub mod ends;
-pub mod gro;
 pub mod kernel;
 pub mod options;
 pub mod order;
@@ -15,7 +13,6 @@ pub mod placement;
 pub mod receive;
 pub mod resolve;
 pub mod send;
-mod xsk;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,6 +34,7 @@ use crate::histogram::LatencySummary;
 use crate::netns::IfSpec;
 use crate::output::{Failure, Output};
 use crate::stop::{self, Lifetime};
+use crate::threads;
 
 /// Default UDP port of trials.
 pub const DEFAULT_PORT: u16 = 4862;
@@ -344,14 +342,18 @@ fn send_and_receive(
     let (sent, done) = (AtomicU64::new(0), AtomicBool::new(false));
     let mut sink_error = None;
     let generated = std::thread::scope(|scope| {
-        let generator = scope.spawn(|| {
+        let generator = threads::spawn(scope, || {
             let generated = sending.run(refusals, &sent);
             done.store(true, Ordering::Release);
             generated
         });
+        let generator = match generator {
+            Ok(generator) => generator,
+            Err(error) => return Generated { error: Some(error), ..Generated::default() },
+        };
         sink_error =
             affinity::pin(rx_cpu).and_then(|()| receiving.receive((&sent, &done), drain_ns)).err();
-        generator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        threads::join(generator)
     });
     (generated, sink_error)
 }

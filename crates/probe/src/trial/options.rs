@@ -20,8 +20,6 @@ pub enum GeneratorChoice {
     /// User space, by sendmmsg: any interface, any user in a namespace of his own
     #[value(name = "af_packet")]
     AfPacket,
-    /// User space, by AF_XDP: zero-copy where the driver has it (needs root)
-    Xsk,
     /// The kernel, by the interface's function for XDP frames (needs root)
     Live,
     /// The kernel, by the interface's ordinary way out (needs root)
@@ -75,10 +73,6 @@ pub struct FrameOptions {
     /// and by the kernel as few as carry the rate
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub batch: Option<u16>,
-    /// Switch GRO on at this interface, the peer of --tx, until the end: a veth takes XDP frames
-    /// only while its peer has GRO or an XDP program
-    #[arg(long, value_name = "IF[@NETNS]")]
-    pub gro: Option<IfSpec>,
     /// Which generator sends; the result names it
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: GeneratorChoice,

@@ -1,5 +1,5 @@
-//! The interfaces of generators and sinks. Knows none of them: AF_PACKET is in packet.rs, the programs
-//! inside the kernel are in kernel/.
+//! The interfaces of generators and sinks. AF_PACKET is in packet.rs, the programs inside the kernel are
+//! in kernel/.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;

@@ -8,15 +8,15 @@ use std::time::Duration;
 use super::account::{Account, Counted};
 use super::order::{Expectation, GRACE_NS, Generated, Generator, Order, Refusals, Sink};
 use crate::affinity;
-use crate::capture::{self, Ring, RingOptions, RingStats};
+use crate::capture::{self, Ring, RingStats};
 use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
-use crate::filter;
+use crate::filter::{self, SNAP_BYTES, Traffic};
 use crate::frame::{self, Template};
 use crate::netlink::Netlink;
 use crate::netns::IfSpec;
+use crate::sockets::set_option;
 use crate::stop;
-use crate::timestamping::set_option;
 
 /// The backend's name in results.
 pub const AF_PACKET: &str = "af_packet";
@@ -135,7 +135,7 @@ impl PacketGenerator {
             Some(libc::EMSGSIZE) => Error::bad_input(
                 format!(
                     "frames of {} bytes (with FCS) exceed the MTU of {}",
-                    self.template.frame_bytes() + frame::FCS_BYTES,
+                    self.template.frame_bytes() + crate::wire::FCS_BYTES,
                     self.label
                 ),
                 "give a smaller --size or raise the MTU: ip link set IF mtu N",
@@ -197,7 +197,7 @@ pub fn paced(
     let start_ns = clock::monotonic_ns() + 2_000_000;
     let due_ns = |index: u64| start_ns + order.schedule.due_ns(index);
     let end_ns = due_ns(order.count);
-    let (burst, _, _) = order.schedule.parts();
+    let burst = order.schedule.burst;
     // Lateness of this burst's first frame, which the others keep: no burst is shortened.
     let mut late_ns = 0;
     let mut now = clock::wait_until(start_ns);
@@ -241,6 +241,7 @@ pub fn paced(
 #[derive(Debug)]
 pub struct RingSink {
     ring: Ring,
+    port: u16,
     account: Account,
 }
 
@@ -250,15 +251,9 @@ impl RingSink {
     /// # Errors
     /// There is no such interface, or the user may not capture.
     pub fn open(rx: &IfSpec, expected: &Expectation, ring_mib: u32) -> Result<Self> {
-        const BLOCK_BYTES: u32 = 256 << 10;
-        let options = RingOptions {
-            block_bytes: BLOCK_BYTES,
-            blocks: (ring_mib << 20) / BLOCK_BYTES,
-            retire_ms: 5,
-            incoming_only: true,
-        };
-        let ring = Ring::open(rx, &filter::to_sink(expected.ipv6, expected.port), options)?;
-        Ok(Self { ring, account: Account::new(expected) })
+        let filter = filter::program(Traffic::Udp(expected.port), SNAP_BYTES);
+        let ring = Ring::open(rx, &filter, ring_mib, true)?;
+        Ok(Self { ring, port: expected.port, account: Account::new(expected) })
     }
 }
 
@@ -268,9 +263,11 @@ impl Sink for RingSink {
     }
 
     fn poll(&mut self, timeout: Duration) -> Result<u64> {
-        let account = &mut self.account;
+        let (account, port) = (&mut self.account, &self.port);
         self.ring.poll(timeout, |captured| {
-            if let Some(stamped) = frame::read(captured.network) {
+            if let Some(stamped) = frame::read(captured.network)
+                && stamped.destination_port == *port
+            {
                 account.record(stamped, captured.stamp_ns);
             }
         })

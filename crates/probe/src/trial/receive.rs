@@ -1,5 +1,4 @@
-//! The receiving end of a trial, for ends on different machines. Knows of the sender only the frames'
-//! numbers.
+//! The receiving end of a trial, for ends on different machines.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Resolves the addresses of a trial's frames. Knows nothing of rates.
+//! Resolves the addresses of a trial's frames.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -120,7 +120,7 @@ pub fn resolve(
             if clock::monotonic_ns() > deadline_ns || stop::requested() {
                 break;
             }
-            super::placement::pause(Duration::from_millis(2));
+            clock::pause(Duration::from_millis(2));
         }
         let protocol = if dst.is_ipv4() { "ARP" } else { "neighbour discovery" };
         Err(Error::failed(

@@ -1,4 +1,4 @@
-//! The sending end of a trial, for ends on different machines. Knows nothing of the receiver.
+//! The sending end of a trial, for ends on different machines.
 
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use super::counters::{Explained, Places, Role};
 use super::ends::{Changes, SendingEnd, SendingReport, Surroundings};
 use super::options::{FrameOptions, LoadOptions};
 use super::order::Refusals;
-use super::{placement, resolve};
+use super::resolve;
 use crate::affinity;
 use crate::clock;
 use crate::error::Result;
@@ -128,7 +128,7 @@ fn warm_up(sending: &mut SendingEnd, count: u16) -> Result<u64> {
         if stop::requested() {
             break;
         }
-        placement::pause(Duration::from_millis(10));
+        clock::pause(Duration::from_millis(10));
     }
     Ok(sent)
 }

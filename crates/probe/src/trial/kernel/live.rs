@@ -1,7 +1,7 @@
 //! The generator inside the kernel: BPF_PROG_RUN with live frames, paced by the program itself.
 //!
-//! One thread is in one system call for the whole trial; another checks on it from time to time, on
-//! another CPU, and ends it by a signal. Each call that ends by itself would cost 8 to 24 ms.
+//! One thread is in one system call for the whole trial, as each costs 8 to 24 ms; another checks on it
+//! from time to time and ends it by a signal. A timer ends it where the other is not run.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,19 +10,24 @@ use aya::Ebpf;
 use aya::maps::Map;
 use aya::maps::xdp::{CpuMap, DevMap};
 use aya::programs::{ProgramError, RawTracePoint, TestRun, TestRunAttrs, TestRunOptions, Xdp};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::signal::{
+    SaFlags, SigAction, SigEvent, SigHandler, SigSet, SigevNotify, Signal, sigaction,
+};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
 
 use super::raw::{Departed, RawOrder};
 use super::{
     Distribution, Mapped, absent, attach_to_ingress, features, load, refused, takes_no_xdp_frames,
 };
 use crate::affinity;
-use crate::clock;
+use crate::clock::{self, Schedule};
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, Template};
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
+use crate::threads;
 use crate::trial::order::{GRACE_NS, Generated, Generator, Order, sample_mask};
 use crate::trial::packet::down_or_gone;
 use crate::trial::placement;
@@ -183,25 +188,24 @@ impl LiveGenerator {
     }
 
     fn raw(&self, order: &Order, start_ns: i64) -> RawOrder {
-        let (burst, gap_ns, period_ns) = order.schedule.parts();
+        let Schedule { burst, gap_ns, period_ns } = order.schedule;
         let fixed = |ns: f64| (ns * f64::from(1 << 20)).round() as u64;
-        let shape = self.template.shape();
         let mut headers = [0; 80];
         let length = headers.len().min(self.template.frame_bytes());
         headers[..length].copy_from_slice(&self.template.bytes()[..length]);
         RawOrder {
             start_ns,
-            realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
+            realtime_offset_ns: clock::realtime_offset().0,
             first_sequence: order.first_sequence,
             count: order.count,
             gap: fixed(gap_ns),
             burst_period: fixed(period_ns),
             burst: burst.min(u64::from(u32::MAX)) as u32,
-            flows: u32::from(shape.flows),
+            flows: u32::from(self.template.flows),
             ifindex: self.index,
-            header_bytes: shape.udp_at as u32,
-            constant_sum: shape.constant_sum,
-            source_port: shape.first_source_port,
+            header_bytes: self.template.upper_at as u32,
+            constant_sum: self.template.constant_sum,
+            source_port: self.template.first_source_port,
             way: match self.egress {
                 Egress::Redirect => 0,
                 Egress::Stack => 1,
@@ -213,7 +217,7 @@ impl LiveGenerator {
             } else {
                 order.schedule.mean_pps()
             }),
-            kind: u32::from(shape.kind == FrameKind::Echo),
+            kind: u32::from(self.template.kind == FrameKind::Echo),
             headers,
             carrier: if let Egress::Carried(cpu) = self.egress { cpu as u32 } else { 0 },
             port_id: self.port_id,
@@ -239,7 +243,7 @@ impl LiveGenerator {
     fn settle(&self) -> RawOrder {
         let mut raw = self.orders.read(0);
         while let Egress::Carried(_) = self.egress {
-            placement::pause(SETTLING);
+            clock::pause(SETTLING);
             let before = std::mem::replace(&mut raw, self.orders.read(0)).left;
             if raw.left == before {
                 break;
@@ -251,20 +255,27 @@ impl LiveGenerator {
     /// Runs the program once, in a thread of its own: the caller must not be pinned to the generator's
     /// CPU, which has no time for it.
     fn drive_once(&self) -> Result<()> {
-        std::thread::scope(|scope| {
-            let worker = scope.spawn(|| self.drive(1, &AtomicBool::new(false), &AtomicI32::new(0)));
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        let begin = || clock::monotonic_ns() + GRACE_NS;
+        threads::run(|| self.drive(1, begin, &AtomicBool::new(false), &AtomicI32::new(0)))
     }
 
-    /// Runs the program until `done` is set and a signal comes.
-    fn drive(&self, repeat: u32, done: &AtomicBool, thread: &AtomicI32) -> Result<()> {
+    /// Runs the program until `done` is set and a signal comes, at the latest at the time that `begin`
+    /// returns. Sets `thread` once it runs.
+    fn drive(
+        &self,
+        repeat: u32,
+        begin: impl FnOnce() -> i64 + Send,
+        done: &AtomicBool,
+        thread: &AtomicI32,
+    ) -> Result<()> {
         let program = self.ebpf.program("generate").ok_or_else(|| absent("generate"))?;
         let program: &Xdp = program.try_into().map_err(refused)?;
         run_in(self.tx.netns.as_ref(), || {
             affinity::pin(self.cpu)?;
+            let end_ns = begin();
+            let _alarm = alarm(end_ns)?;
             thread.store(nix::unistd::gettid().as_raw(), Ordering::Release);
-            while !done.load(Ordering::Acquire) {
+            while !done.load(Ordering::Acquire) && clock::monotonic_ns() < end_ns {
                 let run = program.test_run(TestRunOptions {
                     data_in: Some(self.template.bytes()),
                     repeat,
@@ -331,6 +342,30 @@ fn no_live_frames(error: ProgramError) -> Error {
 
 const WAKE: Signal = Signal::SIGUSR1;
 
+/// Ends the calling thread's system calls at `end_ns` [CLOCK_MONOTONIC], and again every 10 ms.
+///
+/// The kernel does not take a CPU away from a thread that is in BPF_PROG_RUN, even where its control
+/// group has used up its quota. The thread that watches it is then not run, so that only a timer ends
+/// the call in time.
+fn alarm(end_ns: i64) -> Result<Timer> {
+    let failed = |errno: nix::Error| {
+        Error::failed("cannot set a timer for the generator", "").caused_by(errno)
+    };
+    // SAFETY: the handler does nothing, which is async-signal-safe.
+    unsafe {
+        let action =
+            SigAction::new(SigHandler::Handler(ignore_signal), SaFlags::empty(), SigSet::empty());
+        sigaction(WAKE, &action).map_err(failed)?;
+    }
+    let thread_id = nix::unistd::gettid().as_raw();
+    let notify = SigevNotify::SigevThreadId { signal: WAKE, thread_id, si_value: 0 };
+    let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify)).map_err(failed)?;
+    let (first, again) = (clock::to_timespec(end_ns), clock::to_timespec(10_000_000));
+    let times = Expiration::IntervalDelayed(first, again);
+    timer.set(times, TimerSetTimeFlags::TFD_TIMER_ABSTIME).map_err(failed)?;
+    Ok(timer)
+}
+
 extern "C" fn ignore_signal(_signal: libc::c_int) {}
 
 /// Ends the system call that the thread is in.
@@ -373,7 +408,7 @@ impl Generator for LiveGenerator {
         let order = Order {
             first_sequence: sequence,
             count: 1,
-            schedule: clock::Schedule::steady(1.0),
+            schedule: Schedule::steady(1.0),
             refusals: crate::trial::order::Refusals::Lost,
         };
         self.orders.write(0, self.raw(&order, clock::monotonic_ns()));
@@ -382,58 +417,55 @@ impl Generator for LiveGenerator {
     }
 
     fn run(&mut self, order: &Order, sent: &AtomicU64) -> Generated {
-        // SAFETY: the handler does nothing, which is async-signal-safe.
-        let installed = unsafe {
-            sigaction(
-                WAKE,
-                &SigAction::new(
-                    SigHandler::Handler(ignore_signal),
-                    SaFlags::empty(),
-                    SigSet::empty(),
-                ),
-            )
-        };
-        if let Err(errno) = installed {
-            let error = Error::failed(format!("cannot handle {WAKE}"), "").caused_by(errno);
-            return Generated { error: Some(error), ..Generated::default() };
-        }
-        let (burst, gap_ns, period_ns) = order.schedule.parts();
+        let Schedule { burst, gap_ns, period_ns } = order.schedule;
         // An answer costs this CPU as much as the request.
-        let weight = if self.template.shape().kind == FrameKind::Echo { 2.0 } else { 1.0 };
+        let weight = if self.template.kind == FrameKind::Echo { 2.0 } else { 1.0 };
         let rate_pps = weight * 1e9 / if burst > 1 { gap_ns } else { period_ns };
         self.batch = self
             .requested_batch
             .unwrap_or_else(|| batch_for(self.egress, rate_pps))
             .min(MOST_BATCH);
-        let start_ns = clock::monotonic_ns() + START_NS;
-        let end_ns = start_ns + order.schedule.due_ns(order.count);
         self.buckets.clear();
-        self.orders.write(0, self.raw(order, start_ns));
         let (done, thread) = (AtomicBool::new(false), AtomicI32::new(0));
         let generator = &*self;
+        let length_ns = order.schedule.due_ns(order.count);
+        // The schedule starts once the thread runs, which may take long on a busy machine.
+        let begin = || {
+            let start_ns = clock::monotonic_ns() + START_NS;
+            generator.orders.write(0, generator.raw(order, start_ns));
+            // Somewhat later than the watching thread, which looks whether all frames are sent.
+            start_ns + length_ns + GRACE_NS + GRACE_NS / 10
+        };
         let error = std::thread::scope(|scope| {
-            let worker = scope.spawn(|| generator.drive(REPEAT, &done, &thread));
+            let worker =
+                match threads::spawn(scope, || generator.drive(REPEAT, begin, &done, &thread)) {
+                    Ok(worker) => worker,
+                    Err(error) => return Some(error),
+                };
             if let Some(cpu) = generator.cpu {
                 affinity::keep_off(cpu);
             }
+            while thread.load(Ordering::Acquire) == 0 && !worker.is_finished() {
+                clock::pause(Duration::from_millis(1));
+            }
+            let end_ns = generator.orders.read(0).start_ns + length_ns;
             let watched = generator.watch(order, end_ns, sent, || worker.is_finished());
             // SAFETY: inside the mapping; the program reads this field and does not write it.
             unsafe { (&raw mut (*generator.orders.at(0)).count).write_volatile(0) };
             done.store(true, Ordering::Release);
             while !worker.is_finished() {
                 interrupt(thread.load(Ordering::Acquire));
-                placement::pause(Duration::from_millis(1));
+                clock::pause(Duration::from_millis(1));
             }
-            let driven = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            driven.and(watched).err()
+            threads::join(worker).and(watched).err()
         });
         let raw = self.settle();
+        let (start_ns, end_ns) = (raw.start_ns, raw.start_ns + length_ns);
         sent.store(raw.next, Ordering::Release);
         let complete = raw.next >= order.count;
         let last_ns = if complete { raw.last_ns.max(end_ns) } else { clock::monotonic_ns() };
-        let distribution = |kind, parts: [i64; 3]| {
-            self.buckets.distribution(kind, None, (parts[0], parts[1], parts[2]))
-        };
+        let distribution =
+            |kind, parts: [i64; 3]| self.buckets.distribution(kind, (parts[0], parts[1], parts[2]));
         let undeparted = raw.next.saturating_sub(raw.refused + raw.left);
         Generated {
             sent: raw.next,
@@ -456,7 +488,6 @@ mod tests {
     use aya::sys::SyscallError;
 
     use super::*;
-    use crate::clock::Schedule;
     use crate::frame::{FrameSpec, tests::spec};
     use crate::trial::order::Refusals;
 
@@ -529,7 +560,7 @@ mod tests {
                 // What a receiver left in the page is overwritten.
                 let mut out = [0_u8; 96];
                 assert_eq!(run_once(&generator, &mut out), 2, "XDP_PASS");
-                let at = generator.template.shape().udp_at + 8;
+                let at = generator.template.upper_at + 8;
                 let (sequence, tx_ns) =
                     crate::frame::read_payload(&out[at..]).expect("a trial's payload");
                 assert_eq!(sequence, order.first_sequence.wrapping_add(index));

@@ -1,5 +1,4 @@
-//! Generator and sink inside the kernel: loads bpf/trial.bpf.o and maps its arrays. Knows nothing of
-//! trials' results.
+//! Generator and sink inside the kernel: loads bpf/trial.bpf.o and maps its arrays.
 //!
 //! Nothing is pinned: programs, maps and links belong to file descriptors of this process and go when
 //! it ends, however it ends.
@@ -30,10 +29,9 @@ enum Distribution {
     Slip,
     Departure,
     Delay,
-    NegativeDelay,
 }
 
-const DISTRIBUTIONS: usize = 4;
+const DISTRIBUTIONS: usize = 3;
 
 /// Loads the object with these sizes of its maps.
 fn load(sizes: &[(&'static str, u32)]) -> Result<Ebpf> {
@@ -52,8 +50,8 @@ fn takes_no_xdp_frames(interface: impl std::fmt::Display) -> Error {
             "{interface} takes no XDP frames now: a veth's peer has neither XDP nor GRO, or a NIC's driver \
              no XDP program"
         ),
-        "veth: switch GRO on at the peer (ethtool -K PEER gro on; trial: --gro PEER), or attach a native \
-         XDP sink there; NIC: attach one to it; or use the backend live-skb",
+        "veth: switch GRO on at the peer (ethtool -K PEER gro on), or attach a native XDP sink there; \
+         NIC: attach one to it; or use the backend live-skb",
     )
 }
 
@@ -175,17 +173,9 @@ impl Mapped<u64> {
     }
 
     /// The samples of a histogram, with their exact sum, smallest and largest.
-    fn distribution(
-        &self,
-        positive: Distribution,
-        negative: Option<Distribution>,
-        (sum_ns, min_ns, max_ns): (i64, i64, i64),
-    ) -> LatencyRecorder {
-        let counts = |kind: Distribution| {
-            let first = kind as usize * BUCKETS;
-            (0..BUCKETS).map(move |index| self.read(first + index)).collect::<Vec<_>>()
-        };
-        let negative = negative.map(counts).unwrap_or_default();
-        LatencyRecorder::from_buckets(&counts(positive), &negative, (sum_ns, min_ns, max_ns))
+    fn distribution(&self, kind: Distribution, exact: (i64, i64, i64)) -> LatencyRecorder {
+        let first = kind as usize * BUCKETS;
+        let counts: Vec<u64> = (0..BUCKETS).map(|index| self.read(first + index)).collect();
+        LatencyRecorder::from_buckets(&counts, exact)
     }
 }

@@ -1,15 +1,12 @@
 //! The sink inside the kernel: a program that accounts for each frame and drops it, by XDP in the
 //! driver or at the interface's ingress hook.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use aya::Ebpf;
 use aya::programs::{Xdp, XdpMode};
 
-use super::{
-    Distribution, Mapped, absent, attach_to_ingress, features, load, refused, takes_no_xdp_frames,
-};
+use super::{Distribution, Mapped, absent, attach_to_ingress, load, refused};
 use crate::capture::RingStats;
 use crate::clock;
 use crate::error::{Error, Result};
@@ -19,7 +16,6 @@ use crate::netns::{IfSpec, run_in};
 use crate::trial::account::Counted;
 use crate::trial::order::{Expectation, Sink};
 use crate::trial::packet::down_or_gone;
-use crate::trial::placement;
 
 /// `struct expected` of the C source.
 #[repr(C)]
@@ -34,9 +30,7 @@ struct RawExpected {
     ipv6: u8,
     timed: u8,
     kind: u32,
-    address: [u8; 4],
     sample_mask: u32,
-    reserved: u32,
 }
 
 /// `struct counts` of the C source.
@@ -97,30 +91,25 @@ impl Program {
             first_sequence: expected.first_sequence,
             planned: expected.planned,
             late_after_ns: expected.late_after_ns.unwrap_or(0),
-            realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
+            realtime_offset_ns: clock::realtime_offset().0,
             flows: u32::from(expected.flows.max(1)),
             port: expected.port.to_be_bytes(),
             ipv6: u8::from(expected.ipv6),
             timed: u8::from(expected.late_after_ns.is_some()),
             kind: u32::from(echo),
             sample_mask: expected.sample_mask,
-            ..RawExpected::default()
         };
-        Self::load_raw(raw, words, if echo { frames } else { 1 })
-    }
-
-    /// Loads with a bitmap of `words` words and room for `answers` answers.
-    fn load_raw(expected: RawExpected, words: u32, answers: u32) -> Result<Self> {
+        let answers = if echo { frames } else { 1 };
         let cpus = aya::util::nr_cpus().map_err(|(path, error)| {
             Error::failed(format!("cannot read {path}"), "").caused_by(error)
         })?;
         let ebpf = load(&[
             ("seen", words),
-            ("next_of_flow", expected.flows),
+            ("next_of_flow", raw.flows),
             ("counted", cpus as u32),
             ("arrivals", answers),
         ])?;
-        Mapped::of(&ebpf, "expectation", 1)?.write(0, expected);
+        Mapped::of(&ebpf, "expectation", 1)?.write(0, raw);
         let (counts, buckets) = (Mapped::of(&ebpf, "counted", cpus)?, Mapped::buckets(&ebpf)?);
         let arrivals = Mapped::of(&ebpf, "arrivals", answers as usize)?;
         Ok(Self { ebpf, counts, buckets, arrivals })
@@ -167,11 +156,7 @@ impl Program {
     fn counted(&self) -> Counted {
         let total = self.total();
         let exact = (total.sum_ns, total.min_ns, total.max_ns);
-        let latency = self.buckets.distribution(
-            Distribution::Delay,
-            Some(Distribution::NegativeDelay),
-            exact,
-        );
+        let latency = self.buckets.distribution(Distribution::Delay, exact);
         Counted {
             received: total.received,
             duplicates: total.duplicates,
@@ -223,40 +208,6 @@ impl XdpSink {
     }
 }
 
-/// Answers echo requests and STAMP packets in the driver.
-#[derive(Debug)]
-pub struct XdpReflector {
-    program: Program,
-}
-
-impl XdpReflector {
-    /// Answers packets to `address` on `interface`; STAMP packets on UDP port `port`.
-    ///
-    /// # Errors
-    /// The user may not, or the interface takes no native XDP.
-    pub fn open(interface: &str, address: Ipv4Addr, port: u16) -> Result<Self> {
-        let index = Netlink::open()?.link_at(interface, &interface)?.index;
-        if features::sends_xdp_frames(index) != Some(true) {
-            return Err(takes_no_xdp_frames(interface));
-        }
-        let raw = RawExpected {
-            realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
-            flows: 1,
-            port: port.to_be_bytes(),
-            address: address.octets(),
-            ..RawExpected::default()
-        };
-        let mut program = Program::load_raw(raw, 1, 1)?;
-        program.attach_native("reflect", index)?;
-        Ok(Self { program })
-    }
-
-    /// Packets that were answered.
-    pub fn answered(&self) -> u64 {
-        self.program.total().received
-    }
-}
-
 impl Sink for XdpSink {
     fn backend(&self) -> &'static str {
         if self.mode == SinkHook::Native { "xdp-native" } else { "tc-ingress" }
@@ -264,7 +215,7 @@ impl Sink for XdpSink {
 
     fn poll(&mut self, timeout: Duration) -> Result<u64> {
         const LOOK_NS: i64 = 50_000_000;
-        placement::pause(timeout.min(Duration::from_millis(10)));
+        clock::pause(timeout.min(Duration::from_millis(10)));
         let now = clock::monotonic_ns();
         if now > self.look_ns {
             self.look_ns = now + LOOK_NS;
@@ -319,7 +270,7 @@ mod tests {
         let template = template(ipv6 ^ (fault == 2), port);
         let mut frame = template.bytes().to_vec();
         template.stamp(&mut frame, sequence, tx_ns);
-        let udp_at = template.shape().udp_at;
+        let udp_at = template.upper_at;
         match fault {
             3 => frame[udp_at + 8] = b'Q',
             4 => frame[if ipv6 { 20 } else { 23 }] = 6,

@@ -1,9 +1,6 @@
-//! Kernel timestamps of packets: SO_TIMESTAMPING, control messages, the socket's error queue.
-//! Knows no protocol.
+//! Socket options, control messages, kernel receive stamps, and the socket's error queue.
 //!
-//! Software stamps are CLOCK_REALTIME. A packet's receive stamp is taken when the driver hands it to
-//! the stack, its transmit stamp when the stack hands it to the driver; the latter comes back on the
-//! error queue, with a number that counts the socket's packets (Linux,
+//! A stamp is CLOCK_REALTIME, taken when the driver hands the packet to the stack (Linux,
 //! Documentation/networking/timestamping.rst).
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -53,8 +50,6 @@ unsafe impl Plain for libc::c_int {}
 unsafe impl<const N: usize> Plain for [u32; N] {}
 // SAFETY: a structure of integers.
 unsafe impl Plain for libc::tpacket_stats {}
-// SAFETY: a structure of integers.
-unsafe impl Plain for libc::tpacket_stats_v3 {}
 
 /// Reads a socket option; bytes that the kernel does not write are zero.
 pub fn get_option<T: Plain>(
@@ -90,20 +85,9 @@ pub fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
     })
 }
 
-/// Enables receive stamps and, if `transmit`, transmit stamps, which come without the packet and
-/// count from 0 anew.
-pub fn enable(socket: BorrowedFd<'_>, transmit: bool) -> io::Result<()> {
-    let receive = libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE;
-    let flags = if transmit {
-        // Without OPT_ID first: only setting it anew restarts the count.
-        set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, receive)?;
-        receive
-            | libc::SOF_TIMESTAMPING_TX_SOFTWARE
-            | libc::SOF_TIMESTAMPING_OPT_ID
-            | libc::SOF_TIMESTAMPING_OPT_TSONLY
-    } else {
-        receive
-    };
+/// Enables receive stamps.
+pub fn stamp_receipts(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE;
     set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, flags)
 }
 
@@ -137,22 +121,6 @@ pub struct Received {
     pub destination: Option<IpAddr>,
     /// Index of the input interface, likewise.
     pub interface: u32,
-}
-
-/// An entry of the error queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueueEntry {
-    /// A transmit stamp.
-    Stamp {
-        /// Number of the packet, from 0 when stamps were enabled.
-        id: u32,
-        /// When the stack handed it to the driver [CLOCK_REALTIME ns].
-        kernel_tx_ns: i64,
-    },
-    /// An error that the network or the neighbour table reported.
-    Failure(i32),
-    /// Something else.
-    Other,
 }
 
 /// Room for control messages, which the kernel aligns.
@@ -233,33 +201,21 @@ pub fn send_from(socket: BorrowedFd<'_>, packet: &[u8], request: &Received) -> i
     Ok(())
 }
 
-/// Takes one entry from the error queue without blocking; none when it is empty.
-pub fn error_queue(socket: BorrowedFd<'_>) -> io::Result<Option<QueueEntry>> {
+/// The next errno that the network or the neighbour table reported (IP_RECVERR); none when there is
+/// none.
+pub fn failure(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let mut control = Control([0; 512]);
     let mut buffer = [0; 64];
     let mut vector = [IoSliceMut::new(&mut buffer)];
-    let Some(message) = receive_message(socket, &mut vector, &mut control, MsgFlags::MSG_ERRQUEUE)?
-    else {
+    let flags = MsgFlags::MSG_ERRQUEUE;
+    let Some(message) = receive_message(socket, &mut vector, &mut control, flags)? else {
         return Ok(None);
     };
-    let mut kernel_tx_ns = None;
-    let mut error: Option<libc::sock_extended_err> = None;
-    for part in message.cmsgs()? {
-        match part {
-            ControlMessageOwned::ScmTimestampsns(stamps) => kernel_tx_ns = stamp(&stamps),
-            ControlMessageOwned::Ipv4RecvErr(extended, _)
-            | ControlMessageOwned::Ipv6RecvErr(extended, _) => error = Some(extended),
-            _ => {}
+    Ok(message.cmsgs()?.find_map(|part| match part {
+        ControlMessageOwned::Ipv4RecvErr(error, _) | ControlMessageOwned::Ipv6RecvErr(error, _) => {
+            Some(error.ee_errno as i32)
         }
-    }
-    Ok(Some(match (error, kernel_tx_ns) {
-        (Some(error), Some(kernel_tx_ns)) if error.ee_origin == libc::SO_EE_ORIGIN_TIMESTAMPING => {
-            QueueEntry::Stamp { id: error.ee_data, kernel_tx_ns }
-        }
-        (Some(error), _) if error.ee_origin != libc::SO_EE_ORIGIN_TIMESTAMPING => {
-            QueueEntry::Failure(error.ee_errno as i32)
-        }
-        _ => QueueEntry::Other,
+        _ => None,
     }))
 }
 
@@ -287,57 +243,31 @@ fn stamp(stamps: &Timestamps) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
-    use std::os::fd::AsFd;
 
     use super::*;
 
     #[test]
-    fn stamps_of_a_packet_lie_between_sending_and_receiving() {
+    fn a_receive_stamp_lies_between_sending_and_receiving() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let address = socket.local_addr().expect("bound");
-        enable(socket.as_fd(), true).expect("every kernel has software stamps");
+        stamp_receipts(socket.as_fd()).expect("every kernel has software stamps");
         let mut buffer = [0; 64];
+        assert!(receive(socket.as_fd(), &mut buffer).expect("no error").is_none(), "no blocking");
+        assert!(failure(socket.as_fd()).expect("no error").is_none());
         // The kernel switches receive stamps on in the background: the first packets may lack them.
-        for round in 0..200_u32 {
+        for _ in 0..1000 {
             let before = clock::realtime_ns();
             socket.send_to(b"probe", address).expect("loopback takes it");
             wait_readable(socket.as_fd(), 1_000_000_000);
             let packet = receive(socket.as_fd(), &mut buffer).expect("no error").expect("arrived");
             let after = clock::realtime_ns();
             assert_eq!(packet.bytes, 5);
-            let entry = error_queue(socket.as_fd()).expect("no error");
-            let Some(QueueEntry::Stamp { id, kernel_tx_ns }) = entry else {
-                panic!("no transmit stamp but {entry:?}");
-            };
-            assert_eq!(id, round);
-            assert!(before <= kernel_tx_ns && kernel_tx_ns <= after);
-            let Some(kernel_rx_ns) = packet.kernel_rx_ns else {
-                std::thread::sleep(std::time::Duration::from_millis(5));
-                continue;
-            };
-            assert!(before <= kernel_rx_ns && kernel_rx_ns <= after);
-            assert!(kernel_tx_ns <= kernel_rx_ns);
-            return;
+            if let Some(kernel_rx_ns) = packet.kernel_rx_ns {
+                assert!(before <= kernel_rx_ns && kernel_rx_ns <= after);
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        panic!("no packet had both stamps");
-    }
-
-    #[test]
-    fn enabling_anew_restarts_the_count() {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-        let address = socket.local_addr().expect("bound");
-        for _ in 0..2 {
-            enable(socket.as_fd(), true).expect("software stamps");
-            socket.send_to(b"x", address).expect("loopback takes it");
-            let entry = error_queue(socket.as_fd()).expect("no error");
-            assert!(matches!(entry, Some(QueueEntry::Stamp { id: 0, .. })), "{entry:?}");
-        }
-    }
-
-    #[test]
-    fn an_empty_socket_has_nothing_and_does_not_block() {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-        assert!(receive(socket.as_fd(), &mut [0; 8]).expect("no error").is_none());
-        assert!(error_queue(socket.as_fd()).expect("no error").is_none());
+        panic!("no packet had a stamp");
     }
 }
