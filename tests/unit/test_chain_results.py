@@ -261,5 +261,5 @@ def test_frames_of_others_have_a_column_where_some_came_to_the_end(tmp_path: Pat
         (row,) = table.rows
         told = dict(zip(table.columns, map(str, row), strict=True))
         assert told["Lost, by place"] == "1 to vnf1"
-        assert ("Others at the end" in told) == bool(foreign)
-        assert not foreign or "7" in told["Others at the end"]
+        assert ("Other frames at the end" in told) == bool(foreign)
+        assert not foreign or "7" in told["Other frames at the end"]

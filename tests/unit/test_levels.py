@@ -22,7 +22,7 @@ from planewise.measure.runs import stations
 from planewise.measure.runs.stations import Stations
 from planewise.report.data import RunData
 from planewise.report.figure import PrintedNumber
-from planewise.report.sections import guests
+from planewise.report.sections import cpu, guests
 from planewise.store.cells import Sending
 from planewise.store.levels import keeps_levels, marked, missed_levels
 from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
@@ -230,17 +230,16 @@ def test_cpu_shares_of_less_than_a_second_count_nowhere(tmp_path: Path) -> None:
         planes=("veth", "bridge"), load_types=("none",), blocks=8, load_blocks=0, failed=0
     )
     path = write(tmp_path / "run", wanted)
-    told = RunData(RunReader(path))
-    assert {cell.replicates for cell in told.cpu} == {8}
-    assert all(cell.deviation for cell in told.cpu)
+    measured = cpu.cells(RunData(RunReader(path)))
+    assert {len(cell.replicates_busy) for cell in measured} == {8}
     short = [one.model_copy(update={"cpu_window_s": 0.003}) for one in RunReader(path).trials()]
     text = "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in short)
     (path / "trials.jsonl").write_text(text)
     data = RunData(RunReader(path))
-    assert data.cpu == []
+    assert cpu.cells(data) == []
     assert metrics_in([sample(path)])[-1] == "loss"
     assert observe([sample(path)], "cpu:shared").observations == ()
-    assert any("unsupported" in one.why for one in data.left_out)
+    assert any("too short for the kernel" in one.why for one in data.left_out)
 
 
 def test_short_load_trials_tell_cpu_time_only_where_they_last_a_second_together(
@@ -372,7 +371,7 @@ def test_without_stress_ng_only_the_cells_that_it_would_load_are_left_out(
     monkeypatch.setattr(
         stations, "lacking", lambda _, programs: why if STRESS_NG in programs else ""
     )
-    monkeypatch.setattr(stations.Testbed, "expect", lambda *_: {})
+    monkeypatch.setattr(stations.Testbed, "check", lambda *_: {})
     path = tmp_path / "design.yaml"
     path.write_text(
         "factors: {plane: veth, load_type: [none, cpu, cache, memory], background_guests: 2}\n"

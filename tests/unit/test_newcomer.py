@@ -79,7 +79,7 @@ def test_advise_alone_says_what_the_newest_run_recommends(folder: Path) -> None:
     made_up_run.write(folder / "runs" / "first", SMALL)
     done = invoked("advise", raising=True)
     assert done.exit_code == 0
-    assert "veth and bridge" in done.stdout
+    assert "For namespaces and containers: veth" in done.stdout
     assert "median RTT" in done.stdout
     assert "runs/first, the newest run here" in done.stderr
     told = json.loads(planewise("advise", "--json"))

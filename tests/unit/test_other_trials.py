@@ -71,7 +71,10 @@ def test_a_run_with_a_kind_of_another_version_is_refused() -> None:
 
 
 def test_it_goes_through_no_chain_and_keeps_to_a_fleets_budget(tmp_path: Path) -> None:
-    for other, said in (("chain: {}", "not in one design with `chain`"), ("", "alone|neither")):
+    for other, said in (
+        ("chain: {}", "not in one design with `chain`"),
+        ("", "only `chain` and `tcp` measure chains"),
+    ):
         with pytest.raises(BadInputError, match=said):
             read(
                 tmp_path,

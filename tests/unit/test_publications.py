@@ -96,7 +96,7 @@ def test_too_few_blocks_hold_nothing(measured: AskedRun, tmp_path: Path) -> None
     (run.path / "trials.jsonl").write_text("\n".join(kept) + "\n")
     answer = only(CLAIMS["K1"], read_run(run.path))
     assert answer.word == "cannot be told here"
-    assert "3 blocks cannot tell" in answer.measured
+    assert "in all 3 blocks; 6 blocks are needed to put a confidence on it" in answer.measured
 
 
 def test_a_claim_about_planes_that_no_run_has_cannot_be_told(measured: AskedRun) -> None:
