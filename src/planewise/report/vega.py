@@ -211,6 +211,8 @@ def end_labels(
     `ends` are names with the height of their line's end [px from the plot's upper edge].
     """
     least = 14
+    ends = list(ends)
+    room = label_room(name for name, _ in ends) - 10
     rows: list[dict[str, Any]] = []
     limit = height + least / 2
     for name, place in sorted(ends, key=lambda end: end[1], reverse=True):
@@ -219,7 +221,7 @@ def end_labels(
     over = max(0.0, -limit)
     rows = [{**row, "y": row["y"] + over} for row in rows]
     channels = {"x": px(x), "y": literal("y"), "text": text("name"), "color": literal("colour")}
-    return mark("text", rows, channels, align="left", baseline="middle", limit=WIDTH - x)
+    return mark("text", rows, channels, align="left", baseline="middle", limit=room)
 
 
 def label_room(labels: Iterable[str]) -> int:

@@ -369,13 +369,23 @@ def _pair(
     """The cumulative curve and the tail of one condition."""
     curve: list[Row] = []
     tail: list[Row] = []
+    medians: list[Row] = []
+    ends: list[Row] = []
     for series, rtts in by_series.items():
         for share, ns in zip(meaningful(rtts.packets), rtts.quantiles_ns, strict=True):
             curve.append({"series": series, "x": ns, "value": share})
             if share >= 0.5:
                 tail.append({"series": series, "x": -math.log10(1 - share), "value": ns})
+        shares = meaningful(rtts.packets)
+        median, slowest = rtts.quantiles_ns[shares.index(0.5)], tail[-1]
+        hover = {"hover": f"{series}: median {time_text(median)}"}
+        medians.append({"series": series, "x": median, "value": 0.5, **hover})
+        slow = f"{series}: {time_text(float(slowest['value']))} at the far end"
+        ends.append({**slowest, "hover": slow})
     x = vega.along("x", span, "duration", 240, "RTT")
-    yield charts.lines(label, curve, colours, Span(0.0, 1.0), "share", x, points=(), labels=False)
+    yield charts.lines(
+        label, curve, colours, Span(0.0, 1.0), "share", x, points=medians, labels=False
+    )
     marks = [(math.log10(2), "1 in 2"), *((float(n), f"1 in {10**n}") for n in range(1, 7))]
     shown = [mark for mark in marks if mark[0] <= furthest + 0.01]
     shown = shown[::-1][:: 1 if len(shown) <= 4 else 2]
@@ -383,7 +393,7 @@ def _pair(
     ticks = {"values": [p for p, _ in shown], "labelExpr": f"{texts}[format(datum.value, '.2f')]"}
     reach = Span(math.log10(2), max(furthest, 0.5))
     at = vega.along("x", reach, "number", 240, "packets that take longer", **ticks)
-    yield charts.lines(f"{label}: tail", tail, colours, span, "duration", at, points=())
+    yield charts.lines(f"{label}: tail", tail, colours, span, "duration", at, points=ends)
 
 
 def _scatters(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
