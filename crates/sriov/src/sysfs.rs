@@ -35,9 +35,6 @@ impl Tree {
     }
 
     /// The PCI functions that can have VFs, by address.
-    ///
-    /// # Errors
-    /// There is no such tree, or it cannot be read.
     pub fn pfs(&self) -> Result<Vec<PciAddress>> {
         let directory = self.path("bus/pci/devices");
         if !directory.is_dir() {
