@@ -66,9 +66,9 @@ state_directory = "{tmp_path}/state"
 docker = ""
 """)
     daemon = subprocess.Popen(
-        [str(EMULATOR), programs / "planewised", "daemon", "--config", tmp_path / "try.toml"]
-        + ["--dry-run"]
-    )
+        [str(EMULATOR), programs / "planewised", "daemon", "--dry-run", "--config",
+         tmp_path / "try.toml"]
+    )  # fmt: skip
     try:
         for _ in range(300):
             if daemon.poll() is not None or (tmp_path / "socket").exists():
