@@ -156,7 +156,7 @@ fn pf(
     for (index, vf) in tree.vfs(address) {
         let info = infos.iter().flatten().find(|info| info.index == index);
         let netdev = netdevs.remove(&vf);
-        let iommu_group = group(&tree, vf);
+        let iommu_group = tree.iommu_group(vf);
         let driver = tree.link(vf, "driver");
         let holder = holders.remove(&vf).unwrap_or(Holder::Nobody);
         let use_is_unknown = matches!(holder, Holder::Unknown(_));
@@ -192,7 +192,7 @@ fn pf(
         vendor: tree.text(address, "vendor"),
         device: tree.text(address, "device"),
         numa_node: tree.number(address, "numa_node"),
-        iommu_group: group(&tree, address),
+        iommu_group: tree.iommu_group(address),
         total_vfs: tree.number(address, "sriov_totalvfs").unwrap_or(0),
         num_vfs: tree.number(address, "sriov_numvfs").unwrap_or(0),
         drivers_autoprobe: tree.number(address, "sriov_drivers_autoprobe").map(|value| value != 0),
@@ -204,10 +204,6 @@ fn pf(
         owner: None,
         address,
     })
-}
-
-pub(crate) fn group(tree: &sysfs::Tree, address: PciAddress) -> Option<u32> {
-    sysfs::number(&tree.link(address, "iommu_group")?)
 }
 
 /// Who uses a VF's interface, for a sentence.

@@ -13,7 +13,6 @@ use pw_error::{Error, Result};
 use pw_linux::rtnetlink::{Errno, errno_text};
 
 use crate::address::PciAddress;
-use crate::discover::group;
 use crate::driver;
 use crate::link::{Change, Link, Links, Outcome, Setting};
 use crate::model::{Namespace, NetNs, Netdev};
@@ -186,7 +185,7 @@ impl Kernel for Linux {
             let mut of_vf = entries("infiniband_verbs", "/dev/infiniband");
             if self.tree.link(*vf, "driver").as_deref() == Some(driver::VFIO) {
                 of_vf.extend(entries("vfio-dev", "/dev/vfio/devices"));
-                if let Some(group) = group(&self.tree, *vf) {
+                if let Some(group) = self.tree.iommu_group(*vf) {
                     of_vf.extend([
                         format!("/dev/vfio/{group}"),
                         format!("/dev/vfio/noiommu-{group}"),

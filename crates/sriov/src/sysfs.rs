@@ -76,6 +76,11 @@ impl Tree {
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
+    /// The IOMMU group of a function; none without an IOMMU.
+    pub fn iommu_group(&self, address: PciAddress) -> Option<u32> {
+        number(&self.link(address, "iommu_group")?)
+    }
+
     /// The VFs of a PF: index and address, by index.
     pub fn vfs(&self, pf: PciAddress) -> Vec<(u32, PciAddress)> {
         let vf = |name: &str| Some((vf_index(name)?, self.link(pf, name)?.parse().ok()?));
