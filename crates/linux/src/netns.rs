@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         let error =
             run_in(Some(&Netns::Pid(std::process::id())), || Ok(())).expect_err("no thread");
-        assert!(error.what.contains("gives no thread"), "{}", error.what);
+        assert!(error.what.contains("cannot start a thread"), "{}", error.what);
     }
 
     #[test]

@@ -558,15 +558,12 @@ fn ten_thousand_machines_at_once_are_managed_and_read_again_only_where_they_chan
     for n in 0..10_000 {
         simulated.change(n, |_| ());
     }
-    let begun = Instant::now();
     assert_eq!(daemon.managed().len(), 10_000);
-    let first = begun.elapsed();
     let pool = daemon.pool();
     assert_eq!(daemon.machines.discover(&pool).ok(), Some(Discovery::Unchanged));
     assert_eq!(daemon.samples().len(), 10_000);
     simulated.destroy(4_321);
     assert_eq!(daemon.managed().len(), 9_999);
-    println!("10000 machines were read in {first:?}");
 }
 
 #[test]
