@@ -349,7 +349,7 @@ def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
         else:
             # The switch tells the functions' traffic apart.
             assert sent["vnf1"] == pytest.approx(sent["vnf2"], rel=0.5)
-    assert "Where every frame went" in (out / "report.html").read_text()
+    assert "Frames sent, returned and lost" in (out / "report.html").read_text()
 
 
 def test_the_switch_has_its_buffers_before_a_function_connects(
@@ -557,7 +557,7 @@ def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> N
             assert trial.tcp is not None
             assert trial.tcp.goodput_bps > 0
             assert trial.tcp.message_bytes == trial.cell["message_bytes"]
-        assert "What TCP carries" in (out / "report.html").read_text()
+        assert "TCP throughput" in (out / "report.html").read_text()
     assert {name for one in kpis(tmp_path / "routed") for name in one.vnfs} == {
         "vnf1",
         "vnf2",

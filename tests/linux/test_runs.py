@@ -111,7 +111,7 @@ def test_connections_are_timed_beside_load_and_compared(tmp_path: Path) -> None:
         assert 0 < figures["connect"] <= figures["connect_p99"]
         assert figures["connect_failed"] == 0
         assert (trial.background is None) == (trial.cell["load_type"] == "none")
-    assert "What else was measured" in (out / "report.html").read_text()
+    assert "Other measurements" in (out / "report.html").read_text()
     compared = planewise("compare", out, "--metric", "connect", "--json")
     (family,) = json.loads(compared.stdout)["families"]
     assert family["metric"] == "connect"
