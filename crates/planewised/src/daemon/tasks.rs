@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
@@ -151,13 +151,23 @@ const STEPS_AT_ONCE: usize = 48;
 /// Begins threads: `std::thread::Builder`, or what a test makes of it.
 type Spawn = Box<dyn FnMut(Box<dyn FnOnce() + Send>) -> std::io::Result<()> + Send>;
 
-/// Runs each task in a thread of its own, a bounded number of steps at a time. What finds no thread waits.
+/// What waits for a thread, and the threads that there are.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Task>,
+    threads: usize,
+}
+
+fn locked(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs tasks in a bounded number of threads, each of which ends when nothing waits. What finds no thread waits.
 pub struct ThreadRunner {
     reports: mpsc::Receiver<Report>,
     report: mpsc::Sender<Report>,
     wake: Arc<dyn Fn() + Send + Sync>,
-    waiting: VecDeque<Task>,
-    running: usize,
+    queue: Arc<Mutex<Queue>>,
     spawn: Spawn,
 }
 
@@ -170,54 +180,73 @@ impl ThreadRunner {
 
     fn with(wake: Arc<dyn Fn() + Send + Sync>, spawn: Spawn) -> Self {
         let (report, reports) = mpsc::channel();
-        Self { reports, report, wake, waiting: VecDeque::new(), running: 0, spawn }
+        Self { reports, report, wake, queue: Arc::default(), spawn }
     }
 
     /// Begins what waits, as far as there are threads.
     fn begin_waiting(&mut self) {
-        while self.running < STEPS_AT_ONCE
-            && let Some(task) = self.waiting.pop_front()
-        {
-            let number = task.number;
-            let kind = task.kind();
+        loop {
+            let task = {
+                let mut queue = locked(&self.queue);
+                if queue.threads >= STEPS_AT_ONCE {
+                    return;
+                }
+                let Some(task) = queue.waiting.pop_front() else { return };
+                queue.threads += 1;
+                task
+            };
             let (report, wake) = (self.report.clone(), Arc::clone(&self.wake));
+            let queue = Arc::clone(&self.queue);
             // Without a thread it stays here.
             let slot = Arc::new(Mutex::new(Some(task)));
-            let taken = Arc::clone(&slot);
+            let first = Arc::clone(&slot);
             let run = move || {
-                let task = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
-                let ended = catch_unwind(AssertUnwindSafe(|| task.map(Task::perform)));
-                let failed = || {
-                    Task::failed(number, kind, "a fault of planewised ended it: please report it")
-                };
-                // Without a receiver the daemon is ending.
-                let _ = report.send(ended.ok().flatten().unwrap_or_else(failed));
-                wake();
+                let mut next = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+                while let Some(task) = next {
+                    // Without a receiver the daemon is ending.
+                    let _ = report.send(perform(task));
+                    let mut queue = locked(&queue);
+                    next = queue.waiting.pop_front();
+                    queue.threads -= usize::from(next.is_none());
+                    drop(queue);
+                    wake();
+                }
             };
             if let Err(error) = (self.spawn)(Box::new(run)) {
                 tracing::debug!("the kernel gives no thread: {error}");
                 let task = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-                task.into_iter().for_each(|task| self.waiting.push_front(task));
+                let mut queue = locked(&self.queue);
+                queue.threads -= 1;
+                task.into_iter().for_each(|task| queue.waiting.push_front(task));
                 return;
             }
-            self.running += 1;
         }
     }
 }
 
+/// Performs a task; one that panics has failed.
+fn perform(task: Task) -> Report {
+    let (number, kind) = (task.number, task.kind());
+    catch_unwind(AssertUnwindSafe(|| task.perform())).unwrap_or_else(|_| {
+        Task::failed(number, kind, "a fault of planewised ended it: please report it")
+    })
+}
+
 impl TaskRunner for ThreadRunner {
     fn begin(&mut self, task: Task) {
-        match task.work {
-            Work::Step { .. } => self.waiting.push_back(task),
-            // Everything waits for what is observed.
-            _ => self.waiting.push_front(task),
+        {
+            let mut queue = locked(&self.queue);
+            match task.work {
+                Work::Step { .. } => queue.waiting.push_back(task),
+                // Everything waits for what is observed.
+                _ => queue.waiting.push_front(task),
+            }
         }
         self.begin_waiting();
     }
 
     fn ended(&mut self, _: u64) -> Vec<Report> {
-        let ended: Vec<Report> = self.reports.try_iter().collect();
-        self.running = self.running.saturating_sub(ended.len());
+        let ended = self.reports.try_iter().collect();
         self.begin_waiting();
         ended
     }
@@ -293,6 +322,6 @@ mod tests {
             wakes.recv_timeout(Duration::from_secs(10)).expect("all are done");
             done += tasks.ended(0).len();
         }
-        assert!(threads.lock().expect("no panic").2 <= 2 * STEPS_AT_ONCE, "{threads:?}");
+        assert!(threads.lock().expect("no panic").2 <= STEPS_AT_ONCE, "{threads:?}");
     }
 }
