@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from planewise.judge.statistics.comparison import UNDECIDED
 from planewise.measure.designs.cells import expand
 from planewise.measure.designs.design_file import load_design
 from planewise.store.models import Level, TrialRecord

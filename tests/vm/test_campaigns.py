@@ -21,7 +21,7 @@ def test_a_router_in_a_virtual_machine_brings_every_frame_and_leaves_nothing(
     sut = RouterUnderTest(ip_version, platform="vm")  # type: ignore[arg-type]
     with SutMeasurer(sut, 84) as measurer:
         assert measurer.cell["platform"] == "vm"
-        assert bool(measurer.facts.emulated) == (platform.accelerator.name == "tcg")
+        assert bool(measurer.built.emulated) == (platform.accelerator.name == "tcg")
         result = measurer.trial(500, 1)
     assert (result.sent, result.received) == (500, 500)
     assert nothing_is_left()

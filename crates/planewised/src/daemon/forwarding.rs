@@ -496,7 +496,7 @@ mod tests {
                 // A veth refuses filters; what would be set is what counts.
                 let _ = forwarding.settle(&view, &Addresses::default());
                 let macs = forwarding.entries.into_keys().map(|entry| entry.mac.to_string());
-                Some(macs.filter(|mac| mac.starts_with("06")).collect::<Vec<_>>())
+                Some(macs.filter(|mac| mac.starts_with("06:00")).collect::<Vec<_>>())
             });
             run.join().expect("no panic")
         };
