@@ -193,7 +193,7 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
                 assert process.stdout is not None
                 said = process.stdout.readline()
                 process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=200)
+            out, err = process.communicate(timeout=280)
         finally:
             process.kill()
         return subprocess.CompletedProcess(command, process.returncode, said + out, err)
