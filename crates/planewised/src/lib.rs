@@ -3,7 +3,7 @@
 
 pub mod cli;
 pub mod daemon;
-pub mod http;
+pub mod face;
 pub mod output;
 pub mod simulate;
 pub mod vf;

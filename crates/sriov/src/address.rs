@@ -1,4 +1,4 @@
-//! PCI addresses.
+//! PCI addresses. Knows nothing of the devices behind them.
 
 use std::fmt;
 use std::str::FromStr;

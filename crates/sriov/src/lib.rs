@@ -1,5 +1,6 @@
 //! SR-IOV functions of this machine: their number, settings, drivers and netdevs, and how to restore
-//! their earlier state. The only code that knows sysfs and the netlink of VFs.
+//! their earlier state. The only code that knows sysfs and the netlink of VFs. Knows nothing of
+//! guests, planes, or who deserves a VF.
 //!
 //! A [`plan::Plan`] is a value, made from a [`model::Machine`]; [`apply`] performs it through a
 //! [`kernel::Kernel`].

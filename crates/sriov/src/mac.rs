@@ -1,4 +1,4 @@
-//! MAC addresses of VFs.
+//! MAC addresses of VFs. Knows nothing of the devices that carry them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,6 +35,9 @@ impl Mac {
     }
 
     /// Parses a unicast address.
+    ///
+    /// # Errors
+    /// It is no MAC address, all zeros or a group's.
     pub fn station(text: &str) -> Result<Self> {
         let mac: Self = text.parse()?;
         if mac.is_station() {

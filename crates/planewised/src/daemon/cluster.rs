@@ -13,7 +13,7 @@ use crate::daemon::config::Kubernetes;
 use crate::daemon::guests::source::Source;
 use crate::daemon::pool::{Addresses, Pool, PoolView};
 use crate::daemon::status::Status;
-use crate::daemon::tasks::{Executor, PoolReading};
+use crate::daemon::tasks::Executor;
 
 /// Joins a cluster; the program that starts the daemon provides it.
 pub trait Cluster {
@@ -36,6 +36,9 @@ pub struct Node {
 /// PCI devices that device plugins or DRA drivers allocate to pods.
 pub trait Devices: std::fmt::Debug + Send + Sync {
     /// Which device plugin or driver allocates which device, by PCI address.
+    ///
+    /// # Errors
+    /// Why it is unknown.
     fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String>;
 }
 
@@ -74,8 +77,10 @@ impl ExclusivePool {
 }
 
 impl Pool for ExclusivePool {
-    fn reading(&mut self) -> PoolReading {
-        self.pool.reading()
+    fn read(&mut self) -> Result<PoolView> {
+        let mut view = self.pool.read()?;
+        self.mark(&mut view);
+        Ok(view)
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
@@ -112,9 +117,8 @@ mod tests {
     fn users(devices: impl Fn(&PoolView) -> Allocated) -> Vec<User> {
         let world = World::new(&Simulated { vfs: 2, guests: BTreeMap::new(), pods: None });
         let mut pool = world.host().pool;
-        let mut view = pool.reading()().expect("a pool");
-        let devices = devices(&view);
-        ExclusivePool::new(pool, Arc::new(devices)).sample(&mut view).expect("a pool");
+        let devices = devices(&pool.read().expect("a pool"));
+        let view = ExclusivePool::new(pool, Arc::new(devices)).read().expect("a pool");
         view.vfs.into_values().map(|vf| vf.user).collect()
     }
 

@@ -1,4 +1,5 @@
-//! Plugs a VF into one of libvirt's machines and out of it, and waits for its guest.
+//! Plugs a VF into one of libvirt's machines and out of it, and waits for its guest. Knows one machine, as
+//! it was when the step began.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
