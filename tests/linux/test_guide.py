@@ -81,7 +81,7 @@ NOT_RUN = {
 }
 
 UNTIL_STOPPED = r"planewise alloc (watch|page)|planewised daemon .*"
-STANDS_FOR = {"db": "steady", "--minutes 10": "--minutes 0.5"}
+STANDS_FOR = {"db": "steady", "--minutes 10m": "--minutes 0.5"}
 """Words of the guide that mean something else in the scratch folder: its guests, less time."""
 RUNS = {"docs/guide/chains.md": "CHAINS"}
 """The run that RUN means in a document, where it is no run of guests."""
@@ -193,7 +193,7 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
                 assert process.stdout is not None
                 said = process.stdout.readline()
                 process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=280)
+            out, err = process.communicate(timeout=200)
         finally:
             process.kill()
         return subprocess.CompletedProcess(command, process.returncode, said + out, err)

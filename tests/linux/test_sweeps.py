@@ -78,7 +78,7 @@ def made() -> set[str]:
         (("--router", "--size", "20"), "frame of 20 bytes is not possible"),
         (
             ("--tx", "lo", "--rx", "lo@no-such-ns", "--dst", "198.18.0.1"),
-            "--rx: the network namespace no-such-ns is gone",
+            "--rx: there is no network namespace 'no-such-ns'",
         ),
         (("--tx", "no-such-if", "--rx", "no-such-if", "--dst", "198.18.0.1"), "no-such-if"),
     ],

@@ -71,7 +71,7 @@ def test_all_published_labels_are_reproduced(rule: PublishedRule) -> None:
     assert len(rows) >= 62
     for row in rows:
         read = recorded(row["file"])
-        verdict = judge(read, rule=rule, draws=100)
+        verdict = judge(read, rule=rule)
         assert verdict.verdict == row[rule.replace("-", "_")], row["file"]
         assert verdict.rule == rule
         crossing = apply_rule(rule, read).potential

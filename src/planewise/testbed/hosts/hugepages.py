@@ -28,6 +28,10 @@ flock 9
 if [ -w $file ]; then
     before=$(cat $file)
     echo $((before + needed)) >$file
+    if [ $(cat $file) -lt $((before + needed)) ] && [ -w $2/proc/sys/vm/compact_memory ]; then
+        echo 1 >$2/proc/sys/vm/compact_memory
+        echo $((before + needed)) >$file
+    fi
     added=$(($(cat $file) - before))
     [ $added -ge $needed ] || {{ echo $before >$file; added=0; }}
 fi
