@@ -1,4 +1,4 @@
-"""Writes the tables of the run directory in docs/reference/formats.md from the models' docstrings.
+"""Writes the tables of docs/reference/formats.md from the models' and importers' docstrings.
 
     python packaging/formats.py [--check]
 
@@ -26,6 +26,8 @@ FILES = {
     "Recommendation": "recommendation.json",
 }
 BEGIN, END = "<!-- from the models: packaging/formats.py -->\n", "<!-- end -->\n"
+BEGIN_IMPORTERS = "<!-- from the importers: packaging/formats.py -->\n"
+IMPORTERS = ROOT / "src" / "planewise" / "store" / "importers"
 
 
 def classes() -> dict[str, ast.ClassDef]:
@@ -71,6 +73,20 @@ def table(name: str, models: dict[str, ast.ClassDef], shown: set[str]) -> Iterat
             yield from table(one, models, shown)
 
 
+def importers() -> Iterator[str]:
+    """A table row for each importer: its name, its docstring's first sentence, what it is for."""
+    yield "| format | what it reads | for |\n| --- | --- | --- |\n"
+    for node in ast.parse((IMPORTERS / "__init__.py").read_text()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="CURVES" | "READINGS" as kind)], value=value):
+                for name in ast.literal_eval(value):
+                    text = (IMPORTERS / f"{name.replace('-', '_')}.py").read_text()
+                    about = ast.get_docstring(ast.parse(text)) or ""
+                    summary = " ".join(re.split(r"\.\s|\.$", about)[0].split())
+                    purpose = "judge" if kind == "CURVES" else "compare"
+                    yield f"| `{name}` | {summary} | {purpose} |\n"
+
+
 def _title(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
 
@@ -81,7 +97,10 @@ def main() -> None:
     text = "".join(part for name in FILES for part in table(name, models, shown))
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
-    made = f"{before}{BEGIN}\n{text}{END}{rest.split(END)[1]}"
+    after = rest.split(END, 1)[1]
+    made = f"{before}{BEGIN}\n{text}{END}{after}"
+    before, rest = made.split(BEGIN_IMPORTERS)
+    made = f"{before}{BEGIN_IMPORTERS}\n{''.join(importers())}\n{END}{rest.split(END, 1)[1]}"
     if "--check" in sys.argv[1:]:
         if made != page:
             sys.exit(f"{PAGE} is not what the models say: run `python {sys.argv[0]}`")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-_BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
+BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 RATES = ((1e9, "Gpps"), (1e6, "Mpps"), (1e3, "kpps"), (1.0, "pps"))
 
 
@@ -22,7 +22,7 @@ def rate_text(pps: float) -> str:
 
 def bits_text(bps: float) -> str:
     """A bit rate given in bits a second."""
-    return _scaled(bps, _BITS)
+    return _scaled(bps, BITS)
 
 
 def percent_text(ratio: float, *, signed: bool = False) -> str:

@@ -10,7 +10,8 @@ installed (`pip install atheris`) they run as coverage-guided fuzz targets:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -18,9 +19,11 @@ from types import FunctionType
 import numpy as np
 
 from planewise.errors import BadInputError
+from planewise.judge import readings as judged
 from planewise.store.importers import MODULES, importer
 from planewise.store.importers.text import decode
 from planewise.store.loads import LoadTrials
+from planewise.store.readings import Readings
 
 NAME = Path("fuzzed_raw_50_exp_t_10_k6.8.txt")
 
@@ -28,8 +31,8 @@ NAME = Path("fuzzed_raw_50_exp_t_10_k6.8.txt")
 def _text(
     data: bytes,
     recognise: Callable[[bytes, Path], float],
-    parse: Callable[[str, Path], list[LoadTrials]],
-) -> list[LoadTrials] | None:
+    parse: Callable[[str, Path], list[LoadTrials] | list[Readings]],
+) -> Sequence[LoadTrials | Readings] | None:
     confidence = recognise(data[:65536], NAME)
     assert 0 <= confidence <= 1
     try:
@@ -37,7 +40,9 @@ def _text(
     except BadInputError as error:
         check_error(error)
         return None
-    check_curves(curves)
+    check_curves([curve for curve in curves if isinstance(curve, LoadTrials)])
+    check_readings([curve for curve in curves if isinstance(curve, Readings)])
+    assert curves
     return curves
 
 
@@ -50,7 +55,6 @@ def check_error(error: BadInputError) -> None:
 
 def check_curves(curves: list[LoadTrials]) -> None:
     """What every importer promises of its curves."""
-    assert curves
     for trials in curves:
         size = len(trials)
         assert size == len(trials.sent) == len(trials.received) == len(trials.order)
@@ -66,12 +70,25 @@ def check_curves(curves: list[LoadTrials]) -> None:
         assert trials.format
 
 
-def _entry(name: str) -> Callable[[bytes], list[LoadTrials] | None]:
+def check_readings(found: list[Readings]) -> None:
+    """What every importer promises of its readings: they can be estimated and compared."""
+    for one in found:
+        assert len(one.values)
+        assert np.all(np.isfinite(one.values))
+        assert np.all(one.values >= 0)
+        assert one.quantity
+        estimate = judged.estimate(one)
+        assert estimate.low is None or estimate.high is None or estimate.low <= estimate.high
+    judged.can_tell(found)
+    judged.compare([*found, *(replace(one, file=Path("another")) for one in found)], 0.05)
+
+
+def _entry(name: str) -> Callable[[bytes], Sequence[LoadTrials | Readings] | None]:
     module = importer(name)
     return partial(_text, recognise=module.recognise, parse=module.parse)
 
 
-ENTRIES: dict[str, Callable[[bytes], list[LoadTrials] | None]] = {
+ENTRIES: dict[str, Callable[[bytes], Sequence[LoadTrials | Readings] | None]] = {
     name: _entry(name) for name in MODULES if name != "run"
 }
 """Every format that is a file, by its name."""

@@ -18,7 +18,9 @@ from tests.fuzz.importers import ENTRIES
 from tests.unit import importer_samples as samples
 
 HERE = Path("somewhere.txt")
-SAMPLES = samples.every(samples.trials(2))
+SAMPLES = samples.every(samples.trials(2)) | {
+    name: files[0].encode() for name, files in samples.readings().items()
+}
 HOSTILE = (
     b"",
     b" \n\t\n",
@@ -91,6 +93,16 @@ WORDS = [
     "lower",
     "rate",
     "type",
+    "end",
+    "intervals",
+    "sum",
+    "bits_per_second",
+    "round_trips",
+    "delay",
+    "rtt",
+    "tputMetric",
+    "throughput",
+    "metadata",
 ]
 """Keys that some format looks for."""
 

@@ -13,13 +13,13 @@ import pytest
 
 from planewise.errors import BadInputError
 from planewise.store import importers
-from planewise.store.importers import csit, csv, mlrsearch, nfvbench, pastrami, trex
+from planewise.store.importers import csv, mlrsearch, nfvbench, pastrami, trex
 from planewise.store.loads import LoadTrials
 from tests.unit import importer_samples as samples
 
 HERE = Path("somewhere.txt")
 TRIALS = samples.trials()
-WITH_TRIALS = [name for name in samples.every(TRIALS) if name != "csit"]
+WITH_TRIALS = list(samples.every(TRIALS))
 
 
 def assert_same(found: LoadTrials, expected: list[samples.Trial] = TRIALS) -> None:
@@ -327,21 +327,6 @@ class TestMlrsearch:
 
         assert (found.sent[0], found.received[0]) == (8, 8)
         assert "fewer packets than intended" in found.notes[0]
-
-
-class TestCsit:
-    def test_bounds_are_reported_and_no_trial_is_made_up(self) -> None:
-        (found,) = csit.parse(samples.csit(), HERE)
-
-        assert len(found) == 0
-        assert found.reported == {"ndr_pps": 1e6, "pdr_pps": 1.2e6}
-
-    def test_a_test_that_was_no_search_is_an_error(self) -> None:
-        test = json.loads(samples.csit())
-        test["result"] = {"type": "mrr"}
-
-        with pytest.raises(BadInputError, match="a test case of type 'mrr'"):
-            csit.parse(json.dumps(test), HERE)
 
 
 class TestCsv:

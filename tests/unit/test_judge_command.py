@@ -212,15 +212,15 @@ def test_wrong_usage_is_one_sentence_and_exit_code_two(
 
 
 def test_a_search_without_trials_is_undecided_and_says_why(tmp_path: Path) -> None:
-    file = tmp_path / "csit.info.json"
-    file.write_text(samples.csit())
+    file = tmp_path / "old.json"
+    file.write_text(samples.nfvbench_without_iterations())
 
     (found,) = judged(file)
 
     assert found["verdict"] == "UNDECIDED"
     assert found["headroom_low"] is None
-    assert (found["ndr_pps"], found["pdr_pps"]) == (1e6, 1.2e6)
-    assert "none of its trials" in found["warnings"][0]
+    assert (found["ndr_pps"], found["pdr_pps"]) == (800_000, 804_000)
+    assert "kept no iterations" in found["warnings"][0]
 
 
 def test_what_a_tool_reports_is_never_mixed_with_what_was_computed(tmp_path: Path) -> None:

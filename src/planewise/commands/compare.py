@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planewise.commands import console
+from planewise.commands import console, readings
 from planewise.commands.options import JsonOption, MarginOption, WideOption
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Run directories; several are analysed together."),
+        typer.Argument(
+            metavar="RUN…|FILE…",
+            help="Run directories, analysed together, or files of other tools.",
+        ),
     ],
     factor: Annotated[
         str,
@@ -75,8 +78,12 @@ def compare(
     """Compare planes, or the levels of any factor, and report what is known of the difference.
 
     Pairs are made within blocks, with all else alike. The answer is better, worse, practically the
-    same, or not known.
+    same, or not known. Files of other tools are compared by each quantity that they share; files in
+    several folders are runs of their folder.
     """
+    if any(run.is_file() for run in runs):
+        readings.compare(runs, margin, json=json)
+        return
     # Thousands of small products: threads that wait for each other cost five times their work.
     # numpy reads this when it is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planewise.commands import console
+from planewise.commands import console, readings
 from planewise.commands.options import PlrOption, WideOption
 from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
 from planewise.store.importers import MODULES as FORMATS
@@ -19,6 +19,7 @@ from planewise.units import count_text, percent_text
 if TYPE_CHECKING:
     from planewise.judge.files import Judged
     from planewise.judge.verdict import LoadEstimate, Rule, Stability
+    from planewise.store.readings import Readings
 
 LISTED = 4
 """Most curves whose warnings are printed below the table; for more, only their kinds."""
@@ -87,24 +88,31 @@ def judge(
             where="planewise judge",
             remedy="name files with results, or try `planewise judge --example realistic`",
         )
-    from planewise.judge.files import as_json, judge_example, judge_file
+    from planewise.judge.files import as_json, judge_curves, judge_example
     from planewise.judge.verdict import checked_rule
+    from planewise.store import importers
 
     chosen = checked_rule(rule, plr)
     judged: list[Judged] = []
+    compared: list[Readings] = []
     failed = 0
     if example is not None:
         judged.append(judge_example(example, chosen, plr))
     for file in files or []:
         try:
-            judged += judge_file(file, format_name, chosen, plr)
+            content = importers.content(file, format_name)
+            compared += content.readings
+            judged += judge_curves(file, content.curves, chosen, plr)
         except PlanewiseError as error:
             failed += 1
             console.print_error(error)
     if json:
-        console.print_json([as_json(result, chosen, plr) for result in judged])
-    elif judged:
-        _print(judged, chosen, plr, quiet=quiet, wide=wide)
+        curves = [as_json(result, chosen, plr) for result in judged]
+        console.print_json([*curves, *(readings.as_json(one) for one in compared)])
+    else:
+        if judged:
+            _print(judged, chosen, plr, quiet=quiet, wide=wide)
+        readings.print_each(compared)
     if export is not None and judged:
         from planewise.store import exporters
 
@@ -114,16 +122,16 @@ def judge(
     if failed:
         raise typer.Exit(BadInputError.exit_code)
     if require_good:
-        _require_good(judged)
+        _require_good(judged, compared)
 
 
-def _require_good(judged: list[Judged]) -> None:
-    failing = [result for result in judged if result.word != "GOOD"]
+def _require_good(judged: list[Judged], compared: list[Readings]) -> None:
+    failing = [f"{result.title} is {result.word}" for result in judged if result.word != "GOOD"]
+    failing += dict.fromkeys(f"{one.file.name} has no verdict" for one in compared)
     if failing:
         raise VerdictNotGoodError(
-            f"{len(failing)} of {len(judged)} verdicts are not GOOD: "
-            + ", ".join(f"{result.title} is {result.word}" for result in failing[:3])
-            + (" …" if len(failing) > 3 else ""),
+            f"{len(failing)} of {len(judged) + len({one.file for one in compared})} verdicts are "
+            "not GOOD: " + ", ".join(failing[:3]) + (" …" if len(failing) > 3 else ""),
             remedy="the table's reasons and warnings say what would change them",
         )
 

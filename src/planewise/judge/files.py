@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve
@@ -13,6 +16,7 @@ from planewise.judge.headroom import LIMIT
 from planewise.judge.verdict import LoadEstimate, Rule, Verdict, judge
 from planewise.store import importers
 from planewise.store.loads import LoadTrials
+from planewise.store.readings import Collected, Readings
 from planewise.units import percent_text
 
 EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0)
@@ -73,8 +77,15 @@ def judge_file(
     Raises:
         BadInputError: the file cannot be read, or has nothing to judge.
     """
+    return judge_curves(file, importers.read(file, format_name), rule, plr)
+
+
+def judge_curves(
+    file: Path, curves: Iterable[LoadTrials], rule: Rule = "planewise", plr: float = 0.005
+) -> list[Judged]:
+    """Each of a file's curves with its verdict. BadInputError where there is nothing to judge."""
     judged = []
-    for trials in importers.read(file, format_name):
+    for trials in curves:
         if not len(trials):
             if not trials.reported:
                 raise BadInputError(
@@ -89,6 +100,22 @@ def judge_file(
         curve = curve_from_trials(trials)
         judged.append(Judged(str(file), trials, curve, judge(curve, rule, plr)))
     return judged
+
+
+def as_readings(judged: Judged) -> list[Readings]:
+    """What a curve has to compare: PDR with its interval, the tool's own NDR and PDR, or, of a
+    single load, the share lost."""
+    trials, found = judged.trials, Collected(Path(judged.file), judged.trials.format)
+    pdr = judged.verdict.pdr if judged.verdict else None
+    if pdr is not None and pdr.bounded:
+        found.add_number("PDR", "pps", pdr.pps, trials.curve, low=pdr.low_pps, high=pdr.high_pps)
+    for name, value in trials.reported.items():
+        found.add_number(f"{name[:3].upper()} as reported", "pps", value, trials.curve)
+    if trials.loads == 1:
+        lost = np.clip(1 - trials.received / trials.sent, 0, 1)
+        at = f"{trials.curve} at {load_text(float(trials.offered_pps[0]))}".strip()
+        found.add("loss", "share", "run", lost.tolist(), at)
+    return found.finish("its loads end before PDR does, so there is no number to compare")
 
 
 def judge_example(name: str, rule: Rule, plr: float) -> Judged:

@@ -2,14 +2,17 @@
 
     NAME                        name of the format
     recognise(head, path)       confidence 0 to 1 from the file's first bytes (decompressed)
-    parse(text, path)           the curves in a file's text, as store.loads.LoadTrials; `path` names
-                                it in errors. BadInputError with file and line for anything else
+    parse(text, path)           what the file's text holds; `path` names it in errors.
+                                BadInputError with file and line for anything else
 
-The run directory is not text: it has `read(path)` instead of `parse`.
+Formats in CURVES hold load trials (store.loads.LoadTrials), the others readings of a quantity
+(store.readings.Readings). The run directory is not text: it has `read(path)` instead of `parse`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +23,17 @@ from planewise.store.importers.text import HEAD_BYTES, decode, parse_json, read_
 
 if TYPE_CHECKING:
     from planewise.store.loads import LoadTrials
+    from planewise.store.readings import Readings
 
-MODULES = ("run", "pastrami", "mlrsearch", "trex", "nfvbench", "csit", "csv")
-"""Each format's module has its name, and is imported on use."""
+CURVES = ("run", "pastrami", "mlrsearch", "trex", "nfvbench", "csv")
+"""Formats whose files can be judged: they hold trials at several loads."""
+READINGS = (
+    "csit", "iperf3", "netperf", "sockperf", "irtt", "flent", "k8s-netperf", "testpmd", "pktgen",
+    "trex-console",
+)  # fmt: skip
+"""Formats whose files can be compared."""
+MODULES = CURVES + READINGS
+"""Each format's module has its name (with _ for -), and is imported on use."""
 
 
 def importer(name: str) -> ModuleType:
@@ -33,7 +44,7 @@ def importer(name: str) -> ModuleType:
             where="--from",
             remedy=f"the formats are {', '.join(MODULES)}",
         )
-    return import_module(f"{__name__}.{name}")
+    return import_module(f"{__name__}.{name.replace('-', '_')}")
 
 
 def recognise(path: Path) -> str:
@@ -76,13 +87,35 @@ def _check_is_text(head: bytes, path: Path) -> None:
     decode(head, path)
 
 
-def read(path: Path, format_name: str | None = None) -> list[LoadTrials]:
-    """The curves of a file or run directory, its format recognised or given.
+@dataclass(frozen=True)
+class Content:
+    """What a file holds: curves, or readings."""
+
+    curves: Sequence[LoadTrials] = ()
+    readings: Sequence[Readings] = ()
+
+
+def content(path: Path, format_name: str | None = None) -> Content:
+    """What a file or run directory holds, its format recognised or given.
 
     BadInputError with file and line for a file that is wrong.
     """
-    chosen = importer(format_name or recognise(path))
-    curves: list[LoadTrials] = (
+    name = format_name or recognise(path)
+    chosen = importer(name)
+    if name in READINGS:
+        return Content(readings=chosen.parse(read_text(path), path))
+    return Content(
         chosen.read(path) if hasattr(chosen, "read") else chosen.parse(read_text(path), path)
     )
-    return curves
+
+
+def read(path: Path, format_name: str | None = None) -> list[LoadTrials]:
+    """The curves of a file or run directory. BadInputError as `content`, and for readings."""
+    found = content(path, format_name)
+    if found.readings:
+        raise BadInputError(
+            f"{found.readings[0].format} files hold no trials at several loads, so no curve",
+            where=str(path),
+            remedy=f"compare it with others like it: planewise compare {path} …",
+        )
+    return list(found.curves)

@@ -1,8 +1,9 @@
-"""CSIT's test case results (`*.info.json`): bounds that a search found. Knows that schema alone.
+"""CSIT's test case results (`*.info.json`): a search's bounds, or the rates of MRR's trials.
 
-Followed: FD.io CSIT's model, docs/model/current/schema/test_case.info.schema.yaml, version 1.0.1
-(`result.type` of `ndrpdr`, `mrr`, `soak`). The model keeps no trial of a search: only the
-lower and upper bound of NDR and PDR. They become `reported` values without trials.
+Followed: FD.io CSIT, docs/model/current/schema/test_case.info.schema.yaml, 1.0.1 to 1.5.1, and
+resources/libraries/python/model/ExportResult.py. `result.type` is `ndrpdr` (lower and upper bound
+of NDR and PDR, none of the search's trials), `mrr` (the receive rate of each trial), `soak` (bounds
+of the critical rate) or `hoststack` (one bandwidth).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.fields import Fields, LooseText, Number, at, check
+from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
 from planewise.store.importers.text import values
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store.readings import Collected, Readings
 
 NAME = "csit"
 
@@ -20,67 +21,75 @@ NAME = "csit"
 class _Case(Fields):
     type: LooseText = at("result", "type", default=None)
     test_id: LooseText = None
-    dut_type: LooseText = None
-    dut_version: LooseText = None
-    test_type: LooseText = None
-    tg_type: LooseText = None
-    start_time: LooseText = None
+    passed: object = None
+    message: LooseText = None
 
 
 class _Bounds(Fields):
-    ndr_pps: Number = at("result", "ndr", "lower", "rate", "value")
-    ndr_unit: object = at("result", "ndr", "lower", "rate", "unit", default=None)
-    pdr_pps: Number = at("result", "pdr", "lower", "rate", "value")
-    pdr_unit: object = at("result", "pdr", "lower", "rate", "unit", default=None)
+    lower: Number = at("lower", "rate", "value")
+    upper: LooseNumber = at("upper", "rate", "value", default=None)
+    unit: object = at("lower", "rate", "unit", default=None)
+
+
+class _Search(Fields):
+    ndr: object = at("result", "ndr", default=None)
+    pdr: object = at("result", "pdr", default=None)
+    critical_rate: object = at("result", "critical_rate", default=None)
+
+
+class _Mrr(Fields):
+    values: list[Number] = at("result", "receive_rate", "rate", "values")
+    unit: object = at("result", "receive_rate", "rate", "unit", default=None)
+
+
+class _HostStack(Fields):
+    bps: Number = at("result", "bandwidth", "value")
 
 
 def recognise(head: bytes, path: Path) -> float:
-    """`test_id` beside `dut_type` or a result type of the model."""
-    if b'"test_id"' in head and (b'"dut_type"' in head or b'"ndrpdr"' in head):
+    """`test_id` beside the model's other names."""
+    types = (b'"ndrpdr"', b'"mrr"', b'"soak"', b'"hoststack"')
+    if b'"test_id"' in head and (b'"dut_type"' in head or any(one in head for one in types)):
         return 0.9
-    if path.name.endswith((".info.json", ".info.json.gz")) and b'"result"' in head:
-        return 0.7
     return 0.5 if b'"ndrpdr"' in head and b'"lower"' in head else 0.0
 
 
-def parse(text: str, path: Path) -> list[LoadTrials]:
-    """A curve without trials for each test case. BadInputError for a test that is no search."""
-    curves = []
+def parse(text: str, path: Path) -> list[Readings]:
+    """NDR and PDR, or MRR, of each test case. BadInputError for a test without either."""
+    found = Collected(path, NAME)
+    why = "the list of test cases is empty"
     for line, value in values(text, path):
         where = f"{path}:{line}"
         case = check(_Case, value, "a test case", where)
-        _require_search(case.type, where)
-        bounds = check(_Bounds, value, "a test case", where)
-        _require_pps("ndr", bounds.ndr_unit, where)
-        _require_pps("pdr", bounds.pdr_unit, where)
-        info = case.model_dump(exclude={"type"}, exclude_none=True)
-        curves.append(
-            TrialColumns(path).finish(
-                format_name=NAME,
-                curve=info.get("test_id", ""),
-                info=info,
-                reported={"ndr_pps": bounds.ndr_pps, "pdr_pps": bounds.pdr_pps},
-                notes=[
-                    "CSIT's model keeps the bounds that the search found and none of its trials: "
-                    "the numbers are as reported (lower bounds) and nothing can be judged"
-                ],
+        name = case.test_id or ""
+        if case.type == "mrr":
+            mrr = check(_Mrr, value, "a test case", where)
+            _require_pps("the receive rate", mrr.unit, where)
+            found.add("MRR (receive rate at line rate)", "pps", "run", mrr.values, name)
+        elif case.type == "hoststack":
+            stack = check(_HostStack, value, "a test case", where)
+            found.add("throughput", "bit/s", "run", [stack.bps], name)
+        elif case.type in ("ndrpdr", "soak"):
+            search = check(_Search, value, "a test case", where)
+            parts = ("ndr", "pdr") if case.type == "ndrpdr" else ("critical_rate",)
+            for part in parts:
+                bounds = check(_Bounds, getattr(search, part), part, where, f"result.{part}.")
+                _require_pps(part, bounds.unit, where)
+                title = part.upper() if part != "critical_rate" else "critical rate"
+                found.add_number(
+                    title, "pps", bounds.lower, name, low=bounds.lower, high=bounds.upper
+                )
+        elif case.passed is False:
+            why = f"the test failed: {' '.join((case.message or 'no reason given').split())[:150]}"
+        else:
+            raise BadInputError(
+                "no result.type: not a test case of CSIT's model 1.x"
+                if case.type is None
+                else f"a test case of type {case.type[:30]!r} has no rate",
+                where=where,
+                remedy="give the .info.json of an ndrpdr, mrr, soak or hoststack test",
             )
-        )
-    if not curves:
-        raise BadInputError("the list of test cases is empty", where=str(path))
-    return curves
-
-
-def _require_search(kind: str | None, where: str) -> None:
-    if kind == "ndrpdr":
-        return
-    raise BadInputError(
-        "no result.type: not a test case of CSIT's model 1.x"
-        if kind is None
-        else f"a test case of type {kind!r}: only searches (ndrpdr) report loss",
-        where=where,
-        remedy="give the .info.json of an ndrpdr test, or the search's trials (format mlrsearch)",
-    )
+    return found.finish(why)
 
 
 def _require_pps(name: str, unit: object, where: str) -> None:
@@ -88,5 +97,5 @@ def _require_pps(name: str, unit: object, where: str) -> None:
         raise BadInputError(
             f"{name} is given in {str(unit)[:20]}, not in pps",
             where=where,
-            remedy="only packet rates can be judged",
+            remedy="only packet rates can be compared",
         )

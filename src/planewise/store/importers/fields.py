@@ -43,6 +43,12 @@ LooseNumber = Annotated[float | None, BeforeValidator(_none_unless(int | float))
 LooseText = Annotated[str | None, BeforeValidator(_none_unless(str))]
 """An optional text; None, and no error, for another type."""
 
+
+def entries(value: object) -> list[dict[str, object]]:
+    """The objects of a JSON list; none of anything else."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
 _KINDS = {
     "float_type": "not a number",
     "float_parsing": "not a number",

@@ -1,0 +1,65 @@
+"""flent's data files (`.flent`, `.flent.gz`): every series of a test, a value each step.
+
+Followed: tohojo/flent, flent/resultset.py (format versions 1 to 4): `results` has a list a series,
+null where a tool said nothing, `metadata.SERIES_META` its unit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planewise.store.importers.fields import Fields, LooseText, at, check
+from planewise.store.importers.text import parse_json
+from planewise.store.readings import Collected, Readings, Unit
+
+NAME = "flent"
+
+_UNITS: dict[str, tuple[Unit, float]] = {
+    "ms": ("ns", 1e6),
+    "s": ("ns", 1e9),
+    "us": ("ns", 1e3),
+    "mbits/s": ("bit/s", 1e6),
+    "mbit/s": ("bit/s", 1e6),
+    "gbits/s": ("bit/s", 1e9),
+    "kbits/s": ("bit/s", 1e3),
+    "bits/s": ("bit/s", 1.0),
+    "packets/s": ("pps", 1.0),
+    "pps": ("pps", 1.0),
+    "requests/s": ("1/s", 1.0),
+    "trans/s": ("1/s", 1.0),
+}
+
+
+class _File(Fields):
+    results: dict[str, object]
+    test: LooseText = at("metadata", "NAME", default=None)
+    series: object = at("metadata", "SERIES_META", default=None)
+
+
+def recognise(head: bytes, path: Path) -> float:
+    """flent's metadata beside its results."""
+    marks = (b'"x_values"', b'"SERIES_META"', b'"DATA_FILENAME"', b'"TEST_PARAMETERS"', b"FLENT")
+    return 0.95 if b'"metadata"' in head and sum(mark in head for mark in marks) > 0 else 0.0
+
+
+def parse(text: str, path: Path) -> list[Readings]:
+    """A series each, of known units."""
+    file = check(_File, parse_json(text, path), "the file's content", str(path))
+    found = Collected(path, NAME)
+    about = file.series if isinstance(file.series, dict) else {}
+    for name, values in file.results.items():
+        meta = about.get(name)
+        said = str(meta.get("UNITS", "")) if isinstance(meta, dict) else ""
+        unit, scale = _UNITS.get(said.lower().strip(), _guessed(name))
+        steps = [
+            float(value) * scale
+            for value in (values if isinstance(values, list) else ())
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        found.add(name.strip() or "unnamed", unit, "interval", steps, file.test or "")
+    return found.finish("no series in it has values")
+
+
+def _guessed(series: str) -> tuple[Unit, float]:
+    """Of a series whose unit the file (older versions) leaves out: flent's names tell."""
+    return ("ns", 1e6) if "ping" in series.lower() else ("bit/s", 1e6)
