@@ -42,7 +42,7 @@ class BadInputError(PlanewiseError):
 class UnsupportedError(PlanewiseError):
     """This machine lacks an ability (kernel, privilege, device, tool).
 
-    Tests skip on it by name: the message is the reason, the remedy the way out.
+    Tests skip on it by name: the message is the reason, the remedy what to do.
     """
 
 

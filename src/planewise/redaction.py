@@ -1,4 +1,4 @@
-"""Hides secrets and addresses in texts that are sent to others. Knows no file.
+"""Hides secrets and addresses in texts that are sent to others.
 
 Secrets are replaced by a note. Addresses, host names and user names become pseudonyms, the same in
 all texts of one `Redactor`, so that a reader can still tell which is which.

@@ -99,8 +99,8 @@ def test_one_block_or_failed_trials_alone_tell_nothing() -> None:
         (lambda n: HostState(temperature_c=40 + n), "heat", "°C"),
         (lambda n: HostState(throttled=int(n == 7)), "throttled", "in 1 of 36 trials"),
         (lambda n: HostState(steal=0.2 if n % 3 == 0 else 0.0), "steal",
-         "more than 1% of all CPUs' time to others in 12 of 36 trials (up to 20%)"),
-        (lambda n: HostState(foreign_cpu=0.5), "foreign_cpu", "in 36 of 36 trials (up to 50%)"),
+         "more than 1 % of all CPUs' time to others in 12 of 36 trials (up to 20 %)"),
+        (lambda n: HostState(foreign_cpu=0.5), "foreign_cpu", "in 36 of 36 trials (up to 50 %)"),
         (lambda n: HostState(offloads={"eth0": "gro" if n < 9 else ""}), "offloads", "eth0"),
     ],
 )  # fmt: skip

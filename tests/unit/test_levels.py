@@ -111,7 +111,7 @@ def test_it_reaches_no_recommendation(run: Path) -> None:
     assert advice.ranking == of_kept.ranking
     assert advice.headline == of_kept.headline
     assert {one.frequency_pps for one in advice.ranking} == {1000.0, 1e6}
-    assert any("12 trials missed their level" in one for one in advice.reservations)
+    assert any("12 trials missed their target" in one for one in advice.reservations)
 
 
 def test_the_recommendation_names_the_rate_at_which_it_holds(tmp_path: Path) -> None:

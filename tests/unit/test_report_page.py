@@ -89,13 +89,16 @@ def test_the_answer_the_planes_and_three_reservations_come_first(page: str) -> N
     holds = body.index("Holds for: load at the responder, 8 background guests")
     planes, reservations = body.index('class="planes"'), body.index("Reservations</h2>")
     assert headline < holds < planes < reservations < body.index('id="rtt"')
-    shown = body[reservations : body.index("more</summary>")]
+    shown = body[reservations : body.index("more below</summary>")]
     assert shown[: shown.index("</ul>")].count("<li>") == 3
 
 
 def test_planes_are_ranked_with_bars_their_intervals_and_verdicts(run: RunReader) -> None:
     titles, rows = html.planes(RunData(run))
-    assert titles == ("Median round-trip time", "Forwarding rate at the best load")
+    assert titles == (
+        "Median round-trip time, less is better",
+        "Forwarding rate at the best load, more is better",
+    )
     assert rows[0].plane == "veth"
     latencies = [row.bars[0] for row in rows]
     assert all(bar is not None and bar.low <= bar.to <= bar.high for bar in latencies)

@@ -103,7 +103,7 @@ def test_a_curve_that_saturates_where_loss_begins_is_good() -> None:
     assert verdict.headroom.low == pytest.approx(0, abs=0.002)
     assert verdict.headroom.high == pytest.approx(240 / (231.9 * 0.995) - 1, abs=0.003)
     assert verdict.reason == (
-        "throughput beyond PDR rises by 0 % to 4.1 % (limit 10 %): one number can stand for it"
+        "throughput beyond PDR rises by 0 % to 4.1 % (limit 10 %): one number represents it"
     )
     assert str(verdict.stability) == (
         "100 of 100 runs agree: at most 3 % of runs may be disturbed (95 %)"

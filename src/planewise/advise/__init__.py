@@ -1,1 +1,1 @@
-"""Which plane for which workload: from measurements alone. Knows no testbed."""
+"""Which plane for which workload: from measurements alone."""

@@ -1,4 +1,4 @@
-"""Measured chains of a run, as rows that a profile is fitted to. Knows no model.
+"""Measured chains of a run, as rows that a profile is fitted to.
 
 A trial tells of its plane only where the plane was the limit: what a generator, or cores that tasks
 had to share, held back is left out and counted.
@@ -33,7 +33,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
     """The rows of a run's chains. `run` is its name.
 
     Raises:
-        BadInputError: it measured no chain, or none that tells of its plane.
+        BadInputError: it measured no chain, or none that was limited by its plane.
     """
     done = [
         trial
@@ -89,7 +89,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
     )
     if not rows:
         raise BadInputError(
-            f"none of its {len(done)} trials of chains tells of a plane ({'; '.join(left_out)})",
+            f"none of its {len(done)} chain trials was limited by a plane ({'; '.join(left_out)})",
             where=run,
             remedy="give generator, switch and functions a core each, and measure again"
             if sized

@@ -1,7 +1,6 @@
 """What runs measured of planes, as evidence for an advice: times, rates, CPU, loss, chains.
 
-Of an emulated host only the order of its planes counts, never a figure. Knows no workload's demands
-and no model.
+Of an emulated host only the order of its planes counts, never a figure.
 """
 
 from __future__ import annotations

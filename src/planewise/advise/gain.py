@@ -1,4 +1,4 @@
-"""What a fast plane saves a guest's packets, by packet rate and frame size. Knows no file.
+"""What a fast plane saves a guest's packets, by packet rate and frame size.
 
 Publication F (section 4.3) ranks guests by the *boost* of a VF: by how much the median latency
 falls, as a share of the paravirtual one. The daemon's policy `benefit` needs the same in time: what

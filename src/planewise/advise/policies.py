@@ -27,7 +27,7 @@ def recommend_policies(
     """
     families = policy_families(trials, info)
     missed = sum(not keeps_levels(trial) for trial in by_groups(trials))
-    reservation = f"{missed} times the rate of a group was not kept: this counts for nothing here"
+    reservation = f"{missed} times the rate of a group was not kept: those trials are ignored here"
     all_reservations = (*reservations, *((reservation,) if missed else ()))
     if any(trial.alloc is not None and trial.alloc.switch for trial in trials):
         lost, sent = switch_losses(trials)

@@ -91,10 +91,9 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
         advice = advice.model_copy(update={"headline": headline})
     if not missed:
         return advice
-    whose, verb = ("its", "counts") if missed == 1 else ("their", "count")
+    whose = "its" if missed == 1 else "their"
     reservation = (
-        f"{count_text(missed, 'trial')} missed {whose} level by more than 1 % and {verb} for "
-        "nothing here"
+        f"{count_text(missed, 'trial')} missed {whose} target by more than 1 %, not counted here"
     )
     return advice.model_copy(update={"reservations": (*advice.reservations, reservation)})
 
@@ -283,9 +282,9 @@ def _note(comparison: Comparison | None, best: str, value: LevelValue) -> str:
     if comparison.outcome == "practically the same":
         return f"practically the same as {best}"
     if value.bound != "exact":
-        return f"not distinguishable from {best}: only a bound of it is known"
+        return f"not distinguishable from {best}: only a bound is known"
     if comparison.outcome == "too few blocks":
-        return f"behind {best} in all of too few blocks"
+        return f"behind {best} in every block, but in too few to conclude"
     return f"not distinguishable from {best}"
 
 
@@ -410,23 +409,23 @@ def _range(place: RankedPlane, show: Callable[[float], str]) -> str:
 
 
 def _verdicts(trials: Sequence[TrialRecord], first: str) -> list[str]:
-    """Every plane's verdict under each load, those of the plane `first` before the others."""
-    words: dict[bool, list[str]] = {True: [], False: []}
-    good = []
-    for cell, curve in curves_from_trials(trials):
-        verdict, plane = judge(curve), str(cell.get("plane"))
-        load = LOAD_WORDS.get(str(cell.get("load_type", "none")), str(cell.get("load_type")))
-        if verdict.verdict == "GOOD":
-            good.append(f"{plane} {load}")
-            continue
-        words[plane == first].append(
-            f"a single throughput figure misrepresents {plane} {load} (BAD: {verdict.reason})"
-            if verdict.verdict == "BAD"
-            else f"whether a single throughput figure represents {plane} {load} is undecided "
-            f"({verdict.verdict}: {verdict.reason})"
-        )
-    fine = [f"a single throughput figure represents {list_text(good)} (GOOD)"] if good else []
-    return [*words[True], *words[False], *fine]
+    """The curves that no single figure represents, those of the plane `first` before the others."""
+    curves: dict[str, list[tuple[str, str]]] = {"BAD": [], "UNDECIDED": []}
+    for cell, curve in sorted(
+        curves_from_trials(trials), key=lambda found: found[0].get("plane") != first
+    ):
+        verdict, load = judge(curve), str(cell.get("load_type", "none"))
+        name = f"{cell.get('plane')} {LOAD_WORDS.get(load, load)}"
+        curves.setdefault(verdict.verdict, []).append((name, verdict.reason))
+    sentences = [
+        f"a single throughput figure misrepresents {name} (BAD: {reason})"
+        for name, reason in curves["BAD"]
+    ]
+    if unclear := curves["UNDECIDED"]:
+        why = f": {unclear[0][1]}" if len(unclear) == 1 else ""
+        names = list_text([name for name, _ in unclear])
+        sentences.append(f"it is UNDECIDED whether one throughput figure represents {names}{why}")
+    return sentences
 
 
 def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[str]:

@@ -1,4 +1,4 @@
-"""A workload as a file: YAML with the keys of `planewise advise`'s options. Knows no host."""
+"""A workload as a file: YAML with the keys of `planewise advise`'s options."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _run_sentences(analysis: Analysis) -> list[str]:
     if any(family.factor in factors for family in analysis.families):
         lines.append(
             "A difference between runs may come from any of these, or from what nobody recorded. "
-            "One run of each does not tell how much runs differ by themselves: measure each twice."
+            "One run of each does not show how much runs vary: measure each twice."
         )
     return lines
 

@@ -127,7 +127,7 @@ def _print(host: Fingerprint) -> None:
         console.print("This host can build no data plane now.")
         unavailable = next((plane for plane in host.planes if plane.remedy), None)
         if unavailable:
-            console.print(f"Why: {unavailable.reason}. Way out: {unavailable.remedy}.")
+            console.print(f"Why: {unavailable.reason}. Fix: {unavailable.remedy}.")
     warnings = [
         disturbance for disturbance in host.disturbances if disturbance.severity == "warning"
     ]
@@ -144,7 +144,7 @@ def _print(host: Fingerprint) -> None:
     console.print(facts)
 
     console.print()
-    planes = Table("plane", "here", "why not", "way out", title="Planes", title_justify="left")
+    planes = Table("plane", "here", "why not", "fix", title="Planes", title_justify="left")
     for plane in host.planes:
         planes.add_row(plane.plane, "yes" if plane.available else "no", plane.reason, plane.remedy)
     console.print(planes)

@@ -77,7 +77,7 @@ def judge(
         bool, typer.Option("--require-good", help="Exit 3 unless every verdict is GOOD.")
     ] = False,
 ) -> None:
-    """Judge whether PDR, a single number, can stand for a load-loss curve.
+    """Judge whether PDR, a single number, represents a whole load-loss curve.
 
     Reads Planewise's own results, those of other tools (--from names them), and CSV.
     """

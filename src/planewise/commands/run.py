@@ -61,7 +61,7 @@ def run(
 ) -> None:
     """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
 
-    Ctrl-Z pauses between two trials, Ctrl-C stops; --resume goes on without repeating what is
+    Ctrl-Z pauses between two trials, Ctrl-C stops; --resume continues without repeating what is
     finished, and tries again what failed. With --blocks, a finished run gets more blocks.
     """
     if schema:

@@ -38,7 +38,7 @@ def _next_steps(run: RunSummary) -> list[tuple[str, str]]:
     path = run.path
     steps = []
     if run.status != "done":
-        steps.append((f"planewise run --resume {path}", "go on where it stopped"))
+        steps.append((f"planewise run --resume {path}", "continue where it stopped"))
     if run.has_trials:
         steps += [
             ("planewise advise", "rank the planes for a workload, with this run as evidence"),

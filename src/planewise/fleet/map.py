@@ -1,4 +1,4 @@
-"""The map of a fleet: every node as a square, by one plane and metric. Knows no run."""
+"""The map of a fleet: every node as a square, by one plane and metric."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
             notes.append(f"{prefix}{failed} of {len(sample.trials)} trials failed and are left out")
         if missed:
             notes.append(
-                f"{prefix}{missed} of {len(sample.trials)} trials missed their level by more than "
+                f"{prefix}{missed} of {len(sample.trials)} trials missed their target by more than "
                 "1 % and are left out: `planewise report` shows what they achieved"
             )
         if sample.info.status in ("running", "interrupted", "failed"):

@@ -1,4 +1,4 @@
-"""A measured value and where the truth may lie: exact, at least, at most. Knows no metric.
+"""A measured value and where the truth may lie: exact, at least, at most.
 
 The type in which values cross from the metrics to comparisons, recommendations and advice, so that
 a bound cannot become an exact value on the way. A mean of bounds is a bound; the median of values

@@ -1,4 +1,4 @@
-"""Load-loss curves: runs at a ladder of offered loads, and their statistics. Knows no testbed.
+"""Load-loss curves: runs at a ladder of offered loads, and their statistics.
 
 Formulas: PASTRAMI (arXiv 2410.18644), sections IV and V. With offered load O [packet/s] and a
 run that sent S packets of which N arrived: PLR = 1 − N/S, DR = 1 − PLR, forwarding rate

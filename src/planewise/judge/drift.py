@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from planewise.store.levels import keeps_levels
 from planewise.store.models import HostState, Level, RunInfo, TrialRecord
+from planewise.units import percent_text
 
 RESULT_CHANGE = 0.05
 """Relative change over the run from which a significant trend in the results is reported."""
@@ -127,9 +128,11 @@ def _trend(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Iterabl
     if p_value < P_VALUE:
         yield Drift(
             "results",
-            f"Round-trip times {'rose' if change > 0 else 'fell'} by {abs(change):.0%} over the "
-            f"run, in all cells alike (95 %: {least:+.0%} to {most:+.0%}). Planes are compared "
-            "within blocks, which this hardly touches; absolute times carry it.",
+            f"Round-trip times {'rose' if change > 0 else 'fell'} by "
+            f"{percent_text(round(abs(change), 2))} over the run, in all cells alike (95 %: "
+            f"{percent_text(round(least, 2), signed=True)} to "
+            f"{percent_text(round(most, 2), signed=True)}). Planes are compared within blocks, "
+            "which this hardly affects, but absolute times are.",
             {"change": change, "low": least, "high": most, "p_value": float(p_value)},
         )
 
@@ -146,8 +149,9 @@ def _odd_blocks(blocks: NDArray[np.float64], values: NDArray[np.float64]) -> Ite
         if abs(off) >= BLOCK_CHANGE and abs(math.log1p(off)) > 4 * spread:
             yield Drift(
                 "block",
-                f"Block {int(number) + 1} was {abs(off):.0%} {'slower' if off > 0 else 'faster'} "
-                "than the others, over all cells: something else was at work then.",
+                f"Block {int(number) + 1} was {percent_text(round(abs(off), 2))} "
+                f"{'slower' if off > 0 else 'faster'} than the others, over all cells: something "
+                "else was running.",
                 {"block": int(number), "off": off},
             )
 
@@ -229,10 +233,11 @@ def _lost(
     numbers = [share for share in shares if share is not None]
     above = [share for share in numbers if share > limit]
     if len(above) > FEW_TRIALS * len(numbers):
-        loss = f"{cause} more than {limit:.0%} of all CPUs' time"
+        loss = f"{cause} more than {percent_text(limit)} of all CPUs' time"
         loss += " to others" if code == "steal" else ""
         yield Drift(
             code,
-            f"{host}: {loss} in {len(above)} of {len(numbers)} trials (up to {max(above):.0%}).",
+            f"{host}: {loss} in {len(above)} of {len(numbers)} trials "
+            f"(up to {percent_text(round(max(above), 2))}).",
             {"host": role, "trials": len(above), "of": len(numbers), "most": max(above)},
         )

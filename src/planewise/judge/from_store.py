@@ -1,4 +1,4 @@
-"""Curves from the store's load trials. Knows columns; knows no file format and no testbed."""
+"""Curves from the store's load trials."""
 
 from __future__ import annotations
 

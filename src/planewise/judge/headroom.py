@@ -1,4 +1,4 @@
-"""Headroom: by how much a system forwards more than at PDR. Knows arrays; knows no testbed.
+"""Headroom: by how much a system forwards more than at PDR.
 
     H = (highest throughput − throughput at PDR) / throughput at PDR
 

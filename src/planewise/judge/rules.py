@@ -1,4 +1,4 @@
-"""The published rules for a verdict, as they were written, coded and printed. Knows no testbed.
+"""The published rules for a verdict, as they were written, coded and printed.
 
 All three take the curve of mean PLR as it is and know no uncertainty; docs/concepts/verdict.md
 compares them. Source: PASTRAMI (arXiv 2410.18644), section V and figure 7, and its program.

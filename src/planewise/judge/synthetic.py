@@ -2,7 +2,7 @@
 
 A `SyntheticSut` is a pure description: a loss curve, how its capacity wavers from trial to trial,
 and how its losses clump. `SyntheticSut.start(seed)` gives a `Simulation` that answers trials;
-`SyntheticSut.truth(…)` gives what a perfect measurement would find. Knows no search and no testbed.
+`SyntheticSut.truth(…)` gives what a perfect measurement would find.
 
 Words: `O` is the offered load, `C` the nominal saturation load, `m` the capacity factor of one
 trial. Curves are in terms of the relative load O/(C·m): a trial with m = 0.97 is a trial of a

@@ -131,7 +131,7 @@ class Verdict:
     """None where saturation is not seen to begin and last."""
     warnings: tuple[Caution, ...]
     next_loads: tuple[float, ...]
-    """Offered loads [packet/s] where further trials would decide most, most first."""
+    """Offered loads [packet/s] where further trials would help most, best first."""
     plr: float = 0.005
     """The loss limit of PDR and verdict."""
     tested: bool = True
@@ -221,12 +221,12 @@ def _decide(
     limit = percent_text(HEADROOM_LIMIT)
     size = f"{Headroom(low, high)} (limit {limit})"
     if low >= HEADROOM_LIMIT:
-        reason = f"throughput beyond PDR still rises by {size}: one number cannot stand for it"
+        reason = f"throughput beyond PDR still rises by {size}: one number misrepresents it"
         if busy := host_busy(curve):
             return _Decision("UNDECIDED", "other", f"{reason}; but {busy[0].text}"), []
         return _Decision("BAD", "", reason), []
     if high < HEADROOM_LIMIT:
-        reason = f"throughput beyond PDR rises by {size}: one number can stand for it"
+        reason = f"throughput beyond PDR rises by {size}: one number represents it"
         return _Decision("GOOD", "", reason), []
     if unseen is not None:
         reason = f"headroom is {size}: {unseen[0]}"
@@ -282,7 +282,7 @@ def _loads_left_out(measured: Curve, tested: Curve) -> tuple[Caution, ...]:
     return (
         Caution(
             "loads-left-out",
-            f"{len(left_out)} of {len(measured.points)} loads count for nothing, the lowest "
+            f"{len(left_out)} of {len(measured.points)} loads are ignored, the lowest "
             f"{rate_text(min(left_out))}: the generator, the sink or the clock limited every run "
             "there",
             {"loads": len(left_out), "lowest_pps": min(left_out), "highest_pps": max(left_out)},

@@ -1,4 +1,4 @@
-"""Follows a run's kpis.jsonl while it is written. Knows no run."""
+"""Follows a run's kpis.jsonl while it is written."""
 
 from __future__ import annotations
 

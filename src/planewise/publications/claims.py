@@ -1,4 +1,4 @@
-"""The publications' claims as data. Knows no run."""
+"""The publications' claims as data."""
 
 from __future__ import annotations
 

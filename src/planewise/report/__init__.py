@@ -1,1 +1,1 @@
-"""Figures and the HTML report, from a run directory alone. Knows no testbed and starts no trial."""
+"""Figures and the HTML report, from a run directory alone."""

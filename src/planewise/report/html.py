@@ -34,8 +34,8 @@ from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
 
 _OPEN_RESERVATIONS = 3
-_MOST_ROWS_OPEN = 12
-"""Most rows of a table that is shown unfolded."""
+_MOST_ROWS_OPEN, _MOST_COLUMNS_OPEN = 12, 8
+"""Most rows and columns of a table that is shown unfolded."""
 _MOST_PANELS = 48
 """Most panels of a section on the page; `--figures` draws all."""
 _MANY_TRIALS = 1000
@@ -71,6 +71,7 @@ def render(run: RunReader) -> str:
         recommendation=data.recommendation,
         open_reservations=_OPEN_RESERVATIONS,
         most_rows_open=_MOST_ROWS_OPEN,
+        most_columns_open=_MOST_COLUMNS_OPEN,
         headline=headline(data),
         planes=planes(data),
         sections=drawn,
@@ -239,7 +240,7 @@ def planes(data: RunData) -> tuple[tuple[str, ...], list[PlaneRow]]:
         )
         for plane in order
     ]
-    return tuple(_METRICS[metric][0] for metric in chosen), rows
+    return tuple(f"{_METRICS[metric][0]}, {_FIRST_SCREEN[metric]}" for metric in chosen), rows
 
 
 def _sending(place: RankedPlane) -> tuple[str, Sending]:
@@ -316,7 +317,7 @@ _LOADS = {
     "memory": "Memory load",
     "all": "All loads",
 }
-_FIRST_SCREEN = ("rtt_p50", "forwarded")
+_FIRST_SCREEN = {"rtt_p50": "less is better", "forwarded": "more is better"}
 _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "rtt_p50": ("Median round-trip time", time_text),
     "rtt_p99": ("99th percentile of the round-trip time", time_text),

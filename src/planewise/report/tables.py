@@ -1,4 +1,4 @@
-"""A figure's or a comparison's numbers as Markdown and LaTeX. Knows no figures and no files."""
+"""A figure's or a comparison's numbers as Markdown and LaTeX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""The run directory (format 1) and importers and exporters of other tools' results.
-
-Knows files; knows nothing of testbeds or measurements.
-"""
+"""The run directory (format 1) and importers and exporters of other tools' results."""

@@ -1,4 +1,4 @@
-"""Names of cells: the plane and the other factor levels, in words. Knows no measurement."""
+"""Names of cells: the plane and the other factor levels, in words."""
 
 from __future__ import annotations
 

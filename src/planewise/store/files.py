@@ -1,4 +1,4 @@
-"""Writes a file as a whole or not at all. Knows no format."""
+"""Writes a file as a whole or not at all."""
 
 from __future__ import annotations
 

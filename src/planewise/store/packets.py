@@ -1,4 +1,4 @@
-"""Reads the round-trip times of many trials quickly, trial by trial. Knows no statistics.
+"""Reads the round-trip times of many trials quickly, trial by trial.
 
 A run of a large design has thousands of small Parquet files: they are scanned in batches, two
 columns of each.

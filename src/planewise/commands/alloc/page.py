@@ -1,7 +1,7 @@
 """The daemon's live page for a browser on this machine: a gateway from loopback to the socket.
 
 Every user of a machine and every page in a browser can reach its loopback: so the gateway forwards
-read requests only, and only to clients that have the secret of its address. Knows no page.
+read requests only, and only to clients that have the secret of its address.
 """
 
 from __future__ import annotations

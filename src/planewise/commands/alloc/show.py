@@ -1,4 +1,4 @@
-"""The daemon's answers as tables, and its events as sentences. Knows no connection."""
+"""The daemon's answers as tables, and its events as sentences."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def simulate(
         options += ["--merge", *map(str, merge)]
     if "--trace" in options and vfs is None:
         raise BadInputError(
-            "a trace does not tell how many VFs its host has", where="--trace", remedy="give --vfs"
+            "a trace does not say how many VFs its host has", where="--trace", remedy="give --vfs"
         )
     command = [str(find_planewised()), "simulate", *options]
     process = _run(command, table)

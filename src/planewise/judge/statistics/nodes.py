@@ -1,4 +1,4 @@
-"""Which nodes of a fleet are slow, from measurements that belong to two nodes each. Knows no file.
+"""Which nodes of a fleet are slow, from measurements that belong to two nodes each.
 
 A pair's value is v_a + v_b plus the pair's own deviation, v being what a node adds (in logarithms:
 what it multiplies a time by). Least squares give every v that the meetings determine; the variance

@@ -1,7 +1,4 @@
-"""Which replicates belong together: the same block, and everything but one factor alike.
-
-Knows cells and blocks; knows no value and no file.
-"""
+"""Which replicates belong together: the same block, and everything but one factor alike."""
 
 from __future__ import annotations
 

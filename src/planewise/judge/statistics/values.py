@@ -1,7 +1,4 @@
-"""What a trial measured, or the load trials of a block: a value, its resolution and bounds.
-
-Knows no run and no statistics.
-"""
+"""What a trial measured, or the load trials of a block: a value, its resolution and bounds."""
 
 from __future__ import annotations
 

@@ -216,9 +216,9 @@ class _Runner:
             if not self.pauses.disturbed_since(mark):
                 raise
         if self.pauses.requested:
-            self.progress.note("paused between two trials; `fg` or SIGCONT goes on")
+            self.progress.note("paused between two trials; continue with `fg` or SIGCONT")
             self.pauses.pause()
-            self.progress.note("going on")
+            self.progress.note("continuing")
 
     def _watching(self, station: Station) -> AbstractContextManager[None]:
         return nullcontext() if self.meter is None else self.meter.watching(station)

@@ -133,7 +133,7 @@ class Meter:
             took_s = time.monotonic() - began
             wait_s = max(self._interval_s - took_s, 0.0)
             spent_s += took_s
-            # A first reading tells nothing until a second has followed: the station may be gone
+            # A first reading is useless until a second has followed: the station may be gone
             # before a long pause ends.
             if self._remote and not alone:
                 wait_s = max(wait_s, spent_s / _SHARE - spent_s)

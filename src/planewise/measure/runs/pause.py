@@ -3,7 +3,7 @@
 Ctrl-Z (SIGTSTP) asks for a pause: the trial in flight is finished, the background load ends, then
 the process stops, as any program does on Ctrl-Z; `fg` or SIGCONT goes on. A second Ctrl-Z stops at
 once. A trial during which the process was stopped (so, by SIGSTOP) or the machine slept is
-*disturbed*: its load went on without anyone looking, or nothing went on at all. Knows no trial.
+*disturbed*: its load went on without anyone looking, or nothing went on at all.
 """
 
 from __future__ import annotations

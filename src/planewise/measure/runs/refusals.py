@@ -1,4 +1,4 @@
-"""Cells that cannot be set up on a pair of hosts, or tell nothing there, and why."""
+"""Cells that cannot be set up on a pair of hosts, or would show nothing there, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goals, trials and results of a search. Knows no algorithm and no testbed.
+"""Goals, trials and results of a search.
 
 A goal is MLRsearch's search goal with exceed ratio 0.5 (FD.io CSIT's): the largest load up to
 which at least half of all trials lose no more than the goal's share. `ndr` is the share 0.

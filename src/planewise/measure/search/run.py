@@ -1,4 +1,4 @@
-"""`run_search`: one search with one algorithm on one measurer. Knows no testbed."""
+"""`run_search`: one search with one algorithm on one measurer."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def kinds_of(design: Design) -> tuple[Kind, ...]:
     if unknown := parts.keys() - {kind.part for kind in KINDS}:
         raise BadInputError(
             f"this planewise has no trials called {', '.join(sorted(unknown))}",
-            remedy="go on with the version that began the run",
+            remedy="continue with the version that began the run",
         )
     return tuple(kind for kind in KINDS if kind.part in parts)
 

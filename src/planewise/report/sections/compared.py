@@ -172,7 +172,7 @@ def comparison_figures(compared: Compared, *, name: str) -> Iterator[Figure]:
             "value": place(pair.change),
             "low": place(pair.low),
             "high": place(pair.high),
-            "label": pair_words,
+            "label": f"{pair.a} / {pair.b}",
             "text": outcome,
             "colour": theme.var(OUTCOMES.get(pair.outcome, "undecided")),
             "hover": f"{pair_words}, {stratum_words(pair.stratum)}: {outcome} "
@@ -363,16 +363,17 @@ def kendall_figures(all_compared: Sequence[Compared], data: RunData) -> Iterator
     ]
     if not shown:
         return
-    strongest, title = max(
-        ((bar, title) for title, _, bars in shown for bar in bars), key=lambda found: _tau(found[0])
+    strongest, title, tau = max(
+        ((bar, title, tau) for title, _, bars in shown for bar in bars if (tau := bar.correlation)),
+        key=lambda found: abs(found[2].tau),
     )
-    assert strongest.correlation is not None
-    tau = strongest.correlation
-    lead = (
-        f"Strongest: {title} is {'higher' if tau.tau > 0 else 'lower'} with {strongest.level} (τ-b "
-        f"{_signed(tau.tau)}, 95 % interval {_signed(tau.low)} to {_signed(tau.high)}, "
-        f"{stratum_words(strongest.stratum).lower()})."
-    )
+    lead = "The strongest interval includes 0: no association is certain."
+    if tau.low > 0 or tau.high < 0:
+        lead = (
+            f"Strongest: {title} is {'higher' if tau.tau > 0 else 'lower'} with {strongest.level} "
+            f"(τ-b {_signed(tau.tau)}, 95 % interval {_signed(tau.low)} to {_signed(tau.high)}, "
+            f"{stratum_words(strongest.stratum).lower()})."
+        )
     axis = {
         "values": [-1, -0.5, 0, 0.5, 1],
         "labelExpr": "format(datum.value, '+~r')",
@@ -407,10 +408,6 @@ def kendall_figures(all_compared: Sequence[Compared], data: RunData) -> Iterator
 def _bars(family: Family, data: RunData) -> list[KendallBar]:
     bars = [bar for bar in family.kendall if bar.correlation and str(bar.level) in data.planes]
     return sorted(bars, key=lambda bar: data.planes.index(str(bar.level)))
-
-
-def _tau(bar: KendallBar) -> float:
-    return abs(bar.correlation.tau) if bar.correlation else 0.0
 
 
 def _bar_row(bar: KendallBar, colours: Mapping[str, str]) -> dict[str, object]:

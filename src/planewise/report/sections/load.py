@@ -63,7 +63,7 @@ def sections(data: RunData) -> Iterator[Section]:
         "loss",
         "Throughput and loss",
         f"PDR is the highest load at which at most {limit} is lost. The verdict says whether that "
-        "figure can stand for the whole curve: GOOD if throughput stays level beyond it, BAD if it "
+        "figure represents the whole curve: GOOD if throughput stays level beyond it, BAD if it "
         "still rises or falls, UNDECIDED if the trials do not show which.",
         tuple(figures),
         (("Verdicts", verdict_table(data.curves, common)),),
@@ -241,7 +241,7 @@ def _loss(field: str) -> Spec:
         "labelExpr": labels,
     }
     room["values"] = theme.ticks(FLOOR, 1.0, log=True, most=7)
-    channel = vega.upwards(field, _LOSSES, "share", "packets lost (PLR)", **room)
+    channel = vega.upwards(field, _LOSSES, "share", "packets lost", **room)
     channel["scale"]["clamp"] = True
     return channel
 
@@ -385,7 +385,7 @@ def _delivery_panel(curve: Curve, span: Span, colour: str) -> Spec:
     steps = [0, 0.25, 0.5, 0.75, 1]
     place = {
         "x": vega.along("load", span, "rate", plot, "offered load"),
-        "y": vega.upwards("dr", Span(0.0, 1.0), "share", "packets delivered (DR)", values=steps),
+        "y": vega.upwards("dr", Span(0.0, 1.0), "share", "packets delivered", values=steps),
     }
     marks = [
         mark("line", rows, place, strokeWidth=2, color=colour),

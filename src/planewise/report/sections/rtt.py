@@ -50,7 +50,7 @@ def times(data: RunData) -> Iterator[Section]:
     yield Section(
         "rtt",
         "Round-trip time",
-        "Less is better. Planes whose replicates' medians overlap cannot be told apart.",
+        "Less is better. Planes whose replicates' medians overlap do not differ significantly.",
         tuple(
             box_figures(
                 by_condition(data),

@@ -1,7 +1,4 @@
-"""Models of other tools' JSON: the fields that are read, and an error for the first wrong one.
-
-Knows no format and no file; every error has the field's path within the value.
-"""
+"""Models of other tools' JSON: the fields that are read, and an error for the first wrong one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reads files as text and JSON values with their lines; every error names file and line.
-
-Knows files, encodings and JSON's syntax; knows no format.
-"""
+"""Reads files as text and JSON values with their lines; every error names file and line."""
 
 from __future__ import annotations
 
