@@ -175,7 +175,7 @@ def test_a_lower_bound_below_the_best_does_not_tell_the_planes_apart() -> None:
         for p in advice.ranking
         if p.metric == "forwarded" and p.plane == "veth" and p.load_type == "none"
     ]
-    assert place.note == "not distinguishable from bridge: only a bound of it is known"
+    assert place.note == "not distinguishable from bridge: only a bound is known"
     assert advice.plane is None
 
 

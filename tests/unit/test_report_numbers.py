@@ -167,9 +167,9 @@ def test_the_line_of_a_curve_meets_the_limit_where_pdr_lies_or_a_little_below(
     data: RunData,
 ) -> None:
     item = next(item for item in data.curves if item.plane == "bridge")
-    drawn = load_section.line(item.curve)
-    loads = [float(row["load"]) for row in drawn]
-    plrs = [float(row["plr"]) for row in drawn]
+    drawn = load_section.line(item.plane, item.curve)
+    loads = [float(row["x"]) for row in drawn]
+    plrs = [float(row["value"]) for row in drawn]
     assert loads == sorted(loads)
     assert item.verdict.pdr is not None
     # A plateau beyond it says that PDR lies further up than the straight line says.

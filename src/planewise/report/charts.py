@@ -31,7 +31,7 @@ def _texts(rows: Sequence[Row], y: Spec, plot: float) -> list[Spec]:
     reason = {"x": vega.px(4), "y": y, "text": vega.text("missing")}
     known = [row for row in rows if not row.get("missing")]
     missing = [row for row in rows if row.get("missing")]
-    look: dict[str, Any] = {**_LEFT, "limit": plot + _VALUE_ROOM, "fontStyle": "italic"}
+    look: dict[str, Any] = {**_LEFT, "limit": 0.85 * (plot + _VALUE_ROOM), "fontStyle": "italic"}
     return [mark("text", known, value, align="right"), mark("text", missing, reason, **look)]
 
 
@@ -135,35 +135,59 @@ def lines(
     x: Spec,
     *,
     points: Sequence[Row] | None = None,
+    hollow: Sequence[Row] = (),
     shaded: Sequence[Row] = (),
+    level: tuple[float, str] | None = None,
+    marked: Mapping[str, float] | None = None,
     more: Mapping[str, Spec] | None = None,
+    axis: Mapping[str, Any] | None = None,
     labels: bool = True,
 ) -> Spec:
     """A line a series through `value` over `x`, named at its end, with `low` to `high` where given.
 
-    `points` default to the rows; `shaded` are stretches of the axis, `from` to `to`; `more` encodes
-    a dash or a detail of the lines; without `labels` the figure needs a key.
+    `points` default to the rows, `hollow` are further ones; `shaded` are stretches of the axis,
+    `from` to `to`; `level` is a dashed line across and its name, `marked` are places of the axis by
+    name; `more` encodes a dash or a detail of the lines, `axis` is the vertical one; without
+    `labels` the figure needs a key.
     """
     plot = WIDTH - AXIS_ROOM - (vega.label_room(colours) if labels else 8) - 4
-    up = {"y": vega.upwards("value", span, quantity)}
+    up = {"y": vega.upwards("value", span, quantity, **(axis or {}))}
     place = {"x": x, **up, "color": vega.coloured("series", colours)}
     shown = rows if points is None else points
     intervals = [row for row in rows if row.get("low") is not None and row.get("high") is not None]
-    between = {"y": vega.upwards("low", span, quantity), "y2": {"field": "high"}}
+    between = {"y": {**up["y"], "field": "low"}, "y2": {"field": "high"}}
     order = {"order": {"field": "x", "type": "quantitative"}} if x["type"] != "ordinal" else {}
     hover = any("hover" in row for row in shown)
     marks = [
         mark("line", rows, {**place, **order, **(more or {})}, strokeWidth=1.8, clip=True),
         mark("circle", shown, place, hover=hover, size=26, opacity=0.8, clip=True),
     ]
+    if hollow:
+        look = {"filled": False, "fill": theme.var("paper"), "size": 26}
+        marks.append(mark("point", hollow, place, hover=True, **look))
     if intervals:
         marks.append(mark("rule", intervals, {**place, **between}))
+    full = {"y": vega.px(0), "y2": vega.px(_HEIGHT)}
     if shaded:
         stretch = {"x": {**x, "field": "from"}, "x2": {"field": "to"}}
-        full = {"y": vega.px(0), "y2": vega.px(_HEIGHT)}
         marks.insert(
             0, mark("rect", shaded, {**stretch, **full}, hover=True, color=theme.var("line"))
         )
+    if level is not None:
+        alert, rows_of_level = theme.var("alert"), [{"value": level[0], "text": level[1]}]
+        name = {"x": vega.px(4), **up, "text": vega.text("text")}
+        marks += [
+            mark("rule", rows_of_level, up, strokeDash=[5, 4], color=alert),
+            mark("text", rows_of_level, name, align="left", dy=9, color=alert),
+        ]
+    for line_of_name, (text, place_of_name) in enumerate((marked or {}).items()):
+        ends = {"y": vega.px(-16 * line_of_name - 4), "y2": vega.px(_HEIGHT)}
+        above = {"x": x, "y": vega.px(-16 * line_of_name - 10), "text": vega.text("text")}
+        at = [{"x": place_of_name, "text": text}]
+        marks += [
+            mark("rule", at, {"x": x, **ends}, color=theme.var("ink")),
+            mark("text", at, above, align="right", dx=-4),
+        ]
     if labels:
         ends = {
             row["series"]: _HEIGHT * (1 - span.place(span.inside(row["value"]))) for row in rows
