@@ -12,7 +12,7 @@ from planewise.measure.designs.campaign import (
     estimate_text,
     unavailable_reason,
 )
-from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
+from planewise.measure.designs.schedule import TRIAL_OVERHEAD_S
 from planewise.measure.runs.experiment import FAILURES_IN_A_ROW, Progress
 from planewise.store.files import write_file
 from planewise.store.models import Fingerprint

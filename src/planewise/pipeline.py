@@ -20,8 +20,7 @@ from planewise.judge.drift import Drift, find_drift
 from planewise.judge.statistics.comparison import least_blocks
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design
-from planewise.measure.designs.estimate import blocks_within, estimate_s
-from planewise.measure.designs.schedule import Schedule, make_schedule
+from planewise.measure.designs.schedule import Schedule, blocks_within, estimate_s, make_schedule
 from planewise.measure.runs.experiment import Outcome, Progress, refusals, run, schedule_for
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses

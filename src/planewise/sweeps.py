@@ -12,8 +12,8 @@ from pathlib import Path
 from planewise.errors import PlanewiseError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
-from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
 from planewise.measure.designs.ladders import ladder_around
+from planewise.measure.designs.schedule import TRIAL_OVERHEAD_S
 from planewise.measure.runs.experiment import Progress
 from planewise.measure.runs.pilots import PILOT_S
 from planewise.measure.runs.sut import Built, Sut, SutMeasurer

@@ -18,8 +18,8 @@ import pytest
 from planewise.errors import PlanewiseError
 from planewise.measure.station import Place, Station
 from planewise.measure.trials.applications import REDIS
-from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_one_process import Generator
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch
 from planewise.testbed.hosts.host import LocalHost, find_probe

@@ -12,8 +12,7 @@ from ruamel.yaml import YAML
 from planewise.measure.designs.campaign import curves_of
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
-from planewise.measure.designs.design_file import load_any
-from planewise.measure.designs.schema import DIALECT, design_schema
+from planewise.measure.designs.design_file import DIALECT, design_schema, load_any
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "experiments").rglob("*.yaml"))

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from planewise.measure.station import Place, Station
-from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
-from planewise.measure.trials.load_one_process import limits_of
+from planewise.measure.trials.load_one_process import Generator, limits_of
 from planewise.measure.trials.probe import TrialOutput
 from planewise.store.models import TrialRecord
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.measure.station import Station
-from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
-from planewise.measure.trials.load_one_process import command
+from planewise.measure.trials.load_one_process import Generator, command
 from planewise.measure.trials.load_two_ended import combine
 from planewise.measure.trials.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
 from planewise.testbed.model import CounterPoint, TrialPath

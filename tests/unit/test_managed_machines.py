@@ -18,8 +18,8 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.runs import allocators
-from planewise.measure.runs.allocators import Allocators
+from planewise.measure.runs import stations
+from planewise.measure.runs.stations import Allocators
 from planewise.measure.trials import vm_options
 from planewise.measure.trials.alloc import AllocTrial
 from planewise.testbed.guests.vms.domain import DomainSpec, VmOptions, domain_xml
@@ -210,18 +210,18 @@ def test_what_a_host_lacks_for_machines_is_said_before_anything_is_built(
     def why(free_mib: int = 4096, group: int | None = 3) -> str:
         found = Resources("lab:b", "pf0", "igb", 7, free_mib, dockerd=False)
         pf = Pf(address="0:0", total_vfs=7, num_vfs=0, vfs=(), iommu_group=group)
-        monkeypatch.setattr(allocators, "read_pf", lambda *_: pf)
+        monkeypatch.setattr(stations, "read_pf", lambda *_: pf)
         return made.shortage(cast("Testbed", SimpleNamespace(resources=lambda _: found)), cell)
 
     def refuses(*_: object) -> VmPlatform:
         raise UnsupportedError("there is no libvirtd on lab:b, and virtual machines need it")
 
-    monkeypatch.setattr(allocators, "shortage", shortage)
-    monkeypatch.setattr(allocators, "platform_of", lambda *_: PLATFORM)
+    monkeypatch.setattr(stations, "shortage", shortage)
+    monkeypatch.setattr(stations, "platform_of", lambda *_: PLATFORM)
     assert why() == ""
     assert at_nic == [2 * cell.background_guests]
     assert made.platform == PLATFORM
     assert "2 virtual machines on lab:b need about" in why(free_mib=500)
     assert "no IOMMU" in why(group=None)
-    monkeypatch.setattr(allocators, "platform_of", refuses)
+    monkeypatch.setattr(stations, "platform_of", refuses)
     assert "no libvirtd" in why()

@@ -14,8 +14,13 @@ from planewise.errors import BadInputError, UnsupportedError
 from planewise.measure.designs.cells import cells_of
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.designs.estimate import blocks_within, estimate_s, visit_costs_s
-from planewise.measure.designs.schedule import Schedule, make_schedule
+from planewise.measure.designs.schedule import (
+    Schedule,
+    blocks_within,
+    estimate_s,
+    make_schedule,
+    visit_costs_s,
+)
 from planewise.measure.runs.experiment import run, schedule_for
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.rtt import RttTrial

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from planewise.report import facets, html, packets, rtt_cell, tables, vega
+from planewise.report import facets, html, rtt_cell, vega
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figure import Figure, Missing, PrintedNumber, Table
@@ -170,9 +170,9 @@ def test_cumulative_curves_are_the_packets_quantiles_as_far_as_packets_tell(data
 
 def test_packets_read_together_are_those_read_one_by_one(data: RunData) -> None:
     trials = [trial for trial in data.done if trial.cell["plane"] == "bridge"][:3]
-    together = packets.read(data.run.path, trials, "rtt_user")
-    assert isinstance(together, packets.Packets)
-    alone = [packets.read(data.run.path, [trial], "rtt_user") for trial in trials]
+    together = rtt_cell.read(data.run.path, trials, "rtt_user")
+    assert isinstance(together, rtt_cell.Packets)
+    alone = [rtt_cell.read(data.run.path, [trial], "rtt_user") for trial in trials]
     for name in ("rtt_ns", "kernel_ns", "nic_ns", "response_ns"):
         each = [getattr(one, name) for one in alone]
         np.testing.assert_array_equal(getattr(together, name), np.concatenate(each))

@@ -18,8 +18,8 @@ from planewise.boot.process import processes
 from planewise.errors import PlanewiseError
 from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.measure.station import End, Place, Station
-from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_one_process import Generator
 from planewise.testbed.guests.vms.hypervisor import GuestGoneError, HypervisorGoneError
 from planewise.testbed.guests.vms.kind import VirtualMachines, VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform

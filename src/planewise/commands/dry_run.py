@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from planewise.commands.console import out, print_json
 from planewise.measure.designs.cells import Cell
-from planewise.measure.designs.estimate import blocks_within, estimate_s
+from planewise.measure.designs.schedule import blocks_within, estimate_s
 from planewise.units import count_text, duration_text
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def run(
     finished, and tries again what failed. With --blocks, a finished run gets more blocks.
     """
     if schema:
-        from planewise.measure.designs.schema import design_schema
+        from planewise.measure.designs.design_file import design_schema
 
         print_json(design_schema())
         return
@@ -146,7 +146,7 @@ def _run_campaign(
     from planewise.commands.console import out as console
     from planewise.commands.targets import examined
     from planewise.measure.designs.campaign import curves_of, estimate_text
-    from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S
+    from planewise.measure.designs.schedule import TRIAL_OVERHEAD_S
 
     campaigns.check(design)
     if dry_run:

@@ -18,7 +18,7 @@ from planewise.testbed.hosts.steering import steer
 if TYPE_CHECKING:
     import polars as pl
 
-    from planewise.measure.trials.generator import Generator
+    from planewise.measure.trials.load_one_process import Generator
     from planewise.testbed.chains.testbed import ChainTestbed
     from planewise.testbed.hosts.gauges import Gauge
     from planewise.testbed.hosts.host import Host

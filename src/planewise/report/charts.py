@@ -181,11 +181,11 @@ def lines(
             mark("text", rows_of_level, name, align="left", dy=9, color=alert),
         ]
     for line_of_name, (text, place_of_name) in enumerate((marked or {}).items()):
-        ends = {"y": vega.px(-16 * line_of_name - 4), "y2": vega.px(_HEIGHT)}
+        down = {"y": vega.px(-16 * line_of_name - 4), "y2": vega.px(_HEIGHT)}
         above = {"x": x, "y": vega.px(-16 * line_of_name - 10), "text": vega.text("text")}
         at = [{"x": place_of_name, "text": text}]
         marks += [
-            mark("rule", at, {"x": x, **ends}, color=theme.var("ink")),
+            mark("rule", at, {"x": x, **down}, color=theme.var("ink")),
             mark("text", at, above, align="right", dx=-4),
         ]
     if labels:

@@ -17,8 +17,7 @@ from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import left_out, theme
 from planewise.report.left_out import LeftOut
-from planewise.report.packets import read
-from planewise.report.rtt_cell import RttCell, summarise
+from planewise.report.rtt_cell import RttCell, read, summarise
 from planewise.store.cells import NO_PLANE, Factors, Naming, rank
 from planewise.store.levels import keeps_levels
 from planewise.store.models import HostState, RunInfo, TrialRecord

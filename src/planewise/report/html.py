@@ -23,9 +23,18 @@ from markupsafe import Markup, escape
 
 import planewise
 from planewise.judge.statistics.sentences import bound_text, worse_text
-from planewise.report import left_out, sections, tables, theme, vega
+from planewise.report import left_out, sections, theme, vega
 from planewise.report.data import RunData
-from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table
+from planewise.report.figure import (
+    Entry,
+    Figure,
+    Missing,
+    PrintedNumber,
+    Section,
+    Table,
+    latex,
+    markdown,
+)
 from planewise.report.sections import chains, compared
 from planewise.store.cells import Sending, common_factors, words
 from planewise.store.files import write_file
@@ -150,8 +159,8 @@ def write_tables(run: RunReader, folder: Path) -> list[Path]:
         if data.virtual:
             caption = f"{caption} ({data.virtual_word.lower()}: {data.virtual})"
         for suffix, text in (
-            ("md", tables.markdown(content, caption)),
-            ("tex", tables.latex(content, caption, name)),
+            ("md", markdown(content, caption)),
+            ("tex", latex(content, caption, name)),
         ):
             file = folder / f"{name}.{suffix}"
             write_file(file, text.encode())

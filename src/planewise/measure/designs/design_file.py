@@ -6,16 +6,78 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from planewise.errors import BadInputError
 from planewise.measure.designs.campaign import CampaignDesign
-from planewise.measure.designs.design import MEASURES, Design, Factors
-from planewise.measure.designs.file_model import FILE_MODEL, design_of
+from planewise.measure.designs.design import MEASURES, Design, DesignModel, Factors
 from planewise.measure.designs.sense import find_problem
+from planewise.measure.trials import KINDS
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def design_schema() -> dict[str, Any]:
+    """The schema in `docs/reference/design.schema.json`."""
+    planes, campaign = FILE_MODEL.model_json_schema(), CampaignDesign.model_json_schema()
+    parts = {**campaign.pop("$defs"), **planes.pop("$defs")}
+    # Functions of chains may name the planes in its place.
+    parts["Factors"].pop("required", None)
+    planes["properties"].pop("others")
+    planes["anyOf"] = [
+        {"required": ["functions"]},
+        {"properties": {"factors": {"required": ["plane"]}}},
+    ]
+    return {
+        "$schema": DIALECT,
+        "title": "A Planewise design",
+        "description": "What `planewise run` measures. docs/reference/designs.md explains it.",
+        "if": {"required": ["sut"]},
+        "then": {"$ref": "#/$defs/CampaignDesign"},
+        "else": {"$ref": "#/$defs/Design"},
+        "$defs": {**parts, "CampaignDesign": campaign, "Design": planes},
+    }
+
+
+_PARTS: Mapping[str, type[DesignModel]] = {
+    kind.part: kind.own_part for kind in KINDS if kind.own_part is not None
+}
+"""The parts that kinds of trials bring."""
+
+
+class _FileDesign(Design):
+    @model_validator(mode="before")
+    @classmethod
+    def _asks_for(cls, raw: object) -> object:
+        """Lists the parts of other kinds of trials in `others`, as `Design` has them."""
+        if not isinstance(raw, dict):
+            return raw
+        if "others" in raw:
+            raise ValueError("unknown key `others`")
+        named = [name for name in _PARTS if name in raw]
+        parts: dict[str, object] = {name: {} for name in named if raw[name] is not None}
+        return {**raw, "others": parts} if named else raw
+
+
+FILE_MODEL: type[Design] = create_model(
+    "Design",
+    __base__=_FileDesign,
+    __doc__=Design.__doc__,
+    **{name: (part | None, None) for name, part in _PARTS.items()},  # type: ignore[call-overload]
+)
+"""What a file of a design may hold; `others` is for run directories."""
+
+
+def design_of(read: Design) -> Design:
+    """The design that a file holds, which was read as `FILE_MODEL`."""
+    values: dict[str, Any] = read.model_dump(mode="json", exclude_unset=True, exclude={*_PARTS})
+    for name in read.others:
+        values["others"][name] = getattr(read, name).model_dump(mode="json")
+    return Design.model_validate(values)
+
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -14,8 +14,14 @@ from typing import Protocol
 from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
-from planewise.measure.designs.estimate import estimate_s, trial_s, visit_costs_s
-from planewise.measure.designs.schedule import Schedule, Visit, make_schedule
+from planewise.measure.designs.schedule import (
+    Schedule,
+    Visit,
+    estimate_s,
+    make_schedule,
+    trial_s,
+    visit_costs_s,
+)
 from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
 from planewise.measure.runs.stations import Stations

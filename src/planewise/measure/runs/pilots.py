@@ -11,8 +11,8 @@ from planewise.errors import PlanewiseError
 from planewise.judge.statistics.values import PLR
 from planewise.measure.designs.cells import Cell, cells_of
 from planewise.measure.designs.design import Design, SweepPart
-from planewise.measure.designs.estimate import TRIAL_OVERHEAD_S, VISIT_OVERHEAD_S, build_s
 from planewise.measure.designs.ladders import ladder_around, ladder_at_pdr
+from planewise.measure.designs.schedule import TRIAL_OVERHEAD_S, VISIT_OVERHEAD_S, build_s
 from planewise.measure.runs.experiment import Progress
 from planewise.measure.runs.stations import Stations
 from planewise.measure.station import Place, Station

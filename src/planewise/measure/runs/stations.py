@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Literal, Self
 
+from planewise import procfs
+from planewise.errors import UnsupportedError
 from planewise.measure.designs.cells import Cell
-from planewise.measure.designs.design import BackgroundPart, Design
-from planewise.measure.runs.allocators import Allocators
+from planewise.measure.designs.design import AS_IS, AllocPart, BackgroundPart, Design
 from planewise.measure.runs.chains import Chains
-from planewise.measure.runs.refusals import ONE_PLACE, Refusals, repeated_cells
 from planewise.measure.station import FIRST_ANSWER_S, Counters, End, Station, lost_guest_first
 from planewise.measure.trials import programs_of, vm_options
+from planewise.measure.trials.alloc import ALLOC_PLANES
 from planewise.measure.trials.applications import lacking
-from planewise.measure.trials.generator import Generator
+from planewise.measure.trials.load_one_process import Generator
 from planewise.testbed.guests.vms import platform as vms
+from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.kind import VmStart
+from planewise.testbed.guests.vms.managed import managed_machines
+from planewise.testbed.guests.vms.platform import VmPlatform, platform_of, vm_mib
 from planewise.testbed.hosts import counters
+from planewise.testbed.hosts.coalescing import read_rx_usecs
 from planewise.testbed.hosts.gauges import Gauge
 from planewise.testbed.hosts.host import Host, LocalHost
 from planewise.testbed.hosts.pair import Pair, local_pair
@@ -31,9 +38,167 @@ from planewise.testbed.hosts.steering import split_cpus
 from planewise.testbed.loads.background import STRESS_NG, STRESSORS, BackgroundLoad, LoadSpec
 from planewise.testbed.loads.crew import ProcessCrew, ShellCrew
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
-from planewise.testbed.planes import plane, vm_plane
+from planewise.testbed.planes import plane, refusal, vm_plane
+from planewise.testbed.refusals import SPARE_MIB, memory_shortage, no_iommu
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import Testbed
+from planewise.testbed.vfs.allocator import Allocator, bonding_shortage, shortage
+from planewise.testbed.vfs.nic import read_pf
+
+
+class Allocators:
+    """Allocators for the cells of a design on two servers."""
+
+    def __init__(self, part: AllocPart, options: VmOptions, pair: Pair) -> None:
+        self._part = part
+        self._options = options
+        self._pair = pair
+        self._machine = pair.machines["responder"]
+        self.platform: VmPlatform | None = None
+        """Of the responder's virtual machines, once a cell needs it."""
+
+    @staticmethod
+    def setting(cell: Cell) -> Setting:
+        """What the testbed builds for a cell."""
+        if cell.guest != "vm":
+            return cell.testbed
+        bridge = ALLOC_PLANES["namespace"]
+        return replace(cell.testbed, kind="namespace", plane=bridge, background_plane=bridge)
+
+    def shortage(self, testbed: Testbed, cell: Cell) -> str:
+        """Why VFs cannot be given to a cell's guests; empty where they can."""
+        resources, host = testbed.resources("responder"), self._machine.host
+        pf = read_pf(host, self._machine.nic) if resources.vfs else None
+        machines = cell.guest == "vm"
+        # Beside virtual machines stand as many idle namespaces.
+        at_nic = cell.background_guests * (2 if machines else 1)
+        if reason := shortage(resources, pf, self._part.vfs, at_nic):
+            return reason
+        if not machines:
+            return bonding_shortage(host)
+        if pf is not None and pf.iommu_group is None:
+            return no_iommu(resources.place)
+        needs = cell.background_guests, vm_mib(self._options)
+        if reason := memory_shortage(*needs, resources.place, resources.free_mib):
+            return reason
+        try:
+            self.platform = platform_of(host, self._options.programs)
+        except UnsupportedError as error:
+            return error.what
+        return ""
+
+    def make(self, cell: Cell, arrangement: Arrangement, vfs: int) -> Allocator:
+        """The allocator of a cell's setting; entering it starts the virtual machines, if any."""
+        host, nic, token = arrangement.hosts["responder"], self._machine.nic, self._pair.token
+        guests = arrangement.background("responder")
+        if cell.guest != "vm":
+            return Allocator(host, nic, token, vfs, guests)
+        assert self.platform is not None
+        site = arrangement.sites["responder"]
+        machines = managed_machines(host, site, token, len(guests), self.platform, self._options)
+        return Allocator(host, nic, token, vfs, machines)
+
+
+ONE_PLACE = (
+    "both hosts are this machine and share its CPUs, so CPU load at the sender and at the "
+    "responder is the same: it is measured once here, and at both on two servers"
+)
+
+
+def repeated_cells(cells: Sequence[Cell]) -> frozenset[Cell]:
+    """Of cells that differ only in the location of their CPU load, all but the first."""
+    firsts: set[Cell] = set()
+    repeated = set()
+    for cell in cells:
+        if cell.load_type == "cpu":
+            alike = replace(cell, load_location="responder")
+            if alike in firsts:
+                repeated.add(cell)
+            firsts.add(alike)
+    return frozenset(repeated)
+
+
+class Refusals:
+    """Refuses cells of a design on two servers, or on this machine (`pair` None)."""
+
+    def __init__(self, design: Design, pair: Pair | None) -> None:
+        self._per_guest = design.background.per_guest
+        self._varies_interrupts = design.factors.rx_usecs != (AS_IS,)
+        self._pair = pair
+
+    def of(self, cell: Cell) -> str:
+        """Why a cell cannot be measured; empty where it can, as far as this is known here."""
+        return (
+            self._impossible_guests(cell)
+            or self._too_few_cpus(cell)
+            or self._too_little_memory(cell)
+            or self._no_coalescing(cell)
+        )
+
+    def _impossible_guests(self, cell: Cell) -> str:
+        if cell.vnfs:
+            return ""
+        names = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
+        reasons = (refusal(name, cell.guest, local=self._pair is None) for name in names)
+        return next(filter(None, reasons), "")
+
+    def _too_few_cpus(self, cell: Cell) -> str:
+        """A set CPU load for every guest that is more than the host has."""
+        if cell.load_type != "cpu" or self._per_guest is None or self._per_guest.cpu_share is None:
+            return ""
+        cpus = procfs.count_cpus(self._text(cell, "/proc/cpuinfo"))
+        share = self._per_guest.cpu_share
+        needed = cell.background_guests * share
+        if needed <= cpus:
+            return ""
+        return (
+            f"{cell.background_guests} guests that burn {share:g} CPUs each need {needed:g}, and a "
+            f"host has {cpus}: use busy_threads to take whatever is available"
+        )
+
+    def _too_little_memory(self, cell: Cell) -> str:
+        """Memory load that the host has no room for; virtual machines load their own memory."""
+        per_guest = self._per_guest
+        if cell.load_type != "memory" or per_guest is None or cell.guest == "vm":
+            return ""
+        free_mib = procfs.memory(self._text(cell, "/proc/meminfo"))["MemAvailable"] >> 20
+        needed_mib = cell.background_guests * (per_guest.busy_threads or 1) * per_guest.memory_mib
+        if needed_mib + SPARE_MIB["namespace"] <= free_mib:
+            return ""
+        return (
+            f"{cell.background_guests} guests that load {needed_mib} MiB of memory together need a "
+            f"host with more: {free_mib} MiB are free"
+        )
+
+    def _text(self, cell: Cell, path: str) -> str:
+        """A file of the loaded host."""
+        if self._pair is None:
+            return Path(path).read_text()
+        return self._pair.machines[cell.load_location].host.read_text(path)
+
+    def _no_coalescing(self, cell: Cell) -> str:
+        """A factor rx_usecs where no NIC has interrupts that could be varied."""
+        if not self._varies_interrupts:
+            return ""
+        if self._pair is None:
+            return "rx_usecs: a veth pair, which is the hosts' NIC here, has no interrupts"
+        if plane(cell.plane).vfs:
+            return f"rx_usecs: it is the NICs', and frames of {cell.plane} go through VFs"
+        if cell.path == "east-west":
+            return "rx_usecs: within one host frames reach no NIC"
+        return self._fixed_interrupts
+
+    @cached_property
+    def _fixed_interrupts(self) -> str:
+        assert self._pair is not None
+        for machine in self._pair.machines.values():
+            if read_rx_usecs(machine.host, machine.nic) is None:
+                return (
+                    f"rx_usecs: {machine.nic} on {machine.host.place} does not report interrupt "
+                    "coalescing (`ethtool -c`)"
+                )
+        return ""
+
 
 SECOND_WIRE = "wire1"
 """Second wire of hosts on this machine: virtual machines on the bridge and on the NIC have one

@@ -17,8 +17,8 @@ from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
 from planewise.measure.runs.stations import Stations
 from planewise.measure.station import Place, Station
-from planewise.measure.trials.generator import Generator
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.load_one_process import Generator
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import Pair

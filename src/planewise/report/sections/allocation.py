@@ -19,8 +19,7 @@ from planewise.report import charts, facets, theme
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
-from planewise.report.packets import Unread
-from planewise.report.rtt_cell import RttCell, summarise
+from planewise.report.rtt_cell import RttCell, Unread, summarise
 from planewise.report.sections.compared import Compared, comparison_figures
 from planewise.report.sections.predicted import GroupPredictions, predictions
 from planewise.report.sections.rtt import box_figures
