@@ -14,7 +14,7 @@ import pytest
 from planewise.report import facets, html, rtt_cell, vega
 from planewise.report.data import RunData
 from planewise.report.facets import Item
-from planewise.report.figure import Figure, Missing, PrintedNumber, Table
+from planewise.report.figure import Figure, Missing, PrintedNumber, Table, latex, markdown
 from planewise.report.rtt_cell import RttCell
 from planewise.report.sections import choose, rtt
 from planewise.store.cells import Naming
@@ -290,8 +290,8 @@ def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
     table = Table(
         ("a|b", "n"), (("x_1 & 50 % #", PrintedNumber("1 µs", 1000.0)), ("…", Missing("why")))
     )
-    assert tables.markdown(table, "c*").splitlines()[2] == "| a\\|b | n |"
-    text = tables.latex(table, "100 %", "t")
+    assert markdown(table, "c*").splitlines()[2] == "| a\\|b | n |"
+    text = latex(table, "100 %", "t")
     assert r"x\_1 \& 50 \% \#" in text
     assert r"\caption{100 \%}" in text
 
