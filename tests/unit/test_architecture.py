@@ -178,8 +178,8 @@ REPOSITORY = CRATES.parent
 
 MOST_LINES = {
     "src/planewise/testbed": 16_100,  # goal: 11,000
-    "src/planewise/measure": 9_200,  # goal: 7,500
-    "src/planewise/report": 5_700,  # goal: 4,800
+    "src/planewise/measure": 9_150,  # goal: 7,500
+    "src/planewise/report": 5_600,  # goal: 4,800
     "src/planewise/judge": 6_500,  # goal: 4,000
     "src/planewise/commands": 5_350,  # goal: 3,800
     "src/planewise/advise": 4_300,  # goal: 2,500
