@@ -483,9 +483,10 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
     raw = dict(info.design)
     if "factors" not in raw:
         raise BadInputError(
-            "this is a sweep or a search, and only runs of a design can be continued",
+            "this is a sweep or a search, which has no design to continue",
             where=str(out),
-            remedy="`planewise report` shows what it has; start another for more",
+            remedy="if it was cut short, give the command that began it again: it goes on where it "
+            "stopped",
         )
     ladders = raw.pop(LADDERS_KEY, {})
     try:

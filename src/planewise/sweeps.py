@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,12 +21,12 @@ from planewise.measure.runs.sut import Built, Sut, SutMeasurer
 from planewise.measure.search.goals import Goal, SearchResult, SearchTrial
 from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
-from planewise.pipeline import RemoteHosts, begin
+from planewise.pipeline import RemoteHosts, begin, changed_hosts
 from planewise.report import html
 from planewise.store.cells import ALL_TRIALS, factors_of, words
-from planewise.store.models import Fingerprint, RunInfo, RunStatus, TrialRecord
-from planewise.store.rundir import RunReader, RunWriter, check_free
-from planewise.units import rate_text
+from planewise.store.models import Fingerprint, RunInfo, RunStatus, Session, TrialRecord
+from planewise.store.rundir import RUN_FILE, RunReader, RunWriter, check_free
+from planewise.units import count_text, rate_text
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,34 @@ def sweep(
     progress: Progress,
     remote: RemoteHosts | None = None,
 ) -> SweepRun:
-    """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
-    check_free(out)
+    """Measures one load-loss curve into the run directory `out`, judges and reports it.
+
+    `out` is new, or holds the same sweep cut short, which goes on where it stopped.
+    """
+    earlier = _cut_short(out, "sweep", _sweep_parameters(plan), plan.seed)
     records: list[TrialRecord] = []
     sut = plan.sut if remote is None else plan.sut.on(remote.pair)
     with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
         loads = plan.loads_pps or ()
-        if plan.within_reach:
+        if earlier is not None:
+            loads = _loads_of(earlier)
+        elif plan.within_reach:
             loads = reachable(loads, measurer.max_load_pps, progress)
-        if not loads or (plan.within_reach and len(loads) < _LEAST_LOADS):
+        if not loads or (plan.within_reach and len(loads) < _LEAST_LOADS and earlier is None):
             loads = _pilot_ladder(measurer, plan)
         records.clear()
+        measured = [0]
         info = _sweep_info(plan, loads, host, remote, measurer.built)
         each_s = plan.duration_s + TRIAL_OVERHEAD_S
         progress.begin("sweeping", each_s * plan.runs * len(loads))
-        with RunWriter.create(out, info) as writer:
+        with _writer(out, info, earlier, measurer, progress) as writer:
+            info = writer.info
 
             def keep(load: float, _: Run) -> None:
-                writer.append(records[-1])
-                progress.step(f"offered {rate_text(load)}", each_s * len(records))
+                while records:
+                    writer.append(records.pop(0))
+                measured[0] += 1
+                progress.step(f"offered {rate_text(load)}", each_s * measured[0])
 
             with _ended_early(writer, info, progress):
                 result = sweep_until_verdict(
@@ -110,6 +120,55 @@ def sweep(
         result.traffic_s,
         result.stopped if plan.until_verdict else "every load as often as asked",
     )
+
+
+def _cut_short(
+    out: Path, kind: str, parameters: Mapping[str, object], seed: int
+) -> RunReader | None:
+    """The run in `out` where it is the same one, unfinished; None where `out` is free.
+
+    BadInputError for anything else in `out`.
+    """
+    if (out / RUN_FILE).exists():
+        run = RunReader(out)
+        before = run.info.design.get(kind)
+        alike = isinstance(before, dict) and all(
+            before.get(name) == json.loads(json.dumps(value)) for name, value in parameters.items()
+        )
+        if alike and run.info.status != "done" and run.info.seed == seed:
+            return run
+    check_free(out)
+    return None
+
+
+def _loads_of(run: RunReader) -> tuple[float, ...]:
+    sweep = run.info.design["sweep"]
+    loads = sweep.get("offered_pps") if isinstance(sweep, dict) else None
+    return tuple(map(float, loads)) if isinstance(loads, list) else ()
+
+
+def _writer(
+    out: Path,
+    info: RunInfo,
+    earlier: RunReader | None,
+    measurer: SutMeasurer,
+    progress: Progress,
+) -> RunWriter:
+    """Of a new run, or of the one that goes on: its trials then answer first."""
+    if earlier is None:
+        return RunWriter.create(out, info)
+    writer = RunWriter.resume(out)
+    trials = earlier.trials()
+    measurer.replay(trials)
+    progress.note(f"goes on with the run in {out}, which has {count_text(len(trials), 'trial')}")
+    session = Session(
+        started=datetime.now(UTC),
+        first_order=writer.next_order,
+        changed=changed_hosts(earlier.info.hosts, info.hosts),
+    )
+    sessions = (*writer.info.sessions, session)
+    writer.finish(writer.info.model_copy(update={"sessions": sessions}))
+    return writer
 
 
 @contextmanager
@@ -169,14 +228,7 @@ def _sweep_info(
     built: Built,
 ) -> RunInfo:
     cell = plan.sut.cell
-    parameters: dict[str, object] = {
-        "cell": dict(cell),
-        "offered_pps": list(loads),
-        "runs": plan.runs,
-        "duration_s": plan.duration_s,
-        "size_bytes": plan.size_bytes,
-        "until_verdict": plan.until_verdict,
-    }
+    parameters = _sweep_parameters(plan) | {"offered_pps": list(loads)}
     levels = {name: level for name, level in cell.items() if name != "ip_version"}
     beyond = words(factors_of(levels))
     title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
@@ -184,6 +236,19 @@ def _sweep_info(
         title = f"{title}, {beyond}"
     info = begin(title, {"sweep": parameters}, plan.seed, host, remote, built)
     return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
+
+
+def _sweep_parameters(plan: SweepPlan) -> dict[str, object]:
+    """What tells one sweep from another; an automatic ladder's loads are not known before."""
+    loads = {} if plan.loads_pps is None or plan.within_reach else {"offered_pps": plan.loads_pps}
+    return {
+        "cell": dict(plan.sut.cell),
+        **loads,
+        "runs": plan.runs,
+        "duration_s": plan.duration_s,
+        "size_bytes": plan.size_bytes,
+        "until_verdict": plan.until_verdict,
+    }
 
 
 @dataclass(frozen=True)
@@ -217,19 +282,21 @@ def search(
     on_trial: Callable[[SearchTrial, int, float], None],
     remote: RemoteHosts | None = None,
 ) -> SearchRun:
-    """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
+    """Searches NDR and PDR into the run directory `out`, and reports the trials as a curve.
 
-    `on_trial` receives each trial, the number of trials and the seconds spent.
+    `out` as of `sweep`. `on_trial` receives each trial, the number of trials and the seconds spent.
     """
-    check_free(out)
+    earlier = _cut_short(out, "search", _search_parameters(plan), plan.seed)
     records: list[TrialRecord] = []
     sut = plan.sut if remote is None else plan.sut.on(remote.pair)
     with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
         info = _search_info(plan, host, remote, measurer.built)
-        with RunWriter.create(out, info) as writer:
+        with _writer(out, info, earlier, measurer, progress) as writer:
+            info = writer.info
 
             def keep(trial: SearchTrial, count: int, spent_s: float) -> None:
-                writer.append(records[-1])
+                while records:
+                    writer.append(records.pop(0))
                 on_trial(trial, count, spent_s)
 
             with _ended_early(writer, info, progress):
@@ -253,13 +320,17 @@ def _search_info(
     plan: SearchPlan, host: Fingerprint, remote: RemoteHosts | None, built: Built
 ) -> RunInfo:
     cell = plan.sut.cell
-    parameters: dict[str, object] = {
-        "cell": dict(cell),
+    title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
+    design: dict[str, object] = {"search": _search_parameters(plan)}
+    return begin(title, design, plan.seed, host, remote, built)
+
+
+def _search_parameters(plan: SearchPlan) -> dict[str, object]:
+    return {
+        "cell": dict(plan.sut.cell),
         "goals": [goal.name for goal in plan.goals],
         "algorithm": plan.algorithm.name,
         "budget_s": plan.budget_s if math.isfinite(plan.budget_s) else None,
         "with_verdict": plan.with_verdict,
         "size_bytes": plan.size_bytes,
     }
-    title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
-    return begin(title, {"search": parameters}, plan.seed, host, remote, built)

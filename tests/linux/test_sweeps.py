@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,52 @@ def test_a_named_interface_that_vanishes_meanwhile_is_bad_input(
     assert running.returncode == 2, said
     assert f"--tx: there is no interface {pair.tx} in {pair.netns}" in said.replace("\n", " ")
     assert RunReader(out).info.status == "failed"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sweep", "--loads", "1000,2000,3000", "--runs", "5", "--duration", "0.2"),
+        ("search", "--goal", "pdr:0.005", "--budget", "6"),
+    ],
+)
+def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    out = tmp_path / "run"
+    arguments = (*command, "--plane", "veth", "--out", str(out))
+    running = subprocess.Popen(
+        [sys.executable, "-m", "planewise", *arguments],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    trials = out / "trials.jsonl"
+    deadline = time.monotonic() + 60
+    while not (trials.exists() and trials.read_bytes().count(b"\n") >= 3):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    running.wait(timeout=60)
+    before = RunReader(out)
+    assert before.info.status == "interrupted"
+    had = [trial.trial for trial in before.trials()]
+
+    another = planewise(*arguments[:-4], "--plane", "bridge", "--out", out)
+    finished = planewise(*arguments)
+
+    assert another.returncode == 2
+    assert "is not empty" in another.stderr
+    assert finished.returncode == 0, finished.stderr
+    assert f"which has {len(had)} trials" in " ".join(finished.stderr.split())
+    after = RunReader(out)
+    assert after.info.status == "done"
+    assert len(after.info.sessions) == 2
+    names = [trial.trial for trial in after.trials()]
+    assert names[: len(had)] == had
+    assert len(set(names)) == len(names) > len(had)
+    if command[0] == "sweep":
+        assert len(names) == 15
 
 
 class Veth:

@@ -69,6 +69,14 @@ def test_repetitions_of_one_configuration_are_compared_and_no_others(found: Camp
     assert alone.agreement.pairs == 0
 
 
+def test_files_that_do_not_say_what_they_measured_are_no_repetitions() -> None:
+    unnamed = campaign([experiment("gradual"), experiment("ideal")])
+    assert unnamed.agreement.pairs == 0
+    timed = campaign([experiment("gradual", duration_s=1), experiment("ideal", duration_s=1)])
+    assert timed.agreement.pairs == 0
+    assert "No configuration is known to be repeated" in timed.agreement.sentence
+
+
 @needs_published_data
 @pytest.mark.parametrize(
     ("aspect", "level", "in_name"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,21 @@ def test_series_join_the_planes_of_main_and_background_guests_as_published(tmp_p
     at_sender = {(one["a"], one["b"]) for one in rtt if one["stratum"] == "sender"}
     assert at_sender == set(combinations(sorted(series), 2))
     assert {one["stratum"] for one in tests} >= {"sender", "responder"}
+
+
+def test_a_plane_whose_trials_all_missed_their_rate_is_named_with_the_reason(
+    run: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "missed"
+    shutil.copytree(run, path)
+    trials = [json.loads(line) for line in (path / "trials.jsonl").read_text().splitlines()]
+    for trial in trials:
+        if trial["kind"] == "rtt" and trial["cell"]["plane"] != "macvlan":
+            trial["load"]["achieved_pps"] = 0.9 * trial["load"]["intended_pps"]
+    text = "".join(json.dumps(trial) + "\n" for trial in trials)
+    (path / "trials.jsonl").write_text(text)
+
+    found = compare(path, "--metric", "rtt").exception
+
+    assert isinstance(found, BadInputError)
+    assert "missed its level by more than 1 % (rate of the probes: 900 pps of 1 kpps)" in found.what

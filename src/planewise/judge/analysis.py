@@ -240,6 +240,7 @@ def _check_levels(
             remedy=f"metrics that there are: {', '.join(present)}",
         )
     if all(len(family.levels) + len(family.not_measurable) < 2 for family in families):
+        _check_missed(factor, families[0], samples)
         several = sorted(name for name, levels in _factors(samples).items() if len(levels) > 1)
         only = ", ".join(str(level) for level in families[0].levels)
         raise BadInputError(
@@ -249,6 +250,28 @@ def _check_levels(
             if several
             else "name several runs",
         )
+
+
+def _check_missed(factor: str, family: Family, samples: Sequence[RunSample]) -> None:
+    """BadInputError where another level was measured, and none of its trials counts."""
+    for sample in samples:
+        for trial in sample.trials:
+            level = sample.cell(trial).get(factor)
+            if level is None or level in family.levels or keeps_levels(trial):
+                continue
+            missed = missed_levels(trial)
+            raise BadInputError(
+                f"every trial of {level} with {family.metric.title} "
+                + (
+                    f"missed its level by more than 1 % ({missed[0].sentence})"
+                    if missed
+                    else f"failed ({trial.reason})"
+                )
+                + ": nothing is left to compare",
+                where=sample.label,
+                remedy="lower that level or free the CPUs, and measure again; `planewise report` "
+                "shows what was achieved",
+            )
 
 
 def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:

@@ -20,13 +20,15 @@ import numpy as np
 from planewise.judge.verdict import Open, Verdict, Word
 from planewise.store.loads import LoadTrials
 from planewise.store.models import Level
-from planewise.units import rate_text
+from planewise.units import count_text, rate_text
 
 REPETITION = frozenset({"repetition", "date", "run", "seed"})
 """What tells one repetition of a configuration from another."""
 NOT_SAID = "not said"
 """Level of an aspect of which nothing was recorded."""
 _NOT_ASPECTS = frozenset({"emulated"})
+_OF_TRIALS = frozenset({"duration_s"})
+"""Aspects that any file's trials have: they identify no configuration."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,15 @@ class Agreement:
     def sentence(self) -> str:
         """The agreement in a sentence."""
         if not self.pairs:
-            return "No configuration was repeated, so nothing tells how far repetitions agree."
+            return "No configuration is known to be repeated: nothing tells how far runs agree."
         ratio = ""
         if self.pdr_ratio is not None:
             ratio = f"; their PDRs are {self.pdr_ratio:.3g} times apart"
+        were = "was" if self.configurations == 1 else "were"
         return (
-            f"{self.configurations} configurations were repeated, {self.pairs} pairs: "
-            f"{self.agree} have the same word, {self.opposite} opposite ones (by PASTRAMI's "
-            f"conditions {self.agree_pastrami} the same){ratio}."
+            f"{count_text(self.configurations, 'configuration')} {were} repeated, "
+            f"{count_text(self.pairs, 'pair')}: {self.agree} have the same word, {self.opposite} "
+            f"opposite ones (by PASTRAMI's conditions {self.agree_pastrami} the same){ratio}."
         )
 
 
@@ -186,8 +189,11 @@ def _figures(values: Sequence[float]) -> Figures | None:
 
 
 def _agreement(members: Sequence[CampaignCurve]) -> Agreement:
+    """Of curves that say what they measured: all alike may be of anything where they don't."""
     repeated: dict[tuple[tuple[str, Level], ...], list[Verdict]] = defaultdict(list)
     for curve in members:
+        if not curve.aspects.keys() - _OF_TRIALS:
+            continue
         repeated[tuple(sorted(curve.aspects.items()))].append(curve.verdict)
     several = [verdicts for verdicts in repeated.values() if len(verdicts) > 1]
     pairs = [pair for verdicts in several for pair in combinations(verdicts, 2)]

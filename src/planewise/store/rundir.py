@@ -138,8 +138,8 @@ def check_free(path: Path) -> None:
             raise BadInputError(
                 "the output directory exists and is not empty",
                 where=str(path),
-                remedy="name another with --out, or continue that run with "
-                "`planewise run --resume`",
+                remedy="name another with --out; an unfinished run goes on with `planewise run "
+                "--resume`, a sweep or search with the very command that began it",
             )
         parent = next(place for place in (path, *path.absolute().parents) if place.exists())
     except OSError as error:

@@ -6,7 +6,7 @@ Gives searches their `Measurer`, and keeps every trial's record.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -236,6 +236,7 @@ class SutMeasurer:
         self._on_record = on_record
         self._opened = ExitStack()
         self._trials = 0
+        self._earlier: list[TrialRecord] = []
         self._built: Built | None = None
 
     @property
@@ -261,6 +262,11 @@ class SutMeasurer:
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Runs one trial. PlanewiseError when it could not be run."""
+        for earlier in self._earlier:
+            load = earlier.load
+            if load and (load.intended_pps, earlier.duration_s) == (offered_pps, duration_s):
+                self._earlier.remove(earlier)
+                return _run_of(earlier)
         name = f"load:{','.join(str(level) for level in self.cell.values())}#{self._trials}"
         trial = LoadTrial(f"{name}@{offered_pps:.0f}", offered_pps, self.size_bytes, duration_s)
         place = Place(trial.name, self.cell, 0, self._trials)
@@ -272,21 +278,17 @@ class SutMeasurer:
         self._trials += 1
         if self._on_record is not None:
             self._on_record(record)
-        counts = record.counts
-        if counts is None or not counts.sent:
+        if record.counts is None or not record.counts.sent:
             raise BadInputError(
                 f"a trial of {duration_s:g} s at {offered_pps:.0f} pps has no packet",
                 remedy="give it a longer duration or a higher load",
             )
-        return Run(
-            sent=counts.sent,
-            received=counts.received,
-            duration_s=record.duration_s,
-            order=record.order,
-            drops=sum(part.count for part in record.loss),
-            limited=record.is_bound,
-            busy=record.busy,
-        )
+        return _run_of(record)
+
+    def replay(self, earlier: Sequence[TrialRecord]) -> None:
+        """Lets trials that a run measured before it was cut short answer instead of new ones."""
+        self._earlier = [trial for trial in earlier if trial.counts and trial.counts.sent]
+        self._trials = max((trial.order + 1 for trial in earlier), default=0)
 
     def __enter__(self) -> Self:
         try:
@@ -299,3 +301,16 @@ class SutMeasurer:
     def __exit__(self, *error: object) -> None:
         self._built = None
         self._opened.__exit__(*error)  # type: ignore[arg-type]
+
+
+def _run_of(record: TrialRecord) -> Run:
+    assert record.counts is not None
+    return Run(
+        sent=record.counts.sent,
+        received=record.counts.received,
+        duration_s=record.duration_s,
+        order=record.order,
+        drops=sum(part.count for part in record.loss),
+        limited=record.is_bound,
+        busy=record.busy,
+    )
