@@ -73,6 +73,13 @@ def test_a_nic_gets_back_what_was_noted_of_its_interrupts() -> None:
     assert server.done == ["ip link set pf0 mtu 1500 up", "ethtool -C pf0 rx-usecs 50"]
 
 
+def test_a_server_gets_back_the_kernel_settings_that_a_design_may_vary() -> None:
+    server, key = Server(""), "net/bridge/bridge-nf-call-iptables"
+    note = HostNote("ssh://server", "pf0", up=True, mtu_bytes=1500, sysctls={key: "1"})
+    pair.return_nics([server.host], [note])
+    assert server.done[-1] == "sysctl -w net.bridge.bridge-nf-call-iptables=1"
+
+
 def design(levels: object, **more: object) -> Design:
     factors = {"plane": ["bridge"], "rx_usecs": levels}
     return Design.model_validate({"factors": factors, **({"rtt": {}} | more)})

@@ -83,6 +83,7 @@ def _print_matrix(json: bool) -> None:
 
     from planewise.measure.designs import matrix
     from planewise.testbed import planes
+    from planewise.testbed.settings import SETTINGS
 
     cells = list(matrix.matrix())
     if json:
@@ -110,6 +111,12 @@ def _print_matrix(json: bool) -> None:
     chains = Table("plane", *matrix.FUNCTIONS, box=None)
     for plane, forwarders in matrix.functions().items():
         chains.add_row(plane, *forwarders)
+    varied = Table("setting", "planes", "what it changes", box=None)
+    for name, by_plane in matrix.settings_table().items():
+        able = " ".join(plane for plane, guests in by_plane.items() if guests != "no")
+        varied.add_row(name, able, SETTINGS[name].description)
+    console.print("Settings that a design can vary (`factors.setting`):")
+    console.print(varied)
     console.print("What can forward in a function of a chain:")
     console.print(chains)
 

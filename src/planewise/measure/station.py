@@ -103,9 +103,13 @@ class End:
     """Name in results: `sender-main`."""
     interface: str
     address: str
-    """IPv4."""
+    """IPv4, unless a setting of the cell is IPv6."""
     machine: bool = False
     """Whether it is a virtual machine: only programs inside see its interface."""
+
+    def at(self, port: int) -> str:
+        """A port of it, as programs take it."""
+        return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
 
     @property
     def netns_of_probe(self) -> str | None:

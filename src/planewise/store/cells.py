@@ -20,6 +20,7 @@ FACTORS = (
     "guest",
     "forwarder",
     "path",
+    "setting",
     "size_bytes",
     "frequency_pps",
     "pattern",
@@ -237,6 +238,7 @@ _WORDS: Mapping[str, str] = {
     "message_bytes": "messages of {} bytes",
     "pattern": "{}",
     "rx_usecs": "interrupts after {} µs",
+    "setting": "{}",
 }
 _WORDS_OF_LEVEL: Mapping[tuple[str, str], str] = {
     ("load_type", "none"): "no load",
@@ -248,6 +250,7 @@ _WORDS_OF_LEVEL: Mapping[tuple[str, str], str] = {
     ("forwarding", "xdp"): "XDP program",
     ("size_bytes", "imix"): "IMIX",
     ("pattern", "steady"): "steady rate",
+    ("setting", "default"): "default settings",
 }
 """Words for levels that are not made from the level's name."""
 

@@ -26,6 +26,7 @@ CELL_FACTORS = (
     "load_type",
     "load_location",
     "path",
+    "setting",
     "vnfs",
 )
 """The factors of a cell, in the order of its name; the last is that of chains."""
@@ -59,6 +60,8 @@ class Cell:
     """Network functions of a chain; 0: no chain."""
     forwarder: Forwarder | Literal[""] = ""
     """What sends frames on in each; empty: the plane's usual forwarder."""
+    setting: str = ""
+    """Settings that differ from the testbed's; empty in designs without them."""
 
     @property
     def background(self) -> str:

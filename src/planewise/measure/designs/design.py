@@ -139,6 +139,9 @@ class Factors(DesignModel):
     rx_usecs: Levels[RxUsecs] = (AS_IS,)
     """Interrupt coalescing of the hosts' NICs in RTT trials: a NIC waits so many µs for more frames
     before it interrupts a CPU (`ethtool -C NIC rx-usecs N`); `as-is`: as it was found."""
+    setting: Levels[str] = ("",)
+    """Settings of the main guests' interfaces and of their hosts (`planewise.testbed.settings`), as
+    `offload.tso=off` or `mtu=9000 + qdisc=pfifo`; `default`: as the testbed is built."""
     vnfs: Levels[VnfCount] = (0,)
     """Network functions of a chain; 0: no chain, but the main guests of two hosts."""
     message_bytes: Levels[MessageBytes] = (131_072,)
@@ -194,6 +197,7 @@ class Where(DesignModel):
     size_bytes: Levels[FrameBytes | Imix] | None = None
     protocol: Levels[Protocol] | None = None
     rx_usecs: Levels[RxUsecs] | None = None
+    setting: Levels[str] | None = None
     vnfs: Levels[VnfCount] | None = None
     message_bytes: Levels[MessageBytes] | None = None
     policy: Levels[Policy] | None = None

@@ -14,6 +14,7 @@ from typing import Literal
 from planewise.measure.trials import KINDS
 from planewise.testbed import planes
 from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.settings import SETTINGS
 
 HostPair = Literal["here", "two hosts"]
 PLACES: tuple[HostPair, ...] = ("here", "two hosts")
@@ -61,6 +62,17 @@ def places(cells: Iterable[MatrixCell]) -> str:
     """Where guests of a kind can be measured on a plane, in words. Pure."""
     can = {cell.place for cell in cells if not cell.reason}
     return "yes" if len(can) == len(PLACES) else next(iter(can), "no")
+
+
+def settings_table() -> dict[str, dict[str, str]]:
+    """By setting and plane, the kinds of guest that it exists for, or why it does not."""
+    table: dict[str, dict[str, str]] = {}
+    for name, setting in SETTINGS.items():
+        for plane in planes.PLANES:
+            reasons = {kind: setting.refusal(plane.name, kind) for kind in plane.guests}
+            able = [kind for kind in GUESTS if not reasons.get(kind, "no such guests")]
+            table.setdefault(name, {})[plane.name] = ", ".join(able) or "no"
+    return table
 
 
 def functions() -> dict[str, list[str]]:

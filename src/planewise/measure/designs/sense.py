@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping
 
+from planewise.errors import BadInputError
 from planewise.measure.designs.cells import combinations, factors_in_use
 from planewise.measure.designs.design import (
     AS_IS,
@@ -19,6 +20,7 @@ from planewise.measure.designs.design import (
 from planewise.measure.trials import kinds_of
 from planewise.measure.trials.applications import REDIS_LEAST_BYTES, is_redis_frame
 from planewise.store.models import Level
+from planewise.testbed import settings
 from planewise.testbed.loads.background import STRESSORS
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
@@ -38,6 +40,7 @@ def find_problem(design: Design) -> Problem | None:
     return (
         _explosion(design)
         or _unknown_plane(design)
+        or _unknown_setting(design)
         or _unknown_level(design)
         or _excluded_level(design)
         or _conflict(design)
@@ -93,6 +96,15 @@ def _unknown_plane(design: Design) -> Problem | None:
                     f"there is no plane called {name!r}",
                     f"{hint}planes: {', '.join(GUESTS_OF)}",
                 )
+    return None
+
+
+def _unknown_setting(design: Design) -> Problem | None:
+    for index, level in enumerate(design.factors.setting):
+        try:
+            settings.parsed(level)
+        except BadInputError as error:
+            return Problem(("factors", "setting", index), error.what, error.remedy)
     return None
 
 
@@ -178,6 +190,8 @@ def _conflict(design: Design) -> Problem | None:
             "they are those of a chain, and `factors.vnfs` is 0",
             "give `factors.vnfs` numbers from 1 to 8, and `chain: {}`",
         )
+    if functions and factors.setting != ("",):
+        return Problem(("factors", "setting"), "chains have no settings", "leave it out")
     if functions and max(factors.background_guests):
         return Problem(
             ("factors", "background_guests"), "a chain has no background guests", "leave it out"

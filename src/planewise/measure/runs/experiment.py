@@ -335,7 +335,7 @@ def _cell_text(cell: Cell) -> str:
         return f"{cell.plane}, chain of {cell.vnfs}{functions}, {cell.path}"
     load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
     guests = f", {cell.background_guests} guests" if cell.background_guests else ""
-    return f"{cell.plane}, {load}{guests}"
+    return f"{cell.plane}, {load}{guests}{cell.setting and f', {cell.setting}'}"
 
 
 class _TooManyFailuresError(PlanewiseError):

@@ -24,6 +24,7 @@ from planewise.measure.trials import programs_of, vm_options
 from planewise.measure.trials.alloc import ALLOC_PLANES
 from planewise.measure.trials.applications import lacking
 from planewise.measure.trials.load_one_process import Generator
+from planewise.testbed import settings
 from planewise.testbed.guests.vms import platform as vms
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.kind import VmStart
@@ -132,6 +133,7 @@ class Refusals:
             self._impossible_guests(cell)
             or self._too_few_cpus(cell)
             or self._too_little_memory(cell)
+            or settings.refusal(cell.setting, cell.plane, cell.guest)
             or self._no_coalescing(cell)
         )
 
@@ -268,9 +270,14 @@ class Stations:
         for_all = [name for name in programs_of(self._design) if name != STRESS_NG]
         if reason := lacking(hosts, for_all):
             return dict.fromkeys(cells, reason)
+        reasons = {
+            cell: reason
+            for cell in cells
+            if (reason := lacking(hosts, settings.programs_of(cell.setting)))
+        }
         stressed = [cell for cell in cells if cell.load_type in STRESSORS]
         reason = lacking(hosts, [STRESS_NG]) if stressed else ""
-        return dict.fromkeys(stressed, reason) if reason else {}
+        return reasons | (dict.fromkeys(stressed, reason) if reason else {})
 
     def _refused(self, cells: Sequence[Cell]) -> dict[Cell, str]:
         """Cells that their testbed cannot build."""
@@ -387,6 +394,7 @@ class Stations:
         spec = load_spec(cell, self._design.background)
         with (
             testbed.arrange(setting) as arrangement,
+            settings.applied(cell.setting, arrangement),
             lost_guest_first(check),
             BackgroundLoad(arrangement, spec, crew) as load,
             self._station(cell, arrangement, testbed, pair, load, check) as station,
@@ -403,6 +411,7 @@ class Stations:
         check: Callable[[], None],
     ) -> Station:
         hosts, mains = arrangement.hosts, arrangement.mains
+        version = settings.ip_version(cell.setting) or self._ip_version
         shared, vm = arrangement.shared, arrangement.own_kernels
         patience_s = SERVERS_PATIENCE_S if vm or pair.separate else FIRST_ANSWER_S
         if vm and any(testbed.platform(r).emulated for r in HOSTS):
@@ -424,11 +433,15 @@ class Stations:
         return Station(
             hosts,
             {
-                role: End(hosts[role], main.netns, main.name, main.interface, main.ipv4, vm)
+                role: End(
+                    *(hosts[role], main.netns, main.name, main.interface),
+                    main.address(settings.ip_version(cell.setting) or 4),
+                    vm,
+                )
                 for role, main in mains.items()
             },
             separate=pair.separate and not shared,
-            ip_version=self._ip_version,
+            ip_version=version,
             path=arrangement.trial_path(),
             generator=generator,
             capture_points=arrangement.capture_points,

@@ -29,7 +29,9 @@ def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:
     return ""
 
 
-def _await_listening(host: Host, netns: str, program: str, port: int, process: HostProcess) -> None:
+def _await_listening(
+    host: Host, netns: str, program: str, address: str, port: int, process: HostProcess
+) -> None:
     """Returns once a server's program in a guest has opened its TCP port.
 
     Raises:
@@ -38,7 +40,7 @@ def _await_listening(host: Host, netns: str, program: str, port: int, process: H
     deadline = time.monotonic() + _START_S
     pause_s = _FIRST_POLL_S
     while True:
-        text = host.read_text("/proc/net/tcp", netns=netns)
+        text = host.read_text(f"/proc/net/tcp{'6' * (':' in address)}", netns=netns)
         rows = [line.split() for line in text.splitlines()[1:]]
         if any(row[1].endswith(f":{port:04X}") and row[3] == _LISTEN for row in rows):
             return
@@ -59,9 +61,9 @@ def _await_listening(host: Host, netns: str, program: str, port: int, process: H
 @contextmanager
 def iperf_server(host: Host, netns: str, address: str) -> Iterator[None]:
     """A server in a guest that listens, for one client. Errors as `_await_listening`."""
-    argv = [IPERF, "-s", "-1", "-4", "-B", address, "-p", str(IPERF_PORT)]
+    argv = [IPERF, "-s", "-1", "-B", address, "-p", str(IPERF_PORT)]
     with host.start(argv, netns=netns) as server:
-        _await_listening(host, netns, IPERF, IPERF_PORT, server)
+        _await_listening(host, netns, IPERF, address, IPERF_PORT, server)
         yield
 
 
@@ -69,11 +71,11 @@ def start_redis(host: Host, guests: Iterable[tuple[str, str]], stack: ExitStack)
     """A server in each guest (namespace and address) while `stack` is open; returns once all
     listen."""
     servers = [
-        (netns, stack.enter_context(host.start(redis_command(address), netns=netns)))
+        (netns, address, stack.enter_context(host.start(redis_command(address), netns=netns)))
         for netns, address in guests
     ]
-    for netns, server in servers:
-        _await_listening(host, netns, REDIS, REDIS_PORT, server)
+    for netns, address, server in servers:
+        _await_listening(host, netns, REDIS, address, REDIS_PORT, server)
 
 
 def redis_command(address: str) -> list[str]:

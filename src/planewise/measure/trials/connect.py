@@ -65,7 +65,7 @@ class ConnectTrial(Trial):
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         """See `Trial`."""
         client, server = station.ends["sender"], station.ends["responder"]
-        to = f"{server.address}:{_PORT}"
+        to = server.at(_PORT)
         accept = [server.host.probe, "accept", "--listen", to]
         connect = [client.host.probe, "connect", to, "--count", str(self.count)]
         with server.host.start(accept, netns=server.netns) as accepting:

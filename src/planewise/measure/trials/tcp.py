@@ -51,7 +51,7 @@ class TcpTrial(Trial):
         """See `Trial`. UnsupportedError where iperf3 is missing or unknown."""
         client, server = station.ends["sender"], station.ends["responder"]
         argv = [
-            *(IPERF, "-c", server.address, "-4", "-p", str(IPERF_PORT), "--json"),
+            *(IPERF, "-c", server.address, "-p", str(IPERF_PORT), "--json"),
             *("-t", f"{self.duration_s:.0f}", "-O", str(self.warmup_s)),
             *("-l", str(self.message_bytes), "-P", str(self.streams)),
         ]

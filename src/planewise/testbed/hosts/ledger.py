@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,6 +55,8 @@ class HostNote:
     datapath: bool | None = None
     """Whether Open vSwitch's interface of a datapath in user space was there; None where that was
     not noted."""
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    """Machine-wide kernel settings that a design may vary, by path below /proc/sys."""
 
 
 class Ownership:

@@ -26,7 +26,16 @@ from planewise.testbed.hosts.host import Host, LocalHost
 from planewise.testbed.hosts.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.hosts.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
-from planewise.testbed.plan import Plan, Step, add_veth, await_up, new_namespace, set_up
+from planewise.testbed.plan import (
+    Plan,
+    Step,
+    add_veth,
+    await_up,
+    new_namespace,
+    set_sysctl,
+    set_up,
+)
+from planewise.testbed.settings import SETTINGS
 from planewise.testbed.switches.openvswitch import has_datapath, remove_datapath
 from planewise.testbed.vfs.nic import Tool, restore
 
@@ -341,7 +350,17 @@ def _note(host: Host, nic: str) -> HostNote:
         "PROMISC" in flags,
         read_rx_usecs(host, nic),
         has_datapath(host),
+        _sysctls(host),
     )
+
+
+def _sysctls(host: Host) -> dict[str, str]:
+    """The machine-wide kernel settings that a design may vary, as far as the host has them."""
+    values = {}
+    for key in (key for setting in SETTINGS.values() for key in setting.machine_wide):
+        with suppress(PlanewiseError):
+            values[key] = host.read_text(f"/proc/sys/{key}").strip()
+    return values
 
 
 def _forwarding_of(nic: str) -> str:
@@ -357,6 +376,8 @@ def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
             # Open vSwitch sets it, and a killed one leaves it so.
             argv += ["promisc", "on" if note.promiscuous else "off"]
         host.run(argv).check()
+        if note.sysctls:
+            host.perform(Plan(tuple(set_sysctl("", *pair) for pair in note.sysctls.items())))
         if note.datapath is False:
             remove_datapath(host)
         if note.rx_usecs is not None:

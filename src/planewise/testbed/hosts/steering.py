@@ -93,6 +93,13 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         )
 
 
+def rps_mask(host: Host, netns: str, interface: str) -> int:
+    """The CPUs that an interface's receive work is moved to, as a mask; 0: it is not moved."""
+    script = f'{_OWN_SYS} cat "/sys/class/net/$1/queues/rx-0/rps_cpus"'
+    argv = ["unshare", "--mount", "sh", "-ec", script, "steer", interface]
+    return int(host.run(argv, netns=netns or None).check().stdout.replace(",", ""), 16)
+
+
 # By the NIC's own list: names in /proc/interrupts differ from driver to driver.
 _BIND = f"""
 {_OWN_SYS}

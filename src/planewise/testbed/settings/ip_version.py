@@ -1,0 +1,39 @@
+"""Setting `ip_version`: whether trials send IPv4, the default, or IPv6."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planewise.testbed.model import IpVersion
+from planewise.testbed.setting import Arrangement
+from planewise.testbed.settings.host_setting import HostSetting, Spot
+
+
+class IpVersionSetting(HostSetting):
+    """Changes no interface: guests always have addresses of both versions."""
+
+    name = "ip_version"
+    description = "IP version that trials send; frames of IPv6 have 20 bytes more of header"
+    levels = "4, 6"
+    guests = ("namespace", "container", "vm")
+
+    def accepts(self, level: str) -> bool:
+        """See `HostSetting`."""
+        return level in ("4", "6")
+
+    def ip_version(self, level: str) -> IpVersion:
+        """See `HostSetting`."""
+        return 6 if level == "6" else 4
+
+    def spots(self, arrangement: Arrangement) -> Iterator[Spot]:
+        """None."""
+        return iter(())
+
+    def read(self, spot: Spot) -> str:
+        """Never called: there is nothing to change."""
+        raise NotImplementedError
+
+    write = change = read  # type: ignore[assignment]
+
+
+SETTING = IpVersionSetting()
