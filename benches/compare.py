@@ -84,11 +84,11 @@ def observed(packets: Floats) -> Observed:
         RTT,
         tuple(
             Observation(
-                "run",
-                block,
-                {"plane": plane, "load_type": load},
                 float(medians[block, i, j]),
                 1.0,
+                run="run",
+                block=block,
+                cell={"plane": plane, "load_type": load},
             )
             for block in range(medians.shape[0])
             for i, (load, _) in enumerate(LOADS)

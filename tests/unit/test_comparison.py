@@ -45,10 +45,18 @@ def observed(
     return Observed(
         metric,
         tuple(
-            Observation("run", block, cell, value(cell, block), resolution, at_least(cell))
+            Observation(
+                value(cell, block), resolution, at_least(cell), run="run", block=block, cell=cell
+            )
             for block in range(blocks)
             for cell in cells
         ),
+    )
+
+
+def observed_loss(plane: str, block: int, lost: int, sent: int) -> Observation:
+    return Observation(
+        lost / sent, 1 / sent, counts=(lost, sent), run="run", block=block, cell={"plane": plane}
     )
 
 
@@ -183,7 +191,7 @@ def test_two_blocks_with_three_of_500_lost_against_none_are_too_few() -> None:
     found = Observed(
         Metric("loss", "loss of probe packets", "share", True),
         tuple(
-            Observation("run", block, {"plane": plane}, count / 500, 1 / 500, counts=(count, 500))
+            observed_loss(plane, block, count, 500)
             for block in range(2)
             for plane, count in lost.items()
         ),
@@ -194,11 +202,7 @@ def test_two_blocks_with_three_of_500_lost_against_none_are_too_few() -> None:
 def test_no_loss_at_all_is_no_interval_without_width() -> None:
     found = Observed(
         Metric("loss", "loss of probe packets", "share", True),
-        tuple(
-            Observation("run", block, {"plane": plane}, 0.0, 1 / 400, counts=(0, 400))
-            for block in range(12)
-            for plane in ("a", "b")
-        ),
+        tuple(observed_loss(plane, block, 0, 400) for block in range(12) for plane in ("a", "b")),
     )
     family = compare_levels(found, "plane")
     comparison, value = family.find("a", "b"), family.value("a")

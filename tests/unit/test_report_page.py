@@ -393,7 +393,7 @@ def test_lost_packets_files_are_noted_and_the_histograms_stand_in(tmp_path: Path
     assert len(data.rtt) == len(before)
     for cell in data.rtt:
         exact = before[cell.plane, cell.factors]
-        assert cell.median_ns == pytest.approx(exact.median_ns, rel=0.05)
+        assert cell.rtt.median_ns == pytest.approx(exact.rtt.median_ns, rel=0.05)
         assert exact.parts_ns
         assert cell.no_parts == "its packets were not kept"
     notes = [note for note in data.left_out if "cannot be read" in note.why]

@@ -251,7 +251,7 @@ def pdr_text(pdr: LoadEstimate | None, why_none: str, show: Callable[[float], st
     if pdr is None:
         return f"not known: {why_none}"
     if pdr.bounded:
-        return f"{show(pdr.pps)} (95 %: {show(pdr.low_pps)} to {show(pdr.high_pps)})"
+        return f"{show(pdr.pps)} (95 %: {pdr.interval_text(show)})"
     if pdr.low_pps > 0:
         return f"at least {show(pdr.low_pps)}; the loads end too early to say more"
     return "not known: there are too few loads and runs"

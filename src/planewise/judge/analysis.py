@@ -144,14 +144,16 @@ def _pooled(
 ) -> tuple[tuple[PooledTest, ...], tuple[str, ...]]:
     """The publications' tests on single readings, and why readings are missing."""
     packets, unread = [], Counter[str]()
+    source = rtt_source(trial for sample in samples for trial in sample.trials)
     for path, sample in zip(paths, samples, strict=True):
         trials = [trial for trial in sample.trials if trial.kind == "rtt" and keeps_levels(trial)]
-        for read_rtt in read_rtts(path, trials, rtt_source(samples)):
+        for read_rtt in read_rtts(path, trials, source):
             if read_rtt.why:
                 unread[read_rtt.why] += 1
                 continue
+            trial = read_rtt.trial
             observation = Observation(
-                sample.label, read_rtt.trial.block, sample.cell(read_rtt.trial), 0.0, 0.0
+                0.0, 0.0, run=sample.label, block=trial.block, cell=sample.cell(trial)
             )
             packets.append(TrialReadings(observation, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
     if not packets:

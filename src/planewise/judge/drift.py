@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planewise.judge.statistics.metrics import rtt_source
 from planewise.store.levels import keeps_levels
 from planewise.store.models import HostState, Level, RunInfo, TrialRecord
 from planewise.units import percent_text
@@ -69,39 +70,37 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
     return tuple(drifts)
 
 
-def residuals(trials: Sequence[TrialRecord]) -> tuple[NDArray[np.float64], ...]:
-    """Times [s], blocks, and logs of median RTTs less their cell's mean, one value a trial.
+@dataclass(frozen=True)
+class Residual:
+    """How far a trial's median RTT is from its cell's."""
 
-    Only cells with at least two trials have any. All three arrays have one entry a trial.
-    """
-    cells: dict[tuple[tuple[str, Level], ...], list[tuple[float, int, float]]] = {}
-    start = trials[0].started if trials else None
+    trial: TrialRecord
+    log_relative: float
+    """Logarithm of the trial's median, less the mean of its cell's."""
+
+
+def residuals(trials: Iterable[TrialRecord]) -> list[Residual]:
+    """A residual a trial, in the order of time; only cells with at least two trials have any."""
+    trials = list(trials)
+    source = rtt_source(trials)
+    cells: dict[tuple[tuple[str, Level], ...], list[TrialRecord]] = {}
     for trial in trials:
-        median_ns = _median_ns(trial)
-        if start is None or median_ns is None:
-            continue
-        seconds = (trial.started - start).total_seconds()
-        key = tuple(sorted(trial.cell.items()))
-        cells.setdefault(key, []).append((seconds, trial.block, math.log(median_ns)))
-    rows = []
-    for points in cells.values():
-        if len(points) > 1:
-            mean = math.fsum(value for _, _, value in points) / len(points)
-            rows += [(seconds, block, value - mean) for seconds, block, value in points]
-    table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
-
-
-def _median_ns(trial: TrialRecord) -> float | None:
-    for metric in ("rtt_kernel", "rtt_user"):
-        latency = trial.latency.get(metric)
-        if trial.kind == "rtt" and latency is not None and latency.p50_ns > 0:
-            return float(latency.p50_ns)
-    return None
+        if trial.kind == "rtt" and source in trial.latency and trial.latency[source].p50_ns > 0:
+            cells.setdefault(tuple(sorted(trial.cell.items())), []).append(trial)
+    found = []
+    for of_cell in cells.values():
+        if len(of_cell) > 1:
+            logs = [math.log(trial.latency[source].p50_ns) for trial in of_cell]
+            mean = math.fsum(logs) / len(logs)
+            found += [Residual(trial, log - mean) for trial, log in zip(of_cell, logs, strict=True)]
+    return sorted(found, key=lambda one: one.trial.started)
 
 
 def _in_results(trials: Sequence[TrialRecord]) -> Iterable[Drift]:
-    seconds, blocks, values = residuals(trials)
+    found = residuals(trials)
+    seconds = np.array([one.trial.started.timestamp() for one in found])
+    blocks = np.array([one.trial.block for one in found])
+    values = np.array([one.log_relative for one in found])
     if len(np.unique(blocks)) < 2:
         return
     yield from _trend(seconds, values)
@@ -137,7 +136,7 @@ def _trend(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Iterabl
         )
 
 
-def _odd_blocks(blocks: NDArray[np.float64], values: NDArray[np.float64]) -> Iterable[Drift]:
+def _odd_blocks(blocks: NDArray[np.int64], values: NDArray[np.float64]) -> Iterable[Drift]:
     numbers = np.unique(blocks)
     if len(numbers) < 4:
         return

@@ -8,6 +8,7 @@ how many runs agree, and so how many may be disturbed at most.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -56,6 +57,12 @@ class LoadEstimate:
     def bounded(self) -> bool:
         """Whether the interval ends within the ladder."""
         return math.isfinite(self.high_pps)
+
+    def interval_text(self, show: Callable[[float], str]) -> str:
+        """The interval of a bounded one, `up to …` where the ladder begins within it."""
+        if self.low_pps <= 0:
+            return f"up to {show(self.high_pps)}"
+        return f"{show(self.low_pps)} to {show(self.high_pps)}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from planewise.errors import BadInputError
 from planewise.judge.curve import Curve
 from planewise.judge.drift import Drift, find_drift
 from planewise.judge.from_store import curves_from_trials
+from planewise.judge.statistics.metrics import rtt_source
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import left_out, theme
 from planewise.report.left_out import LeftOut
@@ -145,8 +146,7 @@ class RunData:
 
         Kernel stamps for all planes, where a trial has no others.
         """
-        trials = [trial for trial in self.done if trial.kind == "rtt"]
-        return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
+        return rtt_source(self.trials)
 
     @cached_property
     def rtt(self) -> list[RttCell]:

@@ -179,9 +179,9 @@ def headline(data: RunData) -> str:
     none = "This run has no recommendation"
     if data.rtt:
         idle = [cell for cell in data.rtt if dict(cell.factors).get("load_type") == "none"]
-        best = min(idle or data.rtt, key=lambda cell: cell.median_ns)
+        best = min(idle or data.rtt, key=lambda cell: cell.rtt.median_ns)
         where = f"{best.plane}, {words(best.factors)}"
-        return f"{none}. Its lowest median RTT is {time_text(best.median_ns)}, with {where}."
+        return f"{none}. Its lowest median RTT is {time_text(best.rtt.median_ns)}, with {where}."
     if data.curves:
         return f"{none}; its load-loss curves are below."
     if chains.chain_cells(data) or chains.tcp_cells(data):

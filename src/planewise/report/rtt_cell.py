@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import polars as pl
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
+from planewise.judge.bounded import Bounded, median_of
+from planewise.judge.statistics.metrics import quantile_of_sent
 from planewise.report.left_out import LeftOut
 from planewise.store.cells import Factors, words
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
@@ -106,8 +109,11 @@ def _scanned(run: Path, trials: Sequence[TrialRecord]) -> pl.DataFrame | Unread:
 
 BOX = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of a box: whiskers, ends and middle."""
-TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
-"""Quantiles of the tail table, with the packets that each needs."""
+TAIL = (
+    *(("p50", "p50_ns", 2), ("p90", "p90_ns", 10)),
+    *(("p99", "p99_ns", 100), ("p99.9", "p999_ns", 1000)),
+)
+"""Quantiles of the tail table, their fields, and the packets that each needs."""
 PROBABILITIES: tuple[float, ...] = (
     0.001,
     0.005,
@@ -121,13 +127,21 @@ MOST_POINTS = 400
 
 @dataclass(frozen=True)
 class Spread:
-    """A time's distribution over all packets of a cell, as a box [ns]."""
+    """A cell's time as a box [ns]."""
 
     ends_ns: tuple[float, ...]
-    """At `BOX`."""
+    """At `BOX`, over all packets; the middle over replicates: the value that planes are compared
+    by."""
     packets: int
     medians_ns: tuple[float, ...]
     """Median of each replicate."""
+
+    @classmethod
+    def of(cls, ends_ns: Sequence[float], packets: int, medians_ns: Sequence[float]) -> Spread:
+        """The box of quantiles over all packets, its middle that of the replicates' medians."""
+        ends = list(ends_ns)
+        ends[2] = statistics.median(medians_ns) if medians_ns else ends[2]
+        return cls(tuple(ends), packets, tuple(medians_ns))
 
     @property
     def row(self) -> dict[str, float]:
@@ -136,7 +150,7 @@ class Spread:
 
     @property
     def median_ns(self) -> float:
-        """The middle of the box."""
+        """Median over the replicates of their medians."""
         return self.ends_ns[2]
 
     @property
@@ -174,11 +188,11 @@ class RttCell:
     plane: str
     factors: Factors
     rtt: Spread
-    """Over all packets that have an RTT."""
     counts: Counts
     """Sum over all trials."""
-    tail_ns: Mapping[str, float | None]
-    """By name of `TAIL`; None where the packets are too few."""
+    tail_ns: Mapping[str, Bounded | None]
+    """By name of `TAIL`: the median over replicates, as planes are compared by it. None where the
+    packets are too few."""
     kernel_medians_ns: tuple[float, ...]
     """Median RTT between the guest's kernel stamps, of the replicates that have them."""
     parts_ns: Mapping[str, float]
@@ -197,11 +211,6 @@ class RttCell:
     achieved_pps: tuple[float, ...] = ()
     """Probes sent a second, by trial that recorded it."""
 
-    @property
-    def median_ns(self) -> float:
-        """Median over all packets."""
-        return self.rtt.median_ns
-
 
 def summarise(
     plane: str,
@@ -213,7 +222,6 @@ def summarise(
     """One cell from its trials and their packets (None without any RTT), and what is missing."""
     notes: list[LeftOut] = []
     latencies = [trial.latency[metric] for trial in trials if metric in trial.latency]
-    quantiles = [*BOX, *(quantile for _, quantile, _ in TAIL)]
     values: list[float] = []
     n = 0
     distribution = None
@@ -225,7 +233,7 @@ def summarise(
         n = len(rtts)
         if n:
             ordered = np.sort(rtts)
-            values = at(ordered, quantiles)
+            values = at(ordered, BOX)
             indices = np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)
             points = tuple(map(float, rtts[indices]))
             of_cell = tuple(at(ordered, meaningful(n)))
@@ -238,21 +246,26 @@ def summarise(
         if packets.file:
             histograms = f"{packets.why}; this cell's figures come from the trials' histograms"
             notes.append(LeftOut(f"packets of {packets.file}", histograms))
-        values, n = _from_histograms(latencies, quantiles)
+        values, n = _from_histograms(latencies, BOX)
         why = why or "its packets were not kept"
     if not values:
         none = "neither its packets nor a histogram were kept" if latencies else _NO_ANSWER
         return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", none)]
     counts = [trial.counts for trial in trials if trial.counts]
     no_stacks = _unmeasurable("sender_stack", trials) or _NO_GUEST_STAMPS
+
+    def of_trials(field: str) -> list[Bounded]:
+        read = (quantile_of_sent(trial, metric, field) for trial in trials)
+        return [one.bounded for one in read if one is not None]
+
     cell = RttCell(
         plane=plane,
         factors=factors,
-        rtt=Spread(tuple(values[:5]), n, tuple(summary.p50_ns for summary in latencies)),
+        rtt=Spread.of(values, n, [one.value for one in of_trials("p50_ns")]),
         counts=Counts(**{f: sum(getattr(c, f) for c in counts) for f in Counts.model_fields}),
         tail_ns={
-            name: value if n >= needed else None
-            for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
+            name: median_of(of_trials(field)) if n >= needed else None
+            for name, field, needed in TAIL
         },
         kernel_medians_ns=tuple(
             trial.latency["rtt_kernel"].p50_ns for trial in trials if "rtt_kernel" in trial.latency
@@ -316,13 +329,13 @@ def _spread(
     if why := _unmeasurable(name, trials):
         return why
     latencies = [trial.latency[name] for trial in trials if name in trial.latency]
-    medians = tuple(summary.p50_ns for summary in latencies)
+    medians = [float(summary.p50_ns) for summary in latencies if summary.count]
     if isinstance(packets, Unread):
         quantiles, n = _from_histograms(latencies, BOX)
-        return Spread(tuple(quantiles), n, medians) if quantiles else _NO_CAPTURE
+        return Spread.of(quantiles, n, medians) if quantiles else _NO_CAPTURE
     values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
     values = np.sort(values[~np.isnan(values)])
-    return Spread(tuple(at(values, BOX)), len(values), medians) if len(values) else _NO_CAPTURE
+    return Spread.of(at(values, BOX), len(values), medians) if len(values) else _NO_CAPTURE
 
 
 def _parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> tuple[dict[str, float], int]:

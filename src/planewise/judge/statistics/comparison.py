@@ -402,18 +402,20 @@ class _Table:
             blocks[self._pairing.block[key]].append(self._scaled(values[key].value))
         # A block that lacks a context would shift the mean: only whole ones count.
         size = max(len(group) for group in blocks.values())
-        complete = [mean_of(group) for group in blocks.values() if len(group) == size]
+        unscaled = exp if self.scale == "ratio" else float
+        complete = [
+            mapped(mean_of(group), unscaled) for group in blocks.values() if len(group) == size
+        ]
         centre = median_of(complete)
         ends = median_interval(complete)
         if self._counted:
             ends = self._count_interval([values[key] for key in keys])
-        unscaled = exp if self.scale == "ratio" else float
         return LevelValue(
             level=level,
             stratum=stratum,
-            value=unscaled(centre.value),
-            low=_finite(unscaled(min(ends[0], centre.value)), ends[0]),
-            high=_finite(unscaled(max(ends[1], centre.value)), ends[1]),
+            value=centre.value,
+            low=_finite(min(ends[0], centre.value), ends[0]),
+            high=_finite(max(ends[1], centre.value), ends[1]),
             replicates=len(keys),
             blocks=len(blocks),
             bound=bound_of(centre.low, centre.high),

@@ -6,7 +6,6 @@ quantile is compared, it is the quantile of one trial's packets.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Literal
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
-from planewise.judge.bounded import Bounded
 from planewise.judge.statistics.values import (
     MeasuredValue,
     best_load,
@@ -65,31 +63,13 @@ class Metric:
         return self.unit != "share"
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+@dataclass(frozen=True, kw_only=True)
+class Observation(MeasuredValue):
     """One replicate: one cell in one block of one run."""
 
     run: str
     block: int
     cell: Mapping[str, Level]
-    value: float
-    resolution: float
-    """Least difference that the instrument can tell, in the unit of the value."""
-    at_least: bool = False
-    """Something other than the SUT, or the end of the ladder, was the limit: the true value is
-    this or more."""
-    headroom: float = 0.0
-    """How much more it may be: nothing is known between two loads of a ladder."""
-    at_most: bool = False
-    """The ladder begins above it: the true value is this or less."""
-    counts: tuple[int, int] | None = None
-    """Packets lost and sent, where the value is their ratio."""
-
-    @property
-    def bounded(self) -> Bounded:
-        """The value with what is known of where the truth lies: what statistics use."""
-        low = -math.inf if self.at_most else self.value
-        return Bounded(self.value, low, math.inf if self.at_least else self.value + self.headroom)
 
 
 @dataclass(frozen=True)
@@ -215,9 +195,9 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
     if name in _RTT:
         title, quantile = _RTT[name]
         metric = Metric(name, title, "ns", True)
-        source = rtt_source(samples)
+        source = rtt_source(trial for sample in samples for trial in sample.trials)
         return _of_trial(
-            samples, metric, lambda trial: _quantile_of_sent(trial, source, quantile), "rtt"
+            samples, metric, lambda trial: quantile_of_sent(trial, source, quantile), "rtt"
         )
     if name in _PARTS:
         title, part = _PARTS[name]
@@ -229,7 +209,7 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         )
         return replace(observations, missing=_not_measurable(samples, part))
     if name == "jitter":
-        source = rtt_source(samples)
+        source = rtt_source(trial for sample in samples for trial in sample.trials)
         return _of_trial(samples, _OTHERS[name], lambda trial: _jitter(trial, source), "rtt")
     if name == "loss":
         return _of_trial(samples, _OTHERS[name], _loss, "rtt")
@@ -254,14 +234,14 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
     )
 
 
-def rtt_source(samples: Sequence[RunSample]) -> RttMetric:
+def rtt_source(trials: Iterable[TrialRecord]) -> RttMetric:
     """RTT as the guest's program sees it; kernel stamps only where a trial has no others."""
-    trials = [trial for sample in samples for trial in _done(sample) if trial.kind == "rtt"]
-    return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
+    of_rtt = (trial for trial in trials if trial.kind == "rtt" and keeps_levels(trial))
+    return "rtt_user" if all("rtt_user" in trial.latency for trial in of_rtt) else "rtt_kernel"
 
 
 def _observation(sample: RunSample, trial: TrialRecord, value: MeasuredValue) -> Observation:
-    return Observation(sample.label, trial.block, sample.cell(trial), **vars(value))
+    return Observation(**vars(value), run=sample.label, block=trial.block, cell=sample.cell(trial))
 
 
 def _done(sample: RunSample) -> Iterable[TrialRecord]:
@@ -334,7 +314,7 @@ def _quantile(latency: Latency | None, name: str) -> MeasuredValue | None:
 _SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "max_ns": 1.0}
 
 
-def _quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> MeasuredValue | None:
+def quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> MeasuredValue | None:
     """A quantile of the times of all packets that were sent; a lost one is infinitely late.
 
     By the trial's histogram; of a trial without one, what its quantiles leave open. A lower bound
@@ -357,7 +337,7 @@ def _quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> Measu
 
 def _jitter(trial: TrialRecord, source: RttMetric) -> MeasuredValue | None:
     """Packet delay variation (RFC 5481, section 4.2): 99th percentile less the smallest delay."""
-    latest = _quantile_of_sent(trial, source, "p99_ns")
+    latest = quantile_of_sent(trial, source, "p99_ns")
     if latest is None:
         return None
     return replace(
@@ -502,9 +482,7 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
                 else sum(modes.get(busy, 0.0) for busy in CPU_MODES if busy not in IDLE_MODES)
             )
             ticks = max(1.0, cpu_window_s(trial) * USER_HZ * _cpus(sample.info, host))
-            observations.append(
-                Observation(sample.label, trial.block, sample.cell(trial), share, 1 / ticks)
-            )
+            observations.append(_observation(sample, trial, MeasuredValue(share, 1 / ticks)))
     return Observed(metric, tuple(observations))
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from planewise.judge.bounded import Bounded
+from planewise.judge.headroom import headrooms
 from planewise.store.models import TrialRecord
 
 PLR = 0.005
@@ -15,14 +20,26 @@ PLR = 0.005
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """What a trial, or the load trials of a block, measured: as the fields of `Observation`."""
+    """What a trial, or the load trials of a block, measured."""
 
     value: float
     resolution: float
+    """Least difference that the instrument can tell, in the unit of the value."""
     at_least: bool = False
+    """Something other than the SUT, or the end of the ladder, was the limit: the true value is
+    this or more."""
     headroom: float = 0.0
+    """How much more it may be: nothing is known between two loads of a ladder."""
     at_most: bool = False
+    """The ladder begins above it: the true value is this or less."""
     counts: tuple[int, int] | None = None
+    """Packets lost and sent, where the value is their ratio."""
+
+    @property
+    def bounded(self) -> Bounded:
+        """The value with what is known of where the truth lies: what statistics use."""
+        low = -math.inf if self.at_most else self.value
+        return Bounded(self.value, low, math.inf if self.at_least else self.value + self.headroom)
 
 
 def forwarded_pps(trial: TrialRecord) -> float | None:
@@ -49,24 +66,25 @@ def best_load(trials: Sequence[TrialRecord]) -> float | None:
 
 
 def forwarded(trials: Sequence[TrialRecord], load_pps: float | None) -> MeasuredValue | None:
-    """The forwarding rate of a block at this load, or its greatest where it lacks the load.
+    """The mean forwarding rate of a block at this load, or at the nearest that the block has.
 
-    Where the trial lost nothing, more is possible: up to the next load that lost something, and
+    The choice of the load minds no result of the block, which the greatest rate would favour.
+    Where its trials lost nothing, more is possible: up to the next load that lost something, and
     without limit where there is none.
     """
-    at_load = [t for t in trials if t.load is not None and t.load.intended_pps == load_pps]
-    rates = [
-        (rate, trial.is_bound, trial)
-        for trial in at_load or trials
-        if (rate := forwarded_pps(trial)) is not None
-    ]
-    if not rates:
+    rates: dict[float, list[tuple[float, TrialRecord]]] = defaultdict(list)
+    for trial in trials:
+        if trial.load is not None and (rate := forwarded_pps(trial)) is not None:
+            rates[trial.load.intended_pps].append((rate, trial))
+    if not rates or load_pps is None:
         return None
-    rate, limited, trial = max(rates, key=lambda item: item[:2])
-    resolution = 1 / trial.duration_s if trial.duration_s else 1.0
-    if limited:
+    at_load = rates[min(rates, key=lambda load: abs(load - load_pps))]
+    rate = statistics.fmean(rate for rate, _ in at_load)
+    durations_s = [trial.duration_s for _, trial in at_load if trial.duration_s]
+    resolution = 1 / sum(durations_s) if durations_s else 1.0
+    if any(trial.is_bound for _, trial in at_load):
         return MeasuredValue(rate, resolution, at_least=True)
-    if trial.counts and trial.counts.lost:
+    if any(trial.counts and trial.counts.lost for _, trial in at_load):
         return MeasuredValue(rate, resolution)
     lossy = [t.load.intended_pps for t in trials if t.load and t.counts and t.counts.lost > 0]
     above = [load for load in lossy if load >= rate]
@@ -103,7 +121,7 @@ def ndr(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
 
 
 def pdr(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
-    """First crossing of 0.5 % loss, interpolated (docs/concepts/verdict.md).
+    """PDR of a block, read off its loads as the verdict reads it off the means of all blocks.
 
     Its resolution is how far apart the lower and the upper reading between the two loads are.
     Where the first load already loses more: at most that load.
@@ -111,16 +129,14 @@ def pdr(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
     ladder = _ladder(trials)
     if not ladder:
         return None
-    over = next((i for i, (_, plr) in enumerate(ladder) if plr > PLR), len(ladder))
-    if over == 0:
+    loads, losses = np.array(ladder).T
+    if losses[0] > PLR:
         return MeasuredValue(ladder[0][0], 0.0, at_most=True)
-    low, plr_low = ladder[over - 1]
-    if over == len(ladder):
-        return MeasuredValue(low, 0.0, at_least=True)
-    high, plr_high = ladder[over]
-    chord = low + (PLR - plr_low) / (plr_high - plr_low) * (high - low)
-    knee = min(max(high * (1 - plr_high) / (1 - PLR), chord), high)
-    return MeasuredValue(chord, knee - chord, headroom=knee - chord)
+    if (losses <= PLR).all():
+        return MeasuredValue(ladder[-1][0], 0.0, at_least=True)
+    read = headrooms(loads, losses[None, :], PLR)
+    low, high = float(read.pdr_low_pps[0]), float(read.pdr_high_pps[0])
+    return MeasuredValue(low, high - low, headroom=high - low)
 
 
 def transmitted(trial: TrialRecord) -> MeasuredValue | None:

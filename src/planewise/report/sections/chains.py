@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,15 +189,20 @@ def chain_figures(cells: Sequence[ChainCell]) -> Iterator[Figure]:
     dashes = " Solid: north-south; dashed: east-west." if len(paths) > 1 else ""
     for name, title, quantity, of, show in _MEASURES:
         span = Span.of((value for cell in cells for value in of(cell)), log_from=_LOG_FROM)
-        top = max(cells, key=lambda cell: _mean(of(cell)))
+        top = max(cells, key=lambda cell: statistics.median(of(cell)))
         at = f"{top.path}, {count_text(top.vnfs, 'function')}, {_size(top)}"
-        lead = f"Most: {top.plane}, {at}: {show(_mean(of(top)))}."
+        lead = f"Most: {top.plane}, {at}: {show(statistics.median(of(top)))}."
         panels = []
         for size in sizes:
             own = [cell for cell in cells if cell.size == size]
-            means: list[Row] = [
+            medians: list[Row] = [
                 # A single function begins the lines of both paths.
-                {"series": cell.plane, "path": path, "x": cell.vnfs, "value": _mean(of(cell))}
+                {
+                    "series": cell.plane,
+                    "path": path,
+                    "x": cell.vnfs,
+                    "value": statistics.median(of(cell)),
+                }
                 for cell in own
                 for path in (paths if cell.vnfs == 1 else [cell.path])
             ]
@@ -215,14 +221,14 @@ def chain_figures(cells: Sequence[ChainCell]) -> Iterator[Figure]:
             more: Mapping[str, vega.Spec] = {"strokeDash": dash}
             panels.append(
                 charts.lines(
-                    _size(own[0]), means, colours, span, quantity, x, points=dots, more=more
+                    _size(own[0]), medians, colours, span, quantity, x, points=dots, more=more
                 )
             )
         yield Figure(
             f"chains-{name}",
             title,
             "Summed over all functions: in a chain each packet counts once a function. Dots are "
-            f"replicates, lines their mean. The axis is {span.word}.{dashes}",
+            f"replicates, lines their median. The axis is {span.word}.{dashes}",
             f"Lines of throughput by number of functions. {lead}",
             tuple(panels),
             table(cells),
@@ -324,8 +330,9 @@ def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
     """Goodput by message size, a line a plane and number of functions."""
     colours = theme.colours_of(dict.fromkeys(cell.label for cell in cells))
     span = Span.of((value for cell in cells for value in cell.bps), log_from=_LOG_FROM)
-    means: list[Row] = [
-        {"series": cell.label, "x": cell.message_bytes, "value": _mean(cell.bps)} for cell in cells
+    medians: list[Row] = [
+        {"series": cell.label, "x": cell.message_bytes, "value": statistics.median(cell.bps)}
+        for cell in cells
     ]
     dots: list[Row] = [
         {
@@ -338,15 +345,16 @@ def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
         for value in cell.bps
     ]
     x = charts.levels(sorted({cell.message_bytes for cell in cells}), "bytes of a message")
-    top = max(cells, key=lambda cell: _mean(cell.bps))
-    most = f"{top.label} with messages of {top.message_bytes} bytes: {bits_text(_mean(top.bps))}"
+    top = max(cells, key=lambda cell: statistics.median(cell.bps))
+    goodput = bits_text(statistics.median(top.bps))
+    most = f"{top.label} with messages of {top.message_bytes} bytes: {goodput}"
     return Figure(
         "tcp",
         "TCP goodput by message size",
-        "Payload that the receiver gets, by iperf3. Dots are replicates, lines their mean. The "
+        "Payload that the receiver gets, by iperf3. Dots are replicates, lines their median. The "
         f"axis is {span.word}. Small messages cost a system call each.",
         f"Lines of goodput by message size. Most: {most}.",
-        (charts.lines("", means, colours, span, "bits", x, points=dots),),
+        (charts.lines("", medians, colours, span, "bits", x, points=dots),),
         Table.of(
             cells,
             {
@@ -362,14 +370,10 @@ def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _value(values: Sequence[float], show: Callable[[float], str]) -> PrintedNumber:
-    mean = _mean(values)
+    middle = statistics.median(values)
     small = theme.interval(show(min(values)), show(max(values))) if len(values) > 1 else ""
-    return PrintedNumber(show(mean), mean, small=small)
+    return PrintedNumber(show(middle), middle, small=small)
 
 
 def _size(cell: ChainCell) -> str:

@@ -345,7 +345,9 @@ def values(all_compared: Sequence[Compared]) -> Table:
             "Metric": lambda row: row[0].metric.title,
             "Where": lambda row: stratum_words(row[1].stratum),
             "Plane": lambda row: str(row[1].level),
-            "Mean": lambda row: PrintedNumber(level_text(row[1], row[0].metric), row[1].value),
+            "Median over blocks": lambda row: PrintedNumber(
+                level_text(row[1], row[0].metric), row[1].value
+            ),
             "95 % interval": lambda row: interval(*row),
             "Replicates": lambda row: PrintedNumber.plain(row[1].replicates),
         },

@@ -25,19 +25,20 @@ from planewise.store.cells import Factors, common_factors, words
 from planewise.store.levels import cpu_of
 from planewise.units import percent_text
 
+_WAITING = "waiting for disks"
 GROUPS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "programs": (("usr", "nice", "guest", "gnice"), "sender"),
     "kernel": (("sys",), "responder"),
     "interrupts": (("irq", "soft"), "interrupts"),
     "stolen by the hypervisor": (("steal",), "stolen"),
-    "waiting for disks": (("iowait",), "instrument"),
+    _WAITING: (("iowait",), "instrument"),
 }
 """mpstat's modes and colour, by group."""
 
 
 @dataclass(frozen=True)
 class CpuCell:
-    """CPU of one host in one cell's RTT trials, mean over replicates."""
+    """CPU of one host in one cell's RTT trials: the replicate whose busy share is the median."""
 
     plane: str
     factors: Factors
@@ -50,7 +51,19 @@ class CpuCell:
     @property
     def busy(self) -> float:
         """Share of time in which the CPUs were not idle."""
-        return sum(self.shares.values())
+        return _busy(self.shares)
+
+
+def _busy(shares: Mapping[str, float]) -> float:
+    """As comparisons have it: waiting for disks is idle."""
+    return sum(share for group, share in shares.items() if group != _WAITING)
+
+
+def _typical(replicates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The replicate in the middle by its busy share, or the mean of the middle two."""
+    n, ordered = len(replicates), sorted(replicates, key=_busy)
+    middle = ordered[(n - 1) // 2 : n // 2 + 1]
+    return {group: statistics.fmean(shares[group] for shares in middle) for group in GROUPS}
 
 
 def cells(data: RunData) -> list[CpuCell]:
@@ -69,8 +82,8 @@ def cells(data: RunData) -> list[CpuCell]:
     result = [
         CpuCell(
             *key,
-            {group: statistics.fmean(shares[group] for shares in of_cell) for group in GROUPS},
-            tuple(sum(shares.values()) for shares in of_cell),
+            _typical(of_cell),
+            tuple(_busy(shares) for shares in of_cell),
         )
         for key, of_cell in samples.items()
     ]
@@ -106,7 +119,7 @@ def sections(data: RunData) -> Iterator[Section]:
                 name,
                 title,
                 "Share of all CPUs' time that is spent while RTT is measured, with the background "
-                f"load; mean over the replicates. The rest is idle.{both}",
+                f"load; the replicate of median busy share. The rest is idle.{both}",
                 f"Bars of CPU time by mode. {lead}",
                 tuple(_panel(panel, colours) for panel in panels),
                 table([cell for panel in panels for cell in panel.contents]),

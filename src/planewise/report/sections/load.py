@@ -280,8 +280,8 @@ def _estimate(estimate: LoadEstimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
     if estimate.bounded:
-        ends = theme.interval(rate_text(estimate.low_pps), rate_text(estimate.high_pps))
-        return PrintedNumber(_estimate_text(estimate), estimate.pps, small=ends)
+        small = estimate.interval_text(rate_text)
+        return PrintedNumber(_estimate_text(estimate), estimate.pps, small=small)
     if estimate.low_pps <= 0:
         return Missing("the loads end too early to tell")
     # The lower end of its interval: the point estimate is only where the ladder ends.

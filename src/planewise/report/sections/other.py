@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from planewise.judge.statistics.sentences import value_text
@@ -30,7 +31,7 @@ def sections(data: RunData) -> Iterator[Section]:
     yield Section(
         "others",
         "Other measurements",
-        "Each number is the mean of its replicates, with the smallest and the largest of them.",
+        "Each number is the median of its replicates, with the smallest and the largest of them.",
         tables=(("Other measurements by plane", Table(columns, rows)),),
     )
 
@@ -39,8 +40,8 @@ def _entry(figures: list[Figure]) -> Entry:
     if not figures:
         return Missing("not measured")
     values, unit = [figure.value for figure in figures], figures[0].unit
-    mean = sum(values) / len(values)
+    middle = statistics.median(values)
     low, high = value_text(min(values), unit), value_text(max(values), unit)
     return PrintedNumber(
-        value_text(mean, unit), mean, small=theme.interval(low, high) if low != high else ""
+        value_text(middle, unit), middle, small=theme.interval(low, high) if low != high else ""
     )

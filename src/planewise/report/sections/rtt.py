@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from planewise.judge.statistics.sentences import bound_text
 from planewise.report import charts, facets, theme, vega
 from planewise.report.data import RunData
 from planewise.report.facets import Facets, Item, Panel
@@ -120,8 +121,8 @@ def box_figures(
     levels = f" Numbers after a name are {conditions.axis}." if conditions.axis else ""
     idle = " Without background guests there is no load: that measurement is shown each time."
     caption = (
-        f"{what} Box: the middle half of all packets; thick line: median, also at the right; "
-        "whiskers: 5th to 95th percentile; rings: medians of replicates. The axis is "
+        f"{what} Rings: medians of replicates; thick line: their median, also at the right; box: "
+        "the middle half of all packets; whiskers: their 5th to 95th percentile. The axis is "
         f"{span.word}.{levels}{idle if conditions.shared_idle else ''}"
     )
     for figure_name, figure_title, panels in by_panels(conditions.panels, name, title):
@@ -246,7 +247,7 @@ def times_table(
         return of(lambda _, spread: PrintedNumber.time(spread.row[name]))
 
     def share(cell: RttCell, spread: Spread) -> Entry:
-        return PrintedNumber.share(spread.median_ns / (cell.median_ns or 1))
+        return PrintedNumber.share(spread.median_ns / (cell.rtt.median_ns or 1))
 
     return Table.of(
         cells,
@@ -295,8 +296,12 @@ def tail_table(cells: Sequence[RttCell]) -> Table:
     """Quantiles by cell; a quantile of too few packets is missing."""
 
     def quantile(name: str, packets: int) -> Callable[[RttCell], Entry]:
-        few = Missing(f"needs {packets} packets")
-        return lambda cell: few if (ns := cell.tail_ns[name]) is None else PrintedNumber.time(ns)
+        def entry(cell: RttCell) -> Entry:
+            if (ns := cell.tail_ns[name]) is None:
+                return Missing(f"needs {packets} packets")
+            return PrintedNumber(bound_text(ns.bound, time_text(ns.value)), ns.value)
+
+        return entry
 
     def slowest(cell: RttCell) -> Entry:
         rtts = cell.distribution
@@ -334,7 +339,7 @@ def _distributions(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figur
     panels: list[Spec] = []
     for factors, by_series in drawn:
         panels += _pair(words(factors, common), by_series, span, furthest, colours)
-    tails = [(ns, cell) for cell in data.rtt if (ns := cell.tail_ns.get("p99")) is not None]
+    tails = [(ns.value, cell) for cell in data.rtt if (ns := cell.tail_ns["p99"]) is not None]
     lead = "Too few packets for a 99th percentile."
     if tails:
         ends = [of(tails, key=lambda tail: tail[0]) for of in (min, max)]
@@ -348,9 +353,10 @@ def _distributions(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figur
     yield Figure(
         "tail",
         "Distribution and tail of the round-trip time",
-        "First: share of packets that took no longer than the time below. Then: the time that one "
-        "packet of 10, of 100, of 1000 exceeds, as far as a packet lies beyond; the far end is the "
-        f"least certain.{few if len(drawn) < len(by_factors) else ''}",
+        "First: share of all packets that took no longer than the time below. Then: the time that "
+        "one packet of 10, of 100, of 1000 exceeds, as far as a packet lies beyond; the far end is "
+        "the least certain. The table has medians over replicates, as comparisons do."
+        f"{few if len(drawn) < len(by_factors) else ''}",
         f"Cumulative curves and tails of the round-trip time. {lead}",
         tuple(panels),
         tail_table(data.rtt),
@@ -378,7 +384,7 @@ def _pair(
                 tail.append({"series": series, "x": -math.log10(1 - share), "value": ns})
         shares = meaningful(rtts.packets)
         median, slowest = rtts.quantiles_ns[shares.index(0.5)], tail[-1]
-        hover = {"hover": f"{series}: median {time_text(median)}"}
+        hover = {"hover": f"{series}: half of all packets take no longer than {time_text(median)}"}
         medians.append({"series": series, "x": median, "value": 0.5, **hover})
         slow = f"{series}: {time_text(float(slowest['value']))} at the far end"
         ends.append({**slowest, "hover": slow})

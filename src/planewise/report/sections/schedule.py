@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from planewise.judge.drift import residuals
 from planewise.report import charts, theme, vega
 from planewise.report.data import RunData
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table
@@ -28,8 +30,8 @@ class OrderedTrial:
     plane: str
     factors: Factors
     relative: float | None
-    """Median RTT of the trial over the median of its cell's medians; None without an RTT, and
-    where the cell has no other trial."""
+    """Median RTT of the trial over the geometric mean of its cell's, as drift is tested; None
+    without an RTT, and where the cell has no other trial."""
     median_ns: float | None
     trial: TrialRecord
 
@@ -46,18 +48,11 @@ def visits(data: RunData) -> list[OrderedTrial]:
         rtt = trial.latency.get(data.rtt_metric)
         return rtt.p50_ns if rtt and trial.kind == "rtt" and keeps_levels(trial) else None
 
-    medians: dict[tuple[str, Factors], list[float]] = {}
-    for trial in data.trials:
-        if (median := median_of(trial)) is not None:
-            medians.setdefault(data.key(trial), []).append(median)
-    result = []
-    for trial in sorted(data.trials, key=lambda trial: trial.order):
-        key, median = data.key(trial), median_of(trial)
-        # A single trial is its cell's median: relative to itself it would show no drift.
-        of_cell = statistics.median(medians[key]) if len(medians.get(key, ())) > 1 else 0.0
-        relative = median / of_cell if median is not None and of_cell > 0 else None
-        result.append(OrderedTrial(*key, relative, median, trial))
-    return result
+    relative = {one.trial.trial: math.exp(one.log_relative) for one in residuals(data.counted)}
+    return [
+        OrderedTrial(*data.key(trial), relative.get(trial.trial), median_of(trial), trial)
+        for trial in sorted(data.trials, key=lambda trial: trial.order)
+    ]
 
 
 def sections(data: RunData) -> Iterator[Section]:
@@ -79,21 +74,13 @@ def figure(ordered: Sequence[OrderedTrial], data: RunData) -> Figure:
     with_rtt = [visit for visit in ordered if visit.relative is not None]
     failed = [visit for visit in ordered if visit.trial.status == "failed"]
     span = Span(-0.5, max(visit.order for visit in ordered) + 0.5)
-    change = _drift(with_rtt)
-    drift = "No cell has two RTT trials, so drift is unknown. "
+    drift = ""
     if with_rtt:
-        drift = (
-            "First: each RTT trial's median relative to its cell's, and the running median of all "
-            "planes. If it rises or falls, the machine changed during the run. "
-        )
-    elif all(visit.median_ns is None for visit in ordered):
-        drift = ""
-    lead = (
-        ""
-        if change is None
-        else f"From the first to the last quarter of the run the median changed by "
-        f"{change * 100:+.1f} %."
-    )
+        drift = "First: each RTT trial's median relative to its cell's, and their running median. "
+    elif any(visit.median_ns is not None for visit in ordered):
+        drift = "No cell has two RTT trials, so drift is unknown. "
+    found = [one.sentence for one in data.drift if one.code in ("results", "block")]
+    lead = " ".join(found or ["Round-trip times show no drift over the run."] * bool(with_rtt))
     crosses = "; crosses: failed ones" if failed else ""
     panels = [_drift_panel(with_rtt, data, span)] if with_rtt else []
     return Figure(
@@ -105,16 +92,6 @@ def figure(ordered: Sequence[OrderedTrial], data: RunData) -> Figure:
         _table(ordered),
         lead=lead,
     )
-
-
-def _drift(with_rtt: Sequence[OrderedTrial]) -> float | None:
-    """Relative change of the median from the first to the last quarter of the RTT trials."""
-    quarter = len(with_rtt) // 4
-    if quarter < 3:
-        return None
-    first = statistics.median(visit.relative or 0.0 for visit in with_rtt[:quarter])
-    last = statistics.median(visit.relative or 0.0 for visit in with_rtt[-quarter:])
-    return last / first - 1 if first > 0 else None
 
 
 def _change(part: Sequence[OrderedTrial]) -> float:
