@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from planewise.testbed.hosts.remote import LabHost
-from planewise.testbed.hosts.remote_process import SshProcess
+from planewise.testbed.hosts.remote_host import RemoteProcess
 
 PATIENCE_S = 240.0
 """Nothing of this takes a tenth of it on a quiet machine; a loaded one may take its time."""
@@ -79,7 +79,7 @@ def configure(host: LabHost, text: str, name: str = "config.toml") -> str:
     return path
 
 
-def running(host: LabHost, config: str, program: str = "/tmp/pw-planewised") -> SshProcess:
+def running(host: LabHost, config: str, program: str = "/tmp/pw-planewised") -> RemoteProcess:
     daemon = host.start([program, "daemon", "--config", config])
     until(host, f"[ -S {DIRECTORY}/socket ]")
     return daemon

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planewise.testbed.hosts.remote import LabHost
-from planewise.testbed.hosts.remote_process import SshProcess
+from planewise.testbed.hosts.remote_host import RemoteProcess
 from planewise.testbed.vfs.nic import find_planewised
 
 from .conftest import UpLab
@@ -238,7 +238,7 @@ def test_a_guest_that_is_let_go_has_what_it_had_before(hosts: tuple[LabHost, Lab
     assert "pw-" not in shell(a, "ip -n pwg0 link show")
 
 
-def let_go(a: LabHost, daemon: SshProcess) -> None:
+def let_go(a: LabHost, daemon: RemoteProcess) -> None:
     """Has the daemon give all guests back, and end."""
     configure(a, settings(0.2, 0.5, {}))
     shell(a, f"kill -HUP {daemon.pid}")

@@ -14,7 +14,7 @@ from planewise.measure.runs.stations import Stations
 from planewise.measure.trials.rtt import RttTrial
 from planewise.testbed.hosts import pair
 from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
-from planewise.testbed.hosts.host import FinishedProcess, ForwardingHost, LocalHost
+from planewise.testbed.hosts.host import FinishedProcess, LocalHost
 from planewise.testbed.hosts.ledger import HostNote
 from planewise.testbed.plan import Plan
 
@@ -38,10 +38,10 @@ class Server:
     done: list[str] = field(default_factory=list)
 
     @property
-    def host(self) -> ForwardingHost:
+    def host(self) -> LocalHost:
         server = self
 
-        class Answering(ForwardingHost):
+        class Answering(LocalHost):
             def run(self, argv: Sequence[str], **_: object) -> FinishedProcess:
                 if argv[0] == "ip":
                     server.done.append(" ".join(argv))
@@ -50,7 +50,7 @@ class Server:
             def perform(self, plan: Plan) -> None:
                 server.done.append(str(plan))
 
-        return Answering(LocalHost("server"))
+        return Answering("server")
 
 
 @pytest.mark.parametrize(("told", "usecs"), [(IGB, 3), (OTHER, None), ("", None)])

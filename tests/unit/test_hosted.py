@@ -139,7 +139,7 @@ def test_a_process_joins_the_groups_of_every_hierarchy_that_is_mounted() -> None
         "/sys/fs/cgroup/cpu,cpuacct/d/x/cgroup.procs",
         "/sys/fs/cgroup/memory/d/x/cgroup.procs",
     )
-    words = join_command(Container("n", 1, "", files), "pw-1-sm1", ["pw-probe", "cpu"])
+    words = join_command(Container("pw-1-sm1", 1, "", files), ["pw-probe", "cpu"])
     assert words[-2:] == ["pw-probe", "cpu"]
     assert words[2].index("cgroup.procs") < words[2].index("--net=/run/netns/pw-1-sm1")
 

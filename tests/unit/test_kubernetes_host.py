@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.fleet.plan import check_node
-from planewise.testbed.hosts.kubernetes import NodeTarget, parse_node, pod, split_stderr
+from planewise.testbed.hosts.kubernetes import KubernetesHost, NodeTarget, parse_node, pod
 from planewise.testbed.hosts.remote import open_host
 
 # Notes what it is asked. `exec` drops the way into the node and runs the rest here.
@@ -110,18 +111,12 @@ def test_the_pod_is_for_its_node_alone_and_ends_by_itself() -> None:
     assert not spec["automountServiceAccountToken"]
 
 
-@given(st.binary(max_size=40), st.integers(0, 255), st.lists(st.integers(1, 50)))
-def test_kubectls_word_on_the_end_is_told_from_the_commands_words(
-    words: bytes, code: int, cuts: list[int]
-) -> None:
+@given(st.binary(max_size=40), st.integers(1, 255))
+def test_kubectls_word_on_the_end_is_told_from_the_commands_words(words: bytes, code: int) -> None:
+    host, ended = object.__new__(KubernetesHost), Mock(returncode=1)
     said = words + b"command terminated with exit code %d\n" % code
-    heard, held = b"", b""
-    for cut in [*cuts, len(said)]:
-        part, said = said[:cut], said[cut:]
-        sure, held = split_stderr(held + part)
-        heard += sure
-    assert heard == words
-    assert held == b"command terminated with exit code %d\n" % code
+    assert host.outcome(ended, said) == (code, words)
+    assert host.outcome(ended, b"error: the connection was lost\n")[0] is None
 
 
 def test_commands_run_on_the_node_and_nothing_is_left(kubectl: Path, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class Testbed:
             together(starts, abort=end_guests)
             yield Arrangement(
                 setting,
-                {role: guests[states[role].role].host for role in HOSTS},
+                {role: states[role].host for role in HOSTS},
                 {role: placed[role][0].guest for role in HOSTS},
                 {role: tuple(one.guest for one in placed[role][1:]) for role in HOSTS},
                 {role: placed[role][0].site for role in HOSTS},

@@ -28,7 +28,7 @@ from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import HostCounters, VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import function_settings, routing
-from planewise.testbed.guests.kernel import Containers, JoiningHost, Namespaces
+from planewise.testbed.guests.kernel import Containers, Namespaces
 from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.guests.vms.domain import AnyNic, VhostUserNic
 from planewise.testbed.guests.vms.guests import nic_of
@@ -222,7 +222,6 @@ class Pollers(Functions):
         self._vfs: dict[int, ListedVf] = {}
         self._functions: dict[int, Function] = {}
         self._stats: dict[int, PortStats] = {}
-        self._contained: list[PlacedGuest] = []
 
     def make(self) -> dict[int, str]:
         """See `Functions.make`.
@@ -232,7 +231,7 @@ class Pollers(Functions):
         """
         parts = self.parts
         if parts.chain.kind == "container":
-            self._contained = self._place("container")
+            self._place("container")
         if not parts.chain.on_vfs:
             return macs_of(parts.chain)
         for number in parts.numbers:
@@ -258,15 +257,8 @@ class Pollers(Functions):
             argv = vf_command(self._vfs[number].address, cpu, peer, prefix)
         if self._alone:
             argv = [*_LOWEST, *argv]
-        host, netns = parts.state.host, None
-        if self._contained:
-            containers = {
-                placed.guest.netns: placed.container
-                for placed in self._contained
-                if placed.container
-            }
-            host, netns = JoiningHost(host, containers), parts.netns(number)
-        function = Function(host, parts.directory, name, argv, netns)
+        netns = parts.netns(number) if parts.chain.kind == "container" else None
+        function = Function(parts.state.host, parts.directory, name, argv, netns)
         parts.opened.callback(function.close)
         return function
 

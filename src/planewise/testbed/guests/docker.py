@@ -444,14 +444,16 @@ def cgroup_files(text: str, mounts: str) -> tuple[str, ...]:
     return tuple(files)
 
 
-def join_command(container: Container, netns: str, argv: Sequence[str]) -> list[str]:
+def join_command(container: Container, argv: Sequence[str]) -> list[str]:
     """A command that joins a container's control groups, enters its network by name, and executes
     `argv`. Pure.
 
-    In this order: `ip netns exec` would hide the control groups.
+    In this order: `ip netns exec` would hide the control groups. The command is in the container as
+    far as its network and its share of CPU and memory go; files are the host's, as results are
+    written there.
     """
     joins = "".join(f"echo $$ >{shlex.quote(file)} && " for file in container.cgroups)
-    enter = f"exec nsenter --net=/run/netns/{shlex.quote(netns)} --"
+    enter = f"exec nsenter --net=/run/netns/{shlex.quote(container.name)} --"
     return ["sh", "-c", f'{joins}{enter} "$@"', "sh", *argv]
 
 

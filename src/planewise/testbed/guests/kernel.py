@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.guests.docker import GUEST_MIB, Container, join_command, name_networks
+from planewise.testbed.guests.docker import GUEST_MIB, join_command, name_networks
 from planewise.testbed.guests.kind import Guests, PlacedGuest
-from planewise.testbed.hosts.host import ForwardingHost, Host, HostProcess
-from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.signals import together
 from planewise.testbed.plan import Step, await_up, new_namespace
 
@@ -67,11 +65,6 @@ class Containers(Namespaces):
 
     memory_mib = GUEST_MIB
 
-    def __init__(self, state: MachineState) -> None:
-        super().__init__(state)
-        self._containers: dict[str, Container] = {}
-        self.host = JoiningHost(state.host, self._containers)
-
     def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
         """Starts containers and names their network namespaces, after the steps."""
         state = self.state
@@ -89,11 +82,11 @@ class Containers(Namespaces):
         located = name_networks(state.host, docker, [one.guest.netns for one in placed])
         for one, container in zip(placed, located, strict=True):
             one.guest = replace(one.guest, mac=container.mac or one.guest.mac)
-            one.container = self._containers[one.guest.netns] = container
+            state.host.joining[container.name] = partial(join_command, container)
         return []
 
     def end(self, placed: PlacedGuest) -> None:
-        self._containers.pop(placed.guest.netns, None)
+        self.state.host.joining.pop(placed.guest.netns, None)
         self.state.docker.remove(placed.guest.netns)
         super().end(placed)
 
@@ -112,39 +105,3 @@ class Containers(Namespaces):
                     error = reason
                 lost.append((one, error))
         return lost
-
-
-class JoiningHost(ForwardingHost):
-    """A host whose processes join the control groups of the container whose network they enter.
-
-    They are in the container as far as its network and its share of CPU and memory go; their files
-    are the host's, as results are written there.
-    """
-
-    def __init__(self, host: Host, containers: Mapping[str, Container]) -> None:
-        super().__init__(host)
-        self._containers = containers
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> HostProcess:
-        argv, netns = self.command(argv, netns)
-        return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
-
-    def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
-        """The command, and the namespace to start it in, that run `argv` in a namespace."""
-        if netns is None or netns not in self._containers:
-            return argv, netns
-        return join_command(self._containers[netns], netns, argv), None
-
-    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        command, outer_netns = self.command(argv, netns)
-        return command if outer_netns is None else super().entering(argv, netns)
-
-    def close(self) -> None:
-        """Nothing: the host belongs to its testbed."""

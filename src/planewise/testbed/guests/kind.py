@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.guests.docker import Container
-from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import Step
@@ -29,7 +27,6 @@ class PlacedGuest:
     """Whether its peer lives on the same machine."""
     ready: bool = False
     """Whether it has its interface, and a virtual machine has come up."""
-    container: Container | None = None
     vf: ListedVf | None = None
     port: str | None = None
     """The host side of its interface, once it was looked up."""
@@ -52,8 +49,6 @@ class Guests(ABC):
 
     def __init__(self, state: MachineState) -> None:
         self.state = state
-        self.host: Host = state.host
-        """The machine; its processes can start in guests."""
 
     @abstractmethod
     def prepare(self, placed: Sequence[PlacedGuest], steps: Sequence[Step]) -> None:

@@ -1,11 +1,11 @@
 """A host: where processes start and files are read.
 
-`LocalHost` is this machine, or a namespace of it. Hosts reached over the network implement the
-same two protocols.
+`LocalHost` is this machine, or a namespace of it; `remote_host.py` has those of a network.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,7 +15,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,19 +90,45 @@ class FinishedProcess:
             ) from error
 
 
-class HostProcess(Protocol):
+class HostProcess(ABC):
     """A process on a host. Leaving its `with` block stops it."""
 
+    argv: tuple[str, ...]
+
     @property
+    @abstractmethod
     def pid(self) -> int:
         """Process id on its host."""
 
+    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """Waits for the end.
 
         Raises:
             ProcessTimeoutError: it still runs; it is left running.
         """
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+
+    @property
+    def ended(self) -> bool:
+        """As not `running`, but asked at once."""
+        return not self.running
+
+    @abstractmethod
+    def printed(self) -> str:
+        """What it has written to stderr so far."""
+
+    @abstractmethod
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to its group; a process that has ended is no error."""
+
+    def pause(self, number: int) -> None:
+        """Waits between two looks at it, the `number`th time."""
+        time.sleep(_POLL_S)
 
     def wait_ready(self, line: str, timeout_s: float) -> None:
         """Waits for a line on stderr that is or starts with `line`.
@@ -110,10 +137,18 @@ class HostProcess(Protocol):
             ProcessTimeoutError: the line did not come in time; the process is left running.
             PlanewiseError: the process ended before.
         """
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
+        deadline = time.monotonic() + timeout_s
+        name = Path(self.argv[0]).name
+        for number in itertools.count():
+            ended = self.ended
+            if any(printed.startswith(line) for printed in self.printed().splitlines()):
+                return
+            if ended:
+                self.wait().check()
+                raise PlanewiseError(f"{name} ended before it printed `{line}`")
+            if time.monotonic() > deadline:
+                raise ProcessTimeoutError(f"{name} did not say `{line}` within {timeout_s:g} s")
+            self.pause(number)
 
     def interrupt(self) -> None:
         """Asks it to end, without waiting."""
@@ -122,9 +157,6 @@ class HostProcess(Protocol):
     def kill(self) -> None:
         """Ends it and its group now, without waiting."""
         self.send(signal.SIGKILL)
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal to its group; a process that has ended is no error."""
 
     def grace_s(self) -> float:
         """How long it may take to end once it was asked to [s]."""
@@ -150,14 +182,36 @@ class HostProcess(Protocol):
         self.stop()
 
 
-class Host(Protocol):
+class GuestAgent(Protocol):
+    """Reaches into a guest that has a kernel and files of its own."""
+
+    def start(self, argv: Sequence[str], stdin: bytes | None, expected_s: float) -> HostProcess:
+        """Starts a process in the guest; see `Host.start`."""
+
+    def read(self, path: str) -> bytes:
+        """A file of the guest.
+
+        Raises:
+            PlanewiseError: it cannot be read.
+        """
+
+
+class Host(ABC):
     """A machine, or what stands in for one."""
 
-    @property
-    def name(self) -> str:
+    def __init__(self, name: str, place: str) -> None:
+        self.name = name
         """Its role: `sender` or `responder`."""
+        self.place = place
+        """Its name in messages."""
+        self.agents: dict[str, GuestAgent] = {}
+        """Guests with kernels of their own; `netns` may be the name of one."""
+        self.joining: dict[str, Callable[[Sequence[str]], list[str]]] = {}
+        """By namespace of a container, the command that runs another inside it."""
+        self._directory: str | None = None
 
     @property
+    @abstractmethod
     def probe(self) -> str:
         """Path of pw-probe on this host.
 
@@ -173,7 +227,7 @@ class Host(Protocol):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> HostProcess:
-        """Starts a process in a namespace of the host (None: the host's own).
+        """Starts a process in a namespace or guest of the host (None: the host's own).
 
         It runs for `expected_s` at least: where polling disturbs it, nobody polls before.
 
@@ -181,6 +235,16 @@ class Host(Protocol):
             UnsupportedError: there is no such program.
             PlanewiseError: there is no such namespace.
         """
+        if agent := self.agents.get(netns or ""):
+            return agent.start(argv, stdin, expected_s)
+        if join := self.joining.get(netns or ""):
+            argv, netns = join(argv), None
+        return self._start(tuple(argv), netns, stdin)
+
+    @abstractmethod
+    def _start(
+        self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
+    ) -> HostProcess: ...
 
     def run(
         self,
@@ -191,9 +255,7 @@ class Host(Protocol):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> FinishedProcess:
-        """Starts a process, waits for its end, and kills it after `timeout_s`.
-
-        It runs for `expected_s` at least: where polling disturbs it, nobody polls before.
+        """As `start`; waits for the end, and kills the process after `timeout_s`.
 
         Raises:
             ProcessTimeoutError: it took too long.
@@ -203,21 +265,27 @@ class Host(Protocol):
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
         """The command that enters a namespace of the host and executes `argv`. Pure."""
+        if join := self.joining.get(netns):
+            return join(argv)
         return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """A file of the host; below /proc/net and /proc/sys/net, that of the namespace.
+        """A file of the host, or of a guest that has its own; below /proc/net and /proc/sys/net,
+        that of the namespace.
 
         (Not below /sys: what it shows depends on who mounted it, not on who reads it.)
 
         Raises:
             PlanewiseError: it cannot be read.
         """
+        if agent := self.agents.get(netns or ""):
+            return agent.read(path).decode(errors="replace")
+        return self._read_text(path, netns)
 
-    @property
-    def place(self) -> str:
-        """Its name in messages."""
+    @abstractmethod
+    def _read_text(self, path: str, netns: str | None) -> str: ...
 
+    @abstractmethod
     def program(self, local: str) -> str:
         """Path on the host of a static program of this machine: copied there, removed by `close`.
 
@@ -232,7 +300,14 @@ class Host(Protocol):
         Raises:
             PlanewiseError: it cannot be made.
         """
+        if self._directory is None:
+            self._directory = self._make_directory()
+        return self._directory
 
+    @abstractmethod
+    def _make_directory(self) -> str: ...
+
+    @abstractmethod
     def socket(self, path: str) -> str:
         """A Unix socket of this machine that is connected to the host's socket `path`.
 
@@ -241,14 +316,27 @@ class Host(Protocol):
         """
 
     def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """Moves a file of the host into the directory `into` of this machine.
-
-        Where guests have files of their own, `netns` names the guest that has it.
+        """Moves a file of the host, or of a guest that has its own, into the directory `into` of
+        this machine.
 
         Raises:
             PlanewiseError: it cannot be copied.
         """
+        local = into / Path(remote).name
+        if agent := self.agents.get(netns or ""):
+            content = agent.read(remote)
+            try:
+                local.write_bytes(content)
+            except OSError as error:
+                raise PlanewiseError(f"{local} cannot be written: {error.strerror}") from error
+        else:
+            self._take(remote, local)
+        return local
 
+    def _take(self, remote: str, local: Path) -> None:
+        self.fetch(remote, local)
+
+    @abstractmethod
     def put(self, local: Path, remote: str) -> None:
         """Copies a file to the host.
 
@@ -256,6 +344,7 @@ class Host(Protocol):
             PlanewiseError: it cannot be copied.
         """
 
+    @abstractmethod
     def fetch(self, remote: str, local: Path) -> None:
         """Copies a file from the host.
 
@@ -272,6 +361,7 @@ class Host(Protocol):
         """
         script.perform(plan, self)
 
+    @abstractmethod
     def close(self) -> None:
         """Ends every process that still runs on it."""
 
@@ -318,22 +408,8 @@ class LocalProcess(HostProcess):
             os.close(self._err)
         return self._finished
 
-    def wait_ready(self, line: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        prefix = line.encode()
-        while True:
-            ended = self._finished is not None or self._process.poll() is not None
-            stderr = self._finished.stderr.encode() if self._finished else _content(self._err)
-            if any(line.startswith(prefix) for line in stderr.splitlines()):
-                return
-            if ended:
-                self.wait().check()
-                raise PlanewiseError(f"{Path(self.argv[0]).name} ended before it printed `{line}`")
-            if time.monotonic() > deadline:
-                raise ProcessTimeoutError(
-                    f"{Path(self.argv[0]).name} did not say `{line}` within {timeout_s:g} s"
-                )
-            time.sleep(_POLL_S)
+    def printed(self) -> str:
+        return self._finished.stderr if self._finished else _text(self._err)
 
     def send(self, number: signal.Signals) -> None:
         if self.running:
@@ -358,33 +434,20 @@ class LocalHost(Host):
     """This machine; or, with `home` set, a namespace of it that stands in for a machine."""
 
     def __init__(self, name: str, home: str | None = None) -> None:
-        self._name = name
+        super().__init__(name, home or "this machine")
         self._home = home
         self._thread: NamespaceThread | None = None
         self._processes: list[LocalProcess] = []
         self._scratch = ExitStack()
-        self._directory: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Its role."""
-        return self._name
-
-    @property
-    def place(self) -> str:
-        return self._home or "this machine"
 
     @property
     def _in_namespaces(self) -> NamespaceThread:
         if self._thread is None:
-            self._thread = NamespaceThread(f"host {self._name}")
+            self._thread = NamespaceThread(f"host {self.name}")
         return self._thread
 
-    @property
-    def directory(self) -> str:
-        if self._directory is None:
-            self._directory = str(self._scratch.enter_context(scratch()))
-        return self._directory
+    def _make_directory(self) -> str:
+        return str(self._scratch.enter_context(scratch()))
 
     def program(self, local: str) -> str:
         """See `Host.program`: nothing is copied."""
@@ -394,38 +457,32 @@ class LocalHost(Host):
         """See `Host.socket`: the path itself."""
         return path
 
-    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """See `Host.take`; namespaces share this machine's files."""
+    def _take(self, remote: str, local: Path) -> None:
+        # Namespaces share this machine's files.
         try:
-            return Path(shutil.move(remote, into / Path(remote).name))
+            shutil.move(remote, local)
         except OSError as error:
-            raise PlanewiseError(f"{remote} cannot be moved to {into}: {error.strerror}") from error
+            reason = error.strerror
+            raise PlanewiseError(f"{remote} cannot be moved to {local}: {reason}") from error
 
     @property
     def probe(self) -> str:
         return find_probe()
 
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> LocalProcess:
-        started = self._in_namespaces.call(netns or self._home, _spawn, tuple(argv), stdin)
+    def _start(self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None) -> LocalProcess:
+        started = self._in_namespaces.call(netns or self._home, _spawn, argv, stdin)
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
         return started
 
-    def read_text(self, path: str, *, netns: str | None = None) -> str:
+    def _read_text(self, path: str, netns: str | None) -> str:
         # /proc/net is that of the process's first thread, which never changes its namespace.
         in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
         try:
             return self._in_namespaces.call(netns or self._home, Path(in_thread).read_text)
         except OSError as error:
             raise PlanewiseError(
-                f"{path} on {self._name} cannot be read: {error.strerror}"
+                f"{path} on {self.name} cannot be read: {error.strerror}"
             ) from error
 
     def has_interface(self, name: str, *, netns: str | None = None) -> bool:
@@ -521,63 +578,3 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
     except OSError as error:
         raise PlanewiseError(f"{source} cannot be copied to {target}: {error.strerror}") from error
-
-
-class ForwardingHost(Host):
-    """A `testbed.host.Host` that delegates to `inner`; subclasses override some methods."""
-
-    def __init__(self, inner: Host) -> None:
-        self.inner = inner
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def place(self) -> str:
-        return self.inner.place
-
-    @property
-    def probe(self) -> str:
-        return self.inner.probe
-
-    @property
-    def directory(self) -> str:
-        return self.inner.directory
-
-    def program(self, local: str) -> str:
-        return self.inner.program(local)
-
-    def socket(self, path: str) -> str:
-        return self.inner.socket(path)
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> HostProcess:
-        return self.inner.start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
-
-    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        return self.inner.entering(argv, netns)
-
-    def read_text(self, path: str, *, netns: str | None = None) -> str:
-        return self.inner.read_text(path, netns=netns)
-
-    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        return self.inner.take(remote, into, netns=netns)
-
-    def put(self, local: Path, remote: str) -> None:
-        self.inner.put(local, remote)
-
-    def fetch(self, remote: str, local: Path) -> None:
-        self.inner.fetch(remote, local)
-
-    def perform(self, plan: Plan) -> None:
-        self.inner.perform(plan)
-
-    def close(self) -> None:
-        self.inner.close()

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed.hosts.host import FinishedProcess
-from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, RemoteHost
-from planewise.testbed.hosts.remote_process import RemoteProcess, Sink
+from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, Command, RemoteHost
 
 IMAGE = "busybox"
 """The pod's default image: it needs only `sleep` and `nsenter`."""
@@ -40,8 +38,6 @@ trap '' INT TERM HUP
 read -r done || sleep 5
 exec "$@" >/dev/null
 """
-# kubectl's own line on an exit code, after the command's stderr.
-_MARK = b"command terminated with exit code "
 
 
 @dataclass(frozen=True)
@@ -178,12 +174,7 @@ class KubernetesHost(RemoteHost):
         deletion = ("delete", "pod", self._pod, "--ignore-not-found", "--wait=false")
         try:
             # Before the pod, so that it is always deleted.
-            self._deleter = await asyncio.create_subprocess_exec(
-                *("sh", "-c", _DELETER, "sh", *kubectl, *deletion),
-                stdin=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            self._deleter = await _kubectl(("sh", "-c", _DELETER, "sh", *kubectl, *deletion))
             manifest = json.dumps(pod(self._target, self._pod)).encode()
             code, _, stderr = await _run((*kubectl, "create", "-f", "-"), manifest)
             if code != 0:
@@ -222,18 +213,20 @@ class KubernetesHost(RemoteHost):
                 return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
         return str(status.get("message") or status.get("reason") or "the node gives no reason")
 
-    async def _spawn(self, command: str) -> RemoteProcess:
+    async def _spawn(self, command: str) -> Command:
         # Process 1 of the node, which the pod sees, has the node's namespaces. The shell has its
         # path, as busybox may take `sh`, and then `ip`, for its own applets.
         enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "/bin/sh", "-c", command)
-        process = await asyncio.create_subprocess_exec(
-            *(*self._target.kubectl, "exec", "-i", self._pod, "--container=measure", "--", *enter),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        return KubectlProcess(process)
+        into = ("exec", "-i", self._pod, "--container=measure", "--")
+        return await _kubectl((*self._target.kubectl, *into, *enter))
+
+    def outcome(self, command: Command, stderr: bytes) -> tuple[int | None, bytes]:
+        # kubectl's own line on an exit code follows the command's stderr; it is missing where the
+        # connection was lost.
+        ending = re.search(rb"command terminated with exit code (\d+)\s*\Z", stderr)
+        if ending:
+            return int(ending[1]), stderr[: ending.start()]
+        return 0 if command.returncode == 0 else None, stderr
 
     async def _disconnect(self) -> None:
         if self._deleter is None:
@@ -245,79 +238,15 @@ class KubernetesHost(RemoteHost):
         return PlanewiseError(f"kubectl exec on {self.place} failed: {error}", remedy=self.remedy)
 
 
-class KubectlProcess:
-    """A `RemoteProcess` of `kubectl exec`."""
-
-    exit_signal: ClassVar[None] = None
-    """Unknown; the exit code is 128 and the signal."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process = process
-        self.stdin: Sink = process.stdin
-        self.stdout = process.stdout
-        self.stderr = _CommandOutput(process.stderr)
-
-    async def wait_closed(self) -> None:
-        await self._process.wait()
-
-    @property
-    def exit_status(self) -> int | None:
-        """Its exit code; None where kubectl prints none: the connection was lost."""
-        return 0 if self._process.returncode == 0 else self.stderr.exit_code
-
-
-class _CommandOutput:
-    """A `Stream` of a command's stderr, without kubectl's own line."""
-
-    def __init__(self, source: asyncio.StreamReader) -> None:
-        self._source = source
-        self._pending = b""
-        self._ready = b""
-        self.exit_code: int | None = None
-
-    async def read(self, n: int = -1, /) -> bytes:
-        while not self._ready:
-            chunk = await self._source.read(n if n > 0 else 1 << 16)
-            if not chunk:
-                ending = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._pending)
-                if ending:
-                    self.exit_code, self._pending = int(ending[1]), b""
-                output, self._pending = self._pending, b""
-                return output
-            self._ready, self._pending = split_stderr(self._pending + chunk)
-        output, self._ready = self._ready, b""
-        return output
-
-    async def readline(self) -> bytes:
-        line = b""
-        while not line.endswith(b"\n") and (part := await self.read(4096)):
-            head, newline, tail = (line + part).partition(b"\n")
-            line, self._ready = head + newline, tail
-        return line
-
-
-def split_stderr(stderr: bytes) -> tuple[bytes, bytes]:
-    """The command's own part, and the part that may become kubectl's line. Pure."""
-    start = stderr.rfind(_MARK)
-    if start >= 0 and re.fullmatch(rb"\d*\n?", stderr[start + len(_MARK) :]):
-        return stderr[:start], stderr[start:]
-    for length in range(min(len(_MARK), len(stderr)), 0, -1):
-        if stderr.endswith(_MARK[:length]):
-            return stderr[:-length], stderr[-length:]
-    return stderr, b""
+async def _kubectl(argv: Sequence[str]) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    )
 
 
 async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = await _kubectl(argv)
     out, err = await process.communicate(stdin)
     return process.returncode or 0, out.decode(), err.decode(errors="replace")
 

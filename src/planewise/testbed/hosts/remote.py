@@ -6,6 +6,8 @@ import asyncio
 import getpass
 import os
 import re
+import shlex
+import threading
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +21,14 @@ from planewise.errors import BadInputError, PlanewiseError
 from planewise.lab.state import address
 from planewise.testbed.hosts.host import GRACE_S
 from planewise.testbed.hosts.kubernetes import KubernetesHost, parse_node
-from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, RemoteHost
-from planewise.testbed.hosts.remote_process import RemoteProcess, TerminalProcess
+from planewise.testbed.hosts.remote_host import BEGUN, CONNECT_TIMEOUT_S, Command, RemoteHost
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.hosts.signals import result_of
 
 _KEEPALIVE_S = 15.0
 # An emulated host stands still for longer on a busy machine; its QEMU's end closes the connection.
 _LAB_KEEPALIVE_S = 60.0
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,13 @@ class SshHost(RemoteHost):
         Raises:
             PlanewiseError: the connection was lost.
         """
-        stream = TerminalProcess(self.place, self.remedy)
+        stream = _Terminal()
         running = asyncio.run_coroutine_threadsafe(
             stream.run(self._connection, command), self._loop
         )
         while True:
             try:
-                return result_of(running)
+                return self.exit_code(result_of(running), "the command")
             except KeyboardInterrupt:
                 if stream.pid:
                     self.call(self.shell(f"kill -s INT -- -{stream.pid}"))
@@ -197,7 +199,7 @@ class SshHost(RemoteHost):
                 f"{self.place} cannot be reached by ssh: {reason}", remedy=self.remedy
             ) from error
 
-    async def _spawn(self, command: str) -> RemoteProcess:
+    async def _spawn(self, command: str) -> Command:
         return await self._connection.create_process(command, encoding=None)
 
     async def _forward(self, local: str, remote: str) -> None:
@@ -292,3 +294,60 @@ def _set_client_version() -> None:
         getpass.getuser()
     except (KeyError, OSError):
         os.environ["LOGNAME"] = f"uid{os.getuid()}"
+
+
+class _Terminal:
+    """A command that has this program's stdin, stdout and stderr."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        """Its process group on the host, once it runs."""
+
+    async def run(self, connection: asyncssh.SSHClientConnection, command: str) -> int | None:
+        """Runs it to its end; gives its exit code, None where the connection was lost."""
+        shell = shlex.join(["sh", "-c", f'echo "{BEGUN}$$" >&2; {command}'])
+        remote = await connection.create_process(f"exec {shell}", encoding=None)
+        first = await remote.stderr.readline()
+        self.pid = int(first.decode().removeprefix(BEGUN) or 0)
+        # The command has the stdin, so that the keeper watches a channel of its own.
+        watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
+        keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._feed, args=(remote, loop), name="stdin", daemon=True).start()
+        await asyncio.gather(
+            self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
+        )
+        await remote.wait_closed()
+        # Background processes of the command stay, as with ssh: the keeper must read this line.
+        keeper.stdin.write("done\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
+        return remote.returncode
+
+    @staticmethod
+    async def _pump(
+        source: asyncssh.SSHReader[bytes], into: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        while part := await source.read(1 << 16):
+            await loop.run_in_executor(None, _write_all, into, part)
+
+    def _feed(
+        self, remote: asyncssh.SSHClientProcess[bytes], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
+        with suppress(OSError, RuntimeError):
+            while part := os.read(_STDIN, 1 << 16):
+                asyncio.run_coroutine_threadsafe(self._write(remote, part), loop).result()
+            loop.call_soon_threadsafe(remote.stdin.write_eof)
+
+    @staticmethod
+    async def _write(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
+        with suppress(OSError, asyncssh.Error):
+            remote.stdin.write(part)
+            await remote.stdin.drain()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]

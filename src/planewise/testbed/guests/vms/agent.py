@@ -23,6 +23,7 @@ from planewise.testbed.guests.vms.hypervisor import (
     Hypervisor,
     HypervisorGoneError,
 )
+from planewise.testbed.guests.vms.image import PROBE
 from planewise.testbed.hosts.host import FinishedProcess, HostProcess, ProcessTimeoutError
 
 _WRITE_BYTES = 1 << 20
@@ -92,9 +93,13 @@ class GuestAgent:
     ) -> GuestProcess:
         """Starts a process, which is not polled before `expected_s` have passed.
 
+        A host's pw-probe stands for the guest's own.
+
         Raises:
             PlanewiseError: it cannot be started, or the guest is gone.
         """
+        if argv[0].endswith("/pw-probe"):
+            argv = (PROBE, *argv[1:])
         name = f"process{next(self._numbers)}"
         with self._lock:
             read_files, self._read_files = " ".join(self._read_files), []
@@ -230,35 +235,23 @@ class GuestProcess(HostProcess):
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """See `HostProcess.wait`. The process of a guest that is gone has been killed."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause_s = _FIRST_POLL_S
         first = self._first_look if deadline is None else min(self._first_look, deadline)
         time.sleep(max(0.0, first - time.monotonic()))
+        number = 0
         while (finished := self._look()) is None:
             if deadline is not None and time.monotonic() > deadline:
-                raise ProcessTimeoutError(
-                    f"{self.argv[0].rpartition('/')[2]} still runs after {timeout_s:g} s"
-                )
-            self._agent.pause(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
+                name = self.argv[0].rpartition("/")[2]
+                raise ProcessTimeoutError(f"{name} still runs after {timeout_s:g} s")
+            self.pause(number)
+            number += 1
         return finished
 
-    def wait_ready(self, line: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        name = self.argv[0].rpartition("/")[2]
-        pause_s = _FIRST_POLL_S
-        while True:
-            console = self._console_end()
-            if any(printed.startswith(line) for printed in console.splitlines()):
-                return
-            if (finished := self._look()) is not None:
-                if any(printed.startswith(line) for printed in finished.stderr.splitlines()):
-                    return
-                finished.check()
-                raise PlanewiseError(f"{name} ended before it printed `{line}`")
-            if time.monotonic() > deadline:
-                raise ProcessTimeoutError(f"{name} did not say `{line}` within {timeout_s:g} s")
-            self._agent.pause(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
+    @property
+    def ended(self) -> bool:
+        return self._look() is not None
+
+    def pause(self, number: int) -> None:
+        self._agent.pause(min(_FIRST_POLL_S * 2**number, _LAST_POLL_S))
 
     def grace_s(self) -> float:
         """See `HostProcess.grace_s`: longer where the guest takes long to answer."""
@@ -273,7 +266,7 @@ class GuestProcess(HostProcess):
             with suppress(*_ENDED):
                 self._agent.signal(self._pid, number.name.removeprefix("SIG"))
 
-    def _console_end(self) -> str:
+    def printed(self) -> str:
         if self._finished is not None:
             return self._finished.stderr
         try:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from planewise.boot import packages
@@ -28,7 +27,7 @@ from planewise.testbed.guests.vms.domain import (
 from planewise.testbed.guests.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.guests.vms.saved import Saved, saved_header
-from planewise.testbed.hosts.host import ForwardingHost, Host, HostProcess
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Guest
 
 _POLL_S = 0.05
@@ -80,14 +79,13 @@ class HostGuests:
         """`saved`: a guest of these options, in a file of the host, to wake instead of booting."""
         self.platform = platform
         self.options = options
-        self._host = host
+        self.host = host
+        """Its processes can start in the guests, by their `netns`."""
         self._boot_limit_s = boot_limit_s(host)
         self._saved = saved
         self._libvirt = Libvirt(host)
         self._agents: dict[str, GuestAgent] = {}
         self._asleep: set[str] = set()
-        self.host = VmHost(host, self._agents)
-        """A guest's `netns` reaches into its virtual machine."""
 
     @property
     def hypervisor(self) -> Hypervisor:
@@ -109,7 +107,8 @@ class HostGuests:
     def close(self) -> None:
         """Ends all of them. Idempotent."""
         self._libvirt.close()
-        self._agents.clear()
+        for name in list(self._agents):
+            self._forget(name)
         self._asleep.clear()
 
     def start(
@@ -142,13 +141,13 @@ class HostGuests:
         begun = time.monotonic()
         agent = self._agent_of(guest)
         head = saved_header(saved, guest.netns, self._console(guest))
-        file = f"{self._host.directory}/{guest.netns}.save"
+        file = f"{self.host.directory}/{guest.netns}.save"
         words = ("sh", file, str(saved.stream_at + 1), str(saved.path))
         try:
-            self._host.run(["sh", "-c", _JOIN, *words], stdin=head, timeout_s=_COPY_S).check()
+            self.host.run(["sh", "-c", _JOIN, *words], stdin=head, timeout_s=_COPY_S).check()
             self.hypervisor.restore(file, guest.netns)
         finally:
-            self._host.run(["rm", "-f", file])
+            self.host.run(["rm", "-f", file])
         self._await_ready(guest, agent, begun)
         self.hypervisor.attach(guest.netns, nic_xml(nic))
         # Polled from the host: a guest that polls takes its own CPU time.
@@ -192,11 +191,15 @@ class HostGuests:
         agent = GuestAgent(
             lambda: self.hypervisor,
             guest.netns,
-            self._host.directory,
+            self.host.directory,
             partial(self._end_reason, guest),
         )
-        self._agents[guest.netns] = agent
+        self._agents[guest.netns] = self.host.agents[guest.netns] = agent
         return agent
+
+    def _forget(self, name: str) -> None:
+        self._agents.pop(name, None)
+        self.host.agents.pop(name, None)
 
     def _await_ready(self, guest: Guest, agent: GuestAgent, begun: float) -> None:
         while not agent.ready():
@@ -213,7 +216,7 @@ class HostGuests:
         """Ends a guest; one that has ended is no error."""
         if self._libvirt.alive:
             self.hypervisor.destroy(guest.netns)
-        self._agents.pop(guest.netns, None)
+        self._forget(guest.netns)
         self._asleep.discard(guest.netns)
 
     def revive(self) -> None:
@@ -285,14 +288,14 @@ class HostGuests:
         )
 
     def _console(self, guest: Guest) -> str:
-        return f"{self._host.directory}/{guest.netns}.console"
+        return f"{self.host.directory}/{guest.netns}.console"
 
     def _end_reason(self, guest: Guest) -> EndReason:
         """Why a guest ended, by its console, which is kept."""
         log = packages.cache_directory() / f"failed-{guest.name}.console"
         with suppress(PlanewiseError, OSError):
             scratch = log.with_name(f".{log.name}-{os.getpid()}")
-            self._host.fetch(self._console(guest), scratch)
+            self.host.fetch(self._console(guest), scratch)
             scratch.rename(log)
         return EndReason(
             f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
@@ -303,7 +306,7 @@ class HostGuests:
         lines: list[str] = []
         with suppress(PlanewiseError):
             tail = ["tail", "-c", str(_CONSOLE_BYTES), self._console(guest)]
-            lines = last_words(self._host.run(tail).check().stdout)
+            lines = last_words(self.host.run(tail).check().stdout)
         return f"its console ends with: {lines[-1]}" if lines else "its console is empty"
 
 
@@ -365,47 +368,3 @@ def remove_guests(host: Host, token: str) -> None:
             f"{done.stderr.strip().splitlines()[-1]}",
             remedy="`planewise clean` tries again",
         )
-
-
-class VmHost(ForwardingHost):
-    """A `testbed.host.Host` that reaches into the virtual machines that run on it.
-
-    `probe` stands for the guest's own pw-probe in a guest, and `directory` for one of that name.
-    """
-
-    def __init__(self, host: Host, agents: Mapping[str, GuestAgent]) -> None:
-        super().__init__(host)
-        self._agents = agents
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> HostProcess:
-        """See `Host.start`; `netns` may be a virtual machine's name."""
-        agent = self._agents.get(netns or "")
-        if agent is None:
-            return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
-        if argv[0] == self.probe:
-            argv = (image.PROBE, *argv[1:])
-        return agent.start(argv, stdin, expected_s)
-
-    def read_text(self, path: str, *, netns: str | None = None) -> str:
-        agent = self._agents.get(netns or "")
-        if agent is None:
-            return super().read_text(path, netns=netns)
-        return agent.read(path).decode(errors="replace")
-
-    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        agent = self._agents.get(netns or "")
-        if agent is None:
-            return super().take(remote, into, netns=netns)
-        local = into / Path(remote).name
-        try:
-            local.write_bytes(agent.read(remote))
-        except OSError as error:
-            raise PlanewiseError(f"{local} cannot be written: {error.strerror}") from error
-        return local

@@ -52,7 +52,6 @@ class VirtualMachines(Guests):
         self.memory_mib = vm_mib(start.options)
         saved = booted.saved_for(state.host, platform, start.options)
         self._vms = HostGuests(state.host, platform, start.options, saved=saved)
-        self.host = self._vms.host
 
     @property
     def hypervisor(self) -> Hypervisor:
