@@ -9,8 +9,7 @@ import pytest
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.plan import (
     Step,
-    add_ipvlan,
-    add_macvlan,
+    ip,
     new_namespace,
     set_address,
     set_master,
@@ -20,9 +19,19 @@ from planewise.testbed.plan import (
 from planewise.testbed.script import explain
 
 UP = set_up("pw-0badcafe-s", "wire0")
-IPVLAN = add_ipvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0")
+IPVLAN = ip(
+    "pw-0badcafe-s",
+    "link add link wire0 name eth0 netns pw-0badcafe-sm0 type ipvlan mode l2",
+    other="pw-0badcafe-sm0",
+    feature="ipvlan",
+)
 NAMESPACE, *_ = new_namespace("pw-0badcafe-s")
-MACVLAN = add_macvlan("pw-0badcafe-s", "wire0", "pw-0badcafe-sm0", "eth0", "02:70:77:00:00:00")
+MACVLAN = ip(
+    "pw-0badcafe-s",
+    "link add link wire0 name eth0 netns pw-0badcafe-sm0 type macvlan mode bridge",
+    other="pw-0badcafe-sm0",
+    feature="macvlan",
+)
 
 
 @pytest.mark.parametrize(

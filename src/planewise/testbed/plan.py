@@ -54,6 +54,11 @@ class Plan:
         return "\n".join(str(step) for step in self.steps)
 
 
+def ip(netns: str, words: str, *, other: str = "", feature: str = "") -> Step:
+    """`ip` with these words; `other` and `feature` are those of the `Step`."""
+    return Step(netns, "ip", words, other=other, feature=feature)
+
+
 def new_namespace(name: str) -> tuple[Step, ...]:
     """A namespace that sends nothing by itself: no link-local addresses, no solicitations."""
     return (
@@ -100,21 +105,6 @@ def add_bridge(netns: str, name: str, mac: str, mtu_bytes: int) -> Step:
     return Step(netns, "ip", words, feature="bridge")
 
 
-def add_macvlan(netns: str, parent: str, guest_netns: str, name: str, mac: str) -> Step:
-    """A macvlan interface on `parent`, made in the guest's namespace."""
-    words = (
-        f"link add link {parent} name {name} netns {guest_netns} address {mac} "
-        "type macvlan mode bridge"
-    )
-    return Step(netns, "ip", words, other=guest_netns, feature="macvlan")
-
-
-def add_ipvlan(netns: str, parent: str, guest_netns: str, name: str) -> Step:
-    """An ipvlan interface on `parent`, made in the guest's namespace; the MAC is the parent's."""
-    words = f"link add link {parent} name {name} netns {guest_netns} type ipvlan mode l2"
-    return Step(netns, "ip", words, other=guest_netns, feature="ipvlan")
-
-
 def add_tap(netns: str, name: str, mac: str, mtu_bytes: int, queues: int = 1) -> tuple[Step, ...]:
     """A persistent tap, for a virtual machine to open; it stays down."""
     multi_queue = " multi_queue" if queues > 1 else ""
@@ -149,30 +139,10 @@ def set_master(netns: str, interface: str, bridge: str) -> Step:
     return Step(netns, "ip", f"link set {interface} master {bridge}")
 
 
-def release_master(netns: str, interface: str) -> Step:
-    """Removes an interface from its bridge."""
-    return Step(netns, "ip", f"link set {interface} nomaster")
-
-
-def delete_link(netns: str, interface: str) -> Step:
-    """Removes an interface."""
-    return Step(netns, "ip", f"link delete {interface}")
-
-
 def set_address(netns: str, interface: str, address: str) -> Step:
     """An address with its prefix length; IPv6 without duplicate address detection."""
     nodad = " nodad" if ":" in address else ""
     return Step(netns, "ip", f"address add {address} dev {interface}{nodad}")
-
-
-def remove_address(netns: str, interface: str, address: str) -> Step:
-    """Removes an address with its prefix length from an interface."""
-    return Step(netns, "ip", f"address delete {address} dev {interface}")
-
-
-def set_link_address(netns: str, interface: str, mac: str) -> Step:
-    """Sets the MAC address of an interface that no step made."""
-    return Step(netns, "ip", f"link set {interface} address {mac}")
 
 
 def set_up(netns: str, interface: str) -> Step:
@@ -189,11 +159,6 @@ def add_route(netns: str, destination: str, interface: str, via: str = "") -> St
     """A route; with an empty `via` the destination is on the link itself."""
     hop = f"via {via} dev {interface} onlink" if via else f"dev {interface}"
     return Step(netns, "ip", f"route add {destination} {hop}")
-
-
-def remove_route(netns: str, destination: str, interface: str) -> Step:
-    """Removes a route."""
-    return Step(netns, "ip", f"route delete {destination} dev {interface}")
 
 
 def add_neighbour(netns: str, interface: str, address: str, mac: str) -> Step:

@@ -9,7 +9,7 @@ from planewise.testbed.plan import (
     Step,
     add_bridge,
     add_forwarding,
-    release_master,
+    ip,
     set_master,
     set_up,
 )
@@ -35,7 +35,7 @@ class LinuxBridge(Switch):
         return (set_master(site.netns, site.nic, self.interface(site)),)
 
     def release_nic(self, site: Site) -> tuple[Step, ...]:
-        return (release_master(site.netns, site.nic),)
+        return (ip(site.netns, f"link set {site.nic} nomaster"),)
 
     def join(self, site: Site, port: str) -> Step:
         return set_master(site.netns, port, self.interface(site))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import Step, set_link_address
+from planewise.testbed.plan import Step, ip
 from planewise.testbed.planes.bridge import LinuxBridge
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, neighbours
@@ -38,7 +38,7 @@ class DockerNetwork(LinuxBridge):
             f"198.{18 + site.number}.255.253",
             site.mtu_bytes,
         )
-        return (set_link_address(site.netns, self.interface(site), site.bridge_mac),)
+        return (ip(site.netns, f"link set {self.interface(site)} address {site.bridge_mac}"),)
 
 
 class DockerBridgePlane(Plane):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import Step, add_ipvlan, set_mtu
+from planewise.testbed.plan import Step, ip, set_mtu
 from planewise.testbed.planes.plane import Plane, on_link
 
 
@@ -28,7 +28,13 @@ class IpvlanPlane(Plane):
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The ipvlan, made right inside the guest."""
         return (
-            add_ipvlan(site.netns, site.uplink, guest.netns, guest.interface),
+            ip(
+                site.netns,
+                f"link add link {site.uplink} name {guest.interface} netns {guest.netns} "
+                "type ipvlan mode l2",
+                other=guest.netns,
+                feature="ipvlan",
+            ),
             set_mtu(guest.netns, guest.interface, site.mtu_bytes),
             *on_link(guest),
         )

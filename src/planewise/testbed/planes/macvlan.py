@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import Step, add_macvlan, set_mtu
+from planewise.testbed.plan import Step, ip, set_mtu
 from planewise.testbed.planes.plane import Plane, on_link
 
 
@@ -20,7 +20,13 @@ class MacvlanPlane(Plane):
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The macvlan, made right inside the guest."""
         return (
-            add_macvlan(site.netns, site.uplink, guest.netns, guest.interface, guest.mac),
+            ip(
+                site.netns,
+                f"link add link {site.uplink} name {guest.interface} netns {guest.netns} "
+                f"address {guest.mac} type macvlan mode bridge",
+                other=guest.netns,
+                feature="macvlan",
+            ),
             set_mtu(guest.netns, guest.interface, site.mtu_bytes),
             *on_link(guest),
         )

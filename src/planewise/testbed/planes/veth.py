@@ -7,8 +7,7 @@ from planewise.testbed.plan import (
     Step,
     add_neighbour,
     add_route,
-    remove_address,
-    remove_route,
+    ip,
     set_address,
     set_sysctl,
     set_up,
@@ -47,13 +46,13 @@ class VethPlane(Plane):
 
     def withdraw(self, site: Site) -> tuple[Step, ...]:
         """Routes and addresses go; neighbours and forwarding say nothing without them."""
-        other, link = site.other, (site.netns, site.uplink)
+        other = site.other
         return (
-            remove_route(site.netns, other.guests_ipv4, site.uplink),
-            remove_route(site.netns, other.guests_ipv6, site.uplink),
-            remove_address(*link, f"{site.gateway_ipv4}/32"),
-            remove_address(*link, f"{site.gateway_ipv6}/128"),
-            remove_address(*link, f"{site.link_local}/64"),
+            ip(site.netns, f"route delete {other.guests_ipv4} dev {site.uplink}"),
+            ip(site.netns, f"route delete {other.guests_ipv6} dev {site.uplink}"),
+            ip(site.netns, f"address delete {site.gateway_ipv4}/32 dev {site.uplink}"),
+            ip(site.netns, f"address delete {site.gateway_ipv6}/128 dev {site.uplink}"),
+            ip(site.netns, f"address delete {site.link_local}/64 dev {site.uplink}"),
         )
 
     def pair(self, site: Site, guest: Guest) -> tuple[Step, ...]:
