@@ -1,6 +1,6 @@
 """How soon many tiny virtual machines are ready, and what memory each takes. For people.
 
-python benches/vms.py [--guests 32] [--plane virtio-bridge] [--parallel N]
+python benches/vms.py [--guests 32] [--plane virtio-bridge]
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pathlib import Path
 from planewise.boot.process import ProcessInfo, processes
 from planewise.errors import PlanewiseError
 from planewise.measure.runs.stations import SECOND_WIRE
-from planewise.testbed.guests.vms.guests import Started
-from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import local_pair
+from planewise.testbed.model import HOSTS
 from planewise.testbed.setting import Setting
 from planewise.testbed.testbed import Testbed
 
@@ -30,36 +29,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--guests", type=int, default=32, help="an even number")
     parser.add_argument("--plane", default="virtio-bridge")
-    parser.add_argument("--parallel", type=int, help="guests of a host that boot at a time")
     arguments = parser.parse_args()
     try:
         ours = platform_of(LocalHost("this machine"))
-        measure(ours, arguments.guests, arguments.plane, arguments.parallel)
+        measure(ours, arguments.guests, arguments.plane)
     except PlanewiseError as error:
         print(f"{error.what}\n  {error.remedy}", file=sys.stderr)
         return 1
     return 0
 
 
-def measure(ours: VmPlatform, guests: int, plane: str, parallel: int | None) -> None:
+def measure(ours: VmPlatform, guests: int, plane: str) -> None:
     """Prints the figures of one testbed."""
     setting = Setting("vm", plane, plane, guests // 2 - 1, "north-south")
     free = meminfo("MemAvailable")
     begun = time.monotonic()
-    started: list[Started] = []
-    at: list[float] = []
-
-    def on_ready(guest: Started) -> None:
-        started.append(guest)
-        at.append(time.monotonic() - begun)
-
-    vms = VmStart(parallel=parallel, on_ready=on_ready, platform=ours)
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        Testbed(pair, 1500, vms) as testbed,
+        Testbed(pair, 1500) as testbed,
     ):
+        testbed.platforms.update(dict.fromkeys(HOSTS, ours))
         with testbed.arrange(setting):
-            each = [one.ready_s for one in started]
+            ready = time.monotonic() - begun
             taken = free - meminfo("MemAvailable")
             sizes = [memory(one) for one in processes() if of(one, {f"pw-{pair.token}"})]
             asleep = time.monotonic()
@@ -70,14 +61,9 @@ def measure(ours: VmPlatform, guests: int, plane: str, parallel: int | None) -> 
         ended = time.monotonic()
     ended = time.monotonic() - ended
     pss = [size["Pss"] for size in sizes]
-    print(
-        f"{len(each)} guests behind {plane}, {ours.accelerator.name}, {ours.image.memory_mib} MiB"
-    )
-    print(f"all ready after           {at[-1]:8.1f} s ({at[-1] / len(each):.2f} s a guest)")
-    print(
-        f"start to ready, a guest   {statistics.median(each):8.1f} s median, {max(each):.1f} most"
-    )
-    print(f"memory of the machine     {taken / len(each) / MIB:8.0f} MiB a guest")
+    print(f"{guests} guests behind {plane}, {ours.accelerator.name}, {ours.image.memory_mib} MiB")
+    print(f"all ready after           {ready:8.1f} s ({ready / guests:.2f} s a guest)")
+    print(f"memory of the machine     {taken / guests / MIB:8.0f} MiB a guest")
     print(f"proportional set size     {statistics.median(pss) / MIB:8.0f} MiB a guest, median")
     rss = statistics.median(size["Rss"] for size in sizes)
     print(f"resident set size         {rss / MIB:8.0f} MiB a guest, median")

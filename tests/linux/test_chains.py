@@ -36,6 +36,7 @@ from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import leftovers, token_of
 from planewise.testbed.model import GUEST_INTERFACE
 from planewise.testbed.planes.kinds import Forwarder
+from planewise.testbed.switches.openvswitch import appctl
 from tests.command import planewise
 from tests.kpis import kpis
 
@@ -361,10 +362,10 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
     connect = Pollers.connect
 
     def note_and_connect(pollers: Pollers, macs: Mapping[int, str], ends: Ends) -> None:
-        assert pollers.switch is not None
-        seen.append(pollers.switch.running.buffers())
+        ask = appctl(pollers.parts.directory, "netdev-dpdk/get-mempool-info")
+        seen.append(pollers.parts.state.host.run(ask).check().stdout.strip())
         connect(pollers, macs, ends)
-        seen.append(pollers.switch.running.buffers())
+        seen.append(pollers.parts.state.host.run(ask).check().stdout.strip())
 
     monkeypatch.setattr(Pollers, "connect", note_and_connect)
     chain = Chain("vhost-user", "east-west", 2)

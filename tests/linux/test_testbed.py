@@ -248,7 +248,7 @@ print("forwarded", hops)
         ran = testbed.hosts["generator"].run(
             [
                 sys.executable, "-c", forward, path.tx_interface, path.rx_interface,
-                path.source_mac, path.next_hop_mac, path.source(ip_version),
+                "02:70:77:40:00:00", path.next_hop_mac, path.source(ip_version),
                 path.destination(ip_version),
             ],
             netns=path.tx_netns,

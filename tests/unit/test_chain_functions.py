@@ -30,10 +30,10 @@ from planewise.testbed.chains.guests import Pollers, peers
 from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
 from planewise.testbed.chains.parts import ChainParts
-from planewise.testbed.chains.reading import HostCounters
 from planewise.testbed.chains.xdp import _remarks
 from planewise.testbed.guests.vms import image
 from planewise.testbed.guests.vms.domain import VhostUserNic, nic_xml
+from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.planes.kinds import Forwarder, GuestKind

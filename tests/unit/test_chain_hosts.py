@@ -21,12 +21,13 @@ from planewise.measure.trials.chain_readings import ReadingDelta, result
 from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
-from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters, parse_host_counters
+from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters
 from planewise.testbed.chains.routing import routing
 from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
 from planewise.testbed.guests.vms.domain import Passthrough
 from planewise.testbed.guests.vms.guests import HostGuests
 from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.counters import parse_host_counters
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState, Resources
 from planewise.testbed.hosts.pair import Pair

@@ -86,7 +86,7 @@ def measure(shares: list[float], cells: Sequence[str]) -> list[TrialRecord]:
     """A trial on each of these planes."""
     machine = Machine(shares)
     generator = Generator(machine)
-    path = TrialPath("a", "x", "b", "y", "", "", "", "198.18.0.2", "", "")
+    path = TrialPath("a", "x", "b", "y", "", "", "198.18.0.2", "", "")
     station = Station({}, {}, path=path, generator=generator)
     trial = LoadTrial("", 100_000, 64, 1.0)
     records = [

@@ -79,7 +79,7 @@ def test_a_generator_or_a_sink_that_was_the_limit_is_named_and_the_system_is_not
 
 
 def test_counters_of_interfaces_outside_any_namespace_are_named_as_the_probe_reads_them() -> None:
-    path = TrialPath("a", "eth0", "b", "eth0", "", "", "", "198.18.0.2", "", "")
+    path = TrialPath("a", "eth0", "b", "eth0", "", "", "198.18.0.2", "", "")
     points = [CounterPoint("sender", "", "port0"), CounterPoint("sender", "c", "wire0")]
     generator = SimpleNamespace(
         host=SimpleNamespace(probe="pw-probe"), max_pps=lambda *_: 1e6, placement=list

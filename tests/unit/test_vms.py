@@ -25,7 +25,7 @@ from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.load_two_ended import send_command
 from planewise.measure.trials.rtt import await_late_end
 from planewise.testbed.guests.vms import agent, image
-from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
+from planewise.testbed.guests.vms.agent import GuestAgent
 from planewise.testbed.guests.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.guests.vms.guests import last_words
 from planewise.testbed.guests.vms.hypervisor import AgentSilentError, GuestGoneError
@@ -290,7 +290,7 @@ class FakeHypervisor:
 
 
 def agent_of(fake: FakeHypervisor) -> GuestAgent:
-    why = EndReason("the virtual machine main ended; its console is empty", "look")
+    why = GuestGoneError("the virtual machine main ended; its console is empty", remedy="look")
     return GuestAgent(lambda: fake, "pw-0-sm0", "/tmp/d", lambda: why)  # type: ignore[arg-type, return-value]
 
 

@@ -10,7 +10,6 @@ import pytest
 from planewise.boot.process import processes
 from planewise.measure.runs.stations import SECOND_WIRE
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.hugepages import POOL
 from planewise.testbed.hosts.pair import local_pair
@@ -39,11 +38,11 @@ def test_guests_reach_each_other_as_the_nic_comes_to_a_switch_that_polls_and_goe
     platform: VmPlatform,
 ) -> None:
     pages = int(POOL.read_text())
-    vms = VmStart(VmOptions(shared_memory=True), platform=platform)
     with (
         local_pair(1500, SECOND_WIRE) as pair,
-        Testbed(pair, 1500, vms) as testbed,
+        Testbed(pair, 1500, VmOptions(shared_memory=True)) as testbed,
     ):
+        testbed.platforms.update(dict.fromkeys(HOSTS, platform))
 
         def reached(plane: str, path: TrafficPath = "north-south", others: str = "") -> list[bool]:
             """Of the polling switches, which are stopped meanwhile."""

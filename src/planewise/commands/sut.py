@@ -148,7 +148,6 @@ class SutOptions:
                 tx_interface=tx_interface,
                 rx_netns=rx_netns,
                 rx_interface=rx_interface,
-                source_mac="",
                 next_hop_mac=self.next_hop_mac,
                 source_ipv4="",
                 destination_ipv4=self.destination if version == 4 else "",

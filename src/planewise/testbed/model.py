@@ -101,7 +101,6 @@ class TrialPath:
     tx_interface: str
     rx_netns: str
     rx_interface: str
-    source_mac: str
     next_hop_mac: str
     """Destination MAC of the frames that the generator sends."""
     source_ipv4: str

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from planewise.testbed.guests.docker import GUEST_MIB
-from planewise.testbed.guests.kernel import Namespaces
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.platform import vm_mib
 from planewise.testbed.hosts.machine import MAC_FILTERS, Resources
@@ -16,6 +15,7 @@ from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.testbed.setting import Setting
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
+_NAMESPACE_MIB = 3
 SPARE_MIB: Mapping[GuestKind, int] = MappingProxyType(
     {"namespace": 128, "container": 128, "vm": 416}
 )
@@ -27,7 +27,7 @@ def memory_of(kind: GuestKind, options: VmOptions = VmOptions()) -> int:  # noqa
     """Memory of the host that an idle guest takes [MiB]."""
     if kind == "vm":
         return vm_mib(options)
-    return GUEST_MIB if kind == "container" else Namespaces.memory_mib
+    return GUEST_MIB if kind == "container" else _NAMESPACE_MIB
 
 
 def impossible(setting: Setting, mtu_bytes: int = 1500, *, local: bool = False) -> str:

@@ -114,8 +114,6 @@ class Arrangement:
     sites: Mapping[HostRole, Site]
     ports: Mapping[HostRole, str]
     """The host side of the main guests; empty where there is none."""
-    replaced: tuple[Guest, ...] = ()
-    """Guests that had ended and were started anew."""
 
     @property
     def own_kernels(self) -> bool:
@@ -220,7 +218,6 @@ class Arrangement:
             tx_interface=guest.interface,
             rx_netns=peer.netns,
             rx_interface=peer.interface,
-            source_mac=guest.mac,
             next_hop_mac=self.next_hop_mac(),
             source_ipv4=guest.ipv4,
             destination_ipv4=peer.ipv4,

@@ -15,7 +15,8 @@ from typing import Self
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.guests.kernel import Containers, Namespaces
 from planewise.testbed.guests.kind import Guests, PlacedGuest
-from planewise.testbed.guests.vms.kind import VirtualMachines, VmStart
+from planewise.testbed.guests.vms.domain import VmOptions
+from planewise.testbed.guests.vms.kind import VirtualMachines
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
 from planewise.testbed.hosts.machine import (
     Machine,
@@ -74,14 +75,20 @@ class Testbed:
 
     __test__ = False  # not a test class, whatever its name says to pytest
 
-    def __init__(self, pair: Pair, mtu_bytes: int, vms: VmStart = VmStart()) -> None:  # noqa: B008 - a frozen value
-        """`vms` says how guests that are virtual machines start."""
+    def __init__(
+        self,
+        pair: Pair,
+        mtu_bytes: int,
+        options: VmOptions = VmOptions(),  # noqa: B008 - a frozen value
+    ) -> None:
+        """`options` are those of virtual machines."""
         self.pair = pair
         self._mtu_bytes = mtu_bytes
-        self._vms = vms
+        self._options = options
         self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
         self._states = self._initial_states()
-        self._platforms = {} if vms.platform is None else dict.fromkeys(HOSTS, vms.platform)
+        self.platforms: dict[HostRole, VmPlatform] = {}
+        """Of virtual machines, each found at its first use."""
         self._resources: dict[HostRole, Resources] = {}
         self._refusals: dict[tuple[HostRole, str], str] = {}
         self._with_vfs = False
@@ -110,10 +117,9 @@ class Testbed:
         if reason := impossible(setting, self._mtu_bytes, local=not self.pair.separate):
             return reason
         roles: tuple[HostRole, ...] = ("sender",) if setting.within_host else HOSTS
-        options = self._vms.options
         try:
             for role in roles:
-                if reason := shortage(setting, self.resources(role), self._with_vfs, options):
+                if reason := shortage(setting, self.resources(role), self._with_vfs, self._options):
                     return reason
                 if setting.kind == "vm":
                     self.platform(role)
@@ -138,10 +144,9 @@ class Testbed:
         Raises:
             UnsupportedError: no QEMU or libvirt there, no kernel for the guests here.
         """
-        if role not in self._platforms:
-            host = self._states[role].machine.host
-            self._platforms[role] = platform_of(host, self._vms.options.programs)
-        return self._platforms[role]
+        if role not in self.platforms:
+            self.platforms[role] = platform_of(self._states[role].host, self._options.programs)
+        return self.platforms[role]
 
     def _refused(self, role: HostRole, plane: Plane) -> str:
         """Why a host's kernel cannot build a plane, by a trial build in namespaces of its own;
@@ -176,10 +181,9 @@ class Testbed:
         for role, state in states.items():
             work.setdefault(state.role, []).extend(requests[role])
         guests = {role: self._guests_on(self._states[role], setting.kind) for role in work}
-        replaced: list[Guest] = []
 
         def prepare(role: HostRole) -> None:
-            replaced.extend(self._prepare(self._states[role], setting, work[role]))
+            self._prepare(self._states[role], setting, work[role])
 
         def end_guests() -> None:
             for kind in guests.values():
@@ -202,7 +206,6 @@ class Testbed:
                 {role: tuple(one.guest for one in placed[role][1:]) for role in HOSTS},
                 {role: placed[role][0].site for role in HOSTS},
                 {role: self._port(states[role], placed[role][0]) for role in HOSTS},
-                tuple(replaced),
             )
             if setting.kind != "vm":
                 self.check_alive(setting)
@@ -252,20 +255,20 @@ class Testbed:
         if kind not in state.guests:
             if kind == "vm":
                 cpus = self.resources(state.role).cpus
-                parallel = self._vms.parallel or max(1, 2 * cpus // self._hosts_a_machine)
+                parallel = max(1, 2 * cpus // self._hosts_a_machine)
                 platform = self.platform(state.role)
-                state.guests[kind] = VirtualMachines(state, self._vms, platform, parallel)
+                state.guests[kind] = VirtualMachines(state, self._options, platform, parallel)
             else:
                 state.guests[kind] = (Containers if kind == "container" else Namespaces)(state)
         return state.guests[kind]
 
     def _prepare(
         self, state: _HostState, setting: Setting, requests: Sequence[GuestRequest]
-    ) -> list[Guest]:
-        """Makes the guests that are missing on a host; returns those that replace lost ones."""
+    ) -> None:
+        """Makes the guests that are missing on a host, also in place of those that ended."""
         for switch in state.switches_made():
             switch.resume(state)
-        lost = _remove_lost(state)
+        _remove_lost(state)
         if self._with_vfs:
             _ = state.vfs  # the NIC has them all the time
         steps = self._attach_nic(state, setting, requests)
@@ -291,7 +294,6 @@ class Testbed:
         for switch in state.switches_made():
             if switch.name not in setting.switches:
                 switch.pause(state)
-        return [state.placed[request].guest for request in missing if request in lost]
 
     def _make_room(
         self, state: _HostState, requests: Sequence[GuestRequest], missing: Sequence[GuestRequest]
@@ -302,7 +304,7 @@ class Testbed:
 
         def lacks_memory() -> bool:
             kinds = [request.kind for request in (*state.placed, *missing)]
-            needed_mib = sum(memory_of(kind, self._vms.options) for kind in kinds)
+            needed_mib = sum(memory_of(kind, self._options) for kind in kinds)
             spare_mib = max(SPARE_MIB[kind] for kind in kinds)
             free_mib = self.resources(state.role).free_mib - spare_mib
             return needed_mib > free_mib / self._hosts_a_machine
@@ -439,9 +441,8 @@ def _switch_of(request: GuestRequest) -> str:
     return "" if switch is None else switch.name
 
 
-def _remove_lost(state: _HostState) -> set[GuestRequest]:
-    """Removes guests that ended or never came up, with their VFs; returns the former."""
-    lost: set[GuestRequest] = set()
+def _remove_lost(state: _HostState) -> None:
+    """Removes guests that ended or never came up, with their VFs."""
     for kind, guests in state.guests.items():
         placed = {request: one for request, one in state.placed.items() if request.kind == kind}
         ready = [one for one in placed.values() if one.ready]
@@ -449,8 +450,6 @@ def _remove_lost(state: _HostState) -> set[GuestRequest]:
         for request, one in placed.items():
             if not one.ready or id(one) in ended:
                 state.remove(request)
-                lost |= {request} if one.ready else set()
-    return lost
 
 
 @contextmanager

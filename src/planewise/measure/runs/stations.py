@@ -27,7 +27,6 @@ from planewise.measure.trials.load_one_process import Generator
 from planewise.testbed import settings
 from planewise.testbed.guests.vms import platform as vms
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.kind import VmStart
 from planewise.testbed.guests.vms.managed import managed_machines
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of, vm_mib
 from planewise.testbed.hosts import counters
@@ -319,7 +318,7 @@ class Stations:
             if pair is None:
                 wire = SECOND_WIRE if machines else ""
                 pair = built.enter_context(local_pair(self._mtu_bytes, wire))
-            testbed = Testbed(pair, self._mtu_bytes, VmStart(self._options))
+            testbed = Testbed(pair, self._mtu_bytes, self._options)
             built.callback(testbed.close)
             self._testbeds[key] = testbed, pair
         return self._testbeds[key]

@@ -26,12 +26,13 @@ from planewise.testbed.chains.functions import (
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, router_script
 from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
-from planewise.testbed.chains.reading import HostCounters, VnfCounters, now_s, vnf_counters
+from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import function_settings, routing
 from planewise.testbed.guests.kernel import Containers, Namespaces
 from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.guests.vms.domain import AnyNic, VhostUserNic
 from planewise.testbed.guests.vms.guests import nic_of
+from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.steering import bind_interrupts, steer
 from planewise.testbed.model import GUEST_INTERFACE, Guest, Site
@@ -130,7 +131,7 @@ class Routers(Functions):
         return [self.parts.netns(number) for number in self.parts.numbers]
 
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        interfaces = [counters.interfaces[name][GUEST_INTERFACE] for name in self.namespaces]
+        interfaces = [counters.of(name, GUEST_INTERFACE) for name in self.namespaces]
         return {
             number: vnf_counters(interface, interface["rx_packets"])
             for number, interface in enumerate(interfaces, start=1)

@@ -123,8 +123,7 @@ class FunctionMachines:
         self._state = state
         self._host = state.host
         self.plane = plane
-        saved = booted.saved_for(state.host, platform, options)
-        self.guests = HostGuests(state.host, platform, options, saved=saved)
+        self.guests = booted.guests_on(state.host, platform, options)
         self._guests: dict[int, Guest] = {}
         self._pids: dict[int, int] = {}
         self._vfs: dict[int, ListedVf] = {}

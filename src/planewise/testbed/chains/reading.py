@@ -5,19 +5,15 @@ Two readings make a rate; nothing here computes one.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from planewise import procfs
-from planewise.testbed.hosts import counters
-from planewise.testbed.hosts.host import Host, LocalHost
+from planewise.testbed.hosts.counters import READ_HOST_S, TICKS_A_SECOND
+from planewise.testbed.hosts.host import Host
 from planewise.testbed.switches.dpdk_switch import PmdCycles
-
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -95,101 +91,13 @@ def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
     text = Path("/proc/stat").read_text() if stat is None else stat
     return {
         int(name.removeprefix("cpu")): CpuTime(
-            total_s=ticks.total / _TICKS_A_SECOND,
-            idle_s=(ticks.idle + ticks.iowait) / _TICKS_A_SECOND,
-            soft_s=(ticks.irq + ticks.softirq) / _TICKS_A_SECOND,
+            total_s=ticks.total / TICKS_A_SECOND,
+            idle_s=(ticks.idle + ticks.iowait) / TICKS_A_SECOND,
+            soft_s=(ticks.irq + ticks.softirq) / TICKS_A_SECOND,
         )
         for name, ticks in procfs.cpu_ticks(text).items()
         if name != procfs.ALL
     }
-
-
-@dataclass(frozen=True)
-class HostCounters:
-    """Counters of a host at one moment."""
-
-    at_s: float
-    """By the host's monotonic clock."""
-    stat: str
-    tasks_s: Mapping[int, float]
-    """CPU time by process id."""
-    interfaces: Mapping[str, Mapping[str, Mapping[str, int]]]
-    """Counters by namespace and name."""
-
-
-_MARK = "== "
-# One command for all counters: each command costs an emulated host a tenth of a second.
-_READ_HOST = f"""
-cat /proc/uptime /proc/stat
-for pid in $1; do echo "{_MARK}task $pid"; cat /proc/"$pid"/task/*/stat; done
-shift
-for name; do
-    echo "{_MARK}$name"
-    nsenter --net="/run/netns/$name" cat /proc/net/dev
-done
-"""
-_READ_HOST_S = 180.0
-"""A flooded emulated host answers late."""
-
-
-def read_host(host: Host, tasks: Mapping[int, str], names: Sequence[str]) -> HostCounters:
-    """Reads a host's CPU times, those of `tasks` and the counters of the namespaces `names`.
-
-    Args:
-        host: whose counters.
-        tasks: by process id, the prefix of its threads' names that count (empty: all do).
-        names: of namespaces.
-
-    Raises:
-        PlanewiseError: the host does not answer, or a task or namespace is gone.
-    """
-    if not isinstance(host, LocalHost):
-        words = " ".join(map(str, tasks))
-        done = host.run(["sh", "-c", _READ_HOST, "sh", words, *names], timeout_s=_READ_HOST_S)
-        return parse_host_counters(done.check().stdout, tasks)
-    return HostCounters(
-        now_s(),
-        Path("/proc/stat").read_text(),
-        {pid: _task_s(pid, thread) for pid, thread in tasks.items()},
-        {name: counters.parse(host.read_text("/proc/net/dev", netns=name)) for name in names},
-    )
-
-
-def parse_host_counters(text: str, tasks: Mapping[int, str]) -> HostCounters:
-    """Parses a remote host's answer to `read_host`. Pure."""
-    head, *parts = text.split(f"\n{_MARK}")
-    uptime, _, stat = head.partition("\n")
-    tasks_s: dict[int, float] = {}
-    interfaces: dict[str, Mapping[str, Mapping[str, int]]] = {}
-    for part in parts:
-        name, _, content = part.partition("\n")
-        if name.startswith("task "):
-            pid = int(name.split()[1])
-            tasks_s[pid] = ticks_s(content, tasks[pid])
-        else:
-            interfaces[name] = counters.parse(content)
-    return HostCounters(float(uptime.split()[0]), stat, tasks_s, interfaces)
-
-
-def _task_s(pid: int, thread: str) -> float:
-    """CPU time [s] of a process, or of its threads whose name begins with `thread`."""
-    lines = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                lines.append((task / "stat").read_text())
-    return ticks_s("".join(lines), thread)
-
-
-def ticks_s(stat: str, thread: str = "") -> float:
-    """CPU time [s] of threads whose name begins with `thread`, by their lines of
-    /proc/PID/task/TID/stat (proc(5)). Pure."""
-    ticks = 0
-    for line in stat.splitlines():
-        fields = line.rpartition(")")[2].split()
-        if len(fields) > 12 and line.partition("(")[2].startswith(thread):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS_A_SECOND
 
 
 _KSOFTIRQD = (
@@ -204,5 +112,5 @@ def ksoftirqd(host: Host) -> dict[int, int]:
     Raises:
         PlanewiseError: the host does not answer.
     """
-    lines = host.run(["sh", "-c", _KSOFTIRQD], timeout_s=_READ_HOST_S).stdout.splitlines()
+    lines = host.run(["sh", "-c", _KSOFTIRQD], timeout_s=READ_HOST_S).stdout.splitlines()
     return {int(cpu): int(pid) for cpu, pid in map(str.split, lines)}

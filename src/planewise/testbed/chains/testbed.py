@@ -27,15 +27,14 @@ from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, 
 from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import (
     ChainReading,
-    HostCounters,
     cpu_times,
     ksoftirqd,
-    read_host,
 )
 from planewise.testbed.chains.routing import SOURCE, TARGET
 from planewise.testbed.chains.xdp import XdpMachines, XdpRouters
 from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import hugepages
+from planewise.testbed.hosts.counters import HostCounters, read_host
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.machine import MachineState, remove_traces
 from planewise.testbed.hosts.pair import Pair, local_pair
@@ -330,7 +329,7 @@ class ChainTestbed:
         """Time of the reading, frames that left the generator, and frames that came back."""
         names = [self._end(place) for place in PLACES]
         counters = read_host(self._sender.host, {}, names)
-        first, last = (counters.interfaces[name][GUEST_INTERFACE] for name in names)
+        first, last = (counters.of(name, GUEST_INTERFACE) for name in names)
         return counters.at_s, first["tx_packets"], last["rx_packets"]
 
     def read(self, *, busy: bool = True) -> ChainReading:

@@ -17,7 +17,8 @@ from planewise.testbed.chains.bridge import port_of
 from planewise.testbed.chains.ends import Ends, netns
 from planewise.testbed.chains.guests import Machines, Routers
 from planewise.testbed.chains.model import Chain
-from planewise.testbed.chains.reading import HostCounters, VnfCounters
+from planewise.testbed.chains.reading import VnfCounters
+from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.steering import steer
 from planewise.testbed.hosts.xdp import XDP_PASS, XDP_ROUTER, attach
 from planewise.testbed.model import GUEST_INTERFACE

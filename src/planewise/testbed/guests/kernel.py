@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.guests.docker import GUEST_MIB, join_command, name_networks
+from planewise.testbed.guests.docker import join_command, name_networks
 from planewise.testbed.guests.kind import Guests, PlacedGuest
 from planewise.testbed.hosts.signals import together
 from planewise.testbed.plan import Step, await_up, new_namespace
@@ -19,8 +19,6 @@ _WORKERS = 2
 
 class Namespaces(Guests):
     """Network namespaces: the cheapest guests, and what containers are to the network."""
-
-    memory_mib = 3
 
     def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
         """Makes guests without an interface; returns the steps that are still to be performed."""
@@ -62,8 +60,6 @@ class Namespaces(Guests):
 
 class Containers(Namespaces):
     """Docker containers; a name in /run/netns makes their network a namespace's."""
-
-    memory_mib = GUEST_MIB
 
     def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
         """Starts containers and names their network namespaces, after the steps."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts.machine import MachineState
@@ -41,11 +40,6 @@ class PlacedGuest:
 
 class Guests(ABC):
     """The guests of one kind on one machine."""
-
-    own_kernels: ClassVar[bool] = False
-    """Whether they have kernels of their own, which count what passes their interfaces."""
-    memory_mib: int
-    """Memory of the host that an idle guest takes."""
 
     def __init__(self, state: MachineState) -> None:
         self.state = state

@@ -8,27 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from planewise import procfs
-from planewise.errors import PlanewiseError
 from planewise.testbed.hosts import counters
-from planewise.testbed.hosts.host import Host
-from planewise.testbed.hosts.netns import NamespaceThread
-
-_TIMEOUT_S = 20.0
-_MARK = "== "
-
-# One process a host and reading, and one more for each guest.
-_LOOK = f"""
-cat /proc/stat
-for name; do
-    echo "{_MARK}$name"
-    if [ -n "$name" ]; then nsenter --net="/run/netns/$name" cat /proc/net/dev 2>/dev/null
-    else cat /proc/net/dev; fi
-done
-"""
+from planewise.testbed.hosts.host import Host, LocalHost
 
 
 @dataclass(frozen=True)
@@ -62,8 +46,8 @@ class Gauges:
 
     def __init__(self, gauges: Sequence[Gauge], hosts: Mapping[str, Host] | None = None) -> None:
         self._gauges = tuple(gauges)
-        self._hosts = hosts
-        self._thread: NamespaceThread | None = None
+        self._here = LocalHost("gauges") if hosts is None else None
+        self._hosts = hosts or {}
 
     def read(self) -> GaugeReading:
         """All counters now.
@@ -71,53 +55,35 @@ class Gauges:
         Raises:
             PlanewiseError: a host does not answer.
         """
-        return self._read_local() if self._hosts is None else self._read_hosts(self._hosts)
+        if self._here is not None:
+            sent, cpus = _read(self._here, self._gauges)
+            return GaugeReading(time.monotonic(), sent, cpus)
+        sent, cpus = {}, {}
+        for role, host in self._hosts.items():
+            sent_here, ticks = _read(host, [one for one in self._gauges if one.host == role])
+            sent |= sent_here
+            cpus |= {f"{role} {cpu}": counted for cpu, counted in ticks.items()}
+        return GaugeReading(time.monotonic(), sent, cpus)
 
     def close(self) -> None:
         """Ends the thread that reads."""
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
-
-    def _read_local(self) -> GaugeReading:
-        if self._thread is None:
-            self._thread = NamespaceThread("gauges")
-        try:
-            texts = {}
-            for netns in dict.fromkeys(gauge.netns for gauge in self._gauges):
-                try:
-                    texts[netns] = self._thread.call(
-                        netns or None, Path("/proc/thread-self/net/dev").read_text
-                    )
-                except (OSError, PlanewiseError):
-                    continue  # gone, or not there yet
-        finally:
-            self._thread.call(None, int)  # leaves: a namespace with a thread inside does not end
-        stat = Path("/proc/stat").read_text()
-        return GaugeReading(time.monotonic(), _sent(self._gauges, texts), cpu_ticks(stat))
-
-    def _read_hosts(self, hosts: Mapping[str, Host]) -> GaugeReading:
-        sent: dict[str, tuple[int, int]] = {}
-        cpus: dict[str, tuple[int, int]] = {}
-        for role, host in hosts.items():
-            gauges = [gauge for gauge in self._gauges if gauge.host == role]
-            names = list(dict.fromkeys(gauge.netns for gauge in gauges))
-            done = host.run(["sh", "-c", _LOOK, "sh", *names], timeout_s=_TIMEOUT_S)
-            stat, *parts = f"\n{done.stdout}".split(f"\n{_MARK}")
-            texts = dict(part.partition("\n")[::2] for part in parts)
-            sent |= _sent(gauges, texts)
-            cpus |= {f"{role} {cpu}": ticks for cpu, ticks in cpu_ticks(stat).items()}
-        return GaugeReading(time.monotonic(), sent, cpus)
+        if self._here is not None:
+            self._here.close()
 
 
-def _sent(gauges: Sequence[Gauge], texts: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+def _read(
+    host: Host, gauges: Sequence[Gauge]
+) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
+    """What guests have sent, and the ticks of the host's CPUs."""
+    names = list(dict.fromkeys(gauge.netns for gauge in gauges))
+    counted = counters.read_host(host, {}, names)
     sent = {}
     for gauge in gauges:
-        values = counters.parse(texts.get(gauge.netns, "")).get(gauge.interface)
+        values = counted.interfaces.get(gauge.netns, {}).get(gauge.interface)
         if values is not None:
             packets, size = f"{gauge.counts}_packets", f"{gauge.counts}_bytes"
             sent[gauge.guest] = (values[packets], values[size])
-    return sent
+    return sent, cpu_ticks(counted.stat)
 
 
 def cpu_ticks(stat: str) -> dict[str, tuple[int, int]]:

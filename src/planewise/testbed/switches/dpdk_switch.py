@@ -217,10 +217,6 @@ class RunningDpdkSwitch(OpenVswitch):
         """Counters of every port."""
         return read_ports(self._host, self._directory)
 
-    def buffers(self) -> str:
-        """Its report on its buffers; empty without buffers."""
-        return self._ask("netdev-dpdk/get-mempool-info").strip()
-
     def pmd_cycles(self) -> PmdCycles:
         """Cycles of the polling threads."""
         return parse_cycles(self._ask("dpif-netdev/pmd-stats-show"))

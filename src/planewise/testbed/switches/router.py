@@ -15,7 +15,7 @@ from planewise.testbed.chains.routing import router_settings
 from planewise.testbed.guests.docker import Docker, name_networks
 from planewise.testbed.guests.vms import booted
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.guests import HostGuests, nic_of
+from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.guests.vms.platform import platform_of
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import owned
@@ -179,7 +179,6 @@ class Router:
             tx_interface=_TX,
             rx_netns=generator,
             rx_interface=_RX,
-            source_mac=_GENERATOR_MACS[0],
             next_hop_mac=_MACHINE_MAC if self.platform == "vm" else next_hop_mac,
             source_ipv4="198.18.0.2",
             destination_ipv4="198.19.0.2",
@@ -249,8 +248,7 @@ def _start_machine(
     guest, neighbours = _machine(token)
     options = VmOptions(main_cpus=cpus)
     platform = platform_of(host)
-    saved = booted.saved_for(host, platform, options)
-    machines = opened.enter_context(HostGuests(host, platform, options, saved=saved))
+    machines = opened.enter_context(booted.guests_on(host, platform, options))
     nic = replace(nic_of("virtio", guest, _TAP, machines), ring_packets=ring_packets)
     machines.start(guest, nic, mtu_bytes, neighbours)
     ipv6 = set_sysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")

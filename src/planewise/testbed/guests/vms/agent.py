@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from planewise.errors import PlanewiseError
@@ -26,7 +25,6 @@ from planewise.testbed.guests.vms.hypervisor import (
 from planewise.testbed.guests.vms.image import PROBE
 from planewise.testbed.hosts.host import FinishedProcess, HostProcess, ProcessTimeoutError
 
-_WRITE_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 _PAUSES, _LONGEST_PAUSE_S = 4.0, 5.0
 GRACE_S, _GRACE_ANSWERS = 30.0, 30.0
@@ -45,14 +43,6 @@ _RUN = (
 _SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
 
 
-@dataclass(frozen=True)
-class EndReason:
-    """Why a guest ended."""
-
-    sentence: str
-    remedy: str
-
-
 class GuestAgent:
     """The agent of one virtual machine."""
 
@@ -61,16 +51,16 @@ class GuestAgent:
         hypervisor: Callable[[], Hypervisor],
         name: str,
         directory: str,
-        end_reason: Callable[[], EndReason],
+        end_error: Callable[[], GuestGoneError],
     ) -> None:
-        """`directory` of the guest has its processes' output; `end_reason` tells why it ended.
+        """`directory` of the guest has its processes' output; `end_error` says why it ended.
 
         `hypervisor` is called at each use: libvirt may have been restarted.
         """
         self.name = name
         self.directory = directory
         self._hypervisor = hypervisor
-        self._end_reason = end_reason
+        self._end_error = end_error
         self._numbers = itertools.count()
         self._read_files: list[str] = []
         self._lock = threading.Lock()
@@ -157,21 +147,6 @@ class GuestAgent:
             if part["eof"]:
                 return content
 
-    def write(self, path: str, content: bytes) -> None:
-        """Makes a file of the guest, or replaces it.
-
-        Raises:
-            PlanewiseError: it cannot be written.
-        """
-        handle = self._ask("guest-file-open", {"path": path, "mode": "w"})
-        try:
-            for start in range(0, len(content), _WRITE_BYTES):
-                part = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
-                self._ask("guest-file-write", {"handle": handle, "buf-b64": part})
-        finally:
-            with suppress(PlanewiseError):
-                self._ask("guest-file-close", {"handle": handle})
-
     def set_network(self, interface: str, words: Sequence[str]) -> None:
         """Sets an interface up, as `pw-probe network` does. Only our own agent can.
 
@@ -198,8 +173,7 @@ class GuestAgent:
             self._answer_s = time.monotonic() - begun
             return answer
         except GuestGoneError as error:
-            reason = self._end_reason()
-            raise GuestGoneError(reason.sentence, remedy=reason.remedy) from error
+            raise self._end_error() from error
 
 
 class GuestProcess(HostProcess):

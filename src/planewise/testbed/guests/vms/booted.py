@@ -66,6 +66,15 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
         host.close()
 
 
+def guests_on(host: Host, platform: VmPlatform, options: VmOptions) -> HostGuests:
+    """The virtual machines of a host, which wake where a boot would take long.
+
+    Raises:
+        PlanewiseError: the guest that they are copies of does not boot.
+    """
+    return HostGuests(host, platform, options, saved=saved_for(host, platform, options))
+
+
 def saved_for(host: Host, platform: VmPlatform, options: VmOptions) -> Saved | None:
     """A saved guest to wake on `host`; None where guests boot.
 

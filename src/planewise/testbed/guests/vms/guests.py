@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
 from planewise.boot import packages
 from planewise.errors import PlanewiseError
 from planewise.testbed.guests.vms import image
-from planewise.testbed.guests.vms.agent import EndReason, GuestAgent
+from planewise.testbed.guests.vms.agent import GuestAgent
 from planewise.testbed.guests.vms.daemon import Libvirt
 from planewise.testbed.guests.vms.domain import (
     AnyNic,
@@ -50,15 +49,6 @@ an idle machine, and many on a busy one."""
 def boot_limit_s(host: Host) -> float:
     """How long a guest may take on a host from start to ready [s]. Pure."""
     return LAB_BOOT_LIMIT_S if host.place.startswith("lab:") else BOOT_LIMIT_S
-
-
-@dataclass(frozen=True)
-class Started:
-    """A guest that has come up."""
-
-    guest: Guest
-    ready_s: float
-    """From libvirt's start of it to its agent's first answer."""
 
 
 class HostGuests:
@@ -117,7 +107,7 @@ class HostGuests:
         nic: AnyNic,
         mtu_bytes: int,
         neighbours: Mapping[str, str] | None = None,
-    ) -> Started:
+    ) -> None:
         """Starts a guest, and returns when its agent answers and its NIC has a link.
 
         `neighbours` are permanent: MACs by IP address.
@@ -126,18 +116,18 @@ class HostGuests:
             PlanewiseError: it did not come up; it is left as it is.
         """
         if self._saved is None:
-            return self.boot(self.domain(guest, nic, mtu_bytes, neighbours), guest)
-        return self._wake(self._saved, guest, nic, network_of(guest, mtu_bytes, neighbours))
+            self.boot(self.domain(guest, nic, mtu_bytes, neighbours), guest)
+        else:
+            self._wake(self._saved, guest, nic, network_of(guest, mtu_bytes, neighbours))
 
-    def boot(self, spec: DomainSpec, guest: Guest) -> Started:
+    def boot(self, spec: DomainSpec, guest: Guest) -> None:
         """As `start`, with the virtual machine's description."""
         begun = time.monotonic()
         agent = self._agent_of(guest)
         self.hypervisor.start(domain_xml(spec), guest.netns)
         self._await_ready(guest, agent, begun)
-        return Started(guest, time.monotonic() - begun)
 
-    def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> Started:
+    def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> None:
         begun = time.monotonic()
         agent = self._agent_of(guest)
         head = saved_header(saved, guest.netns, self._console(guest))
@@ -155,7 +145,6 @@ class HostGuests:
         self._await_file(guest, agent, f"{interface}/address", "", begun)
         agent.set_network(guest.interface, network)
         self._await_file(guest, agent, f"{interface}/carrier", "1", begun)
-        return Started(guest, time.monotonic() - begun)
 
     def _await_file(
         self, guest: Guest, agent: GuestAgent, path: str, content: str, begun: float
@@ -170,11 +159,7 @@ class HostGuests:
             except PlanewiseError:
                 pass  # not there yet, or not yet to be read
             if time.monotonic() - begun > self._boot_limit_s:
-                raise PlanewiseError(
-                    f"the NIC of the virtual machine {guest.name} was not ready within "
-                    f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
-                    remedy=self._end_reason(guest).remedy,
-                )
+                raise self._late_error(guest, f"the NIC of the virtual machine {guest.name}")
             agent.pause(_LOOK_S)
 
     def set_neighbours(self, guest: Guest, neighbours: Mapping[str, str]) -> None:
@@ -192,7 +177,7 @@ class HostGuests:
             lambda: self.hypervisor,
             guest.netns,
             self.host.directory,
-            partial(self._end_reason, guest),
+            partial(self._end_error, guest),
         )
         self._agents[guest.netns] = self.host.agents[guest.netns] = agent
         return agent
@@ -204,13 +189,14 @@ class HostGuests:
     def _await_ready(self, guest: Guest, agent: GuestAgent, begun: float) -> None:
         while not agent.ready():
             if time.monotonic() - begun > self._boot_limit_s:
-                reason = self._end_reason(guest)
-                raise PlanewiseError(
-                    f"the virtual machine {guest.name} was not ready within "
-                    f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
-                    remedy=reason.remedy,
-                )
+                raise self._late_error(guest, f"the virtual machine {guest.name}")
             agent.pause(_POLL_S)
+
+    def _late_error(self, guest: Guest, what: str) -> PlanewiseError:
+        return PlanewiseError(
+            f"{what} was not ready within {self._boot_limit_s:g} s; {self._last_words(guest)}",
+            remedy=self._end_error(guest).remedy,
+        )
 
     def end(self, guest: Guest) -> None:
         """Ends a guest; one that has ended is no error."""
@@ -239,8 +225,7 @@ class HostGuests:
         for guest in guests:
             if guest.netns not in states:
                 self._asleep.discard(guest.netns)
-                reason = self._end_reason(guest)
-                lost[guest] = GuestGoneError(reason.sentence, remedy=reason.remedy)
+                lost[guest] = self._end_error(guest)
         return lost
 
     def is_awake(self, guest: Guest) -> bool:
@@ -290,16 +275,17 @@ class HostGuests:
     def _console(self, guest: Guest) -> str:
         return f"{self.host.directory}/{guest.netns}.console"
 
-    def _end_reason(self, guest: Guest) -> EndReason:
+    def _end_error(self, guest: Guest) -> GuestGoneError:
         """Why a guest ended, by its console, which is kept."""
         log = packages.cache_directory() / f"failed-{guest.name}.console"
         with suppress(PlanewiseError, OSError):
             scratch = log.with_name(f".{log.name}-{os.getpid()}")
             self.host.fetch(self._console(guest), scratch)
             scratch.rename(log)
-        return EndReason(
+        return GuestGoneError(
             f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
-            f"its console is kept in {log}; the kernel's log (`dmesg`) reports a lack of memory",
+            remedy=f"its console is kept in {log}; the kernel's log (`dmesg`) reports a lack of "
+            "memory",
         )
 
     def _last_words(self, guest: Guest) -> str:

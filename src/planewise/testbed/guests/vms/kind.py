@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.guests.kind import Guests, PlacedGuest
 from planewise.testbed.guests.vms import booted
 from planewise.testbed.guests.vms.domain import AnyNic, Passthrough, VhostUserNic, VmOptions
-from planewise.testbed.guests.vms.guests import HostGuests, Started, nic_of, remove_guests
+from planewise.testbed.guests.vms.guests import nic_of, remove_guests
 from planewise.testbed.guests.vms.hypervisor import Hypervisor, HypervisorGoneError
-from planewise.testbed.guests.vms.platform import VmPlatform, vm_mib
+from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.signals import together
 from planewise.testbed.model import Guest
 from planewise.testbed.plan import Step, await_up
 from planewise.testbed.planes import VmPlane, switch_named
-
-
-@dataclass(frozen=True)
-class VmStart:
-    """How virtual machines start."""
-
-    options: VmOptions = field(default_factory=VmOptions)
-    parallel: int | None = None
-    """Guests of a host that boot at a time; None: two a CPU."""
-    on_ready: Callable[[Started], None] = lambda _: None
-    platform: VmPlatform | None = None
-    """That of both hosts; None: found at the first use."""
 
 
 class VirtualMachines(Guests):
@@ -41,17 +28,14 @@ class VirtualMachines(Guests):
         PlanewiseError: the guest that they are copies of does not boot.
     """
 
-    own_kernels: ClassVar[bool] = True
-
     def __init__(
-        self, state: MachineState, start: VmStart, platform: VmPlatform, parallel: int
+        self, state: MachineState, options: VmOptions, platform: VmPlatform, parallel: int
     ) -> None:
+        """`parallel` of them boot at a time."""
         super().__init__(state)
-        self._start = start
+        self._options = options
         self._parallel = parallel
-        self.memory_mib = vm_mib(start.options)
-        saved = booted.saved_for(state.host, platform, start.options)
-        self._vms = HostGuests(state.host, platform, start.options, saved=saved)
+        self._vms = booted.guests_on(state.host, platform, options)
 
     @property
     def hypervisor(self) -> Hypervisor:
@@ -70,7 +54,7 @@ class VirtualMachines(Guests):
             path, vf_interface = _plane(one), ""
             if path.vfs:
                 vf_interface = self._take_vf(one, path)
-            added += path.attach(one.site, one.guest, self._start.options.queues, vf_interface)
+            added += path.attach(one.site, one.guest, self._options.queues, vf_interface)
             if vf_interface:
                 added.append(await_up(machine.netns, vf_interface))
         state.perform(added)
@@ -116,16 +100,13 @@ class VirtualMachines(Guests):
         self.state.perform(entries)
 
     def _boot(self, one: PlacedGuest, peer: Guest) -> None:
-        started = self._vms.start(
-            one.guest, self._nic(one), one.site.mtu_bytes, neighbours_of(one, peer)
-        )
+        self._vms.start(one.guest, self._nic(one), one.site.mtu_bytes, neighbours_of(one, peer))
         one.ready = True
-        self._start.on_ready(started)
 
     def _nic(self, one: PlacedGuest) -> AnyNic:
         path, guest = _plane(one), one.guest
         if socket := path.socket(one.site, guest):
-            return VhostUserNic(guest.mac, socket, self._start.options.queues)
+            return VhostUserNic(guest.mac, socket, self._options.queues)
         if path.model is not None:
             return nic_of(path.model, guest, path.host_interface(guest), self._vms)
         assert one.vf is not None

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from planewise.testbed.guests.vms.booted import saved_for
+from planewise.testbed.guests.vms.booted import guests_on
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.guests import HostGuests, nic_of
+from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.signals import together
@@ -54,8 +54,7 @@ def managed_machines(
             port = plane.host_interface(guest)
             undo.callback(host.run, ["ip", "link", "delete", port])
             host.perform(Plan(plane.attach(site, guest, options.queues)))
-        running = HostGuests(host, platform, options, saved=saved_for(host, platform, options))
-        undo.enter_context(running)
+        running = undo.enter_context(guests_on(host, platform, options))
         starts = [
             partial(
                 running.start,
