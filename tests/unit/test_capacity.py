@@ -134,7 +134,7 @@ def test_the_fit_agrees_with_the_publication_and_is_physical(brief: Calibration)
 
 
 def test_what_was_left_out_of_the_publication_is_predicted(brief: Calibration) -> None:
-    most = {"vnfs": 0.02, "frame_bytes": 0.045, "pattern": 0.06}
+    most = {"vnfs": 0.02, "frame_bytes": 0.045, "pattern": 0.036}
     for part in brief.left_out:
         errors = [abs(math.expm1(error)) for error in part.errors]
         assert statistics.median(errors) <= most[part.dimension], part.dimension
@@ -269,6 +269,17 @@ def test_a_start_gives_what_the_rows_do_not_tell() -> None:
     assert profile.stations_of("vf-passthrough") == shipped("xl710-documents").stations_of(
         "vf-passthrough"
     )
+
+
+def test_rows_of_one_frame_size_show_no_time_for_each_byte_of_a_station() -> None:
+    # Long frames are slow for another reason than bytes: each takes a second buffer.
+    rows = [
+        Measured("vhost-user", ChainWorkload("east-west", vnfs, size), vnfs * 1e9 / ns)
+        for vnfs in range(2, 9)
+        for size, ns in ((64, 200.0), (512, 245.0), (1024, 296.0), (1518, 400.0))
+    ]
+    found = fit(NOTHING, rows, "").profile.stations_of("vhost-user")
+    assert [one.name for one in found if one.name == "switch throughput"] == []
 
 
 def test_what_a_profile_makes_is_what_the_fit_finds_again() -> None:

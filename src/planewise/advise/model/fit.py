@@ -82,6 +82,8 @@ class _Rows:
     line_ns: Floats
     held: Floats
     """Times of the starting profile, shape (columns,)."""
+    bytes: Floats
+    """Frame sizes, shape (rows,)."""
 
     def columns(self, station: int) -> list[int]:
         """The columns of a station."""
@@ -210,6 +212,7 @@ def _matrices(start: Profile, measured: Sequence[Measured]) -> _Rows:
         counts=matrix,
         measured_ns=np.array([row.chain.length * 1e9 / row.pps for row in measured]),
         line_ns=np.array([line_ns(start, row.chain) for row in measured]),
+        bytes=np.array([row.chain.frame_bytes for row in measured]),
         held=np.array([getattr(known.get(name), time, 0.0) for name, time in names]),  # type: ignore[call-overload]
     )
 
@@ -272,7 +275,26 @@ def _simplest(rows: _Rows, kept: Kept, held: Floats) -> Floats:
             break
         kept[group] = False
         theta, cost = less, more
+    guessed = _of_one_size(rows, kept, theta)
+    if guessed:
+        kept[guessed] = False
+        theta, _ = _least_squares(rows, kept, held, theta)
     return theta
+
+
+def _of_one_size(rows: _Rows, kept: Kept, theta: Floats) -> list[int]:
+    """Times for each byte, alone in their station, that limit rows of a single frame size.
+
+    Such rows don't tell a time for each byte from one for each packet.
+    """
+    binding = rows.times(theta).argmax(axis=0)
+    found = []
+    for index in range(len(rows.counts)):
+        own = [k for k in rows.columns(index) if kept[k]]
+        if [rows.names[k][1] for k in own] == ["byte_ns"] and int(kept.sum()) > 1:
+            sizes = np.unique(rows.bytes[binding == index])
+            found += own if len(sizes) == 1 else []
+    return found
 
 
 def _removable(rows: _Rows, kept: Kept) -> list[list[int]]:
