@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: fleet-test publications quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv systemd-test bench bench-judge bench-vms format wheel release site
+.PHONY: fleet-test publications publications-lab publications-pages quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv systemd-test bench bench-judge bench-vms format wheel release site
 
 quick: setup
 	planewise quick
@@ -98,22 +98,29 @@ bench-judge: test-setup
 	python benches/judge.py --systems $(RUNS) --noise $(NOISE)
 	python benches/judge_replay.py --seeds $(SEEDS) --synthetic $(SYSTEMS)
 
-# The pages of docs/results from runs of their designs; a design whose run is there is not measured again.
-# Wants an otherwise idle machine for about eighty minutes, thirty of them for PASTRAMI's campaign.
-# K's four experiments in the lab, on K's page, are experiments/kvm-rtt-lab.yaml (--lab): over an hour more.
+# The pages of docs/results: what the publications claim, from the data that they published (DATA: a folder
+# with nfv_brief and pastrami) and from runs, which are resumed. On an idle machine about forty minutes, most
+# of them PASTRAMI's campaign; the lab's designs take forty more.
 PAPERS := runs/publications
+measured = run=$(PAPERS)/$(1); grep -qs '"status": *"done"' $$run/run.json || \
+  if test -e $$run/run.json; then planewise run --resume $$run $(2); \
+  else planewise run experiments/publications/$(1).yaml $(2) --out $$run; fi
 publications:
-	@scripts/setup lab vms nfv
-	for design in boost-here publications/nfv-brief publications/nfv-virtio publications/kvm-rtt; do \
-	  test -e $(PAPERS)/$$(basename $$design) || \
-	    planewise run experiments/$$design.yaml --out $(PAPERS)/$$(basename $$design) || exit; done
-	for design in docker-rtt nfv-lab; do \
-	  test -e $(PAPERS)/$$design || \
-	    planewise run experiments/publications/$$design.yaml --lab --out $(PAPERS)/$$design || exit; done
+	@scripts/setup vms
+	$(call measured,kvm-rtt)
 	planewise run experiments/pastrami-here.yaml --out $(PAPERS)-pastrami
-	test -e $(PAPERS)/flexvf-groups || \
-	  planewise run experiments/reduced/flexvf-groups-lab.yaml --lab --out $(PAPERS)/flexvf-groups
-	planewise publications $(PAPERS)/* $(PAPERS)-pastrami/router-* $(if $(RECORDINGS),--recordings $(RECORDINGS)) -o docs/results
+	$(MAKE) publications-pages
+
+publications-lab:
+	@scripts/setup vms lab
+	$(call measured,docker-rtt,--lab)
+	$(call measured,flexvf-switch,--lab)
+	$(call measured,flexvf-groups,--lab)
+	$(call measured,flexvf-download,--lab)
+	$(MAKE) publications-pages
+
+publications-pages:
+	planewise publications $(PAPERS)*/*/ $(if $(DATA),--tables $(DATA)/nfv_brief --recordings $(DATA)/pastrami) -o docs/results
 
 format:
 	cargo fmt

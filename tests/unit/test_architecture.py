@@ -181,11 +181,11 @@ MOST_LINES = {
     "src/planewise/measure": 9_200,  # goal: 7,500
     "src/planewise/report": 5_600,  # goal: 4,800
     "src/planewise/judge": 6_500,  # goal: 4,000
-    "src/planewise/commands": 5_350,  # goal: 3,800
+    "src/planewise/commands": 5_400,  # goal: 3,800
     "src/planewise/advise": 4_300,  # goal: 2,500
     "src/planewise/store": 4_650,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_750,  # goal: 2,400
-    "src": 59_350,  # goal: 41,800
+    "src": 59_700,  # goal: 41,800
     "crates/planewised": 19_500,  # goal: 14,000
     "crates/probe": 13_600,  # goal: 11,000
     "crates/alloc": 8_900,  # goal: 6,500

@@ -1,7 +1,8 @@
-"""`planewise publications`: the publications' claims, checked against runs."""
+"""`planewise publications`: the publications' claims, checked against runs and published data."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,61 +13,82 @@ from planewise.commands import console
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from planewise.judge.campaign import CampaignCurve
+    from planewise.judge.campaign import Campaign
+    from planewise.publications.claims import Publication
+    from planewise.publications.evidence import AskedRun, Recordings
     from planewise.publications.page import PublicationAnswers
+
+QEMU = "qemu-system-x86_64"
+"""Virtual machines and the lab's hosts need it, and so does every design of the claims."""
 
 
 def publications(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]…", help="Run directories.")
     ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option("--tables", metavar="FOLDER", help="Publication N's tables (throughput.csv)."),
+    ] = None,
     recordings: Annotated[
         Path | None,
-        typer.Option(
-            "--recordings",
-            metavar="FOLDER",
-            help="Recorded experiments (PASTRAMI's files), for the claims about them.",
-        ),
+        typer.Option("--recordings", metavar="FOLDER", help="PASTRAMI's recorded experiments."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FOLDER", help="Write a page for each publication there."
+            "-o", "--out", metavar="FOLDER", help="Write pages there; answers there are kept."
         ),
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would answer each claim; do nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
-    """Check the claims of five publications against runs: held, did not hold, cannot be told here.
+    """Check the claims of five publications: held, did not hold, or what is needed.
 
-    A claim is checked against every run that has its planes and factors.
+    A claim is checked against every run, and the published data, that have what it compares.
     """
-    from planewise.judge.campaign import campaign as sum_up
     from planewise.publications import page
-    from planewise.publications.answers import answers, read_run
+    from planewise.publications.answers import answers, best, evidence_of, load, merged, save
     from planewise.publications.claims import publications as all_publications
+    from planewise.publications.evidence import Evidence, PublishedTables, Recordings, read_run
 
-    if not runs and recordings is None:
+    if plan:
+        _print_plan(all_publications())
+        return
+    if not runs and tables is None and recordings is None:
         raise BadInputError(
             "there is no run to check claims against",
             where="planewise publications",
-            remedy="name run directories, or a folder of --recordings",
+            remedy="name run directories, --tables or --recordings",
         )
     loaded = tuple(read_run(path) for path in runs or ())
-    recorded = _curves(_recordings(recordings)) if recordings is not None else ()
-    verdicts = [curve.verdict for curve in recorded]
+    published = PublishedTables(tables) if tables is not None else None
+    recorded = Recordings(recordings) if recordings is not None else None
+    evidence: list[Evidence] = [*loaded]
+    evidence += [one for one in (published, recorded) if one is not None]
+    if recorded is not None:
+        _ = recorded.experiments  # a folder without any is an error
+    found = [
+        answer
+        for one in all_publications()
+        for claim in one.claims
+        for answer in answers(claim, evidence_of(one, evidence))
+    ]
+    found = merged(load(out) if out is not None else (), found)
     answered = []
-    for publication in all_publications():
-        claims = tuple(
-            (claim, tuple(answers(claim, loaded, verdicts))) for claim in publication.claims
-        )
-        used = {answer.run for _, claim_answers in claims for answer in claim_answers}
-        shown = tuple(r for r in loaded if r.info.run in used or r.has_one_of(publication.of_runs))
-        campaigns = []
-        if any(claim.words for claim in publication.claims):
-            judged = _curves([run.path for run in shown])
-            titles = (("The recordings by aspect", recorded), ("Curves of ours by aspect", judged))
-            campaigns = [(title, sum_up(curves)) for title, curves in titles if curves]
-        answered.append(page.PublicationAnswers(publication, claims, shown, tuple(campaigns)))
+    for one in all_publications():
+        claims = tuple((claim, best(claim, found, one.servers)) for claim in one.claims)
+        sources = {answer.source for _, answer in claims}
+        of_routers = [run for run in loaded if one.key == "pastrami" and run.has_plane("router")]
+        shown = (*(run for run in loaded if run.name in sources), *of_routers)
+        answered.append(
+            page.PublicationAnswers(
+                one, claims, shown, published if one.key == "nfv-brief" else None,
+                _campaigns(recorded, of_routers) if one.key == "pastrami" else (),
+            )
+        )  # fmt: skip
     if json:
         console.print_json(_as_json(answered))
     else:
@@ -75,56 +97,81 @@ def publications(
         for result in answered:
             for file in page.write(result, out):
                 print(file)
+        print(page.write_front(answered, out))
+        print(save(out, found))
 
 
-def _recordings(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.txt"))
-    if not files:
-        raise BadInputError(
-            "there are no recorded experiments (*.txt)",
-            where=str(folder),
-            remedy="name the folder that holds PASTRAMI's files",
-        )
-    return files
-
-
-def _curves(files: Sequence[Path]) -> tuple[CampaignCurve, ...]:
-    """Every load-loss curve of files or runs, judged."""
+def _campaigns(
+    recorded: Recordings | None, routers: Sequence[AskedRun]
+) -> tuple[tuple[str, Campaign], ...]:
+    """Curves by aspect: the recordings', and those of our routers."""
+    from planewise.judge.campaign import campaign as sum_up
     from planewise.judge.campaign import member
     from planewise.judge.files import judge_file
 
-    return tuple(
+    ours = [
         member(judged.trials, judged.verdict)
-        for file in files
-        for judged in judge_file(file, None)
+        for run in routers
+        for judged in judge_file(run.path, None)
         if judged.verdict is not None
-    )
+    ]
+    theirs = [curve for curve, _ in recorded.experiments] if recorded is not None else []
+    titles = (("The recordings by aspect", theirs), ("Curves of ours by aspect", ours))
+    return tuple((title, sum_up(curves)) for title, curves in titles if curves)
 
 
-def _print(answered: list[PublicationAnswers]) -> None:
+def _print(answered: Sequence[PublicationAnswers]) -> None:
+    from planewise.publications.page import measured
+
     out = console.out()
     for place, result in enumerate(answered):
         if place:
             out.print()
         out.print(f"{result.publication.title} ({result.publication.source})", style="bold")
-        for claim, publication_answers in result.claims:
-            for answer in publication_answers:
-                out.print(f"  {claim.id}  {claim.text}: {answer.word}.")
-                out.print(f"      {answer.measured}")
+        for claim, answer in result.claims:
+            out.print(f"  {claim.id}  {claim.text}: {answer.word}.")
+            out.print(f"      {measured(claim, answer)}")
 
 
-def _as_json(answered: list[PublicationAnswers]) -> list[object]:
+def _as_json(answered: Sequence[PublicationAnswers]) -> list[object]:
     return [
         {
             "publication": result.publication.key,
             "claim": claim.id,
             "section": claim.section,
             "text": claim.text,
+            "published": claim.published,
             "word": answer.word,
             "measured": answer.measured,
-            "run": answer.run,
+            "run": answer.source,
+            "emulated": answer.emulated,
         }
         for result in answered
-        for claim, publication_answers in result.claims
-        for answer in publication_answers
+        for claim, answer in result.claims
     ]
+
+
+def _print_plan(publications: Sequence[Publication]) -> None:
+    """Of each claim the design, its cells and blocks, the time here, and what is missing."""
+    from planewise.measure.designs.cells import cells_of
+    from planewise.measure.designs.design_file import load_design
+    from planewise.measure.designs.schedule import estimate_s, make_schedule
+    from planewise.units import count_text, duration_text
+
+    out = console.out()
+    lack = "" if shutil.which(QEMU) else f"; this host lacks {QEMU}"
+    sizes: dict[str, str] = {}
+    for claim in (claim for one in publications for claim in one.claims):
+        file = claim.design.split(" ")[0]
+        if file and file not in sizes:
+            design = load_design(Path(file))
+            schedule = make_schedule(design, dict.fromkeys(cells_of(design), ()), {})
+            cells = count_text(schedule.trials // schedule.blocks, "cell")
+            time = duration_text(estimate_s(schedule))
+            sizes[file] = f"{cells}, {schedule.blocks} blocks, about {time}{lack}"
+        if file:
+            out.print(f"{claim.id}  planewise run {claim.design}: {sizes[file]}")
+        elif claim.needs:
+            out.print(f"{claim.id}  needs {claim.needs}")
+        else:
+            out.print(f"{claim.id}  published data: --tables or --recordings")

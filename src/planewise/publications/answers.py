@@ -1,311 +1,292 @@
-"""Checks claims against runs: held, did not hold, or cannot be told here. Draws nothing."""
+"""Checks claims against evidence: held, did not hold, or what is needed. Draws nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from planewise.advise.gain import Gain, gain_of
 from planewise.errors import BadInputError
-from planewise.judge.analysis import SERIES, Question, analyse
-from planewise.judge.statistics import Comparison, Family, Outcome, RunSample
+from planewise.judge.bounded import exact
+from planewise.judge.statistics import Comparison, Family, Observation, Observed, compare_levels
 from planewise.judge.statistics.comparison import UNDECIDED
-from planewise.judge.statistics.sentences import sentence
-from planewise.judge.verdict import Verdict
-from planewise.publications.claims import Claim, GainOf, Order, Same, Words
-from planewise.store.allocations import by_groups
-from planewise.store.cells import NAMES, Naming
-from planewise.store.models import Level, RunInfo, TrialRecord
-from planewise.store.rundir import RunReader
-from planewise.units import percent_text, rate_text
+from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.statistics.metrics import Metric, by_sending
+from planewise.judge.statistics.sentences import change_text, sentence, value_text
+from planewise.publications.claims import Check, Claim, Publication
+from planewise.publications.evidence import Counted, Evidence
+from planewise.store.files import write_file
+from planewise.store.models import Level
+from planewise.units import count_text
 
-Word = Literal["held", "did not hold", "cannot be told here"]
-
-_DEFAULTS: Mapping[str, Level] = {"guest": "namespace", "path": "north-south"}
-"""Levels that a cell without the factor has."""
-
-
-@dataclass(frozen=True)
-class AskedRun:
-    """A run to check claims against."""
-
-    path: Path
-    info: RunInfo
-    trials: Sequence[TrialRecord]
-    """Finished ones."""
-
-    def has_one_of(self, levels: Mapping[str, Sequence[Level]]) -> bool:
-        """Whether some trial has one of these levels."""
-        return any(
-            trial.cell.get(factor) in allowed
-            for trial in self.trials
-            for factor, allowed in levels.items()
-        )
+Word = Literal["held", "did not hold", "not decided", "needs hardware"]
+DECIDED: tuple[Word, ...] = ("held", "did not hold")
+ANSWERS_FILE = "answers.json"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a claim from one run, or from all recordings."""
+    """The result of a claim from one piece of evidence."""
 
+    claim: str
     word: Word
     measured: str
-    """The measured result with its interval; or why it cannot be told."""
-    run: str
-    """Name of the run; empty where no run has what the claim needs."""
+    """The measured result with its interval; or what is missing."""
+    source: str = ""
+    """The run, or the published data; empty where there is none."""
+    emulated: bool = False
+    asked: str = ""
+    """The check as JSON: an answer to another question counts no more."""
 
 
-def read_run(path: Path) -> AskedRun:
-    """Reads a run directory.
+def answers(claim: Claim, evidence: Sequence[Evidence]) -> list[Answer]:
+    """An answer from each piece of evidence that has what the claim needs."""
+    found = []
+    for one in evidence:
+        if one.emulated and not claim.trust:
+            continue
+        try:
+            result = _asked(claim.check, one)
+        except BadInputError as error:
+            result = ("not decided", error.what)
+        if result is not None:
+            word, measured = result
+            found.append(
+                Answer(claim.id, word, measured, one.name, bool(one.emulated), _question(claim))
+            )
+    return found
 
-    Raises:
-        BadInputError: it is not a run directory.
+
+def best(claim: Claim, found: Iterable[Answer], servers: str) -> Answer:
+    """The answer that a page shows: a decided one first, of hardware before emulated hosts.
+
+    Runs of one kind that contradict each other decide nothing.
     """
-    reader = RunReader(path)
-    finished = [trial for trial in reader.trials() if trial.status == "done"]
-    return AskedRun(path, reader.info, finished)
-
-
-def answers(claim: Claim, runs: Sequence[AskedRun], verdicts: Sequence[Verdict]) -> list[Answer]:
-    """An answer for each run that has what the claim needs; one answer where no run has."""
-    if claim.words is not None:
-        return [_of_words(claim.words, verdicts)]
-    results = []
-    for run in runs:
-        if claim.order is not None:
-            results += _of_order(claim.order, run)
-        elif claim.same is not None:
-            results += _of_same(claim.same, run)
-        elif claim.rates is not None:
-            results += _of_gain(claim.rates, run, _rises)
-        elif claim.sizes is not None:
-            results += _of_gain(claim.sizes, run, _without_size)
-    return results or [Answer("cannot be told here", f"no run has {_needs(claim)}", "")]
-
-
-def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
-    where = _where(run, claim.where)
-    levels = _levels(run, claim.factor, where)
-    claimed = _ends((claim.better, claim.than), levels)
-    substitutes = [claim.stand_in.get(str(level), level) for level in claimed]
-    replaced = not set(claimed) <= levels and set(substitutes) <= levels
-    better, than = substitutes if replaced else claimed
-    if better == than or not {better, than} <= levels:
-        return []
-    question = Question(
-        claim.factor, (claim.metric,), where={**where, **_only(claim.factor, better, than)}
-    )
-    answer = _evaluated(run, question, (better, than), "better")
-    if not replaced:
-        return [answer]
-    return [
-        _with_replacements(
-            answer, [(a, b) for a, b in zip(claimed, substitutes, strict=True) if a != b]
+    mine = [one for one in found if one.claim == claim.id and one.asked == _question(claim)]
+    decided = [one for one in mine if one.word in DECIDED]
+    real = [one for one in decided if not one.emulated] or decided
+    if len({one.word for one in real}) > 1:
+        texts = " and ".join(f"{one.word} in {one.source}" for one in real)
+        return replace(
+            real[0], word="not decided", measured=f"The runs contradict each other: {texts}."
         )
+    if real:
+        return real[-1]
+    open_text = mine[-1].measured if mine else ""
+    if claim.needs:
+        why = f"{claim.needs}: `planewise run {servers}`."
+        return Answer(claim.id, "needs hardware", f"{why} {open_text}".strip())
+    if mine:
+        return mine[-1]
+    way = f"`planewise run {claim.design} --out RUN`" if claim.design else "the published data"
+    return Answer(claim.id, "not decided", f"No run has {_needs(claim.check)}: {way}.")
+
+
+def load(folder: Path) -> list[Answer]:
+    """The answers that a folder of pages keeps; none where it has no file."""
+    file = folder / ANSWERS_FILE
+    try:
+        return [Answer(**one) for one in json.loads(file.read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInputError(
+            f"the kept answers cannot be read: {error}",
+            where=str(file),
+            remedy="restore the file, or delete it and name all runs",
+        ) from error
+
+
+def save(folder: Path, found: Sequence[Answer]) -> Path:
+    """Writes them, an answer a line."""
+    file = folder / ANSWERS_FILE
+    lines = ",\n".join(json.dumps(asdict(one), ensure_ascii=False) for one in found)
+    write_file(file, f"[\n{lines}\n]\n".encode())
+    return file
+
+
+def merged(kept: Iterable[Answer], fresh: Iterable[Answer]) -> list[Answer]:
+    """Kept and fresh answers; of one claim and source the fresh one."""
+    by_key = {(one.claim, one.source): one for one in (*kept, *fresh)}
+    return sorted(by_key.values(), key=lambda one: (one.claim[0], int(one.claim[1:]), one.source))
+
+
+def evidence_of(publication: Publication, evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Runs, and the data that this publication published."""
+    own = {"nfv-brief": "published tables", "pastrami": "published recordings"}
+    return [
+        one
+        for one in evidence
+        if not one.name.startswith("published") or own.get(publication.key) == one.name
     ]
 
 
-def _of_same(claim: Same, run: AskedRun) -> list[Answer]:
-    levels = _levels(run, claim.factor, claim.where)
-    first, second = _ends(claim.levels, levels)
-    if first == second or not {first, second} <= levels:
-        return []
-    question = Question(
-        claim.factor,
-        (claim.metric,),
-        margin=claim.margin,
-        where={**claim.where, **_only(claim.factor, first, second)},
-    )
-    return [_evaluated(run, question, (first, second), "practically the same")]
+# --- one question of one piece of evidence -------------------------------------------------------
 
 
-def _evaluated(
-    run: AskedRun, question: Question, levels: tuple[Level, Level], expected: Outcome
-) -> Answer:
-    """The answer from the comparison of two levels."""
+def _question(claim: Claim) -> str:
+    return claim.check.model_dump_json(exclude_defaults=True)
+
+
+def _asked(check: Check, evidence: Evidence) -> tuple[Word, str] | None:
+    """Word and sentence; None where the evidence has not what the check asks for."""
     try:
-        families = analyse([run.path], question).families
-    except BadInputError as error:
-        return Answer("cannot be told here", error.what, run.info.run)
-    pairs = [(family, pair) for family in families if (pair := family.find(*levels)) is not None]
-    if not pairs:
-        a, b = levels
-        apart = f"{a} and {b} were measured in no two cells that are otherwise alike"
-        return Answer("cannot be told here", apart, run.info.run)
-    outcomes = {pair.outcome for _, pair in pairs}
-    if outcomes == {expected}:
-        word: Word = "held"
-    elif outcomes <= {expected, *UNDECIDED}:
-        word = "cannot be told here"
-    else:
-        word = "did not hold"
-    return Answer(
-        word,
-        " ".join(_comparison_text(family, pair) for family, pair in pairs),
-        run.info.run,
-    )
-
-
-def _only(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
-    """Only these two levels, so that no other comparison shares the family's error."""
-    return {} if factor == SERIES else {factor: [a, b]}
-
-
-def _comparison_text(family: Family, pair: Comparison) -> str:
-    sending = family.metric.sending
-    words = [] if sending is None else [sending.words]
-    if not isinstance(pair.a, str):  # a number does not name its factor
-        words.append(NAMES.get(pair.factor, pair.factor))
-    text = ", ".join(words)
-    result = sentence(pair, family)
-    if not text:
-        return result
-    return f"{text[0].upper()}{text[1:]}: {result.replace('Whether', 'whether', 1)}"
-
-
-def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) -> list[Answer]:
-    planes = _levels(run, "plane", {})
-    fast = next((plane for plane in (claim.fast, claim.stand_in) if plane in planes), None)
-    if fast is None or claim.slow not in planes or len(_levels(run, "frequency_pps", {})) < 2:
-        return []
-    try:
-        gain = gain_of(RunSample(run.info.run, run.info, run.trials), claim.slow, fast)
-    except BadInputError as error:
-        return [Answer("cannot be told here", error.what, run.info.run)]
-    if len({row.frequency_pps for row in gain.rows}) < 2:
-        reason = f"{gain.fast} and {gain.slow} have pairs of trials at one packet rate alone"
-        return [Answer("cannot be told here", reason, run.info.run)]
-    answer = read(gain, run.info.run)
-    return [_with_replacements(answer, [(claim.fast, fast)]) if fast != claim.fast else answer]
-
-
-def _rises(gain: Gain, run: str) -> Answer:
-    """Whether the boost at the highest rate is above that at the lowest, by frame size."""
-    sizes = sorted({row.size_bytes for row in gain.rows})
-    parts, rises, falls = [], 0, 0
-    for size in sizes:
-        rows = sorted(
-            (row for row in gain.rows if row.size_bytes == size), key=lambda row: row.frequency_pps
-        )
-        first, last = rows[0], rows[-1]
-        rises += last.boost.low > first.boost.high
-        falls += last.boost.high < first.boost.low
-        parts.append(
-            f"{size} bytes: {_boost(first.boost.value, first.boost.low, first.boost.high)} at "
-            f"{rate_text(first.frequency_pps)}, "
-            f"{_boost(last.boost.value, last.boost.low, last.boost.high)} at "
-            f"{rate_text(last.frequency_pps)}"
-        )
-    word: Word = (
-        "held" if rises == len(sizes) else "did not hold" if falls else "cannot be told here"
-    )
-    return Answer(word, f"RTT saved by {gain.fast} over {gain.slow}: {'; '.join(parts)}.", run)
-
-
-def _boost(value: float, low: float, high: float) -> str:
-    return f"{percent_text(round(value, 2))} ({percent_text(round(low, 2))} to " + (
-        f"{percent_text(round(high, 2))})"
-    )
-
-
-def _without_size(gain: Gain, run: str) -> Answer:
-    words: dict[str, Word] = {
-        "no": "held",
-        "yes": "did not hold",
-        "not known": "cannot be told here",
-    }
-    sizes = sorted({row.size_bytes for row in gain.rows})
-    word_of = {
-        "no": "save practically the same",
-        "yes": "do not save the same",
-        "not known": "may or may not save the same: the intervals are too wide",
-    }[gain.size_matters]
-    return Answer(
-        words[gain.size_matters],
-        f"Frames of {sizes[0]} and of {sizes[-1]} bytes {word_of} ({gain.fast} over {gain.slow}).",
-        run,
-    )
-
-
-def _with_replacements(answer: Answer, replaced: Iterable[tuple[Level, Level]]) -> Answer:
-    """The answer of a stand-in: only a hint, as the claim is about another plane."""
-    named = " and ".join(f"{substitute} stands in for {plane}" for plane, substitute in replaced)
-    return Answer(
-        "cannot be told here",
-        f"{named}; with it the claim {'would hold' if answer.word == 'held' else answer.word}. "
-        f"{answer.measured}",
-        answer.run,
-    )
-
-
-def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
-    """Shares with exact intervals (Clopper and Pearson 1934)."""
-    from scipy.stats import binomtest
-
-    if not verdicts:
-        return Answer("cannot be told here", "no recorded experiments were named", "")
-    counts = {word: sum(v.verdict == word for v in verdicts) for word in ("GOOD", "BAD")}
-    shares = []
-    for word, count in counts.items():
-        low, high = binomtest(count, len(verdicts)).proportion_ci(0.95, method="exact")
-        ends = f"{percent_text(round(low, 3))} to {percent_text(round(high, 3))}"
-        shares.append(f"{count} {word} (95 %: {ends})")
-    undecided = len(verdicts) - sum(counts.values())
-    all_given = all(counts[word] for word in claim.some)
-    return Answer(
-        "held" if all_given else "cannot be told here" if undecided else "did not hold",
-        f"Of {len(verdicts)} recorded experiments {', '.join(shares)}, {undecided} UNDECIDED.",
-        "recordings",
-    )
-
-
-def _where(run: AskedRun, where: Mapping[str, Sequence[Level]]) -> dict[str, list[Level]]:
-    """`where` with `fewest` and `most` replaced by the run's levels."""
-    return {
-        name: [_ends((level, level), _levels(run, name, {}))[0] for level in levels]
-        for name, levels in where.items()
-    }
-
-
-def _levels(run: AskedRun, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
-    """Levels of a factor in cells that `where` allows; an allocator's trial counts as one for each
-    of its groups."""
-    naming = Naming(trial.cell for trial in run.trials)
-    varied: set[Level] = set()
-    for trial in by_groups(run.trials):
-        if all(_level(trial, name) in (None, *levels) for name, levels in where.items()):
-            if factor == SERIES:
-                varied.update(naming.like(naming.series(trial.cell)))
-            elif (level := _level(trial, factor)) is not None:
-                varied.add(level)
-    return varied
-
-
-def _level(trial: TrialRecord, factor: str) -> Level | None:
-    return trial.cell.get(factor, _DEFAULTS.get(factor))
-
-
-def _ends(names: tuple[Level, Level], levels: set[Level]) -> tuple[Level, Level]:
-    """The two names, with `fewest` and `most` replaced by levels."""
-    numbers = [level for level in levels if not isinstance(level, str)]
-    ends = {"fewest": min(numbers, default="fewest"), "most": max(numbers, default="most")}
-    first, second = (ends.get(str(level), level) for level in names)
-    return first, second
-
-
-def _needs(claim: Claim) -> str:
-    """The needs of a claim, in words."""
-    if claim.rates or claim.sizes:
-        gain = claim.rates or claim.sizes
-        assert gain is not None
-        return f"{gain.slow} and {gain.fast} at several packet rates and frame sizes"
-    check = claim.order or claim.same
-    assert check is not None
-    pair = (check.better, check.than) if isinstance(check, Order) else check.levels
-    where = ", ".join(
-        f"{name} {' or '.join(map(str, levels))}"
+        observed = evidence.observed(check.metric, check.factor)
+    except BadInputError:
+        return None
+    where = {
+        name: [_end(level, _levels(observed.observations, name)) for level in levels]
         for name, levels in check.where.items()
-        if name != check.factor
+    }
+    of_cells = [
+        one
+        for one in observed.observations
+        if all(one.cell.get(name) in (None, *levels) for name, levels in where.items())
+    ]
+    if check.at_least is not None or check.at_most is not None:
+        return _limit(check, of_cells, observed.metric, evidence.unit) if of_cells else None
+    a, b = (check.better, check.than) if check.same is None else check.same
+    levels = _levels(of_cells, check.factor)
+    first, second = _end(a, levels), _end(b, levels)
+    if first == second or not {first, second} <= levels:
+        return None
+    pair = tuple(one for one in of_cells if one.cell.get(check.factor) in (first, second))
+    return _compared(check, replace(observed, observations=pair), (first, second), evidence.unit)
+
+
+def _levels(observations: Iterable[Observation], factor: str) -> set[Level]:
+    return {one.cell[factor] for one in observations if factor in one.cell}
+
+
+def _end(name: Level | None, levels: set[Level]) -> Level:
+    """The level; `fewest` and `most` are the least and the greatest number."""
+    numbers = [level for level in levels if not isinstance(level, str)]
+    if name == "fewest" and numbers:
+        return min(numbers)
+    return max(numbers) if name == "most" and numbers else name or ""
+
+
+def _compared(
+    check: Check, observed: Observed, levels: tuple[Level, Level], unit: Counted
+) -> tuple[Word, str]:
+    words, texts = set[Word](), []
+    for part in by_sending(observed, check.factor):
+        family = compare_levels(part, check.factor, by="", margin=check.margin)
+        pair = family.find(*levels)
+        if pair is None:
+            continue
+        of_pair = _of_range if unit == "setting" else _of_interval
+        words.add(of_pair(check, pair, family.metric))
+        texts.append(_sentence(pair, family, unit))
+    if not words:
+        a, b = levels
+        return "not decided", f"{a} and {b} were measured in no two cells that are otherwise alike."
+    word: Word = "not decided"
+    if words == {"held"}:
+        word = "held"
+    elif "did not hold" in words:
+        word = "did not hold"
+    return word, " ".join(texts)
+
+
+def _of_interval(check: Check, pair: Comparison, metric: Metric) -> Word:
+    """Of a sample: what the joint test says; of a factor `times` what the interval says."""
+    if pair.outcome in UNDECIDED and (check.times == 1 or not math.isfinite(pair.low)):
+        return "not decided"
+    if check.same is not None:
+        return "held" if pair.outcome == "practically the same" else "did not hold"
+    if check.times == 1:
+        return "held" if pair.outcome == "better" else "did not hold"
+    return _within(_wanted(check, metric), pair.low, pair.high)
+
+
+def _of_range(check: Check, pair: Comparison, metric: Metric) -> Word:
+    """Of a whole table: whether every setting is as claimed."""
+    wanted = _wanted(check, metric)
+    return "held" if wanted[0] <= pair.least and pair.most <= wanted[1] else "did not hold"
+
+
+def _wanted(check: Check, metric: Metric) -> tuple[float, float]:
+    """Changes of the first level against the second that bear the claim out."""
+    if check.same is not None:
+        return -check.margin, check.margin
+    if metric.lower_is_better:
+        return -math.inf, 1 / check.times - 1
+    return check.times - 1, math.inf
+
+
+def _within(wanted: tuple[float, float], low: float, high: float) -> Word:
+    if wanted[0] <= low and high <= wanted[1]:
+        return "held"
+    return "did not hold" if high < wanted[0] or low > wanted[1] else "not decided"
+
+
+def _sentence(pair: Comparison, family: Family, unit: Counted) -> str:
+    metric = family.metric
+    if unit == "setting":
+        least, most = (change_text(end, pair, metric) for end in (pair.least, pair.most))
+        counted = count_text(pair.blocks, unit)
+        return f"{_first(metric.title)}, {pair.a} against {pair.b}: {least} to {most} in {counted}."
+    words = [] if metric.sending is None else [metric.sending.words]
+    if not isinstance(pair.a, str):  # a number does not name its factor
+        words.append(family.factor.replace("_", " "))
+    text, result = ", ".join(words), sentence(pair, family, hint=False)
+    result = f"{_first(text)}: {result}" if text else result
+    return result.replace(" block", f" {unit}")
+
+
+def _first(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _limit(
+    check: Check, observations: Sequence[Observation], metric: Metric, unit: Counted
+) -> tuple[Word, str]:
+    """Whether a quantity keeps a limit: its median over blocks, the share of yes or no, in a table
+    every value."""
+    blocks: dict[int, list[float]] = defaultdict(list)
+    for one in observations:
+        blocks[one.block].append(one.value)
+    values = [statistics.fmean(group) for group in blocks.values()]
+    if unit == "experiment" and set(values) <= {0.0, 1.0}:
+        from scipy.stats import binomtest
+
+        middle = statistics.fmean(values)
+        exact_ends = binomtest(round(sum(values)), len(values)).proportion_ci(0.95, method="exact")
+        low, high = float(exact_ends.low), float(exact_ends.high)
+    else:
+        middle = statistics.median(values)
+        ends = (min(values), max(values))
+        low, high = ends if unit == "setting" else median_interval([exact(one) for one in values])
+    least = -math.inf if check.at_least is None else check.at_least
+    most = math.inf if check.at_most is None else check.at_most
+    centre, first, last = (_shown(value, check, metric) for value in (middle, low, high))
+    counted = count_text(len(values), unit)
+    basis = f"95 %: {first} to {last}; {counted}"
+    if unit == "setting":
+        basis = f"{first} to {last} in {counted}"
+    elif not math.isfinite(low):
+        basis = f"{counted}, 6 are needed"
+    word = _within((least, most), low, high)
+    return word, f"{_first(metric.title)}: {centre} ({basis})."
+
+
+def _shown(value: float, check: Check, metric: Metric) -> str:
+    if not math.isfinite(value):
+        return "unbounded"
+    return f"{value:.3g} {check.unit}" if check.unit else value_text(round(value, 4), metric.unit)
+
+
+def _needs(check: Check) -> str:
+    """What a check compares, in words."""
+    pair = check.same or (check.better, check.than)
+    where = ", ".join(
+        f"{name} {' or '.join(map(str, levels))}" for name, levels in check.where.items()
     )
-    return f"{check.factor} {pair[0]} and {pair[1]}{f' ({where})' if where else ''}"
+    what = check.metric if pair[0] is None else f"{check.factor} {pair[0]} and {pair[1]}"
+    return f"{what}{f' ({where})' if where else ''}"

@@ -19,80 +19,65 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Order(_Model):
-    """One level beats another by a metric."""
+class Check(_Model):
+    """A question about one metric: an order of two levels, their likeness, or a limit."""
 
     metric: str
+    where: dict[str, list[Level]] = {}
+    """Levels that a cell must have to count; a cell without the factor counts."""
     factor: str = "plane"
-    better: Level
-    than: Level
-    where: dict[str, list[Level]] = {}
-    stand_in: dict[str, str] = {}
-    """Plane to measure in place of a plane that a run lacks."""
+    better: Level | None = None
+    than: Level | None = None
+    times: float = Field(1, ge=1)
+    """`better` is so many times better at least."""
+    same: tuple[Level, Level] | None = None
+    """These differ by less than `margin`."""
+    margin: float = Field(0.1, gt=0, lt=1)
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str = ""
+    """Of a limit, where the metric's own is none that people read."""
 
-
-class Same(_Model):
-    """Two levels differ by less than a margin."""
-
-    metric: str
-    factor: str
-    levels: tuple[Level, Level]
-    margin: float = Field(gt=0, lt=1)
-    where: dict[str, list[Level]] = {}
-
-
-class GainOf(_Model):
-    """The gain of a plane over another by packet rate and frame size."""
-
-    slow: str
-    fast: str
-    stand_in: str
-
-
-class Words(_Model):
-    """Verdicts that at least one recorded experiment gets."""
-
-    some: tuple[Literal["GOOD", "BAD"], ...]
+    @model_validator(mode="after")
+    def _is_one_question(self) -> Check:
+        limited = self.at_least is not None or self.at_most is not None
+        ordered = self.better is not None and self.than is not None
+        if [limited, ordered, self.same is not None].count(True) != 1:
+            raise ValueError("a check has better and than, or same, or at_least and at_most")
+        return self
 
 
 class Claim(_Model):
-    """One claim; exactly one of its checks is given."""
+    """One claim."""
 
     id: str
     section: str
     """Section of the publication."""
     text: str
     """In our words."""
-    order: Order | None = None
-    same: Same | None = None
-    rates: GainOf | None = None
-    sizes: GainOf | None = None
-    words: Words | None = None
-
-    @model_validator(mode="after")
-    def _has_one_check(self) -> Claim:
-        kinds = [self.order, self.same, self.rates, self.sizes, self.words]
-        if sum(check is not None for check in kinds) != 1:
-            raise ValueError(f"{self.id} needs exactly one check")
-        return self
+    published: str = ""
+    """The publication's own numbers."""
+    check: Check
+    design: str = ""
+    """Design with exactly the cells that the check compares; empty: published data answer it."""
+    needs: str = ""
+    """Hardware without which no run of ours answers it."""
+    trust: str = ""
+    """Why its answer can be trusted where hosts are emulated; empty: it cannot."""
 
 
 class Publication(_Model):
     """A publication and its claims."""
 
     key: str
-    """Name of its page."""
+    """Name of its folder."""
     title: str
     source: str
     question: str
-    designs: tuple[str, ...]
-    """Designs that a single machine or a lab can run, with the options that they take."""
     servers: str
-    """The full recipe, for servers."""
+    """The full recipe, for servers with the hardware."""
     figures: tuple[str, ...]
     """Beginnings of the names of the report's figures that its page shows."""
-    of_runs: dict[str, list[Level]] = {}
-    """Runs with one of these levels are on the page, whether they answer a claim or not."""
     claims: tuple[Claim, ...]
 
 

@@ -1,101 +1,136 @@
-"""The page of a publication in Markdown, with its figures. Checks no claim."""
+"""The pages of the publications in Markdown, with their figures. Checks no claim."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import get_args
 
 from planewise.judge.campaign import Campaign, Figures
-from planewise.publications.answers import Answer, AskedRun
-from planewise.publications.boost import boost_figure
+from planewise.publications import figures as own_figures
+from planewise.publications.answers import DECIDED, Answer, Word
 from planewise.publications.claims import Claim, Publication
+from planewise.publications.evidence import AskedRun, PublishedTables
 from planewise.report import html
-from planewise.report.data import virtual_reason
-from planewise.report.figure import save
+from planewise.report.figure import Figure, save, slug
 from planewise.store.cells import ALL_TRIALS
 from planewise.store.files import write_file
 from planewise.store.rundir import RunReader
-from planewise.units import duration_text, rate_text
+from planewise.units import rate_text
 
 MOST_FIGURES = 6
-"""Most figures of a run on the page; the run's report has all."""
-_LONGEST_NAME = 40
-MOST_OF_PAGE = 12
-"""A page with so many figures shows none of further runs."""
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure of a page."""
-
-    title: str
-    file: Path
+"""Most figures of a page; a run's report has all."""
+WORDS: tuple[Word, ...] = get_args(Word)
 
 
 @dataclass(frozen=True)
 class PublicationAnswers:
-    """A publication with its answers, claim by claim."""
+    """A publication with the best answer to each of its claims."""
 
     publication: Publication
-    claims: tuple[tuple[Claim, tuple[Answer, ...]], ...]
-    runs: tuple[AskedRun, ...]
-    """Runs that answered a claim, and those of `Publication.of_runs`."""
+    claims: tuple[tuple[Claim, Answer], ...]
+    runs: tuple[AskedRun, ...] = ()
+    """Runs that gave one of the answers."""
+    tables: PublishedTables | None = None
     campaigns: tuple[tuple[str, Campaign], ...] = ()
     """Summaries of load-loss curves by aspect, each with its title."""
 
+    @property
+    def counted(self) -> Counter[Word]:
+        """Claims by word."""
+        return Counter(answer.word for _, answer in self.claims)
+
 
 def write(answered: PublicationAnswers, folder: Path) -> list[Path]:
-    """Writes the page and its figures into `folder` and returns the files, the page first.
+    """Writes the page and its figures into a folder of `folder`, and returns the files.
 
-    PlanewiseError when a file cannot be written.
+    Figures of runs that are not at hand stay. PlanewiseError when a file cannot be written.
     """
-    key = answered.publication.key
-    figures: list[DrawnFigure] = []
-    for run in answered.runs:
-        if len(figures) >= MOST_OF_PAGE:
-            break
-        figures += _draw(run, answered, folder)
-    page = folder / f"{key}.md"
+    place = folder / answered.publication.key
+    place.mkdir(parents=True, exist_ok=True)
+    drawn = _draw(answered, place)
+    page = place / "index.md"
+    shown = sorted(place.glob("*.svg"))[:MOST_FIGURES]
+    titles = _titles(page) | {file.name: title for file, title in drawn}
+    figures = [(file.name, titles.get(file.name, file.stem)) for file in shown]
     write_file(page, text(answered, figures).encode())
-    return [page, *(figure.file for figure in figures)]
+    return [page, *(file for file, _ in drawn)]
 
 
-def text(answered: PublicationAnswers, figures: Sequence[DrawnFigure]) -> str:
-    """The page; its figures are files beside it."""
+def write_front(answered: Sequence[PublicationAnswers], folder: Path) -> Path:
+    """Writes the page that sums up all publications."""
+    page = folder / "index.md"
+    write_file(page, front(answered).encode())
+    return page
+
+
+def front(answered: Sequence[PublicationAnswers]) -> str:
+    """The page that sums up."""
+    claims = sum(len(one.claims) for one in answered)
+    decided = sum(one.counted[word] for one in answered for word in DECIDED)
+    return "\n".join(
+        [
+            "# What five publications claim",
+            "",
+            f"{claims} claims, {decided} of them answered: by our runs, or from the data that were "
+            "published. Every other claim names the hardware, or the run, that it needs.",
+            "",
+            f"| publication | claims | {' | '.join(WORDS)} |",
+            f"| --- | ---: |{' ---: |' * len(WORDS)}",
+            *(
+                f"| [{one.publication.title}]({one.publication.key}/index.md) | "
+                f"{len(one.claims)} | "
+                f"{' | '.join(str(one.counted[word]) for word in WORDS)} |"
+                for one in answered
+            ),
+            "",
+        ]
+    )
+
+
+def text(answered: PublicationAnswers, figures: Sequence[tuple[str, str]]) -> str:
+    """The page; its figures, name and title, are files beside it."""
     publication = answered.publication
     lines = [
         f"# {publication.title}",
         "",
         f"*{publication.source}.* {publication.question}",
         "",
-        "What the publication claims, in our words, and what runs of this tool say of it. *Held* "
-        "needs an interval that says so; a claim that no run here can test is not held.",
-        "",
         # The site lays a claim out as a card where the page is as narrow as a phone.
         '<div class="claims" markdown>',
         "",
-        "| | claim | in the text | here | what was measured |",
-        "| --- | --- | --- | --- | --- |",
+        "| | claim | in the text | published | here | what was measured |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for claim, claim_answers in answered.claims:
-        for answer in claim_answers:
-            run_note = f" ({answer.run})" if answer.run and len(answered.runs) > 1 else ""
-            lines.append(
-                f"| {claim.id} | {claim.text} | {claim.section} | {answer.word} | "
-                f"{_escaped(answer.measured)}{run_note} |"
-            )
+    for claim, answer in sorted(answered.claims, key=lambda one: WORDS.index(one[1].word)):
+        lines.append(
+            f"| {claim.id} | {claim.text} | {claim.section} | {claim.published} | {answer.word} | "
+            f"{_escaped(measured(claim, answer))} |"
+        )
     lines += ["", "</div>"]
     for title, campaign in answered.campaigns:
         lines += ["", f"## {title}", "", *_aspects(campaign)]
-    lines += ["", "## The runs", "", *_runs(answered.runs), ""]
     if figures:
-        lines += ["## Figures", ""]
-        for figure in figures:
-            lines += [f'<img src="{figure.file.name}" alt="{escape(figure.title)}">', ""]
-    lines += ["## Do it again", "", *_recipe(publication), ""]
-    return "\n".join(lines)
+        lines += ["", "## Figures", ""]
+        for name, title in figures:
+            lines += [f'<img src="{name}" alt="{escape(title)}">', ""]
+    return "\n".join([*lines, "", "## Do it again", "", *_recipe(publication), ""])
+
+
+def measured(claim: Claim, answer: Answer) -> str:
+    """The result, where it comes from and why it can be trusted."""
+    words = [answer.measured]
+    if answer.source.startswith("published"):
+        words.append("Answered from the published data.")
+    elif answer.source:
+        words.append(f"Run {answer.source}.")
+    if answer.emulated:
+        words.append(f"Hosts were emulated: {claim.trust}.")
+    return " ".join(words)
 
 
 def _aspects(campaign: Campaign) -> list[str]:
@@ -129,59 +164,45 @@ def rates_cell(figures: Figures | None) -> str:
     median, unit = rate_text(figures.median_pps).split()
     scale = {"pps": 1.0, "kpps": 1e3, "Mpps": 1e6, "Gpps": 1e9}[unit]
     low, high = (f"{float(f'{pps / scale:.3g}'):g}" for pps in (figures.low_pps, figures.high_pps))
-    text = f"{median} {unit}<br>({low} to {high}; {figures.known})"
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def _runs(runs: Sequence[AskedRun]) -> list[str]:
-    if not runs:
-        return ["None that could be asked was named."]
-    lines = ["| run | design | trials | took | times |", "| --- | --- | ---: | ---: | --- |"]
-    for run in runs:
-        info = run.info
-        seconds = sum(trial.duration_s for trial in run.trials)
-        if info.finished is not None:
-            seconds = (info.finished - info.started).total_seconds()
-        failed = info.trials_planned - len(run.trials)
-        missing = f" ({failed} of the planned ones failed or were not made)" if failed > 0 else ""
-        lines.append(
-            f"| {info.run} | {_escaped(info.title)} | {len(run.trials)}{missing} | "
-            f"{duration_text(seconds)} | "
-            f"{_escaped(virtual_reason(info) or 'of this hardware')} |"
-        )
-    return lines
+    cell = f"{median} {unit}<br>({low} to {high}; {figures.known})"
+    return cell.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _recipe(publication: Publication) -> list[str]:
-    lines = [f"    planewise run {design} --out RUN" for design in publication.designs]
-    if any(claim.words for claim in publication.claims):
-        lines.append("    planewise publications RUN/router-* --recordings FOLDER -o docs/results")
-    else:
-        lines.append("    planewise publications RUN... -o docs/results")
+    designs = dict.fromkeys(claim.design for claim in publication.claims if claim.design)
+    lines = [f"    planewise run {design} --out RUN" for design in designs]
+    data = {"nfv-brief": " --tables FOLDER", "pastrami": " --recordings FOLDER"}
+    lines.append(
+        f"    planewise publications RUN...{data.get(publication.key, '')} -o docs/results"
+    )
     return [*lines, "", f"The full design, for servers: `{publication.servers}`."]
 
 
-def _draw(run: AskedRun, answered: PublicationAnswers, folder: Path) -> list[DrawnFigure]:
-    """Draws a run's figures, those in the publication's layout first."""
-    publication = answered.publication
-    claim_figures = [
-        figure
-        for claim, _ in answered.claims
-        if claim.rates is not None and (figure := boost_figure(claim.rates, run)) is not None
-    ]
-    drawn: list[DrawnFigure] = []
-    for figure in (*claim_figures, *html.all_figures(RunReader(run.path))):
-        shown = figure in claim_figures or figure.name.startswith(publication.figures)
-        if len(drawn) < MOST_FIGURES and shown:
-            name = figure.name
-            if len(name) > _LONGEST_NAME:
-                name = f"{name[:_LONGEST_NAME]}-{len(drawn) + 1}"
-            stem = folder / f"{publication.key}-{run.info.run}-{name}"
-            if figure.title.endswith(ALL_TRIALS):  # the run's only curve
-                figure = replace(figure, title=run.info.title)
-            (file,) = save(figure.whole(), stem, ("svg",))
-            drawn.append(DrawnFigure(figure.title, file))
+def _draw(answered: PublicationAnswers, place: Path) -> list[tuple[Path, str]]:
+    """Draws the figures and returns their files and titles, one drawing a figure."""
+    wanted = answered.publication.figures
+    figures: dict[str, Figure] = {}
+    if answered.tables is not None:
+        figures = {one.name: one for one in own_figures.of_tables(answered.tables)}
+    for run in answered.runs:
+        own = [*own_figures.of_boost(run)] if answered.publication.key == "flexvf" else []
+        for figure in (*own, *html.all_figures(RunReader(run.path))):
+            if figure in own or figure.name.startswith(wanted):
+                if figure.title.endswith(ALL_TRIALS):  # the run's only curve
+                    title = run.info.title
+                    figure = replace(figure, title=title, name=slug(title)[:60])
+                figures.setdefault(figure.name, figure)
+    drawn = []
+    for name, figure in list(figures.items())[:MOST_FIGURES]:
+        (file,) = save(figure.whole(), place / name, ("svg",))
+        drawn.append((file, figure.title))
     return drawn
+
+
+def _titles(page: Path) -> dict[str, str]:
+    """Titles of the figures of a page that is there."""
+    old = page.read_text(encoding="utf-8") if page.exists() else ""
+    return dict(re.findall(r'<img src="([^"]+)" alt="([^"]+)">', old))
 
 
 def _escaped(sentence: str) -> str:
