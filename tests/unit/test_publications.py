@@ -363,7 +363,7 @@ def test_the_published_tables_answer_publication_n_in_all_their_settings() -> No
     assert words.pop("N20") == "needs hardware"
     assert set(words.values()) == {"held"}
     (answer,) = answers(CLAIMS["N1"], [tables])
-    assert answer.measured.endswith("+7.4 % to +212 % in 48 settings.")
+    assert answer.measured.endswith("vf against vhost-user: 1.07 to 3.12 times in 48 settings.")
     for figure in figures.of_tables(tables):
         assert fits_schema(figure.whole())
 

@@ -17,9 +17,10 @@ from planewise.judge.statistics import Comparison, Family, Observation, Observed
 from planewise.judge.statistics.comparison import UNDECIDED
 from planewise.judge.statistics.estimates import median_interval
 from planewise.judge.statistics.metrics import Metric, by_sending
-from planewise.judge.statistics.sentences import change_text, sentence, value_text
+from planewise.judge.statistics.sentences import sentence, value_text
 from planewise.publications.claims import Check, Claim, Publication
 from planewise.publications.evidence import Counted, Evidence
+from planewise.store.cells import NAMES
 from planewise.store.files import write_file
 from planewise.store.models import Level
 from planewise.units import count_text
@@ -83,8 +84,10 @@ def best(claim: Claim, found: Iterable[Answer], servers: str) -> Answer:
         return Answer(claim.id, "needs hardware", f"{why} {open_text}".strip())
     if mine:
         return mine[-1]
-    way = f"`planewise run {claim.design} --out RUN`" if claim.design else "the published data"
-    return Answer(claim.id, "not decided", f"No run has {_needs(claim.check)}: {way}.")
+    way = f"No run has {_needs(claim.check)}: `planewise run {claim.design} --out RUN`."
+    if not claim.design:
+        way = "Name the published data: --tables or --recordings."
+    return Answer(claim.id, "not decided", way)
 
 
 def load(folder: Path) -> list[Answer]:
@@ -229,9 +232,13 @@ def _within(wanted: tuple[float, float], low: float, high: float) -> Word:
 def _sentence(pair: Comparison, family: Family, unit: Counted) -> str:
     metric = family.metric
     if unit == "setting":
-        least, most = (change_text(end, pair, metric) for end in (pair.least, pair.most))
+        levels = f"{pair.a} against {pair.b}"
+        if not isinstance(pair.a, str):
+            levels = f"{NAMES.get(family.factor, family.factor).lower()} {levels}"
+        least, most = (f"{1 + end:.3g}" for end in (pair.least, pair.most))
+        times = least if least == most else f"{least} to {most}"
         counted = count_text(pair.blocks, unit)
-        return f"{_first(metric.title)}, {pair.a} against {pair.b}: {least} to {most} in {counted}."
+        return f"{_first(metric.title)}, {levels}: {times} times in {counted}."
     words = [] if metric.sending is None else [metric.sending.words]
     if not isinstance(pair.a, str):  # a number does not name its factor
         words.append(family.factor.replace("_", " "))

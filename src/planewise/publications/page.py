@@ -79,12 +79,12 @@ def front(answered: Sequence[PublicationAnswers]) -> str:
             f"{claims} claims, {decided} of them answered: by our runs, or from the data that were "
             "published. Every other claim names the hardware, or the run, that it needs.",
             "",
-            f"| publication | claims | {' | '.join(WORDS)} |",
-            f"| --- | ---: |{' ---: |' * len(WORDS)}",
+            f"| publication | {' | '.join(DECIDED)} | open |",
+            f"| --- |{' ---: |' * (len(DECIDED) + 1)}",
             *(
-                f"| [{one.publication.title}]({one.publication.key}/index.md) | "
-                f"{len(one.claims)} | "
-                f"{' | '.join(str(one.counted[word]) for word in WORDS)} |"
+                f"| [{one.publication.title.partition(':')[0]}]({one.publication.key}/index.md) | "
+                f"{' | '.join(str(one.counted[word]) for word in DECIDED)} | "
+                f"{len(one.claims) - sum(one.counted[word] for word in DECIDED)} |"
                 for one in answered
             ),
             "",
