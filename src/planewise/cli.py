@@ -153,6 +153,10 @@ def main() -> None:
             console.close_stdout()
             print(f"error: the output could not be written: {error.strerror}", file=sys.stderr)
             sys.exit(1)
+        if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+            print("error: there is too little memory or address space", file=sys.stderr)
+            print("hint: `ulimit -v unlimited`, or free some memory", file=sys.stderr)
+            sys.exit(1)
         place = traceback.extract_tb(error.__traceback__)[-1]
         print(
             f"error: planewise itself failed, in {Path(place.filename).name}:{place.lineno}: "

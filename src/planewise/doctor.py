@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -204,25 +205,51 @@ def activity_between(
     return Activity(max(0.0, busy / total), max(0.0, stolen / total), tuple(busiest))
 
 
+def _of_groups(root: Path, controller: str, files: Sequence[str], file: str) -> Iterator[str]:
+    """What our control group and those above it say: in `files` (version 1), or in `file`."""
+    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, name = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controller if controllers else "")
+        group = top / name.lstrip("/")
+        for directory in {top, group, *(path for path in group.parents if top in path.parents)}:
+            yield " ".join(_read(directory / one) for one in (files if controllers else (file,)))
+
+
 def cpu_quota(root: Path) -> float | None:
     """The smallest CPU quota [CPUs] of our control group and those above it; None without one."""
     quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
-        _, controllers, name = (*line.split(":", 2), "", "")[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = top / name.lstrip("/")
-        for directory in {top, group, *(path for path in group.parents if top in path.parents)}:
-            if controllers:
-                files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                text = " ".join(_read(directory / file) for file in files)
-            else:
-                text = _read(directory / "cpu.max")
-            quota, _, period = text.partition(" ")
-            if quota.isdigit() and period.isdigit() and int(period):
-                quotas.append(int(quota) / int(period))
+    for text in _of_groups(root, "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"), "cpu.max"):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
+
+
+LEAST_THREADS = 64
+"""Processes and threads that a measurement needs."""
+LEAST_ADDRESS_SPACE = 16 << 30
+"""Bytes of address space (hardly any of it memory) that the libraries reserve."""
+
+
+def check_limits(root: Path = Path("/")) -> None:
+    """UnsupportedError where so few threads or so little address space cannot do for a run."""
+    most = [text for text in _of_groups(root, "pids", ("pids.max",), "pids.max") if text.isdigit()]
+    threads = min(map(int, most), default=LEAST_THREADS)
+    if threads < LEAST_THREADS:
+        raise UnsupportedError(
+            f"only {threads} processes and threads are allowed here (pids.max), and a measurement "
+            f"needs {LEAST_THREADS}",
+            remedy="raise the limit, as with `docker run --pids-limit 256` or TasksMax=",
+        )
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY and space < LEAST_ADDRESS_SPACE:
+        raise UnsupportedError(
+            f"the address space is limited to {space / 2**30:.1f} GiB (ulimit -v), and the "
+            f"libraries reserve {LEAST_ADDRESS_SPACE >> 30} GiB, little of it memory",
+            remedy="ulimit -v unlimited",
+        )
 
 
 def disturbances(host: Fingerprint, activity: Activity, root: Path) -> Iterator[Disturbance]:

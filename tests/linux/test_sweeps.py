@@ -177,6 +177,42 @@ def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(
         assert len(names) == 15
 
 
+def test_a_path_that_passes_nothing_is_an_error_that_says_how_far_frames_came(
+    tmp_path: Path,
+) -> None:
+    token = secrets.token_hex(3)
+    sender, router, receiver = (f"pw-t{token}{end}" for end in "abc")
+    steps = f"""
+        netns add {sender}\nnetns add {router}\nnetns add {receiver}
+        link add a0 netns {sender} type veth peer name r0 netns {router}
+        link add b0 netns {receiver} type veth peer name r1 netns {router}
+        -n {sender} addr add 198.18.1.1/24 dev a0\n-n {sender} link set a0 up
+        -n {router} addr add 198.18.1.2/24 dev r0\n-n {router} link set r0 up
+        -n {router} addr add 198.18.2.2/24 dev r1\n-n {router} link set r1 up
+        -n {receiver} addr add 198.18.2.1/24 dev b0\n-n {receiver} link set b0 up
+        -n {sender} route add default via 198.18.1.2
+        netns exec {router} sysctl -qw net.ipv4.ip_forward=0
+    """
+    try:
+        for step in steps.split("\n"):
+            subprocess.run(["ip", *step.split()], check=bool(step.strip()), capture_output=True)
+        out = tmp_path / "run"
+        finished = planewise(
+            *("sweep", "--tx", f"a0@{sender}", "--rx", f"b0@{receiver}", "--dst", "198.18.2.1"),
+            *("--loads", "1000,2000", "--runs", "1", "--duration", "0.1", "--out", out),
+        )
+    finally:
+        for netns_name in (sender, router, receiver):
+            subprocess.run(["ip", "netns", "del", netns_name], check=False)
+
+    assert finished.returncode == 1
+    said = " ".join(finished.stderr.split())
+    assert f"nothing arrived at b0@{receiver}: all of 200 frames that a0@{sender} sent" in said
+    assert f"received by r0@{router})" in said
+    assert f"ip netns exec {router} sysctl net.ipv4.ip_forward" in said
+    assert RunReader(out).info.status == "failed"
+
+
 class Veth:
     """A veth pair in a namespace of its own, both ends in it."""
 

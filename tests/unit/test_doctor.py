@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -422,3 +423,29 @@ def test_a_nics_driver_says_which_generators_can_send_by_it(
 def test_the_loopback_interface_has_no_xdp_of_a_driver_and_a_missing_one_is_not_known() -> None:
     assert xdp_features("lo") in {0, None}
     assert xdp_features("pw-none") is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_too_few_threads_are_refused_before_anything_is_measured(
+    tmp_path: Path, version: int
+) -> None:
+    top = tmp_path / "sys/fs/cgroup" / ("pids" if version == 1 else "")
+    (top / "pod/app").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    line = "5:pids:/pod/app" if version == 1 else "0::/pod/app"
+    (tmp_path / "proc/self/cgroup").write_text(f"{line}\n")
+    (top / "pod/app/pids.max").write_text("max\n")
+    doctor.check_limits(tmp_path)
+    (top / "pod/pids.max").write_text("20\n")
+
+    with pytest.raises(UnsupportedError, match="only 20 processes and threads") as refused:
+        doctor.check_limits(tmp_path)
+
+    assert "--pids-limit" in refused.value.remedy
+
+
+def test_too_little_address_space_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4 << 30, 4 << 30))
+
+    with pytest.raises(UnsupportedError, match=r"limited to 4\.0 GiB \(ulimit -v\)"):
+        doctor.check_limits()

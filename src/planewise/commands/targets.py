@@ -69,6 +69,7 @@ def examined(other_hosts: OtherHosts | None) -> Fingerprint:
     from planewise import doctor
     from planewise.testbed.hosts import privilege
 
+    doctor.check_limits()
     if other_hosts is not None:
         return doctor.examine(sample_s=0)
     host = doctor.diagnose()

@@ -1,0 +1,68 @@
+"""A path on which nothing arrives: how far the frames got, by the interfaces' own counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.hosts.host import Host
+from planewise.testbed.model import TrialPath
+from planewise.units import count_text, list_text
+
+Counters = dict[str, tuple[int, int]]
+"""Packets received and sent, by interface as `eth0@netns`."""
+MOST_LISTED = 6
+
+
+def counters(host: Host, namespaces: Iterable[str]) -> Counters:
+    """Of the host's own interfaces and those in its named namespaces."""
+    found: Counters = {}
+    for netns in ("", *namespaces):
+        with suppress(PlanewiseError):  # a namespace that went away, or is another user's
+            for line in host.read_text("/proc/net/dev", netns=netns or None).splitlines()[2:]:
+                name, _, numbers = line.partition(":")
+                cells = numbers.split()
+                if len(cells) > 9:
+                    place = f"{name.strip()}@{netns}" if netns else name.strip()
+                    found[place] = (int(cells[1]), int(cells[9]))
+    return found
+
+
+def nothing_arrived(
+    path: TrialPath, destination: str, sent: int, before: Counters, after: Counters
+) -> PlanewiseError:
+    """The error: what was sent, where frames were counted, and how to find out why. Pure."""
+    tx, rx = (
+        f"{interface}@{netns}" if netns else interface
+        for interface, netns in (
+            (path.tx_interface, path.tx_netns),
+            (path.rx_interface, path.rx_netns),
+        )
+    )
+    received, passed_on = [], []
+    for place, (now_in, now_out) in after.items():
+        was_in, was_out = before.get(place, (now_in, now_out))
+        if place != tx and 2 * (now_in - was_in) >= sent:
+            received.append(place)
+        if place != tx and 2 * (now_out - was_out) >= sent:
+            passed_on.append(place)
+    seen = [f"received by {place}" for place in received if place != rx]
+    seen += [f"sent on by {place}" for place in passed_on]
+    last = list_text(seen[:MOST_LISTED]) or "no other interface of this machine counted them"
+    if rx in received:
+        last = f"{rx} received frames, but not to {destination} as they were sent"
+    stop = next((place for place in received if place != rx), "")
+    netns = stop.partition("@")[2]
+    inside = f"ip netns exec {netns} " if netns else ""
+    return PlanewiseError(
+        f"nothing arrived at {rx}: all of {count_text(sent, 'frame')} that {tx} sent to "
+        f"{destination} were lost (beyond {tx}: {last})",
+        remedy=(
+            f"see why {stop} goes no further: `{inside}ip route get {destination}`, "
+            f"`{inside}sysctl net.ipv4.ip_forward net.ipv4.conf.all.rp_filter`, "
+            f"`{inside}nft list ruleset`"
+            if stop and rx not in received
+            else f"check --dst, --dst-mac and --size, and watch {rx} with `tcpdump -eni`"
+        ),
+    )
