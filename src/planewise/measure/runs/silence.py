@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Sequence
 
 from planewise.errors import PlanewiseError
+from planewise.testbed.hosts.counters import read_host
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import TrialPath
 from planewise.units import count_text, list_text
@@ -15,18 +15,14 @@ Counters = dict[str, tuple[int, int]]
 MOST_LISTED = 6
 
 
-def counters(host: Host, namespaces: Iterable[str]) -> Counters:
+def counters(host: Host, namespaces: Sequence[str]) -> Counters:
     """Of the host's own interfaces and those in its named namespaces."""
-    found: Counters = {}
-    for netns in ("", *namespaces):
-        with suppress(PlanewiseError):  # a namespace that went away, or is another user's
-            for line in host.read_text("/proc/net/dev", netns=netns or None).splitlines()[2:]:
-                name, _, numbers = line.partition(":")
-                cells = numbers.split()
-                if len(cells) > 9:
-                    place = f"{name.strip()}@{netns}" if netns else name.strip()
-                    found[place] = (int(cells[1]), int(cells[9]))
-    return found
+    found = read_host(host, {}, ("", *namespaces)).interfaces
+    return {
+        f"{name}@{netns}" if netns else name: (counts["rx_packets"], counts["tx_packets"])
+        for netns, interfaces in found.items()
+        for name, counts in interfaces.items()
+    }
 
 
 def nothing_arrived(
