@@ -101,7 +101,7 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = os.environ.get("PLANEWISE_LAB_STATE")
     os.environ["PLANEWISE_LAB_STATE"] = str(directory)
     yield directory
-    lab.sweep()
+    lab.leftovers(remove=True)
     if before is None:
         del os.environ["PLANEWISE_LAB_STATE"]
     else:

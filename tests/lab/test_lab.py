@@ -274,7 +274,7 @@ def test_up_finds_a_lab_that_is_up_and_refuses_another_shape(up: UpLab) -> None:
 
 def test_a_lab_in_use_is_no_leftover(hosts: dict[lab.HostId, LabHost]) -> None:
     assert "t" not in [one.name for one in lab.leftovers()]
-    lab.sweep()
+    lab.leftovers(remove=True)
     status = lab.status("t")
     assert status is not None
     assert status.state == "running"
@@ -358,7 +358,7 @@ def test_after_a_kill_while_it_boots_clean_leaves_nothing(
     assert victim.poll() is None, victim.communicate()
     victim.kill()
     victim.communicate()
-    swept = lab.sweep()
+    swept = lab.leftovers(remove=True)
     assert qemus(state_directory) == []
     assert list(state_directory.glob("*")) == []
     if moment == "both hosts boot":

@@ -295,7 +295,7 @@ def test_what_nobody_uses_is_a_leftover_and_what_somebody_uses_is_none(
     (found,) = lab.leftovers()
     assert (found.name, found.processes) == ("t", (impostor.pid,))
     assert found.directory == str(where.directory)
-    assert [one.name for one in lab.sweep()] == ["t"]
+    assert [one.name for one in lab.leftovers(remove=True)] == ["t"]
     assert impostor.wait(5) != 0
     assert not state_directory.exists()
     assert lab.leftovers() == ()
@@ -305,7 +305,7 @@ def test_a_host_whose_lab_has_no_directory_any_more_is_found(
     state_directory: Path, impostor: subprocess.Popen[bytes]
 ) -> None:
     shutil.rmtree(state.paths("t").directory)
-    (found,) = lab.sweep()
+    (found,) = lab.leftovers(remove=True)
     assert (found.name, found.processes) == ("t", (impostor.pid,))
     assert impostor.wait(5) != 0
 
@@ -315,7 +315,7 @@ def test_a_host_whose_directory_only_we_do_not_see_is_nobodys_leftover(
 ) -> None:
     hide = 'mount -t tmpfs none "$1" && shift && exec "$@"'
     apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hide, "sh")
-    look = (sys.executable, "-c", "from planewise import lab; print(lab.sweep())")
+    look = (sys.executable, "-c", "from planewise import lab; print(lab.leftovers(remove=True))")
     done = subprocess.run([*apart, state_directory, *look], capture_output=True, text=True)
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr.strip()}")

@@ -26,7 +26,7 @@ def clean(
     from planewise.testbed.hosts import pair, scratch
 
     netns_leftovers = pair.leftovers() if dry_run else pair.sweep()
-    labs = lab.leftovers() if dry_run else lab.sweep()
+    labs = lab.leftovers(remove=not dry_run)
     directories = scratch.leftovers(remove=not dry_run)
     if json_:
         print_json(

@@ -7,7 +7,6 @@ from planewise.lab.lifecycle import (
     plan,
     status,
     statuses,
-    sweep,
     up,
     using,
 )
@@ -28,7 +27,6 @@ __all__ = [
     "plan",
     "status",
     "statuses",
-    "sweep",
     "up",
     "using",
 ]

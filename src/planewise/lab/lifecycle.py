@@ -19,7 +19,6 @@ from typing import Protocol
 
 from planewise.boot import accelerator, kernel, packages, process, tools
 from planewise.boot import qemu as boot_qemu
-from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import ProcessInfo
 from planewise.errors import BadInputError, PlanewiseError, StorageError
 from planewise.lab import checks, initramfs, qemu, state
@@ -79,18 +78,20 @@ def prepare(progress: BootProgress) -> LabPlatform:
     cache = packages.cache_directory()
     with _storage_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        return _gather(program, version, cache, progress)
-
-
-def _gather(
-    program: Path, version: tuple[int, int], cache: Path, progress: BootProgress
-) -> LabPlatform:
-    if kernel.needs_download(cache):
-        progress.begin("fetching a kernel, once", _FETCH_S)
-    lab_kernel = kernel.find(cache)
-    programs = tools.find(cache)
-    accelerated = accelerator.find(program, version, lab_kernel, programs.busybox, cache)
-    return _platform(program, version, lab_kernel, programs, accelerated, cache)
+        if kernel.needs_download(cache):
+            progress.begin("fetching a kernel, once", _FETCH_S)
+        found, programs = kernel.find(cache), tools.find(cache)
+        accelerated = accelerator.find(program, version, found, programs.busybox, cache)
+        base = cache / initramfs.base_name(found, programs.busybox)
+        if not base.is_file():
+            for old in cache.glob("base-*.initrd"):
+                old.unlink(missing_ok=True)
+            scratch = cache / f".unpack-{os.getpid()}.initrd"
+            scratch.write_bytes(initramfs.base(found, programs.busybox))
+            scratch.rename(base)
+    kernel_layers = (found.image.parent.parent.name,) if found.origin == "package" else ()
+    layers = (*programs.layers, *kernel_layers)
+    return LabPlatform(program, version, found, accelerated, cache, base, layers, kernel_layers)
 
 
 def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
@@ -203,60 +204,29 @@ def using(name: str) -> Iterator[LabStatus]:
         yield lab
 
 
-def leftovers() -> tuple[AbandonedLab, ...]:
-    """Labs that no planewise process uses, and QEMU processes of labs without a directory."""
-    abandoned = []
-    for name in state.names():
-        paths = state.paths(name)
-        with state.lock(paths, exclusive=True, wait_s=_FORK_S) as locked:
-            if locked:
-                abandoned.append(_leftover(name, paths))
-    return (*abandoned, *_orphans())
-
-
-def sweep() -> tuple[AbandonedLab, ...]:
-    """Removes the `leftovers` and returns them.
+def leftovers(*, remove: bool = False) -> tuple[AbandonedLab, ...]:
+    """Labs that no planewise process uses, and QEMU processes of labs without a directory; removed
+    when asked.
 
     Raises:
         PlanewiseError: something cannot be removed.
     """
-    removed = []
+    abandoned = []
     for name in state.names():
         paths = state.paths(name)
         # The child of a program that was killed while it started a host holds the lock briefly.
         with state.lock(paths, exclusive=True, wait_s=_FORK_S) as locked:
             if locked:
-                leftover = _leftover(name, paths)
-                _end_hosts(name, paths)
-                _remove(paths)
-                removed.append(leftover)
-    for orphan in _orphans():
-        _end_hosts(orphan.name, state.paths(orphan.name))
-        removed.append(orphan)
-    packages.remove_scratch(packages.cache_directory())
-    return tuple(removed)
-
-
-def _platform(
-    program: Path,
-    version: tuple[int, int],
-    lab_kernel: Kernel,
-    programs: tools.Tools,
-    accelerated: Accelerator,
-    cache: Path,
-) -> LabPlatform:
-    base = cache / initramfs.base_name(lab_kernel, programs.busybox)
-    if not base.is_file():
-        for old in cache.glob("base-*.initrd"):
-            old.unlink(missing_ok=True)
-        scratch = cache / f".unpack-{os.getpid()}.initrd"
-        scratch.write_bytes(initramfs.base(lab_kernel, programs.busybox))
-        scratch.rename(base)
-    kernel_layers = (lab_kernel.image.parent.parent.name,) if lab_kernel.origin == "package" else ()
-    layers = (*programs.layers, *kernel_layers)
-    return LabPlatform(
-        program, version, lab_kernel, accelerated, cache, base, layers, kernel_layers
-    )
+                abandoned.append(_leftover(name, paths))
+                if remove:
+                    _end_hosts(name, paths)
+                    _remove(paths)
+    orphans = _orphans()
+    if remove:
+        for orphan in orphans:
+            _end_hosts(orphan.name, state.paths(orphan.name))
+        packages.remove_scratch(packages.cache_directory())
+    return (*abandoned, *orphans)
 
 
 def _running_lab(spec: LabSpec, paths: LabPaths, boot_limit_s: float) -> LabStatus | None:

@@ -85,8 +85,6 @@ class HostPaths:
     initrd: Path
     serial_log: Path
     pidfile: Path
-    monitor: Path
-    """QEMU's machine protocol (QMP)."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,6 @@ class LabPaths:
             initrd=self.directory / f"{host}.initrd",
             serial_log=self.directory / f"{host}.log",
             pidfile=self.directory / f"{host}.pid",
-            monitor=self.directory / f"{host}.qmp",
         )
 
     def cable(self, host: HostId, index: int) -> Path:

@@ -47,7 +47,7 @@ def command_line(
     )
     argv = [
         str(platform.qemu),
-        # Name and pidfile first: `lab.sweep` finds an abandoned process by them.
+        # Name and pidfile first: `lab.leftovers` finds an abandoned process by them.
         *("-name", process_name(spec.name, host)),
         *("-pidfile", str(files.pidfile)),
         "-daemonize",
@@ -62,7 +62,6 @@ def command_line(
         *("-display", "none"),
         *("-chardev", f"file,id=console,path={_quoted(files.serial_log)}"),
         *("-serial", "chardev:console"),
-        *("-qmp", f"unix:{_quoted(files.monitor)},server=on,wait=off"),
         *("-kernel", str(platform.kernel.image)),
         *("-initrd", str(files.initrd)),
         *("-append", f"{KERNEL_PARAMETERS} {_PATIENCE}"),

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -179,29 +178,3 @@ def _try_lock(directory: Path, exclusive: bool) -> int:
         pass
     os.close(descriptor)
     return -1
-
-
-@dataclass(frozen=True)
-class Address:
-    """Port and keys of a lab's host, for ssh."""
-
-    port: int
-    """On 127.0.0.1."""
-    key: Path
-    """The private key of its user root."""
-    host_key: str
-    """The host's public key."""
-
-
-def address(lab: str, host: HostId) -> Address:
-    """The address of a host.
-
-    Raises:
-        PlanewiseError: there is no such lab.
-    """
-    files = paths(lab)
-    record = read(files)
-    if record is None:
-        raise PlanewiseError(f"there is no lab `{lab}`", remedy="start it with `planewise lab up`")
-    host_record = record.hosts[host]
-    return Address(host_record.port, files.key, host_record.host_key)

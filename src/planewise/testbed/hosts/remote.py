@@ -18,7 +18,6 @@ import asyncssh
 
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.lab.state import address
 from planewise.testbed.hosts.host import GRACE_S
 from planewise.testbed.hosts.kubernetes import KubernetesHost, parse_node
 from planewise.testbed.hosts.remote_host import BEGUN, CONNECT_TIMEOUT_S, Command, RemoteHost
@@ -259,17 +258,17 @@ class LabHost(SshHost):
     def __init__(self, lab_name: str, host: lab.HostId, *, name: str) -> None:
         self._lab_use = ExitStack()
         try:
-            self._lab_use.enter_context(lab.using(lab_name))
-            known = address(lab_name, host)
+            status = self._lab_use.enter_context(lab.using(lab_name))
+            record = status.record.hosts[host]
             text = f"lab:{host}" if lab_name == "default" else f"lab:{lab_name}/{host}"
             options: dict[str, Any] = {
                 "config": None,
                 "agent_path": None,
                 "keepalive_interval": _LAB_KEEPALIVE_S,
-                "client_keys": [str(known.key)],
-                "known_hosts": ([asyncssh.import_public_key(known.host_key)], [], []),
+                "client_keys": [str(status.directory / "key")],
+                "known_hosts": ([asyncssh.import_public_key(record.host_key)], [], []),
             }
-            super().__init__(name, SshTarget(text, "127.0.0.1", "root", known.port, options))
+            super().__init__(name, SshTarget(text, "127.0.0.1", "root", record.port, options))
         except BaseException:
             self._lab_use.close()
             raise
