@@ -387,7 +387,7 @@ HANGS_FIRST = """
 import sys
 from planewise.cli import main
 from planewise.lab import lifecycle, watch
-from planewise.lab.diagnose import HostDiagnosis
+from planewise.lab.watch import HostDiagnosis
 begun, start, look = [], lifecycle._start, watch.diagnose
 def start_and_count(*arguments):
     begun.append(start(*arguments))

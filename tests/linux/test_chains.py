@@ -34,8 +34,7 @@ from planewise.testbed.chains.testbed import ChainTestbed, local_chain
 from planewise.testbed.hosts import hugepages, netns
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import leftovers, token_of
-from planewise.testbed.model import GUEST_INTERFACE
-from planewise.testbed.planes.kinds import Forwarder
+from planewise.testbed.model import GUEST_INTERFACE, Forwarder
 from planewise.testbed.switches.openvswitch import appctl
 from tests.command import planewise
 from tests.kpis import kpis

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from planewise.testbed.availability import missing
+from planewise.testbed.model import GuestKind
 from planewise.testbed.planes import PLANES as ALL
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import local_testbed
 

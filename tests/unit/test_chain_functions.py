@@ -26,17 +26,16 @@ from planewise.testbed.chains.dpdk import memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import Function, PortStats, parse_port
 from planewise.testbed.chains.generator import came_back, commands
-from planewise.testbed.chains.guests import Pollers, peers
+from planewise.testbed.chains.guests import Pollers, _remarks, peers
 from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
 from planewise.testbed.chains.parts import ChainParts
-from planewise.testbed.chains.xdp import _remarks
 from planewise.testbed.guests.vms import image
 from planewise.testbed.guests.vms.domain import VhostUserNic, nic_xml
 from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState
-from planewise.testbed.planes.kinds import Forwarder, GuestKind
+from planewise.testbed.model import Forwarder, GuestKind
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 from planewise.testbed.vfs.nic import Config, ListedVf
 from tests.unit import test_chains as tc

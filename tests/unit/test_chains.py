@@ -21,7 +21,7 @@ from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.trials.chain_readings import ReadingDelta, counts, kpi, result
 from planewise.store.models import Limit
-from planewise.testbed.chains import describe, frames
+from planewise.testbed.chains import describe, dpdk
 from planewise.testbed.chains.ends import CABLES, mac_of
 from planewise.testbed.chains.functions import parse_busy
 from planewise.testbed.chains.guests import router_scripts
@@ -43,7 +43,7 @@ from planewise.testbed.chains.reading import (
 )
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import LocalHost, LocalProcess
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.model import GuestKind
 from planewise.testbed.switches.dpdk_switch import parse_cycles, parse_ports
 
 # --- chains -------------------------------------------------------------------------------------
@@ -86,12 +86,12 @@ def test_the_mean_of_the_mix_is_that_of_the_simple_imix() -> None:
 
 
 def test_a_mix_is_spread_evenly_over_frames_of_the_benchmarking_addresses() -> None:
-    sizes = frames.mixed(IMIX)
+    sizes = dpdk.mixed(IMIX)
     assert sorted(sizes) == sorted([64] * 7 + [594] * 4 + [1518])
     assert max(len(run) for run in "".join("s" if s == 64 else " " for s in sizes).split()) <= 3
-    file = frames.pcap(sizes)
+    file = dpdk.pcap(sizes)
     assert len(file) == 24 + sum(16 + size - 4 for size in sizes)
-    one = frames.frame(594)
+    one = dpdk.frame(594)
     assert len(one) == 590
     assert int.from_bytes(one[16:18]) == 590 - 14  # IPv4's total length
     assert (one[26:30], one[30:34]) == (bytes([198, 18, 0, 2]), bytes([198, 19, 0, 2]))

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from planewise.measure.trials.stamps import join_stamps, late_stamps, parts_ns, read_packets
-from planewise.testbed.hosts.stamps import claims, stamps_of
+from planewise.testbed.hosts.state import claims, stamps_of
 
 SOFTWARE = "\tsoftware-transmit\n\tsoftware-receive\n\tsoftware-system-clock\n"
 HARDWARE = "\thardware-transmit\n\thardware-receive\n\thardware-raw-clock\n"

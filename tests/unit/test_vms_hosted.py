@@ -19,7 +19,7 @@ from planewise.measure.designs.design import Design
 from planewise.measure.station import lost_guest_first
 from planewise.measure.trials import vm_options
 from planewise.testbed.guests.vms.domain import Passthrough, VhostUserNic, nic_xml
-from planewise.testbed.guests.vms.saved import read, saved_header
+from planewise.testbed.guests.vms.guests import read, saved_header
 from planewise.testbed.hosts.host import FinishedProcess
 from planewise.testbed.hosts.machine import Machine, MachineState, Resources
 from planewise.testbed.hosts.pair import Pair

@@ -17,8 +17,7 @@ from planewise.errors import BadInputError
 if TYPE_CHECKING:
     from planewise.commands.targets import OtherHosts
     from planewise.measure.runs.sut import Sut
-    from planewise.testbed.model import IpVersion, TrafficPath
-    from planewise.testbed.planes.kinds import GuestKind
+    from planewise.testbed.model import GuestKind, IpVersion, TrafficPath
 
 SenderOption = Annotated[
     str | None,

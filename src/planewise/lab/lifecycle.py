@@ -22,10 +22,9 @@ from planewise.boot import qemu as boot_qemu
 from planewise.boot.process import ProcessInfo
 from planewise.errors import BadInputError, PlanewiseError, StorageError
 from planewise.lab import checks, initramfs, qemu, state
-from planewise.lab.diagnose import refusal
 from planewise.lab.model import HOSTS, PREFIX, LabPaths, LabPlatform, LabSpec, process_name
 from planewise.lab.state import HostRecord, LabRecord
-from planewise.lab.watch import HostStatus, LabStatus, processes_of, read_host, read_lab
+from planewise.lab.watch import HostStatus, LabStatus, processes_of, read_host, read_lab, refusal
 
 BOOT_LIMIT_S = 120.0
 """Longest boot; under TCG on two cores a boot takes a tenth of it."""

@@ -1,4 +1,4 @@
-"""Parts of a testbed as values: guests, capture points, counters, and their addresses.
+"""Parts of a testbed as values: kinds of guest, guests, capture points, counters, addresses.
 
 Pure: every name, MAC and IP address follows from a token, a host and an index. Addresses come from
 the benchmarking ranges 198.18.0.0/15 (RFC 2544) and 2001:2::/48 (RFC 5180): the sender's guests
@@ -7,8 +7,9 @@ live in their first half, the responder's in the second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 HostRole = Literal["sender", "responder"]
@@ -235,3 +236,19 @@ def make_guest(
         port=f"pw{token}{1024 * segment + slot:03x}",
         port_index=((8 + int(token[:4], 16)) << 13) + 2048 * segment + slot,
     )
+
+
+GuestKind = Literal["namespace", "container", "vm", "process"]
+Forwarder = Literal["testpmd", "kernel", "xdp"]
+"""What sends a function's frames on: dpdk-testpmd, which polls; a kernel that routes; or an XDP
+program."""
+
+GUEST_WORDS: Mapping[GuestKind, tuple[str, str]] = MappingProxyType(
+    {
+        "namespace": ("a network namespace", "network namespaces"),
+        "container": ("a container", "containers"),
+        "vm": ("a virtual machine", "virtual machines"),
+        "process": ("a process", "processes"),
+    }
+)
+"""Singular and plural."""

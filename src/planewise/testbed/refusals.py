@@ -9,9 +9,8 @@ from planewise.testbed.guests.docker import GUEST_MIB
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.platform import vm_mib
 from planewise.testbed.hosts.machine import MAC_FILTERS, Resources
-from planewise.testbed.model import ETHERNET_BYTES
+from planewise.testbed.model import ETHERNET_BYTES, GUEST_WORDS, GuestKind
 from planewise.testbed.planes import plane, refusal
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.testbed.setting import Setting
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 

@@ -12,6 +12,7 @@ from planewise.testbed.model import (
     CapturePoint,
     CounterPoint,
     Guest,
+    GuestKind,
     GuestRole,
     HostRole,
     Site,
@@ -20,7 +21,6 @@ from planewise.testbed.model import (
     inside,
 )
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane
 
 

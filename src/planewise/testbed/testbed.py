@@ -32,6 +32,7 @@ from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
     Guest,
+    GuestKind,
     HostRole,
     Site,
     make_guest,
@@ -39,7 +40,6 @@ from planewise.testbed.model import (
 )
 from planewise.testbed.plan import Plan, Step, accept_address, new_namespace, set_mtu, set_up
 from planewise.testbed.planes import plane, switch_named
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, Switch
 from planewise.testbed.refusals import SPARE_MIB, impossible, memory_of, shortage
 from planewise.testbed.setting import Arrangement, GuestRequest, Setting

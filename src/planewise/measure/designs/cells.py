@@ -13,9 +13,8 @@ from typing import Literal, cast
 
 from planewise.measure.designs.design import SAME, Design, LoadLocation
 from planewise.store.models import Level
-from planewise.testbed.model import LoadType, TrafficPath
+from planewise.testbed.model import Forwarder, GuestKind, LoadType, TrafficPath
 from planewise.testbed.planes import FUNCTIONS_OF
-from planewise.testbed.planes.kinds import Forwarder, GuestKind
 from planewise.testbed.setting import Setting
 
 CELL_FACTORS = (

@@ -26,8 +26,7 @@ from pydantic_core import CoreSchema
 
 from planewise.measure.designs.pattern import FORM, STEADY, checked
 from planewise.store.models import Level
-from planewise.testbed.model import LoadType, TrafficPath
-from planewise.testbed.planes.kinds import Forwarder, GuestKind
+from planewise.testbed.model import Forwarder, GuestKind, LoadType, TrafficPath
 
 MAX_COMBINATIONS = 200_000
 """Combinations of levels that a design may span; more is refused before anything is listed."""

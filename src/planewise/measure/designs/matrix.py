@@ -13,7 +13,7 @@ from typing import Literal
 
 from planewise.measure.trials import KINDS
 from planewise.testbed import planes
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.model import GuestKind
 from planewise.testbed.settings import SETTINGS
 
 HostPair = Literal["here", "two hosts"]

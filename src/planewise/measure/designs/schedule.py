@@ -19,7 +19,7 @@ from planewise.measure.designs.design import Design, Randomise
 from planewise.measure.station import Trial
 from planewise.measure.trials import kinds_of
 from planewise.measure.trials.kind import TrialRequest
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.model import GuestKind
 
 
 @dataclass(frozen=True)

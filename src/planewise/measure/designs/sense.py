@@ -22,8 +22,8 @@ from planewise.measure.trials.applications import REDIS_LEAST_BYTES, is_redis_fr
 from planewise.store.models import Level
 from planewise.testbed import settings
 from planewise.testbed.loads.background import STRESSORS
+from planewise.testbed.model import GUEST_WORDS, GuestKind
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.units import list_text
 
 LEAST_BYTES: Mapping[str, tuple[int, str]] = {

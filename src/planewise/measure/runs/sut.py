@@ -25,8 +25,7 @@ from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.hosts.steering import CpuSplit, split_cpus, steer
-from planewise.testbed.model import IpVersion, TrafficPath, TrialPath, mtu_for
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.model import GuestKind, IpVersion, TrafficPath, TrialPath, mtu_for
 from planewise.testbed.switches.router import Forwarding, RouterPlatform, router_testbed
 
 Pinning = Literal["none", "one", "two", "spread"]

@@ -14,7 +14,7 @@ from planewise.measure.trials.allocation import measure_allocation
 from planewise.measure.trials.applications import IPERF, REDIS
 from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.store.models import Level, TrialKind
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
+from planewise.testbed.model import GUEST_WORDS, GuestKind
 
 ALLOC_PLANES: Mapping[GuestKind, str] = MappingProxyType(
     {"namespace": "bridge", "container": "bridge", "vm": "virtio-bridge"}

@@ -6,14 +6,18 @@ import shlex
 from collections.abc import Mapping
 from itertools import cycle
 
-from planewise.testbed.chains import bridge, ends
+from planewise.testbed.chains import ends
 from planewise.testbed.chains.dpdk import Driver, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends, macs_of, netns
 from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
-from planewise.testbed.chains.guests import peers, router_scripts
+from planewise.testbed.chains.guests import (
+    attach_in_machine,
+    attach_to_namespaces,
+    peers,
+    router_scripts,
+)
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import function_settings, new_function, routing
-from planewise.testbed.chains.xdp import attach_in_machine, attach_to_namespaces
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
@@ -87,10 +91,10 @@ def _create_switch(
         return []
     if chain.plane != "vhost-user":
         name = netns(_TOKEN, "b") if nic else BRIDGE
-        site = bridge.site_of(name, chain_ends, "<directory>")
+        site = ends.site_of(name, chain_ends, "<directory>")
         return [
-            *bridge.switch_of(chain).described(site),
-            *bridge.ports(_TOKEN, chain, site, chain_ends),
+            *ends.switch_of(chain).described(site),
+            *ends.ports(_TOKEN, chain, site, chain_ends),
         ]
     cpus = placement.cpus(SWITCH)
     turns = cycle(cpus)
@@ -146,7 +150,7 @@ def _start_functions(
 
 def _vm_start(chain: Chain, number: int, cpu: int) -> str:
     """The step that starts a virtual machine."""
-    nic = f"a virtio NIC on {bridge.port_of(_TOKEN, number)}"
+    nic = f"a virtio NIC on {ends.port_of(_TOKEN, number)}"
     if chain.on_vfs:
         nic = "that VF"
     elif chain.plane == "vhost-user":

@@ -26,9 +26,8 @@ from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.signals import together
-from planewise.testbed.model import GUEST_INTERFACE, Guest
+from planewise.testbed.model import GUEST_INTERFACE, Forwarder, Guest
 from planewise.testbed.plan import Step
-from planewise.testbed.planes.kinds import Forwarder
 from planewise.testbed.vfs.nic import ListedVf
 
 GUEST_PROGRAMS: Mapping[Forwarder, tuple[str, ...]] = MappingProxyType(

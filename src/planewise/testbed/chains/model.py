@@ -11,8 +11,8 @@ from itertools import cycle, pairwise
 from typing import Literal
 
 from planewise.errors import BadInputError, UnsupportedError
+from planewise.testbed.model import Forwarder, GuestKind
 from planewise.testbed.planes import FUNCTIONS_OF, plane
-from planewise.testbed.planes.kinds import Forwarder, GuestKind
 
 Pattern = Literal["north-south", "east-west"]
 FrameSize = int | Literal["imix"]

@@ -17,11 +17,19 @@ from typing import Self
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import FrameAccount
-from planewise.testbed.chains import account, bridge, ends
+from planewise.testbed.chains import account, ends
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
 from planewise.testbed.chains.generator import ChainGenerator
-from planewise.testbed.chains.guests import Functions, Machines, Pollers, PollingMachines, Routers
+from planewise.testbed.chains.guests import (
+    Functions,
+    Machines,
+    Pollers,
+    PollingMachines,
+    Routers,
+    XdpMachines,
+    XdpRouters,
+)
 from planewise.testbed.chains.machines import FunctionMachines, function_guest
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, Placement
 from planewise.testbed.chains.parts import ChainParts, move_vfs
@@ -31,7 +39,6 @@ from planewise.testbed.chains.reading import (
     ksoftirqd,
 )
 from planewise.testbed.chains.routing import SOURCE, TARGET
-from planewise.testbed.chains.xdp import XdpMachines, XdpRouters
 from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.counters import HostCounters, read_host
@@ -40,9 +47,8 @@ from planewise.testbed.hosts.machine import MachineState, remove_traces
 from planewise.testbed.hosts.pair import Pair, local_pair
 from planewise.testbed.hosts.signals import result_of, together
 from planewise.testbed.hosts.steering import bind_interrupts, steer
-from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
+from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Forwarder, HostRole
 from planewise.testbed.plan import await_up, new_namespace
-from planewise.testbed.planes.kinds import Forwarder
 
 FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"
@@ -225,10 +231,10 @@ class ChainTestbed:
 
     def _build_kernel_switch(self) -> None:
         """The switch that kernels send to, with its ports; it ends with the chain."""
-        state, chain, switch = self._responder, self.chain, bridge.switch_of(self.chain)
+        state, chain, switch = self._responder, self.chain, ends.switch_of(self.chain)
         switch_state = MachineState(state.machine, state.role, state.token)
         self._parts.opened.callback(switch_state.close)
-        site = bridge.site_of(state.machine.bridge, self._ends)
+        site = ends.site_of(state.machine.bridge, self._ends)
         created = switch.create(switch_state, site)
         # Known only now: a switch that is no program has none.
         site = replace(site, directory=switch_state.directory)
@@ -237,7 +243,7 @@ class ChainTestbed:
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
             self._parts.opened.callback(_ignore_errors, partial(state.perform, release))
         queues = 1 if self._machines is None else self._machines.guests.options.queues
-        state.perform([*created, *bridge.ports(state.token, chain, site, self._ends, queues)])
+        state.perform([*created, *ends.ports(state.token, chain, site, self._ends, queues)])
         for name in self._functions.namespaces:
             state.perform(switch.disable_offloads(switch_state, name, GUEST_INTERFACE))
         if self._addressed:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
+from planewise.testbed.model import GUEST_WORDS, Forwarder, GuestKind
 from planewise.testbed.planes.plane import Plane, Switch
 from planewise.testbed.planes.vm import VmPlane
 

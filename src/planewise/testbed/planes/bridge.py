@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.model import Guest, GuestKind, Site
 from planewise.testbed.plan import (
     Step,
     add_bridge,
@@ -13,7 +13,6 @@ from planewise.testbed.plan import (
     set_master,
     set_up,
 )
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link, veth_pair
 
 if TYPE_CHECKING:

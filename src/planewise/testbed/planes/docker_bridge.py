@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.model import Guest, GuestKind, Site
 from planewise.testbed.plan import Step, ip
 from planewise.testbed.planes.bridge import LinuxBridge
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane, neighbours
 
 if TYPE_CHECKING:

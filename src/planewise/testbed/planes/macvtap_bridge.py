@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.model import Guest, GuestKind, Site
 from planewise.testbed.plan import Step, add_macvtap, set_mtu, set_up
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.vm import VM_REMEDY, VmPlane
 
 

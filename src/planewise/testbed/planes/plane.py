@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.store.models import Metric
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.model import GUEST_WORDS, Forwarder, Guest, GuestKind, Site
 from planewise.testbed.plan import Step, add_neighbour, add_veth, set_address, set_up
-from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
 
 if TYPE_CHECKING:
     from planewise.testbed.guests.kind import PlacedGuest

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.model import HOSTS, Guest, Site
+from planewise.testbed.model import HOSTS, Guest, GuestKind, Site
 from planewise.testbed.plan import Step, set_up
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.ovs import OpenVswitchBridge, bridge_settings
 from planewise.testbed.planes.vm import VmPlane
 from planewise.testbed.switches.dpdk_switch import (

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from planewise.testbed.model import Guest, Site
+from planewise.testbed.model import Guest, GuestKind, Site
 from planewise.testbed.plan import Step, add_tap, set_up
 from planewise.testbed.planes.bridge import LinuxBridge
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Need, Plane, Switch
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from planewise.errors import BadInputError
-from planewise.testbed.model import IpVersion
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.model import GuestKind, IpVersion
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.settings.host_setting import HostSetting, Spot
 

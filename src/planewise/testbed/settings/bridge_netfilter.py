@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planewise.testbed.model import HOSTS
+from planewise.testbed.model import HOSTS, GuestKind
 from planewise.testbed.plan import Plan, set_sysctl
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.settings.host_setting import HostSetting, Spot
 

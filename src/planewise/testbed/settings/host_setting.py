@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.model import HOSTS, IpVersion
+from planewise.testbed.model import GUEST_WORDS, HOSTS, GuestKind, IpVersion
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.testbed.setting import Arrangement
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from planewise.testbed.model import HOSTS
+from planewise.testbed.model import HOSTS, GuestKind
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.settings.host_setting import HostSetting, Spot, guest_ends, host_ends
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from planewise.errors import PlanewiseError
+from planewise.testbed.model import GuestKind
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.settings.host_setting import HostSetting, Spot
 
 

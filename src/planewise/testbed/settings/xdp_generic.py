@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from importlib.resources import files
 
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.model import GuestKind
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.settings.host_setting import HostSetting, Spot, host_ends
 

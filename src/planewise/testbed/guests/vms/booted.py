@@ -19,10 +19,9 @@ from planewise.boot import packages
 from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError
 from planewise.testbed.guests.vms.domain import VmOptions, domain_xml
-from planewise.testbed.guests.vms.guests import HostGuests
+from planewise.testbed.guests.vms.guests import HostGuests, Saved, read
 from planewise.testbed.guests.vms.image import remove_unused
 from planewise.testbed.guests.vms.platform import VmPlatform, local_image
-from planewise.testbed.guests.vms.saved import Saved, read
 from planewise.testbed.hosts.host import Host, LocalHost
 from planewise.testbed.model import make_guest
 
