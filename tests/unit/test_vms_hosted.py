@@ -96,7 +96,7 @@ def test_a_vf_without_an_iommu_still_serves_a_macvtap() -> None:
 
 def test_a_macvtap_on_a_vf_has_all_of_it_and_its_address() -> None:
     plane = vm_plane("macvtap-vf")
-    (add, *_) = plane.attach(SITE, guest("macvtap-vf"), 1, "eth4v0")
+    (add, *_) = plane.attach(replace(SITE, nic="eth4v0"), guest("macvtap-vf"))
     assert add.words.startswith("link add link eth4v0 name pw00000000001 index ")
     assert add.words.endswith(" type macvtap mode passthru")
     assert " address " not in str(add)

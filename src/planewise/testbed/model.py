@@ -137,6 +137,8 @@ class Site:
     """The same of the other host's NIC."""
     directory: str = ""
     """Prefix of the directories of switches that are programs, on the host."""
+    queues: int = 1
+    """Queue pairs of a virtual machine's NIC."""
 
     def on(self, uplink: str) -> Site:
         """The same host with another uplink."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from planewise.testbed.guests.docker import GUEST_MIB
@@ -11,6 +11,7 @@ from planewise.testbed.guests.vms.platform import vm_mib
 from planewise.testbed.hosts.machine import MAC_FILTERS, Resources
 from planewise.testbed.model import ETHERNET_BYTES, GUEST_WORDS, GuestKind
 from planewise.testbed.planes import plane, refusal
+from planewise.testbed.planes.plane import Need
 from planewise.testbed.setting import Setting
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
@@ -20,6 +21,19 @@ SPARE_MIB: Mapping[GuestKind, int] = MappingProxyType(
 )
 """Memory that a host keeps for itself; for virtual machines also the files of two saved guests that
 are woken, which a lab's host holds in memory."""
+
+
+_LACKING: Mapping[Need, tuple[Callable[[Resources], bool], str]] = MappingProxyType(
+    {
+        "ovs": (lambda resources: resources.ovs, "there is no Open vSwitch on {}"),
+        "dpdk": (lambda resources: resources.dpdk, "there is no Open vSwitch with DPDK on {}"),
+        "huge pages": (
+            lambda resources: resources.huge_pages,
+            "the kernel of {} has no huge pages (CONFIG_HUGETLBFS)",
+        ),
+    }
+)
+"""By a plane's need, whether a machine meets it, and the sentence where it does not."""
 
 
 def memory_of(kind: GuestKind, options: VmOptions = VmOptions()) -> int:  # noqa: B008 - a frozen value
@@ -62,9 +76,9 @@ def shortage(
     if setting.kind == "container" and not resources.dockerd:
         return f"there is no Docker on {place}"
     planes = [plane(name) for name in sorted(setting.planes)]
-    for used in planes:
-        if lacking := used.lacking(resources):
-            return lacking
+    for need in dict.fromkeys(need for used in planes for need in used.needs):
+        if need in _LACKING and not _LACKING[need][0](resources):
+            return _LACKING[need][1].format(resources.place)
     needed = setting.vfs_a_host()
     if needed and not (resources.vfs or resources.used):
         return f"{nic} of {place} has no SR-IOV"

@@ -343,9 +343,9 @@ class Testbed:
         for request in requests:
             path = plane(request.plane)
             site = self._site(state, "" if path.vfs else next(iter(setting.switches), ""))
-            earlier = state.prepared.get(path.preparation)
+            earlier = state.prepared.get(path.preparation or path.name)
             if earlier is None or earlier[1].uplink != site.uplink:
-                state.prepared[path.preparation] = (path, site)
+                state.prepared[path.preparation or path.name] = (path, site)
                 withdrawal = () if earlier is None else earlier[0].withdraw(earlier[1])
                 steps += (*withdrawal, *path.prepare(site))
         return steps
@@ -401,6 +401,7 @@ class Testbed:
             self.resources(state.role).mac,
             self.resources(other_host(state.role)).mac,
             state.directory,
+            self._options.queues,
         )
         found = switch_named(switch)
         return site if found is None else site.on(found.interface(site))

@@ -50,7 +50,6 @@ class BridgePlane(Plane):
     """The Linux bridge switches by MAC address: what Docker and libvirt do by default."""
 
     name = "bridge"
-    description = "a veth pair into a Linux bridge that has the NIC as a port"
     guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
     for_vms = "virtio-bridge is the same path for virtual machines"
     functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planewise.testbed.model import Guest, GuestKind, Site
+from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import Step, ip
 from planewise.testbed.planes.bridge import LinuxBridge
 from planewise.testbed.planes.plane import Plane, neighbours
@@ -44,16 +44,14 @@ class DockerBridgePlane(Plane):
     """What `docker run` gives a container, without address translation."""
 
     name = "docker-bridge"
-    description = "Docker's default network: a container on the bridge docker0"
     guests = ("container",)
     rank = 50
     switch = DockerNetwork()
     container_network = True
+    only = "it attaches a Docker container"
+    for_vms = ""
     needs = ("docker",)
     remedy = "install docker.io; bridge is the same path for namespaces"
-
-    def refusal(self, kind: GuestKind) -> str:
-        return "" if kind in self.guests else "it attaches a Docker container"
 
     def plug(
         self, state: MachineState, site: Site, placed: Sequence[PlacedGuest]

@@ -9,7 +9,6 @@ class E1000BridgePlane(TapPlane):
     """QEMU emulates the registers of a NIC: what runs on any guest, and slowest."""
 
     name = "e1000-bridge"
-    description = "an emulated Intel e1000 NIC of a virtual machine, on a bridge"
     rank = 70
     model = "e1000"
     differences = (

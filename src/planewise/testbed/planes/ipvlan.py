@@ -13,9 +13,6 @@ class IpvlanPlane(Plane):
     """Layer 2 mode: as macvlan, for networks that allow one MAC a port."""
 
     name = "ipvlan"
-    description = (
-        "an ipvlan interface (L2 mode) on the NIC, moved into the guest; it shares its MAC"
-    )
     guests = ("namespace", "container")
     for_vms = "libvirt opens no ipvtap for a virtual machine"
     rank = 40

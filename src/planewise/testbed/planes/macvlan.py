@@ -11,7 +11,6 @@ class MacvlanPlane(Plane):
     """The NIC's driver hands frames to the guest's interface by MAC; the host has no port of it."""
 
     name = "macvlan"
-    description = "a macvlan interface (bridge mode) on the NIC, moved into the guest"
     guests = ("namespace", "container")
     for_vms = "macvtap-bridge is the same path for virtual machines"
     rank = 30

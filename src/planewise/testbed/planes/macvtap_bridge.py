@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planewise.testbed.model import Guest, GuestKind, Site
+from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import Step, add_macvtap, set_mtu, set_up
 from planewise.testbed.planes.vm import VM_REMEDY, VmPlane
 
@@ -11,20 +11,15 @@ class MacvtapBridgePlane(VmPlane):
     """The NIC's driver hands frames to the tap by MAC; no bridge is between."""
 
     name = "macvtap-bridge"
-    description = "a macvtap (bridge mode) on the NIC, opened as a tap by a virtual machine"
     rank = 72
     remedy = f"{VM_REMEDY}; macvlan is the same path for namespaces"
     on_uplink = True
+    only = "it ends in a tap that a virtual machine opens"
     model = "virtio"
     device = "macvtap"
     differences = ("frames go from the NIC to the macvtap by MAC address, past any bridge",)
 
-    def refusal(self, kind: GuestKind) -> str:
-        return "" if kind in self.guests else "it ends in a tap that a virtual machine opens"
-
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The macvtap, on the uplink."""
         port = self.host_interface(guest)
         return (

@@ -11,7 +11,6 @@ class MacvtapVfPlane(VmPlane):
     """The NIC switches; the host's kernel carries frames between the VF and the guest."""
 
     name = "macvtap-vf"
-    description = "a macvtap (passthrough mode) on a virtual function, opened by a virtual machine"
     rank = 73
     vfs = 1
     nic_within_host = True
@@ -25,13 +24,11 @@ class MacvtapVfPlane(VmPlane):
         "its MAC address is the virtual function's",
     )
 
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
-        """The macvtap, which has all of the VF's interface, and so its address."""
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
+        """The macvtap, which has all of the VF's interface (`site.nic`), and so its address."""
         port = self.host_interface(guest)
         return (
-            add_macvtap(site.netns, vf_interface, port, guest.port_index, "", "passthru"),
+            add_macvtap(site.netns, site.nic, port, guest.port_index, "", "passthru"),
             set_mtu(site.netns, port, site.mtu_bytes),
             set_up(site.netns, port),
         )

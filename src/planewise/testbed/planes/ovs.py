@@ -20,7 +20,7 @@ from planewise.testbed.switches.openvswitch import OpenVswitch, appctl, vsctl
 
 if TYPE_CHECKING:
     from planewise.testbed.guests.kind import PlacedGuest
-    from planewise.testbed.hosts.machine import MachineState, Resources
+    from planewise.testbed.hosts.machine import MachineState
 
 Datapath = Literal["system", "netdev"]
 """As Open vSwitch calls them: the kernel's, and its own in user space."""
@@ -132,7 +132,6 @@ class OvsPlane(BridgePlane):
     """What OpenStack and OVN-Kubernetes give a guest, without their flows."""
 
     name = "ovs"
-    description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
     guests = ("namespace", "container", "process")
     for_vms = "virtio-ovs is the same path for virtual machines"
     functions: ClassVar = {"process": ("kernel", "xdp"), "container": ("kernel", "xdp")}
@@ -143,11 +142,8 @@ class OvsPlane(BridgePlane):
     needs = ("ovs",)
     remedy = OVS_REMEDY
 
-    def lacking(self, resources: Resources) -> str:
-        return lacking(resources)
-
     def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
-        remarks = self.switch.remarks(host, local=local)
+        remarks = super().remarks(host, local=local)
         if datapath_of(host, alone=local) == "system":
             return remarks
         reason = "nothing would do that work"
@@ -165,11 +161,6 @@ class OvsPlane(BridgePlane):
     def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
         """Removes the guest's port from the switch."""
         self.switch.leave(state, self.host_interface(placed.guest))
-
-
-def lacking(resources: Resources) -> str:
-    """See `Plane.lacking`."""
-    return "" if resources.ovs else f"there is no Open vSwitch on {resources.place}"
 
 
 def bridge_settings(site: Site) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ from planewise.testbed.plan import Step, add_neighbour, add_veth, set_address, s
 if TYPE_CHECKING:
     from planewise.testbed.guests.kind import PlacedGuest
     from planewise.testbed.hosts.host import Host
-    from planewise.testbed.hosts.machine import MachineState, Resources
+    from planewise.testbed.hosts.machine import MachineState
 
-Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "ovs"]
+Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "huge pages", "ovs"]
 """What a plane may need of a host beside its kernel."""
 
 
@@ -74,6 +74,10 @@ class Switch(ABC):
         entry = self.static_entry(site, port, guest.mac)
         return (entry,) if within else (entry, self.static_entry(site, site.nic, peer.mac))
 
+    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
+        """How it forwards; see `Plane.remarks`."""
+        return ()
+
     def pause(self, state: MachineState) -> None:  # noqa: B027 - most do not poll
         """Stops polling until `resume`. Idempotent."""
 
@@ -100,8 +104,6 @@ class Plane:
 
     name: ClassVar[str]
     """As it is written in designs."""
-    description: ClassVar[str]
-    """One sentence."""
     guests: ClassVar[tuple[GuestKind, ...]]
     """The kinds of guest that it exists for."""
     functions: ClassVar[Mapping[GuestKind, tuple[Forwarder, ...]]] = {}
@@ -134,23 +136,22 @@ class Plane:
     most_mtu_bytes: ClassVar[int | None] = None
     """The largest MTU that it can have; None: the kernel's."""
     needs: ClassVar[tuple[Need, ...]] = ()
+    only: ClassVar[str] = "its interface is in a network namespace"
+    """Why guests of other kinds cannot have it, as the end of a sentence."""
     for_vms: ClassVar[str] = "virtual machines have none like it"
     """Their plane of the same path, where it attaches no virtual machine itself."""
     remedy: ClassVar[str] = ""
     """What to do where the host lacks something."""
     not_measurable: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that do not exist for this plane, with the reason."""
-
-    @property
-    def preparation(self) -> str:
-        """Name of what `prepare` makes; planes with the same preparation share it."""
-        return self.name
+    preparation: ClassVar[str] = ""
+    """Name of what `prepare` makes, which planes share; empty: the plane's own."""
 
     def refusal(self, kind: GuestKind) -> str:
         """Why guests of this kind cannot have it, as the end of a sentence. Pure."""
         if kind in self.guests:
             return ""
-        return f"its interface is in a network namespace; {self.for_vms}"
+        return f"{self.only}; {self.for_vms}" if self.for_vms else self.only
 
     def function_refusal(self, kind: GuestKind, forwarder: Forwarder | Literal[""]) -> str:
         """Why no function of a chain can be of this kind and forwarder, as a sentence. Pure."""
@@ -164,16 +165,12 @@ class Plane:
             return ""
         return f"{_NO_FORWARDER[forwarder]} (on {self.name}, {GUEST_WORDS[kind][1]})"
 
-    def lacking(self, resources: Resources) -> str:
-        """What a machine lacks for the plane, without the guests' needs, as a sentence. Pure."""
-        return ""
-
     def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
         """How the plane is built on a host, where results depend on it.
 
         `local`: the host is a namespace of this machine.
         """
-        return ()
+        return () if self.switch is None else self.switch.remarks(host, local=local)
 
     def adopt(self, site: Site, guest: Guest) -> Guest:
         """The guest as this plane makes it (a plane may impose its MAC)."""

@@ -17,7 +17,6 @@ class RoutedPlane(VethPlane):
     """As `veth`, but the guest asks for its gateway by ARP, and the host answers for all."""
 
     name = "routed"
-    description = "a veth pair with proxy ARP and a host route, as Calico lays them"
     guests = ("namespace", "container")
     rank = 15
 

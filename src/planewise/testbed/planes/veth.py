@@ -21,14 +21,10 @@ class VethPlane(Plane):
     """Routed: the guest's default route points at the host, the host has a route to each guest."""
 
     name = "veth"
-    description = "a veth pair into the host, which routes by IP; neighbours are static"
     guests = ("namespace", "container")
     for_vms = "virtio-routed is the same path for virtual machines"
     rank = 10
-
-    @property
-    def preparation(self) -> str:
-        return "routing"
+    preparation = "routing"
 
     def prepare(self, site: Site) -> tuple[Step, ...]:
         """Forwarding on, and routes to the guests of the other host over the uplink."""

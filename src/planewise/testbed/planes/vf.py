@@ -19,7 +19,6 @@ class VfPlane(Plane):
     """The NIC switches by itself; the host's kernel sees no frame of the guest's."""
 
     name = "vf"
-    description = "the network device of an SR-IOV virtual function, moved into the guest"
     guests = ("namespace", "container", "process")
     for_vms = "virtual machines have vf-passthrough and macvtap-vf"
     functions: ClassVar = {"process": ("kernel", "testpmd", "xdp"), "container": ("kernel", "xdp")}

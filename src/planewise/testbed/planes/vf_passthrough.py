@@ -14,7 +14,6 @@ class VfPassthroughPlane(VmPlane):
     """The guest's own driver drives the VF; the host sees nothing of it."""
 
     name = "vf-passthrough"
-    description = "a virtual function given to a virtual machine whole (VFIO)"
     functions: ClassVar = {"vm": ("kernel", "testpmd", "xdp")}
     rank = 74
     vfs = 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.model import HOSTS, Guest, GuestKind, Site
+from planewise.testbed.model import HOSTS, Guest, Site
 from planewise.testbed.plan import Step, set_up
 from planewise.testbed.planes.ovs import OpenVswitchBridge, bridge_settings
 from planewise.testbed.planes.vm import VmPlane
@@ -26,7 +26,7 @@ from planewise.testbed.switches.dpdk_switch import (
 )
 
 if TYPE_CHECKING:
-    from planewise.testbed.hosts.machine import MachineState, Resources
+    from planewise.testbed.hosts.machine import MachineState
 
 _UPLINK = "uplink"
 _SLEEP_US = 200
@@ -118,7 +118,6 @@ class VhostUserPlane(VmPlane):
     """A DPDK switch polls; no kernel of the host sees a frame between guest and switch."""
 
     name = "vhost-user"
-    description = "a DPDK switch (Open vSwitch) that shares memory with its guests"
     guests = ("vm", "process", "container")
     chains_only: ClassVar = {
         "container": "it shares memory with a program, and has no interface for other programs"
@@ -133,34 +132,18 @@ class VhostUserPlane(VmPlane):
     switch_is_program = True
     shares_memory = True
     most_mtu_bytes = 1500
-    needs = ("dpdk",)
+    needs = ("dpdk", "huge pages")
     remedy = "install openvswitch-switch-dpdk and dpdk-dev; planewise takes huge pages by itself"
     model = "virtio"
     device = ""
+    only = "it shares memory with a program, and has no interface"
     differences = (
         "a thread of the switch serves the NIC, in memory that it shares with the guest, and polls",
         "the host has no interface of the guest, so that its frames are first seen at the NIC",
         "checksum and segmentation offloads are off: the switch passes frames on as they are",
     )
 
-    def refusal(self, kind: GuestKind) -> str:
-        return (
-            "" if kind in self.guests else "it shares memory with a program, and has no interface"
-        )
-
-    def lacking(self, resources: Resources) -> str:
-        if not resources.dpdk:
-            return f"there is no Open vSwitch with DPDK on {resources.place}"
-        if not resources.huge_pages:
-            return f"the kernel of {resources.place} has no huge pages (CONFIG_HUGETLBFS)"
-        return ""
-
-    def remarks(self, host: Host, *, local: bool) -> tuple[str, ...]:
-        return self.switch.remarks(host, local=local)
-
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The switch's port, which connects once the virtual machine listens."""
         socket = self.socket(site, guest)
         port = vhost_port(guest.port, socket, mtu_bytes=site.mtu_bytes)
@@ -180,12 +163,6 @@ class VhostUserPlane(VmPlane):
             return counted.rx_packets, counted.rx_bytes
 
         return read
-
-    def static_neighbours(
-        self, site: Site, guest: Guest, peer: Guest, within: bool
-    ) -> tuple[Step, ...]:
-        """Static forwarding entries of both guests."""
-        return self.switch.entries(site, guest.port, guest, peer, within)
 
 
 PLANE = VhostUserPlane()

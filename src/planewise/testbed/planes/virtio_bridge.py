@@ -11,7 +11,6 @@ class VirtioBridgePlane(TapPlane):
     """The guest knows that its NIC is QEMU's: what libvirt does by default."""
 
     name = "virtio-bridge"
-    description = "a paravirtual NIC (virtio) of a virtual machine, on a bridge"
     functions: ClassVar = {"vm": ("kernel", "testpmd", "xdp")}
     rank = 71
     model = "virtio"

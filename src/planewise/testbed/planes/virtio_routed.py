@@ -14,15 +14,11 @@ class VirtioRoutedPlane(VmPlane):
     """What Calico gives a virtual machine: no bridge, the host has a route to each guest."""
 
     name = "virtio-routed"
-    description = "a paravirtual NIC (virtio) of a virtual machine, on a tap; the host routes by IP"
     rank = 71
     model = "virtio"
     device = "tap"
+    preparation = _ROUTING.preparation
     differences = ("the host routes between tap and NIC, past any bridge",)
-
-    @property
-    def preparation(self) -> str:
-        return _ROUTING.preparation
 
     def prepare(self, site: Site) -> tuple[Step, ...]:
         return _ROUTING.prepare(site)
@@ -30,13 +26,11 @@ class VirtioRoutedPlane(VmPlane):
     def withdraw(self, site: Site) -> tuple[Step, ...]:
         return _ROUTING.withdraw(site)
 
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The tap, and the host's routes to the guest."""
         port = site.netns, self.host_interface(guest)
         return (
-            *add_tap(*port, site.port_mac(guest), site.mtu_bytes, queues),
+            *add_tap(*port, site.port_mac(guest), site.mtu_bytes, site.queues),
             *(() if site.netns else forwarding(site, port[1])),
             set_up(*port),
             add_route(site.netns, f"{guest.ipv4}/32", port[1]),

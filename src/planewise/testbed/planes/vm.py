@@ -30,6 +30,8 @@ class VmPlane(Plane):
     guests: ClassVar[tuple[GuestKind, ...]] = ("vm",)
     needs: ClassVar[tuple[Need, ...]] = ("vm",)
     remedy = VM_REMEDY
+    only = "it attaches a virtual machine"
+    for_vms = ""
     model: ClassVar[Literal["e1000", "virtio"] | None]
     """The NIC that QEMU emulates; None: none, a function is passed through."""
     device: ClassVar[Literal["tap", "macvtap", ""]]
@@ -37,21 +39,11 @@ class VmPlane(Plane):
     differences: ClassVar[tuple[str, ...]] = ()
     """Differences from the other planes of virtual machines that cannot be removed."""
 
-    def refusal(self, kind: GuestKind) -> str:
-        return "" if kind in self.guests else "it attaches a virtual machine"
-
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The host side, for the virtual machine to open; it carries frames from then on.
 
-        No steps where the virtual machine has the VF itself.
-
-        Args:
-            site: the host.
-            guest: the virtual machine.
-            queues: queue pairs of its NIC.
-            vf_interface: of the guest's VF, where the plane is on one.
+        No steps where the virtual machine has the VF itself. `site.nic` is the guest's VF where the
+        plane is on one.
         """
         return ()
 
@@ -75,7 +67,9 @@ class VmPlane(Plane):
         self, site: Site, guest: Guest, peer: Guest, within: bool
     ) -> tuple[Step, ...]:
         """Static forwarding entries: no frame is ever flooded. (Neighbours are the guest's own.)"""
-        return ()
+        if self.switch is None:
+            return ()
+        return self.switch.entries(site, guest.port, guest, peer, within)
 
     def host_interface(self, guest: Guest) -> str:
         """The tap or macvtap; empty where there is none."""
@@ -88,19 +82,11 @@ class TapPlane(VmPlane):
     switch: ClassVar[Switch] = LinuxBridge()
     device = "tap"
 
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The tap, a port of the switch."""
         port = self.host_interface(guest)
         return (
-            *add_tap(site.netns, port, site.port_mac(guest), site.mtu_bytes, queues),
+            *add_tap(site.netns, port, site.port_mac(guest), site.mtu_bytes, site.queues),
             self.switch.join(site, port),
             set_up(site.netns, port),
         )
-
-    def static_neighbours(
-        self, site: Site, guest: Guest, peer: Guest, within: bool
-    ) -> tuple[Step, ...]:
-        """Static forwarding entries of both guests."""
-        return self.switch.entries(site, self.host_interface(guest), guest, peer, within)

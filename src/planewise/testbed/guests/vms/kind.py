@@ -54,7 +54,7 @@ class VirtualMachines(Guests):
             path, vf_interface = _plane(one), ""
             if path.vfs:
                 vf_interface = self._take_vf(one, path)
-            added += path.attach(one.site, one.guest, self._options.queues, vf_interface)
+            added += path.attach(one.site, one.guest)
             if vf_interface:
                 added.append(await_up(machine.netns, vf_interface))
         state.perform(added)

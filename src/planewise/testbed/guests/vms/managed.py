@@ -45,7 +45,7 @@ def managed_machines(
         UnsupportedError: the host has no libvirt, or it does not start.
         PlanewiseError: a machine did not come up.
     """
-    options = replace(options, managed=True)
+    options, site = replace(options, managed=True), replace(site, queues=options.queues)
     guests = managed_guests(token, count)
     plane = vm_plane(MANAGED_PLANE)
     assert plane.model is not None
@@ -53,7 +53,7 @@ def managed_machines(
         for guest in guests:
             port = plane.host_interface(guest)
             undo.callback(host.run, ["ip", "link", "delete", port])
-            host.perform(Plan(plane.attach(site, guest, options.queues)))
+            host.perform(Plan(plane.attach(site, guest)))
         running = undo.enter_context(guests_on(host, platform, options))
         starts = [
             partial(
