@@ -177,14 +177,14 @@ def test_no_modules_of_a_crate_use_each_other_in_a_circle(crate: str) -> None:
 REPOSITORY = CRATES.parent
 
 MOST_LINES = {
-    "src/planewise/testbed": 16_200,  # goal: 11,000
+    "src/planewise/testbed": 16_050,  # goal: 11,000
     "src/planewise/measure": 9_300,  # goal: 7,500
     "src/planewise/report": 5_600,  # goal: 4,800
     "src/planewise/judge": 6_500,  # goal: 4,000
     "src/planewise/commands": 5_400,  # goal: 3,800
     "src/planewise/advise": 4_300,  # goal: 2,500
     "src/planewise/store": 4_650,  # goal: 2,900
-    "src/planewise/lab src/planewise/boot": 2_750,  # goal: 2,400
+    "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
     "src": 59_700,  # goal: 41,800
     "crates/planewised": 19_500,  # goal: 14,000
     "crates/probe": 13_600,  # goal: 11,000
