@@ -12,7 +12,9 @@ from planewise.units import count_text, list_text
 
 Counters = dict[str, tuple[int, int]]
 """Packets received and sent, by interface as `eth0@netns`."""
-MOST_LISTED = 6
+MOST_LISTED = 3
+_SHARE = 0.95
+"""Of the frames sent, that an interface must have counted to have seen them."""
 
 
 def counters(host: Host, namespaces: Sequence[str]) -> Counters:
@@ -36,16 +38,17 @@ def nothing_arrived(
             (path.rx_interface, path.rx_netns),
         )
     )
-    received, passed_on = [], []
-    for place, (now_in, now_out) in after.items():
-        was_in, was_out = before.get(place, (now_in, now_out))
-        if place != tx and 2 * (now_in - was_in) >= sent:
-            received.append(place)
-        if place != tx and 2 * (now_out - was_out) >= sent:
-            passed_on.append(place)
-    seen = [f"received by {place}" for place in received if place != rx]
-    seen += [f"sent on by {place}" for place in passed_on]
-    last = list_text(seen[:MOST_LISTED]) or "no other interface of this machine counted them"
+    rises = [
+        (now[way] - before[place][way], way, place)
+        for place, now in after.items()
+        for way in (0, 1)
+        if place in before and place != tx
+    ]
+    # Other traffic counts, too: the nearest to what was sent come first.
+    near = sorted(rise for rise in rises if rise[0] >= _SHARE * sent)[:MOST_LISTED]
+    received = [place for _, way, place in near if way == 0]
+    seen = [f"{('received', 'sent on')[way]} by {place}" for _, way, place in near if place != rx]
+    last = list_text(seen) or "no other interface of this machine counted them"
     if rx in received:
         last = f"{rx} received frames, but not to {destination} as they were sent"
     stop = next((place for place in received if place != rx), "")

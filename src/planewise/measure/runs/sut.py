@@ -32,7 +32,7 @@ Pinning = Literal["none", "one", "two", "spread"]
 """CPUs of a router's receive work (`campaign.RouterFactors`)."""
 MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets for a loss ratio."""
-_PROBING_PPS, _PROBING_S = 1000.0, 0.2
+_PROBING_PPS, _PROBING_S = 1700.0, 0.3
 """Load and duration of the trial that tells a loss of everything from a path that is broken."""
 
 
