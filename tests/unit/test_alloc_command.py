@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -12,8 +11,6 @@ import pytest
 from planewise.commands.alloc import POLICIES
 from planewise.errors import BadInputError
 from tests.command import invoked
-
-SIMULATE = importlib.import_module("planewise.commands.alloc.simulate")
 
 
 def test_a_simulation_is_printed_as_json() -> None:
@@ -36,11 +33,7 @@ def test_a_scenario_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path)
         invoked("alloc", "simulate", "nosuch", raising=True)
 
 
-@pytest.mark.parametrize("rows_at_once", [3, 1000])
-def test_a_parquet_trace_is_read_part_by_part_and_plays_as_its_csv_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
-) -> None:
-    monkeypatch.setattr(SIMULATE, "PARQUET_ROWS", rows_at_once)
+def test_a_parquet_trace_plays_as_its_csv_does(tmp_path: Path) -> None:
     seconds = 12
     table = pl.DataFrame(
         {
@@ -61,10 +54,7 @@ def test_a_parquet_trace_is_read_part_by_part_and_plays_as_its_csv_does(
     assert shown[0].stdout == shown[1].stdout
 
 
-def test_a_parquet_trace_that_is_refused_midway_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SIMULATE, "PARQUET_ROWS", 10)
+def test_a_parquet_trace_that_is_refused_says_why(tmp_path: Path) -> None:
     trace = tmp_path / "trace.parquet"
     rates = [1.0, -1.0, *[1.0] * 50_000]
     pl.DataFrame({"time_s": range(len(rates)), "guest": "a", "pps": rates}).write_parquet(trace)

@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from planewise.commands.alloc import POLICIES
-from planewise.commands.alloc.page import Gateway
 from planewise.errors import BadInputError, PlanewiseError
+from planewise.live.gateway import Gateway
 from planewise.testbed.vfs.alloc_client import Client
 from planewise.testbed.vfs.nic import find_planewised
 from tests.command import invoked
@@ -280,7 +280,7 @@ def test_the_page_is_shown_to_whoever_has_its_address_and_nobody_else(daemon: Da
         connection.request("GET", path, headers=headers)
         return connection.getresponse()
 
-    with Gateway(daemon.client, 0) as gateway:
+    with Gateway(daemon.client.raw, 0) as gateway:
         thread = threading.Thread(target=gateway.serve)
         thread.start()
         try:
@@ -304,7 +304,7 @@ def test_the_page_is_shown_to_whoever_has_its_address_and_nobody_else(daemon: Da
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(PlanewiseError, match="cannot listen at 127"):
-            Gateway(daemon.client, taken.getsockname()[1])
+            Gateway(daemon.client.raw, taken.getsockname()[1])
 
 
 @contextmanager

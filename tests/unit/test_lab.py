@@ -19,12 +19,12 @@ from planewise import lab
 from planewise.boot import packages
 from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import read_process
-from planewise.commands.targets import lab_mib
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.model import LabPaths, LabPlatform, LabSpec
 from planewise.lab.state import HostRecord, LabRecord
 from planewise.lab.watch import diagnose, last_lines, refusal
+from planewise.targets import lab_mib
 from planewise.testbed.hosts import ledger
 from tests.command import invoked
 

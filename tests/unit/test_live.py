@@ -363,7 +363,7 @@ def test_the_page_asks_for_what_is_new_and_learns_of_the_end() -> None:
 def test_a_port_that_cannot_be_had_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PlanewiseError, match=f"port {port} of this machine"):
+        with pytest.raises(PlanewiseError, match=f"cannot listen at 127.0.0.1:{port}"):
             listen(port)
     for wrong in (-1, 65536):
         with pytest.raises(BadInputError, match="no port has the number"):

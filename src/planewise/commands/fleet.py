@@ -247,7 +247,7 @@ def _measure_all(fleet: Fleet, parallel: int, verbosity: Verbosity, json_: bool)
 
 def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
     """One pair in this process, as `planewise run` does it."""
-    from planewise.commands import targets
+    from planewise import targets
     from planewise.fleet.run import match_of
 
     match = match_of(fleet, index)

@@ -11,7 +11,7 @@ from planewise.commands import options
 from planewise.commands.console import Verbosity
 from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
-from planewise.commands.targets import examined
+from planewise.targets import examined
 
 
 def quick(

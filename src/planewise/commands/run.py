@@ -96,7 +96,7 @@ def run(
             )
         _run_campaign(context, design, out_directory, dry_run, json)
         return
-    from planewise.commands import targets
+    from planewise import targets
 
     verbosity: Verbosity = context.obj
     other_hosts = targets.chosen(sender, responder, nic, lab, resume)
@@ -144,9 +144,9 @@ def _run_campaign(
     from planewise import campaigns
     from planewise.commands.campaign import summarise
     from planewise.commands.console import out as console
-    from planewise.commands.targets import examined
     from planewise.measure.designs.campaign import curves_of, estimate_text
     from planewise.measure.designs.schedule import TRIAL_OVERHEAD_S
+    from planewise.targets import examined
 
     campaigns.check(design)
     if dry_run:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planewise.commands import targets
+from planewise import targets
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
 from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped

@@ -7,17 +7,17 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from planewise.commands import targets
+from planewise import targets
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from planewise.commands.targets import OtherHosts
     from planewise.measure.runs.sut import Sut
-    from planewise.testbed.model import GuestKind, IpVersion, TrafficPath
+    from planewise.targets import OtherHosts
+    from planewise.testbed.model import IpVersion
 
 SenderOption = Annotated[
     str | None,
@@ -75,13 +75,11 @@ class SutOptions:
     ] = ""
     ip_version: Annotated[int, typer.Option("--ip", help="IP version: 4 or 6.")] = 4
     guest: Annotated[
-        str,
-        typer.Option(
-            "--guest", help="Kind of guest that sends and receives: namespace, container or vm."
-        ),
+        Literal["namespace", "container", "vm"],
+        typer.Option("--guest", help="Kind of guest that sends and receives."),
     ] = "namespace"
     path: Annotated[
-        str,
+        Literal["north-south", "east-west"],
         typer.Option("--path", help="north-south: between two hosts; east-west: within one host."),
     ] = "north-south"
     sender: SenderOption = None
@@ -123,9 +121,8 @@ class SutOptions:
                 remedy=f"planewise {command} --plane bridge",
             )
         if self.plane is not None:
-            kind, way = _guest_kind(self.guest), _path(self.path)
-            plane_for(self.plane, kind)
-            return PlaneUnderTest(self.plane, version, kind, way)
+            plane_for(self.plane, self.guest)
+            return PlaneUnderTest(self.plane, version, self.guest, self.path)
         if self.sender or self.guest != "namespace" or self.path != "north-south":
             raise BadInputError(
                 "--guest, --path, --sender and --responder go with --plane",
@@ -174,24 +171,6 @@ def _end(text: str, where: str) -> tuple[str, str]:
         )
     raise BadInputError(
         f"there is no network namespace {netns!r}", where=where, remedy="`ip netns` lists them"
-    )
-
-
-def _guest_kind(guest: str) -> GuestKind:
-    for kind in ("namespace", "container", "vm"):
-        if guest == kind:
-            return kind
-    raise BadInputError(
-        f"there is no kind of guest {guest!r}", where="--guest", remedy="namespace, container or vm"
-    )
-
-
-def _path(path: str) -> TrafficPath:
-    for way in ("north-south", "east-west"):
-        if path == way:
-            return way
-    raise BadInputError(
-        f"there is no path {path!r}", where="--path", remedy="north-south or east-west"
     )
 
 

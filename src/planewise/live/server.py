@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import socket
 import threading
@@ -42,8 +43,8 @@ def listen(port: int = 0) -> socket.socket:
         return socket.create_server((ADDRESS, port))
     except OSError as error:
         raise PlanewiseError(
-            f"port {port} of this machine cannot be listened on: {error.strerror}",
-            remedy="another --live-port, or 0 for a free one",
+            f"cannot listen at {ADDRESS}:{port}: {os.strerror(error.errno or 0)}",
+            remedy="name another port, or 0 for a free one",
         ) from error
 
 
@@ -128,47 +129,57 @@ def _policy(page: str) -> str:
     )
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests to this machine's own name, with headers that keep pages to themselves."""
+
     server_version = "planewise"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = 30
+    timeout = 30.0
+    policy = ""
+    """The Content-Security-Policy; empty for texts."""
 
-    def do_GET(self) -> None:
-        """The page, or the run's state as JSON."""
-        if not self._is_own_address():
-            self._answer(HTTPStatus.FORBIDDEN, b"this address is not the server's\n", "text/plain")
-            return
-        parts = urlsplit(self.path)
-        if parts.path == "/":
-            self._answer(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
-        elif parts.path == "/state.json":
-            snapshot = self.server.state.now(_since(parts.query))
-            self._answer(HTTPStatus.OK, json.dumps(as_json(snapshot)).encode(), "application/json")
-            self.server.last_request_s = time.monotonic()
-            if snapshot.ended:
-                self.server.end_delivered.set()
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, b"there is no such page\n", "text/plain")
+    def is_for(self, port: int) -> bool:
+        """Whether Host names this machine, not another name that resolves to it (DNS rebinding)."""
+        return self.headers.get("Host") in (f"{ADDRESS}:{port}", f"localhost:{port}")
 
-    def _is_own_address(self) -> bool:
-        name = self.headers.get("Host", "")
-        return name in (f"{ADDRESS}:{self.server.port}", f"localhost:{self.server.port}")
-
-    def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+    def answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        """Sends a whole answer."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Content-Security-Policy", self.server.policy)
+        if self.policy:
+            self.send_header("Content-Security-Policy", self.policy)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Logs nothing: the terminal is the run's."""
+        """Logs nothing: the terminal is the command's."""
+
+
+class _Handler(Handler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        """The page, or the run's state as JSON."""
+        self.policy = self.server.policy
+        if not self.is_for(self.server.port):
+            self.answer(HTTPStatus.FORBIDDEN, b"this address is not the server's\n", "text/plain")
+            return
+        parts = urlsplit(self.path)
+        if parts.path == "/":
+            self.answer(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
+        elif parts.path == "/state.json":
+            snapshot = self.server.state.now(_since(parts.query))
+            self.answer(HTTPStatus.OK, json.dumps(as_json(snapshot)).encode(), "application/json")
+            self.server.last_request_s = time.monotonic()
+            if snapshot.ended:
+                self.server.end_delivered.set()
+        else:
+            self.answer(HTTPStatus.NOT_FOUND, b"there is no such page\n", "text/plain")
 
 
 def _since(query: str) -> int:

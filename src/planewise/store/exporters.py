@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError
+from planewise.store.files import write_file
 from planewise.store.importers import csv as csv_format
 from planewise.store.loads import Floats, LoadTrials
 
@@ -30,18 +30,7 @@ def write(curves: Sequence[LoadTrials], path: Path) -> None:
             where=f"--export {path}",
             remedy="name a file that ends in .csv",
         )
-    data = to_csv(_labelled(curves))
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)  # a full disk leaves no half file in its place
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise PlanewiseError(
-            f"cannot write {path}: {error.strerror or error}",
-            remedy="check the directory and its permissions",
-        ) from error
+    write_file(path, to_csv(_labelled(curves)))
 
 
 Labelled = list[tuple[str, LoadTrials]]

@@ -220,11 +220,11 @@ def page(
     socket: Socket = None,
 ) -> None:
     """Serve the live page to a browser on this machine, until Ctrl-C."""
-    from planewise.commands.alloc.page import Gateway
+    from planewise.live.gateway import Gateway
 
     client = _client(socket)
     client.status()
-    with Gateway(client, port) as gateway:
+    with Gateway(client.raw, port) as gateway:
         print(gateway.url, flush=True)
         console.err().print("Open it in a browser; Ctrl-C ends it.")
         try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +13,6 @@ import typer
 
 from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
-
-PARQUET_ROWS = 1_000_000
-"""Rows of a Parquet trace that are in memory at once."""
 
 
 def simulate(
@@ -82,9 +77,6 @@ def simulate(
             "both a scenario and a file are given", where="--file", remedy="give one of them"
         )
     options = [] if scenario is None else [scenario]
-    table = None
-    if trace is not None and trace.suffix == ".parquet":
-        table, trace = trace, Path("-")
     values = {
         "--file": file,
         "--trace": trace,
@@ -105,61 +97,36 @@ def simulate(
     options += ["--unbounded"] * unbounded + ["--json"] * json_
     if merge:
         options += ["--merge", *map(str, merge)]
-    if "--trace" in options and vfs is None:
+    if trace is not None and vfs is None:
         raise BadInputError(
             "a trace does not say how many VFs its host has", where="--trace", remedy="give --vfs"
         )
     command = [str(find_planewised()), "simulate", *options]
-    process = _run(command, table)
+    with tempfile.TemporaryDirectory() as folder:
+        csv = Path(folder) / "trace.csv"
+        is_parquet = trace is not None and trace.suffix == ".parquet"
+        if trace is not None and is_parquet:
+            _parquet_as_csv(trace, csv)
+            command[command.index(str(trace))] = str(csv)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        what, _, remedy = process.stderr.decode().strip().partition("\n")
+        what, _, remedy = process.stderr.strip().partition("\n")
         what = re.sub("^(planewised|error): ", "", what)
-        if table is not None:
-            # planewised reads the table on standard input, with a header line.
-            what = re.sub(r"^-:(\d+):", lambda line: f"{table}: row {int(line[1]) - 1}:", what)
-            what = re.sub("^-:", f"{table}:", what)
+        if is_parquet:  # the CSV has a header line
+            line = rf"{re.escape(str(csv))}:(\d+)"
+            what = re.sub(line, lambda found: f"{trace}: row {int(found[1]) - 1}", what)
+            what = what.replace(str(csv), str(trace))
         kind = BadInputError if process.returncode == 2 else PlanewiseError
         raise kind(what, remedy=remedy.strip())
-    sys.stdout.write(process.stdout.decode())
+    sys.stdout.write(process.stdout)
 
 
-def _run(command: list[str], table: Path | None) -> subprocess.CompletedProcess[bytes]:
-    """The finished process; a Parquet `table` is its standard input, as CSV."""
-    if table is None:
-        return subprocess.run(command, capture_output=True, check=False)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        # Files, as a child that fills an unread pipe stops reading its input.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err) as child:
-            assert child.stdin is not None
-            try:
-                for part in _parquet_as_csv(table):
-                    child.stdin.write(part)
-                child.stdin.flush()
-            except BrokenPipeError:
-                pass  # The child has ended; its stderr has the reason.
-            except BaseException:
-                child.kill()
-                raise
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
-
-
-def _parquet_as_csv(path: Path) -> Iterator[bytes]:
-    """The table as CSV with a header, part by part: it may be larger than memory."""
+def _parquet_as_csv(path: Path, csv: Path) -> None:
+    """Writes the table as CSV with a header; it may be larger than memory."""
     import polars
 
     try:
-        lazy = polars.scan_parquet(path)
-        offset = 0
-        while True:
-            rows = lazy.slice(offset, PARQUET_ROWS).collect()
-            if offset and not rows.height:
-                return
-            yield rows.write_csv(include_header=offset == 0).encode()
-            offset += PARQUET_ROWS
+        polars.scan_parquet(path).sink_csv(csv)
     except (OSError, polars.exceptions.PolarsError) as error:
         raise BadInputError(
             f"cannot be read as Parquet: {error}",

@@ -9,15 +9,16 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+from http.client import HTTPResponse
 from http.cookies import CookieError, SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from planewise.errors import PlanewiseError
-
-if TYPE_CHECKING:
-    from planewise.testbed.vfs.alloc_client import Client
+from planewise.live.server import ADDRESS, Handler, listen
 
 PATHS = ("/", "/events?status=true", "/status")
 """Paths that are forwarded: the reads that the page needs."""
@@ -26,25 +27,25 @@ HEADERS = ("Content-Type", "Content-Security-Policy", "Cache-Control", "X-Conten
 
 
 class Gateway:
-    """Serves the page on 127.0.0.1. A context manager."""
+    """Serves the page on the loopback interface. A context manager."""
 
-    def __init__(self, client: Client, port: int) -> None:
-        self.client = client
+    def __init__(
+        self, ask: Callable[[str], AbstractContextManager[HTTPResponse]], port: int
+    ) -> None:
+        """`ask` sends a GET of this path to the daemon; a `port` of 0 takes a free one."""
+        self.ask = ask
         self.secret = secrets.token_urlsafe(24)
-        try:
-            self._server = _Server(("127.0.0.1", port), _Handler)
-        except OSError as error:
-            raise PlanewiseError(
-                f"cannot listen at 127.0.0.1:{port}: {error.strerror}",
-                remedy="name another port, or none",
-            ) from error
+        listening = listen(port)
+        self.port: int = listening.getsockname()[1]
+        self._server = _Server((ADDRESS, 0), _Handler, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listening
         self._server.gateway = self
-        self.port: int = self._server.server_address[1]
 
     @property
     def url(self) -> str:
         """The page's address; its secret lets any client read the status."""
-        return f"http://127.0.0.1:{self.port}/?secret={self.secret}"
+        return f"http://{ADDRESS}:{self.port}/?secret={self.secret}"
 
     @property
     def cookie(self) -> str:
@@ -71,16 +72,15 @@ class _Server(ThreadingHTTPServer):
     gateway: Gateway
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: _Server
+    protocol_version = "HTTP/1.0"  # the end of an event stream is that of its connection
     timeout = 10.0
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         gateway = self.server.gateway
-        addresses = (f"127.0.0.1:{gateway.port}", f"localhost:{gateway.port}")
-        if self.headers.get("Host") not in addresses:
-            # DNS rebinding: a name of somebody else that resolves to 127.0.0.1.
-            self._send_text(403, "this address is not the gateway's")
+        if not self.is_for(gateway.port):
+            self._send_text(HTTPStatus.FORBIDDEN, "this address is not the gateway's")
             return
         url = urlsplit(self.path)
         secret = parse_qs(url.query).get("secret", [""])[0]
@@ -92,9 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Set-Cookie", f"{gateway.cookie}={gateway.secret}; {attributes}")
             self.end_headers()
         elif not _equal(self._cookie(), gateway.secret):
-            self._send_text(403, "open the address that `planewise alloc page` printed")
+            self._send_text(
+                HTTPStatus.FORBIDDEN, "open the address that `planewise alloc page` printed"
+            )
         elif self.path not in PATHS:
-            self._send_text(404, "this gateway shows the page only")
+            self._send_text(HTTPStatus.NOT_FOUND, "this gateway shows the page only")
         else:
             self._forward()
 
@@ -109,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self) -> None:
         started = False
         try:
-            with self.server.gateway.client.raw(self.path) as answer:
+            with self.server.gateway.ask(self.path) as answer:
                 self.send_response(answer.status)
                 for name in HEADERS:
                     if value := answer.headers.get(name):
@@ -122,19 +124,11 @@ class _Handler(BaseHTTPRequestHandler):
         except PlanewiseError as error:
             # The browser reconnects a stream that breaks off, but not after an error response.
             if not started and not self.path.startswith("/events"):
-                self._send_text(502, f"{error.what}. {error.remedy}")
+                self._send_text(HTTPStatus.BAD_GATEWAY, f"{error.what}. {error.remedy}")
         self.close_connection = True
 
-    def _send_text(self, code: int, sentence: str) -> None:
-        body = sentence.encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Logs nothing: the terminal is the command's."""
+    def _send_text(self, status: HTTPStatus, sentence: str) -> None:
+        self.answer(status, sentence.encode(), "text/plain; charset=utf-8")
 
 
 def _equal(a: str, b: str) -> bool:
