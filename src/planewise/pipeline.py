@@ -465,7 +465,7 @@ def _info(
     stored = design.model_dump(mode="json")
     stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}
     skipped = tuple(
-        SkippedCell(cell=skip.cell.levels(), reason=skip.reason) for skip in schedule.skipped
+        SkippedCell(cell=cell.levels(), reason=why) for cell, why in schedule.skipped.items()
     )
     return begin(design.title, stored, design.seed, host, remote, built).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}

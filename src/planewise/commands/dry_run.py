@@ -13,7 +13,7 @@ from planewise.units import count_text, duration_text
 
 if TYPE_CHECKING:
     from planewise.measure.designs.design import Design
-    from planewise.measure.designs.schedule import Schedule, Skipped
+    from planewise.measure.designs.schedule import Schedule
     from planewise.measure.runs.chains import Build
     from planewise.store.models import Level
 
@@ -57,8 +57,7 @@ def as_json(design: Design, schedule: Schedule, nic: str = "") -> dict[str, obje
             for plane, build in _builds(design, schedule, nic).items()
         },
         "skipped": [
-            {"cell": skipped.cell.levels(), "reason": skipped.reason}
-            for skipped in schedule.skipped
+            {"cell": cell.levels(), "reason": reason} for cell, reason in schedule.skipped.items()
         ],
     }
 
@@ -163,15 +162,15 @@ def _print_order(cells: Sequence[Cell], schedule: Schedule) -> None:
         console.print(f"  and so on: {count_text(more, 'more block')} (--json lists them)")
 
 
-def _print_skipped(skipped: Sequence[Skipped]) -> None:
+def _print_skipped(skipped: Mapping[Cell, str]) -> None:
     if not skipped:
         return
     console = out()
     console.print()
     console.print(f"Cannot be run here: {count_text(len(skipped), 'cell')}.")
     reasons: dict[str, list[Cell]] = {}
-    for skip in skipped:
-        reasons.setdefault(skip.reason, []).append(skip.cell)
+    for cell, reason in skipped.items():
+        reasons.setdefault(reason, []).append(cell)
     for reason, cells in reasons.items():
         console.print(f"  {reason}:")
         planes: dict[str, list[Cell]] = {}

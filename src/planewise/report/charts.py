@@ -121,9 +121,9 @@ def levels(names: Sequence[str] | Sequence[int], title: str) -> Spec:
     return {"field": "x", "type": "ordinal", "scale": scale, "axis": axis}
 
 
-def seconds(span: Span, title: str) -> Spec:
-    """Seconds along the axis of `lines`, as an encoding."""
-    return vega.along("x", span, "number", WIDTH - AXIS_ROOM, title)
+def numbers(span: Span, title: str, quantity: Quantity = "number") -> Spec:
+    """Numbers along the axis of `lines`, as an encoding."""
+    return vega.along("x", span, quantity, WIDTH - AXIS_ROOM, title)
 
 
 def lines(

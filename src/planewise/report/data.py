@@ -5,6 +5,7 @@ Packets become summaries here, a few cells at a time; only a scatter's share of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,16 +36,6 @@ class JudgedCurve:
     factors: Factors
     curve: Curve
     verdict: Verdict
-
-
-@dataclass(frozen=True)
-class RecordedState:
-    """Kinds of state that a host recorded around trials, and those that it has no counter for."""
-
-    host: str
-    recorded: tuple[str, ...]
-    unsupported: tuple[str, ...]
-    """Unknown, which does not mean that it did not change."""
 
 
 _STATE: tuple[tuple[Callable[[HostState], bool], str], ...] = (
@@ -183,20 +174,20 @@ class RunData:
         return find_drift(self.trials, self.info)
 
     @cached_property
-    def watched(self) -> tuple[RecordedState, ...]:
-        """Recorded kinds of state by host; empty where no state was recorded."""
+    def watched(self) -> dict[str, tuple[list[str], list[str]]]:
+        """By host, the kinds of state that it recorded around trials, and those that it has no
+        counter for: unknown, which does not mean that they did not change."""
         states: dict[str, list[HostState]] = {}
         for trial in self.done:
             for role, state in trial.host.items():
                 states.setdefault(role, []).append(state)
-        return tuple(
-            RecordedState(
-                role,
-                recorded=tuple(words for has, words in _STATE if any(map(has, of_host))),
-                unsupported=tuple(words for has, words in _STATE if not any(map(has, of_host))),
+        return {
+            role: (
+                [name for has, name in _STATE if any(map(has, of_host))],
+                [name for has, name in _STATE if not any(map(has, of_host))],
             )
             for role, of_host in states.items()
-        )
+        }
 
     @cached_property
     def left_out(self) -> list[LeftOut]:
@@ -206,5 +197,7 @@ class RunData:
         if self.is_cut:
             notes.append(left_out.CUT)
         series = self.naming.series
-        notes += left_out.of_skipped((series(skip.cell), skip.reason) for skip in self.info.skipped)
+        skipped = Counter((series(skip.cell), skip.reason) for skip in self.info.skipped)
+        for (plane, why), times in skipped.items():
+            notes.append(LeftOut(f"cells of {plane}", f"not possible on this host: {why}", times))
         return notes + left_out.of_trials((self.key(trial)[0], trial) for trial in self.trials)

@@ -62,10 +62,10 @@ class Panel(Generic[C]):
     label: str
     rows: tuple[Row[C], ...]
 
-    @property
-    def contents(self) -> list[C]:
-        """What the items hold, each once."""
-        return list({id(row.item.content): row.item.content for row in self.rows}.values())
+
+def contents(panels: Sequence[Panel[C]]) -> list[C]:
+    """What the panels hold, each once."""
+    return list({id(row.item.content): row.item.content for p in panels for row in p.rows}.values())
 
 
 @dataclass(frozen=True)

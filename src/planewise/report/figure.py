@@ -235,39 +235,17 @@ def latex(table: Table, caption: str, label: str) -> str:
     head = " & ".join(_in_latex(column) for column in table.columns) + r" \\"
     body = [" & ".join(_in_latex(_text(entry)) for entry in row) + r" \\" for row in table.rows]
     title = rf"\caption{{{_in_latex(caption)}}}\label{{tab:{label}}}"
+    rows = [r"\toprule", head, r"\midrule"]
     if len(table.rows) > _MOST_ROWS_A_PAGE:
-        return "\n".join(
-            [
-                "% needs \\usepackage{booktabs,longtable,textcomp}",
-                rf"\begin{{longtable}}{{{columns}}}",
-                title + r" \\",
-                r"\toprule",
-                head,
-                r"\midrule",
-                r"\endhead",
-                *body,
-                r"\bottomrule",
-                r"\end{longtable}",
-                "",
-            ]
-        )
-    return "\n".join(
-        [
-            "% needs \\usepackage{booktabs,textcomp}",
-            r"\begin{table}",
-            r"\centering",
-            title,
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+        package, top = "longtable,", [rf"\begin{{longtable}}{{{columns}}}", title + r" \\"]
+        rows.append(r"\endhead")
+        end = [r"\end{longtable}"]
+    else:
+        package, top = "", [r"\begin{table}", r"\centering", title]
+        top.append(rf"\begin{{tabular}}{{{columns}}}")
+        end = [r"\end{tabular}", r"\end{table}"]
+    needs = rf"% needs \usepackage{{booktabs,{package}textcomp}}"
+    return "\n".join([needs, *top, *rows, *body, r"\bottomrule", *end, ""])
 
 
 _MOST_ROWS_A_PAGE = 40

@@ -73,6 +73,7 @@ def render(run: RunReader) -> str:
     """The report as HTML text. BadInputError when a trial line is damaged."""
     data = RunData(run)
     drawn = drawn_sections(data)
+    common = common_factors(data.key(trial)[1] for trial in data.trials)
     page = filled(
         "report.html.j2",
         data=data,
@@ -85,7 +86,7 @@ def render(run: RunReader) -> str:
         planes=planes(data),
         sections=drawn,
         rankings=rankings(data),
-        shared_words=_shared_words(data),
+        shared_words=words(common) if common else "",
         left_out_sentence=left_out.sentence(data.trials),
         left_out=left_out.table(data.left_out),
     )
@@ -207,7 +208,6 @@ _CODE = re.compile(r"`([^`]+)`|(?<![\w-])(--[a-z][a-z-]*)")
 class Bar:
     """A value of a plane as a bar with its interval, each as a share of the longest [%]."""
 
-    plane: str
     number: PrintedNumber
     to: float
     low: float
@@ -227,52 +227,40 @@ class PlaneRow:
 
 def planes(data: RunData) -> tuple[tuple[str, ...], list[PlaneRow]]:
     """Titles of the metrics, and the planes, best first, over all loads together."""
-    advice = data.recommendation
-    if advice is None or not advice.ranking:
-        return (), []
-    # The first sending and the last load (all of them together) of each metric.
-    chosen: dict[str, list[RankedPlane]] = {}
-    for place in advice.ranking:
-        first = next(p for p in advice.ranking if p.metric == place.metric)
-        last = [p for p in advice.ranking if _sending(p) == _sending(first)][-1]
-        if place.metric not in _FIRST_SCREEN:
-            continue
-        if (_sending(place), place.load_type) == (_sending(first), last.load_type):
-            chosen.setdefault(place.metric, []).append(place)
-    order = dict.fromkeys(place.plane for places in chosen.values() for place in places)
-    bars = {metric: _bars(metric, places) for metric, places in chosen.items()}
+    ranking = data.recommendation.ranking if data.recommendation else ()
+    bars: dict[str, dict[str, Bar]] = {}
+    for metric, better in _FIRST_SCREEN.items():
+        # The first sending and the last load, which is all of them together.
+        places = [place for place in ranking if place.metric == metric]
+        places = [place for place in places if _sending(place) == _sending(places[0])]
+        if places := [place for place in places if place.load_type == places[-1].load_type]:
+            bars[f"{_METRICS[metric][0]}, {better}"] = _bars(places)
     rows = [
         PlaneRow(
             plane,
             tuple(of_metric.get(plane) for of_metric in bars.values()),
             tuple(dict.fromkeys(c.verdict.verdict for c in data.curves if c.plane == plane)),
         )
-        for plane in order
+        for plane in dict.fromkeys(plane for of_metric in bars.values() for plane in of_metric)
     ]
-    return tuple(f"{_METRICS[metric][0]}, {_FIRST_SCREEN[metric]}" for metric in chosen), rows
+    return tuple(bars), rows
 
 
 def _sending(place: RankedPlane) -> tuple[str, Sending]:
     return place.metric, Sending(place.frequency_pps, place.pattern, place.application)
 
 
-def _bars(metric: str, places: Sequence[RankedPlane]) -> dict[str, Bar]:
-    show = _METRICS[metric][1]
+def _bars(places: Sequence[RankedPlane]) -> dict[str, Bar]:
     ends = [end for p in places for end in (p.value, p.high) if end is not None]
     longest = max(filter(math.isfinite, ends), default=1.0) or 1.0
 
-    def share(value: float) -> float:
+    def share(value: float | None, otherwise: float) -> float:
+        value = otherwise if value is None else value
         return round(100 * min(max(value, 0.0), longest) / longest, 1)
 
     return {
-        place.plane: Bar(
-            place.plane,
-            _place(place, show),
-            share(place.value),
-            share(place.value if place.low is None else place.low),
-            share(place.value if place.high is None else place.high),
-        )
-        for place in places
+        p.plane: Bar(_place(p), share(p.value, 0.0), share(p.low, p.value), share(p.high, p.value))
+        for p in places
     }
 
 
@@ -290,12 +278,12 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             loads = [load for load in loads if load != "all"]
         by_rank = sorted(places, key=lambda place: place.load_type != loads[-1])
         by_cell = {(place.plane, place.load_type): place for place in places}
-        title, show = _METRICS[key[0]]
+        title = _METRICS[key[0]][0]
         rows = tuple(
             (
                 plane,
                 *(
-                    _place(by_cell[plane, load], show)
+                    _place(by_cell[plane, load])
                     if (plane, load) in by_cell
                     else Missing("not measured")
                     for load in loads
@@ -309,8 +297,8 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
     return result
 
 
-def _place(place: RankedPlane, show: Callable[[float], str]) -> PrintedNumber:
-    small = []
+def _place(place: RankedPlane) -> PrintedNumber:
+    small, show = [], _METRICS[place.metric][1]
     if place.low is not None and place.high is not None:
         small.append(theme.interval(show(place.low), show(place.high)))
     small.append(place.note or worse_text(place) or "best")
@@ -430,9 +418,3 @@ def _cell(entry: Entry, column: str, *, first: bool) -> str:
         return f'<td {label}><span class="chip {entry.lower()}">{entry}</span></td>'
     wide = ' class="range"' if " – " in entry else ""
     return f"<td{wide} {label}>{escape(entry)}</td>"
-
-
-def _shared_words(data: RunData) -> str:
-    """The factor levels that all trials share."""
-    common = common_factors(data.key(trial)[1] for trial in data.trials)
-    return words(common) if common else ""

@@ -56,14 +56,6 @@ CUT = LeftOut(
 )
 
 
-def of_skipped(skipped: Iterable[tuple[str, str]]) -> list[LeftOut]:
-    """Cells that could not run here, as (plane, reason)."""
-    return [
-        LeftOut(f"cells of {plane}", f"not possible on this host: {why}", times)
-        for (plane, why), times in Counter(skipped).items()
-    ]
-
-
 def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
     """What is left out of trials (with their planes), and what is shown with a reservation."""
     trials = list(trials)

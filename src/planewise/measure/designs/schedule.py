@@ -34,19 +34,12 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A cell that cannot be run here, and why."""
-
-    cell: Cell
-    reason: str
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Everything that a run will do, in order."""
 
     visits: tuple[Visit, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: Mapping[Cell, str]
+    """Cells that cannot be run here, with the reason."""
     blocks: int
     """Blocks of the design; those that a time budget has no room for among them."""
 
@@ -73,7 +66,7 @@ def make_schedule(
     """
     cells = expand(design)
     runnable = [cell for cell in cells if cell not in unavailable]
-    skipped = tuple(Skipped(cell, unavailable[cell]) for cell in cells if cell in unavailable)
+    skipped = {cell: unavailable[cell] for cell in cells if cell in unavailable}
     shuffler = random.Random(design.seed)
     visits = []
     for block in range(design.blocks):

@@ -201,7 +201,9 @@ class _Runner:
         mark = self.pauses.mark()
         try:
             with self.stations.station(visit.cell) as station, self._watching(station):
-                self._warm_up(visit, station)
+                place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
+                for warmup in visit.warmup:
+                    station.measure(warmup, place, lambda _: None)
                 while pending and not self.pauses.requested:
                     trial = pending[0]
                     mark = self.pauses.mark()
@@ -233,11 +235,6 @@ class _Runner:
         if self.meter is None:
             return nullcontext()
         return self.meter.silent() if trial.samples else self.meter.trial(place)
-
-    def _warm_up(self, visit: Visit, station: Station) -> None:
-        place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
-        for trial in visit.warmup:
-            station.measure(trial, place, lambda _: None)
 
     def _place(self, visit: Visit, trial: Trial) -> Place:
         return Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import polars as pl
 
@@ -169,25 +168,17 @@ def _latency(data: RunData, cells: Sequence[RttCell], by_policy: Results) -> Ite
     )
 
 
-class HoldInterval(NamedTuple):
-    """A time in which a guest held a VF, in seconds after the warm-up."""
-
-    guest: str
-    begin_s: float
-    end_s: float
-
-
-def hold_intervals(result: AllocResult, end_s: float) -> list[HoldInterval]:
-    """The times in which guests held a VF, up to `end_s`."""
+def hold_intervals(result: AllocResult, end_s: float) -> list[tuple[str, float, float]]:
+    """The times in which guests held a VF up to `end_s`: name, begin, end [s after the warm-up]."""
     since: dict[str, float] = {}
     intervals = []
     for move in sorted(result.moves, key=lambda move: move.at_s):
         if move.direction == "give" and move.ending == "completed":
             since.setdefault(move.guest, move.at_s + (move.duration_s or 0.0))
         elif move.direction == "take" and move.guest in since:
-            intervals.append(HoldInterval(move.guest, since.pop(move.guest), min(move.at_s, end_s)))
-    intervals += [HoldInterval(guest, begin_s, end_s) for guest, begin_s in since.items()]
-    return [interval for interval in intervals if interval.end_s > interval.begin_s]
+            intervals.append((move.guest, since.pop(move.guest), min(move.at_s, end_s)))
+    intervals += [(guest, begin_s, end_s) for guest, begin_s in since.items()]
+    return [interval for interval in intervals if interval[2] > interval[1]]
 
 
 def _by_rate(result: AllocResult) -> list[tuple[str, float]]:
@@ -205,9 +196,9 @@ def _end_s(result: AllocResult) -> float:
 
 def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
     """The times in which each guest held a VF, in the first trial of each policy."""
-    end_s = max(_end_s(result) for _, result in trials)
-    begin_s = min([0.0, *(move.at_s for _, result in trials for move in result.moves)])
-    span = Span(max(begin_s, -0.5 * end_s), end_s)
+    longest_s = max(_end_s(result) for _, result in trials)
+    first_s = min([0.0, *(move.at_s for _, result in trials for move in result.moves)])
+    span = Span(max(first_s, -0.5 * longest_s), longest_s)
     rates = sorted({pps for _, result in trials for _, pps in _by_rate(result)}, reverse=True)
     colours = dict(zip(map(rate_text, rates), _SHADES, strict=False))
     changes = any(result.change for _, result in trials)
@@ -216,15 +207,15 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
         rate = {name: rate_text(pps) for name, pps in _by_rate(result)}
         rows: list[Row] = [
             {
-                "label": held.guest,
-                "series": rate[held.guest],
-                "from": span.inside(held.begin_s),
-                "to": span.inside(held.end_s),
-                "hover": f"{policy}: {held.guest} ({rate[held.guest]}) held a VF from "
-                f"{held.begin_s:.1f} to {held.end_s:.1f} s",
+                "label": guest,
+                "series": rate[guest],
+                "from": span.inside(begin_s),
+                "to": span.inside(end_s),
+                "hover": f"{policy}: {guest} ({rate[guest]}) held a VF from {begin_s:.1f} to "
+                f"{end_s:.1f} s",
             }
-            for held in hold_intervals(result, span.high)
-            if held.guest in rate
+            for guest, begin_s, end_s in hold_intervals(result, span.high)
+            if guest in rate
         ]
         rules = [0.0, *([result.window_s] if result.change is not None else [])]
         panels.append(
@@ -410,7 +401,7 @@ def download_figure(by_policy: Results) -> Figure:
                 {policy: colours[policy] for policy in by_policy},
                 Span.of((float(row["value"]) for row in rows), log_from=math.inf),
                 "bits",
-                charts.seconds(across, "seconds since it began"),
+                charts.numbers(across, "seconds since it began"),
                 points=(),
                 labels=False,
                 more={"detail": {"field": "trial", "type": "nominal"}},
@@ -512,7 +503,7 @@ def switch_figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
                 colours,
                 span,
                 "duration",
-                charts.seconds(across, "seconds after the warm-up"),
+                charts.numbers(across, "seconds after the warm-up"),
                 points=dots,
                 shaded=shaded,
                 labels=False,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planewise.report import charts, theme, vega
 from planewise.report.data import RunData
-from planewise.report.figure import Entry, Figure, PrintedNumber, Section, Table
+from planewise.report.figure import Entry, Figure, PrintedNumber, R, Section, Table
 from planewise.report.vega import Quantity, Row, Span
 from planewise.store.cells import NO_PLANE, level_rank
 from planewise.store.models import (
@@ -236,12 +236,13 @@ def chain_figures(cells: Sequence[ChainCell]) -> Iterator[Figure]:
         )
 
 
-def _chain_columns() -> dict[str, Callable[[ChainCell], Entry]]:
+def _columns(of: Callable[[R], ChainCell]) -> dict[str, Callable[[R], Entry]]:
+    """The first columns, of rows that have a chain."""
     return {
-        "Plane": lambda cell: cell.plane,
-        "Path": lambda cell: cell.path,
-        "Functions": lambda cell: PrintedNumber.plain(cell.vnfs),
-        "Frames": _size,
+        "Plane": lambda row: of(row).plane,
+        "Path": lambda row: of(row).path,
+        "Functions": lambda row: PrintedNumber.plain(of(row).vnfs),
+        "Frames": lambda row: _size(of(row)),
     }
 
 
@@ -250,7 +251,7 @@ def table(cells: Sequence[ChainCell]) -> Table:
     return Table.of(
         cells,
         {
-            **_chain_columns(),
+            **_columns(lambda cell: cell),
             "Packets transmitted": lambda cell: _value(cell.pps, rate_text),
             "Bits transmitted": lambda cell: _value(cell.bps, bits_text),
             "Returned of offered": lambda cell: PrintedNumber.share(cell.delivered),
@@ -290,7 +291,7 @@ def frames_table(cells: Sequence[ChainCell]) -> Table:
         return ", ".join(f"{theme.count(n)} {place}" for place, n in frames.lost.items()) or "none"
 
     columns: dict[str, Callable[[tuple[ChainCell, FrameAccount]], Entry]] = {
-        **_of_first(),
+        **_columns(lambda row: row[0]),
         "Sent": lambda row: PrintedNumber.count(row[1].sent),
         "Returned": lambda row: PrintedNumber.count(row[1].received),
         "Lost, by place": lambda row: lost(row[1]),
@@ -300,15 +301,6 @@ def frames_table(cells: Sequence[ChainCell]) -> Table:
     return Table.of(accounts, columns)
 
 
-def _of_first() -> dict[str, Callable[[tuple[ChainCell, object]], Entry]]:
-    """The chain's columns, for rows that begin with a chain."""
-
-    def of(column: Callable[[ChainCell], Entry]) -> Callable[[tuple[ChainCell, object]], Entry]:
-        return lambda row: column(row[0])
-
-    return {title: of(column) for title, column in _chain_columns().items()}
-
-
 def cores(cells: Sequence[ChainCell]) -> Table:
     """CPU use, chain by chain."""
 
@@ -316,7 +308,7 @@ def cores(cells: Sequence[ChainCell]) -> Table:
         return otherwise if value is None else PrintedNumber(percent_text(value), value)
 
     columns: dict[str, Callable[[tuple[ChainCell, CoreUse]], Entry]] = {
-        **_of_first(),
+        **_columns(lambda row: row[0]),
         "CPU": lambda row: PrintedNumber.plain(row[1].cpu),
         "Tasks": lambda row: ", ".join(row[1].tasks),
         "Not idle": lambda row: PrintedNumber.share(row[1].used),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.judge import policies
@@ -18,6 +18,7 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
+from planewise.judge.statistics.kendall import TauB
 from planewise.judge.statistics.metrics import figures_in
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
@@ -36,7 +37,7 @@ from planewise.report.figure import (
 )
 from planewise.report.sections import load
 from planewise.report.vega import Span
-from planewise.store.cells import Sending, by_series, common_factors, words
+from planewise.store.cells import by_series, common_factors, words
 from planewise.units import percent_text
 
 FACTOR = "plane"
@@ -96,7 +97,9 @@ def sections(compared: Sequence[Compared]) -> Iterator[Section]:
     figures: list[Figure] = []
     for item in compared:
         metric = item.family.metric
-        stem = "" if item is first[metric.name] or metric.sending is None else _stem(metric.sending)
+        sending, stem = metric.sending, ""
+        if sending is not None and item is not first[metric.name]:
+            stem = f"-{sending.frequency_pps:g}pps-{sending.pattern}-{sending.application}"
         figures += comparison_figures(item, name=slug(f"compared-{metric.name}{stem}"))
     yield Section(
         "compared",
@@ -106,11 +109,6 @@ def sections(compared: Sequence[Compared]) -> Iterator[Section]:
         "means that the difference is within the margin.",
         tuple(figures),
     )
-
-
-def _stem(sending: Sending) -> str:
-    """The sending as a part of a file name."""
-    return f"-{sending.frequency_pps:g}pps-{sending.pattern}-{sending.application}"
 
 
 def statistics(compared: Sequence[Compared], data: RunData) -> Iterator[Section]:
@@ -439,23 +437,27 @@ def kendall_table(all_compared: Sequence[Compared], planes: Sequence[str]) -> Ta
         for bar in compared.family.kendall
         if str(bar.level) in planes
     ]
-    alone = Missing("nothing to compare with")
+
+    def known(of: Callable[[TauB], Entry], otherwise: Entry) -> Callable[[Bar], Entry]:
+        return lambda row: otherwise if (tau := row[1].correlation) is None else of(tau)
+
     return Table.of(
         bars,
         {
             "Metric": lambda row: row[0],
             "Where": lambda row: stratum_words(row[1].stratum),
             "Plane": lambda row: str(row[1].level),
-            "τ-b": lambda row: (
-                PrintedNumber(_signed(tau.tau), tau.tau) if (tau := row[1].correlation) else alone
+            "τ-b": known(
+                lambda tau: PrintedNumber(_signed(tau.tau), tau.tau),
+                Missing("nothing to compare with"),
             ),
-            "95 % interval": lambda row: (
-                theme.interval(_signed(tau.low), _signed(tau.high))
-                if (tau := row[1].correlation)
-                else "—"
+            "95 % interval": known(
+                lambda tau: theme.interval(_signed(tau.low), _signed(tau.high)), "—"
             ),
-            "Replicates": lambda row: (
-                PrintedNumber.plain(tau.n) if (tau := row[1].correlation) else "—"
-            ),
+            "Replicates": known(lambda tau: PrintedNumber.plain(tau.n), "—"),
         },
     )
+
+
+Bar = tuple[str, KendallBar]
+"""A correlation, with the title of its metric."""

@@ -122,7 +122,7 @@ def sections(data: RunData) -> Iterator[Section]:
                 f"load; the replicate of median busy share. The rest is idle.{both}",
                 f"Bars of CPU time by mode. {lead}",
                 tuple(_panel(panel, colours) for panel in panels),
-                table([cell for panel in panels for cell in panel.contents]),
+                table(facets.contents(panels)),
                 key=colours,
                 lead=lead,
             )
@@ -151,11 +151,6 @@ def _panel(panel: Panel[CpuCell], colours: Mapping[str, str]) -> Spec:
     return charts.shares(panel.label, parts, totals, colours, Span(0.0, 1.0), "share")
 
 
-def quartiles(cell: CpuCell) -> tuple[float, ...]:
-    """Least, lower quartile, median, upper quartile and most of the replicates' busy share."""
-    return tuple(map(float, np.quantile(cell.replicates_busy, (0.0, 0.25, 0.5, 0.75, 1.0))))
-
-
 def table(cells: Sequence[CpuCell]) -> Table:
     """CPU time by cell, host and mode."""
     common = common_factors(cell.factors for cell in cells)
@@ -177,7 +172,8 @@ def table(cells: Sequence[CpuCell]) -> Table:
                 else Missing("one replicate")
             ),
             "Least, quartiles, most of a replicate": lambda cell: " – ".join(
-                percent_text(value) for value in quartiles(cell)
+                percent_text(float(value))
+                for value in np.quantile(cell.replicates_busy, (0.0, 0.25, 0.5, 0.75, 1.0))
             ),
             **{group.capitalize(): of_group(group) for group in GROUPS},
         },

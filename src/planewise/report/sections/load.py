@@ -13,7 +13,7 @@ from planewise.judge.verdict import LoadEstimate, Verdict
 from planewise.report import charts, theme, vega
 from planewise.report.data import JudgedCurve, RunData
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
-from planewise.report.vega import AXIS_ROOM, WIDTH, Row, Span, Spec
+from planewise.report.vega import Row, Span, Spec
 from planewise.store.cells import Factors, common_factors, words
 from planewise.units import percent_text, rate_text
 
@@ -98,7 +98,7 @@ def curve_figure(
                 {name: colour},
                 Span(0.0, 1.0),
                 "share",
-                _along(span),
+                charts.numbers(span, "offered load", "rate"),
                 labels=False,
                 axis={"title": "packets delivered"},
             ),
@@ -164,7 +164,7 @@ def _losses(
         colours,
         _LOSSES,
         "share",
-        _along(span),
+        charts.numbers(span, "offered load", "rate"),
         points=[row for row in drawn if not row["limited"]],
         hollow=[row for row in drawn if row["limited"]],
         shaded=shaded,
@@ -177,10 +177,6 @@ def _losses(
             "values": theme.ticks(FLOOR, 1.0, log=True, most=7),
         },
     )
-
-
-def _along(span: Span) -> Spec:
-    return vega.along("x", span, "rate", WIDTH - AXIS_ROOM, "offered load")
 
 
 def line(name: str, curve: Curve) -> list[Row]:

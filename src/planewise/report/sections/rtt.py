@@ -115,7 +115,7 @@ def box_figures(
     of_rtt: bool = False,
 ) -> Iterator[Figure]:
     """Boxes of a time by series and condition. `what` begins the caption."""
-    cells = [cell for panel in conditions.panels for cell in panel.contents]
+    cells = facets.contents(conditions.panels)
     spreads = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
     span = Span.of([end for spread in spreads for end in spread.ends_ns] or [1e3])
     levels = f" Numbers after a name are {conditions.axis}." if conditions.axis else ""
@@ -126,7 +126,7 @@ def box_figures(
         f"{span.word}.{levels}{idle if conditions.shared_idle else ''}"
     )
     for figure_name, figure_title, panels in by_panels(conditions.panels, name, title):
-        own = list({id(cell): cell for panel in panels for cell in panel.contents}.values())
+        own = facets.contents(panels)
         lead = medians_lead(own, time, title[0].lower() + title[1:])
         missing = _reasons(own, time)
         yield Figure(
@@ -405,7 +405,7 @@ def _pair(
 def _scatters(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
     """Single packets as dots, thinned evenly."""
     for name, title, panels in by_panels(conditions.panels, "scatter", "Single packets"):
-        cells = list({id(cell): cell for panel in panels for cell in panel.contents}.values())
+        cells = facets.contents(panels)
         drawn = [(cell, rtts) for cell in cells if (rtts := cell.distribution) is not None]
         if not drawn:
             continue
@@ -463,7 +463,7 @@ def _losses(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
     span = Span.of([share for cell in data.rtt if (share := _share_lost(cell))], log_from=20)
     far = " The axis is logarithmic; without a dot nothing was lost." if span.log else ""
     for name, title, panels in by_panels(conditions.panels, "lost", "Lost probe packets"):
-        cells = list({id(cell): cell for panel in panels for cell in panel.contents}.values())
+        cells = facets.contents(panels)
         specs = []
         for panel in panels:
             bars: list[Row] = []
@@ -521,7 +521,7 @@ def _parts_figures(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figur
         ends[-1] = total
     colours = {name: theme.var(colour) for name, colour in _PARTS.values()}
     for name, title, panels in by_panels(conditions.panels, "parts", "Latency breakdown"):
-        cells = list({id(cell): cell for panel in panels for cell in panel.contents}.values())
+        cells = facets.contents(panels)
         specs: list[Spec] = []
         used: set[str] = set()
         for panel in panels:

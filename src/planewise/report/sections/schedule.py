@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planewise.judge.drift import residuals
-from planewise.report import charts, theme, vega
+from planewise.report import charts, theme
 from planewise.report.data import RunData
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table
-from planewise.report.vega import AXIS_ROOM, WIDTH, Row, Span, Spec, mark
+from planewise.report.vega import Row, Span, Spec
 from planewise.store.cells import Factors, words
 from planewise.store.levels import keeps_levels
 from planewise.store.models import TrialRecord
@@ -99,7 +99,7 @@ def _change(part: Sequence[OrderedTrial]) -> float:
 
 
 def _drift_panel(with_rtt: Sequence[OrderedTrial], data: RunData, span: Span) -> Spec:
-    rows: list[Row] = []
+    points: list[Row] = []
     stride = -(-len(with_rtt) // _MOST_POINTS)
     for plane in data.planes:
         own = [visit for visit in with_rtt if visit.plane == plane]
@@ -108,28 +108,30 @@ def _drift_panel(with_rtt: Sequence[OrderedTrial], data: RunData, span: Span) ->
             change = _change(part)
             label = f"{plane}, {words(part[0].factors)}" if stride == 1 else plane
             hover = f"trial {part[0].order}: {label}: {percent_text(change, signed=True)}"
-            rows.append({"plane": plane, "order": part[0].order, "change": change, "hover": hover})
+            points.append({"series": plane, "x": part[0].order, "value": change, "hover": hover})
     half = max(5, len(with_rtt) // 12) // 2
-    line: list[Row] = [
+    everything = "all planes"
+    running: list[Row] = [
         {
-            "order": with_rtt[at].order,
-            "change": _change(with_rtt[max(0, at - half) : at + half + 1]),
+            "series": everything,
+            "x": with_rtt[at].order,
+            "value": _change(with_rtt[max(0, at - half) : at + half + 1]),
         }
         for at in range(0, len(with_rtt), max(1, len(with_rtt) // 150))
     ]
-    most = max(0.02, *(abs(float(row["change"])) for row in rows)) * 1.1
+    most = max(0.02, *(abs(float(point["value"])) for point in points)) * 1.1
     labels = "datum.value === 0 ? '0 %' : format(datum.value * 100, '+.3~r') + ' %'"
-    plot = WIDTH - AXIS_ROOM - 12
-    place = {
-        "x": vega.along("order", span, "number", plot, "trials in their order"),
-        "y": vega.upwards("change", Span(max(-1.0, -most), most), "share", labelExpr=labels),
-    }
-    coloured = {**place, "color": vega.coloured("plane", data.colours)}
-    marks = [
-        mark("point", rows, coloured, hover=True, filled=True, size=26, opacity=0.85),
-        mark("line", line, place, strokeWidth=1.5, color=theme.var("ink")),
-    ]
-    return vega.panel(marks, "Median RTT against its cell's", width=plot, height=150)
+    return charts.lines(
+        "Median RTT against its cell's",
+        running,
+        {**data.colours, everything: theme.var("ink")},
+        Span(max(-1.0, -most), most),
+        "share",
+        charts.numbers(span, "trials in their order"),
+        points=points,
+        axis={"labelExpr": labels},
+        labels=False,
+    )
 
 
 def _order_panel(
