@@ -102,7 +102,7 @@ class Quick:
     def __post_init__(self) -> None:
         if not self.planes:
             raise UnsupportedError(
-                "this host can build none of the planes that Planewise knows",
+                "this host supports none of Planewise's planes",
                 remedy="`planewise doctor` says why, plane by plane",
             )
 
@@ -257,8 +257,8 @@ def check_budget(design: Design, schedule: Schedule) -> str:
     if blocks == schedule.blocks:
         return ""
     return (
-        f"the time budget of {budget} has room for about {blocks} of {schedule.blocks} blocks; "
-        "the others are left out"
+        f"the time budget of {budget} fits about {blocks} of {schedule.blocks} blocks; "
+        "the rest are left out"
     )
 
 
@@ -291,11 +291,11 @@ def resume(
             if unavailable:
                 raise PlanewiseError(
                     f"the run cannot be continued here: {'; '.join(refusals(unavailable))}",
-                    remedy="continue it on the system that it began on",
+                    remedy="continue it on the system where it started",
                 )
             changed = changed_hosts(info.hosts, _by_role(host, remote))
             for difference in changed:
-                progress.note(f"not as it was when the run began: {difference}")
+                progress.note(f"changed since the run began: {difference}")
             session = Session(
                 started=datetime.now(UTC), first_order=writer.next_order, changed=changed
             )
@@ -492,7 +492,7 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
     try:
         design = Design.model_validate(raw)
         if not isinstance(ladders, dict):
-            raise TypeError("the ladders are no mapping")
+            raise TypeError("the ladders are not a mapping")
         ladders_by_cell = {
             cell: tuple(float(load) for load in ladders.get(cell.name, ()))
             for cell in cells_of(design)

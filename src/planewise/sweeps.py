@@ -118,7 +118,7 @@ def sweep(
         result.verdict,
         result.trials,
         result.traffic_s,
-        result.stopped if plan.until_verdict else "every load as often as asked",
+        result.stopped if plan.until_verdict else "every load measured as often as requested",
     )
 
 
@@ -160,7 +160,7 @@ def _writer(
     writer = RunWriter.resume(out)
     trials = earlier.trials()
     measurer.replay(trials)
-    progress.note(f"goes on with the run in {out}, which has {count_text(len(trials), 'trial')}")
+    progress.note(f"continuing the run in {out}, which has {count_text(len(trials), 'trial')}")
     session = Session(
         started=datetime.now(UTC),
         first_order=writer.next_order,
@@ -179,7 +179,7 @@ def _ended_early(writer: RunWriter, info: RunInfo, progress: Progress) -> Iterat
     except KeyboardInterrupt:
         _end(writer, info, "interrupted")
         out = writer.path
-        progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
+        progress.note(f"the results so far are in {out}: `planewise judge {out}` judges it")
         raise
     except PlanewiseError as error:
         _end(writer, info, "failed", error.what)
@@ -209,7 +209,7 @@ def reachable(loads_pps: Sequence[float], max_pps: float, progress: Progress) ->
     sendable = tuple(load for load in loads_pps if load <= max_pps)
     if len(sendable) < len(loads_pps):
         beyond = ", ".join(rate_text(load) for load in loads_pps if load > max_pps)
-        progress.note(f"left out, as the generator sends {rate_text(max_pps)} now: {beyond}")
+        progress.note(f"left out, because the generator sends {rate_text(max_pps)} now: {beyond}")
     return sendable
 
 

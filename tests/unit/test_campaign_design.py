@@ -214,7 +214,7 @@ def test_repetitions_have_the_ladder_of_the_first_and_a_second_call_measures_wha
 def test_loads_of_an_earlier_ladder_that_the_generator_cannot_send_now_are_left_out() -> None:
     progress = Silent()
     assert reachable((1e5, 2e5, 4.6e5), 4.5e5, progress) == (1e5, 2e5)
-    assert progress.notes == ["left out, as the generator sends 450 kpps now: 460 kpps"]
+    assert progress.notes == ["left out, because the generator sends 450 kpps now: 460 kpps"]
     assert reachable((1e5, 2e5), 4.5e5, progress) == (1e5, 2e5)
     assert len(progress.notes) == 1
 

@@ -353,7 +353,7 @@ def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_a
         "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
     )
     (why,) = Chains(design).unavailable(cells_of(design)).values()
-    assert why == "functions that route want IP from outside: give `chain.uplink` a driver"
+    assert why == "functions that route need IP traffic from outside: give `chain.uplink` a driver"
 
 
 # --- functions that poll in virtual machines -----------------------------------------------------
@@ -466,7 +466,7 @@ def test_xdp_has_no_huge_pages_wants_ip_from_outside_and_is_a_factor_of_its_own(
     )
     assert [cell.levels()["forwarder"] for cell in cells_of(design)] == ["kernel", "xdp", "xdp"]
     refused = Chains(design).unavailable(cells_of(design))
-    assert "functions that route want IP from outside: give `chain.uplink` a driver" in (
+    assert "functions that route need IP traffic from outside: give `chain.uplink` a driver" in (
         refused.values()
     )
 

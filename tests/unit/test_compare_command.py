@@ -177,7 +177,7 @@ def test_an_rtt_run_has_no_throughput_and_says_what_it_has(tmp_path: Path) -> No
     rtt = write(tmp_path / "rtt", MadeUp(packets=50, blocks=2, load_blocks=0))
     done = compare(rtt, "--metric", "throughput")
     assert isinstance(done.exception, BadInputError)
-    assert "metrics that there are: rtt," in done.exception.remedy
+    assert "available metrics: rtt," in done.exception.remedy
 
 
 def test_packets_that_were_not_kept_are_missed_only_where_they_are_needed(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_an_unknown_format_is_refused_before_anything_is_written(run: Path, tmp_
     )
     assert code == 2
     assert out == ""
-    assert "error: --format: 'gif' is not a format of figures" in err
+    assert "error: --format: 'gif' is not a figure format" in err
     assert not (run / "report.html").exists()
 
 

@@ -153,7 +153,7 @@ def test_all_trials_lost_packets_are_counted_and_said(data: RunData) -> None:
 
 def test_a_scatter_says_how_many_of_how_many_packets_it_draws(drawn: dict[str, Figure]) -> None:
     figure = drawn["scatter"]
-    said = re.search(r"Drawn are ([\d\u202f]+) of ([\d\u202f]+) packets", figure.caption)
+    said = re.search(r"Shows ([\d\u202f]+) of ([\d\u202f]+) packets", figure.caption)
     assert said is not None
     dots, of = (int(number.replace("\u202f", "")) for number in said.groups())
     assert of == sum(raw(row[-1]) for row in figure.table.rows)

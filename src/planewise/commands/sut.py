@@ -24,7 +24,7 @@ SenderOption = Annotated[
     typer.Option(
         "--sender",
         metavar="HOST",
-        help="Host that sends, in place of this machine: ssh://server, lab:a or k8s://node.",
+        help="Sending host instead of this machine: ssh://server, lab:a or k8s://node.",
     ),
 ]
 ResponderOption = Annotated[

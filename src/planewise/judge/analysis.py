@@ -201,7 +201,7 @@ def _nothing_measured(metric: Metric, samples: Sequence[RunSample]) -> None:
     raise BadInputError(
         f"no trial has {metric.title}",
         where=", ".join(sample.label for sample in samples),
-        remedy=f"metrics that there are: {', '.join(metrics_in(samples))}",
+        remedy=f"available metrics: {', '.join(metrics_in(samples))}",
     )
 
 
@@ -225,7 +225,7 @@ def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) ->
                 where=flag,
                 remedy="name two runs or more"
                 if one_run
-                else f"factors that there are: {', '.join(sorted(factors))}",
+                else f"available factors: {', '.join(sorted(factors))}",
             )
 
 
@@ -239,7 +239,7 @@ def _check_levels(
         raise BadInputError(
             "none of these metrics was measured",
             where="--metric",
-            remedy=f"metrics that there are: {', '.join(present)}",
+            remedy=f"available metrics: {', '.join(present)}",
         )
     if all(len(family.levels) + len(family.not_measurable) < 2 for family in families):
         _check_missed(factor, families[0], samples)

@@ -92,9 +92,9 @@ def capacity(page: AdvicePage) -> Figure:
     return Figure(
         "capacity",
         "Throughput by number of functions",
-        "Packets that all functions send together, by the capacity model; lines: 95 % interval "
+        "Packets per second of all functions together, by the capacity model; lines: 95 % interval "
         "of a single measurement.",
-        f"Lines of what each plane carries by number of functions. Asked for: {rates}.",
+        f"Throughput of each plane by number of functions. Asked for: {rates}.",
         (
             charts.lines(
                 "",

@@ -174,7 +174,7 @@ def parse_formats(text: str) -> list[Format]:
     for name in text.replace(",", " ").split():
         if name not in FORMATS:
             raise BadInputError(
-                f"{name!r} is not a format of figures",
+                f"{name!r} is not a figure format",
                 where="--format",
                 remedy=f"choose among {', '.join(FORMATS)}",
             )

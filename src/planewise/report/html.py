@@ -187,7 +187,7 @@ def headline(data: RunData) -> str:
         return f"{none}; its load-loss curves are below."
     if chains.chain_cells(data) or chains.tcp_cells(data):
         return f"{none}; its throughput is below."
-    return f"{none}, and no trial that can be drawn."
+    return f"{none}, and no trial to draw."
 
 
 def sentence(text: str) -> Markup:

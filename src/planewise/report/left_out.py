@@ -87,7 +87,7 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
         *(
             LeftOut(
                 what,
-                f"missed the {NAMES.get(factor, factor)}: reached {_between(shares)} of it",
+                f"reached only {_between(shares)} of the {NAMES.get(factor, factor)}",
                 len(shares),
             )
             for (what, _, factor), shares in missed.items()
@@ -114,14 +114,14 @@ def sentence(trials: Iterable[TrialRecord]) -> str:
     trials = list(trials)
     out = {
         "failed": sum(trial.status == "failed" for trial in trials),
-        "missed their rate or load": sum(bool(missed_levels(trial)) for trial in trials),
+        "missed their target": sum(bool(missed_levels(trial)) for trial in trials),
         "were limited by the generator, the sink or a clock": sum(
             trial.status == "done" and trial.kind == "load" and trial.is_bound for trial in trials
         ),
     }
     parts = ", ".join(f"{times} {why}" for why, times in out.items() if times)
     total = count_text(len(trials), "trial")
-    return f"Of {total} {parts}; these do not count." if parts else f"All {total} count."
+    return f"Of {total} {parts}; these are not counted." if parts else f"All {total} count."
 
 
 def table(notes: Iterable[LeftOut]) -> Table:

@@ -241,7 +241,7 @@ def summarise(
         if not why and (np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all()):
             why = _NO_CAPTURE
         parts, parts_packets = _parts(packets, of_user=metric == "rtt_user", hosts_see=not why)
-        why = "" if parts else why or "no packet was seen at all capture points"
+        why = "" if parts else why or "no packet was seen at every capture point"
     else:
         if packets.file:
             histograms = f"{packets.why}; this cell's figures come from the trials' histograms"

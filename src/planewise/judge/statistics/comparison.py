@@ -224,7 +224,7 @@ def compare_levels(
         raise BadInputError(
             f"no trial has {observed.metric.title} and the factor {factor}",
             where="--factor",
-            remedy=f"factors that there are: {', '.join(sorted(factors))}",
+            remedy=f"available factors: {', '.join(sorted(factors))}",
         )
     base = _level_named(baseline, (*levels, *missing)) if baseline is not None else None
     by = default_by(observations, factor) if by is None else by
@@ -262,7 +262,7 @@ def _level_named(text: Level, levels: Sequence[Level]) -> Level:
     raise BadInputError(
         f"there is no level {text}",
         where="--baseline",
-        remedy=f"levels that there are: {', '.join(str(level) for level in levels)}",
+        remedy=f"available levels: {', '.join(str(level) for level in levels)}",
     )
 
 

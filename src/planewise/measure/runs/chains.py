@@ -148,22 +148,22 @@ class Chains:
         if self._pair is None and chain.on_vfs:
             return _TWO_HOSTS
         if self._tcp and chain.polls:
-            return "functions that poll have no TCP: they send all frames one way"
+            return "functions that poll carry no TCP: they forward all frames one way"
         if chain.plane != "vhost-user":
             return ""
         if self._tcp:
-            return "the flows of a DPDK switch go one way, and TCP's answers another"
+            return "the flows of a DPDK switch are one-way, and TCP needs both directions"
         if self._part.uplink:
             return ""
         if self._pair is not None:
             return "a DPDK switch on another host is fed over its NIC: give `chain.uplink` a driver"
         if self._part.offered_pps is not None:
             return (
-                "the generator on a switch without an uplink cannot be paced: give `chain.uplink` "
+                "without an uplink the generator on a switch cannot be paced: give `chain.uplink` "
                 "a driver, or leave `offered_pps` out"
             )
         if not chain.polls:
-            return "functions that route want IP from outside: give `chain.uplink` a driver"
+            return "functions that route need IP traffic from outside: give `chain.uplink` a driver"
         return ""
 
     def _shortage(self, chain: Chain) -> str:

@@ -304,7 +304,7 @@ class _Runner:
         if self.failed_cells >= FAILURES_IN_A_ROW:
             raise _TooManyFailuresError(
                 f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self.last_failure}",
-                remedy="mend the cause; then continue with `planewise run --resume`",
+                remedy="fix the cause, then continue with `planewise run --resume`",
             )
 
     def close(self, status: RunStatus, reason: str, *, blocks: int | None = None) -> Outcome:

@@ -129,7 +129,7 @@ class Meter:
             except (PlanewiseError, OSError) as error:
                 if not self._complained:
                     self._complained = True
-                    self._complain(f"what guests send cannot be shown: {error}")
+                    self._complain(f"guest traffic cannot be shown: {error}")
             took_s = time.monotonic() - began
             wait_s = max(self._interval_s - took_s, 0.0)
             spent_s += took_s

@@ -101,7 +101,7 @@ class Allocators:
 
 ONE_PLACE = (
     "both hosts are this machine and share its CPUs, so CPU load at the sender and at the "
-    "responder is the same: it is measured once here, and at both on two servers"
+    "responder is the same: it is measured once; on two servers it would be measured at both"
 )
 
 
@@ -234,9 +234,9 @@ class Stations:
         if self._pair is None:
             return "rx_usecs: a veth pair, which is the hosts' NIC here, has no interrupts"
         if plane(cell.plane).vfs:
-            return f"rx_usecs: it is the NICs', and frames of {cell.plane} go through VFs"
+            return f"rx_usecs is a setting of the NICs, but frames of {cell.plane} go through VFs"
         if cell.path == "east-west":
-            return "rx_usecs: within one host frames reach no NIC"
+            return "rx_usecs: within one host no frame reaches a NIC"
         return self._fixed_interrupts
 
     @cached_property

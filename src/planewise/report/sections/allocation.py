@@ -63,7 +63,7 @@ def sections(data: RunData) -> Iterator[Section]:
             "switch",
             "Latency while a VF is given and taken",
             "One guest gets a VF in the middle of the run and loses it again; the other guests "
-            "show what the hosts themselves did meanwhile.",
+            "show how busy the hosts were meanwhile.",
             () if packets is None else (switch_figure(switches[0], packets),),
             (
                 (
@@ -235,10 +235,10 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
     return Figure(
         "policies-held",
         "Guests that held a VF",
-        "A row a guest, the busiest on top; a bar is the time in which it held a VF, coloured by "
-        "the requests that it gets a second. Times are the daemon's clock, from the end of the "
-        "warm-up on." + (" At the second line the groups' rates are reversed." if changes else ""),
-        f"Bars of the time in which each guest held a VF, a panel a policy. Moves: {counts}.",
+        "One row per guest, the busiest on top; a bar is the time it held a VF, coloured by its "
+        "request rate. Times are from the daemon's clock, starting at the end of the warm-up."
+        + (" At the second line the groups' rates are reversed." if changes else ""),
+        f"Bars of the time in which each guest held a VF, one panel per policy. Moves: {counts}.",
         tuple(panels),
         Table.of(
             [(policy, result, name) for policy, result in trials for name, _ in _by_rate(result)],
@@ -259,7 +259,7 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
             },
         ),
         key=colours,
-        lead=f"Moves of a VF in the first trial of each policy: {counts}.",
+        lead=f"VF moves in the first trial of each policy: {counts}.",
     )
 
 
@@ -302,7 +302,7 @@ def predicted_table(predicted: GroupPredictions) -> Table:
             "Mean measured": lambda row: PrintedNumber.time(row.measured_ns),
             "Error": lambda row: PrintedNumber(error(row.error), row.error),
             "95 % interval": lambda row: (
-                Missing("open: it takes six blocks")
+                Missing("open: needs six blocks")
                 if row.low is None or row.high is None
                 else theme.interval(error(row.low), error(row.high))
             ),
@@ -391,8 +391,7 @@ def download_figure(by_policy: Results) -> Figure:
     return Figure(
         "download",
         "Throughput of a download, by policy",
-        "A line a trial: payload that arrived at the client in each second. The end of a line is "
-        "the end of the download.",
+        "One line per trial: payload received in each second, up to the end of the download.",
         f"Throughput of downloads over time. {lead}",
         (
             charts.lines(
@@ -443,7 +442,7 @@ def download_table(by_policy: Results) -> Table:
             "Shortest": seconds(min),
             "Longest": seconds(max),
             "Throughput": throughput,
-            "Its guest held a VF": held,
+            "Share with a VF": held,
             "Trials": lambda row: PrintedNumber.plain(len(_downloads(row[1]))),
         },
     )

@@ -162,7 +162,7 @@ def sections(data: RunData) -> Iterator[Section]:
         yield Section(
             "tcp",
             "TCP throughput",
-            "The traditional stack: a kernel at both ends, a stream of messages between them.",
+            "A stream of messages between two kernels' TCP stacks.",
             (tcp_figure(streams),),
         )
 
@@ -170,8 +170,8 @@ def sections(data: RunData) -> Iterator[Section]:
 _MEASURES: tuple[
     tuple[str, str, Quantity, Callable[[ChainCell], tuple[float, ...]], Callable[[float], str]], ...
 ] = (
-    ("pps", "Packets that all functions transmit", "rate", lambda cell: cell.pps, rate_text),
-    ("bps", "Bits that all functions transmit", "bits", lambda cell: cell.bps, bits_text),
+    ("pps", "Packets transmitted by all functions", "rate", lambda cell: cell.pps, rate_text),
+    ("bps", "Bits transmitted by all functions", "bits", lambda cell: cell.bps, bits_text),
 )
 
 
@@ -227,7 +227,7 @@ def chain_figures(cells: Sequence[ChainCell]) -> Iterator[Figure]:
         yield Figure(
             f"chains-{name}",
             title,
-            "Summed over all functions: in a chain each packet counts once a function. Dots are "
+            "Summed over all functions: in a chain each packet counts once per function. Dots are "
             f"replicates, lines their median. The axis is {span.word}.{dashes}",
             f"Lines of throughput by number of functions. {lead}",
             tuple(panels),
@@ -343,7 +343,7 @@ def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
     return Figure(
         "tcp",
         "TCP goodput by message size",
-        "Payload that the receiver gets, by iperf3. Dots are replicates, lines their median. The "
+        "Payload received, by iperf3. Dots are replicates, lines their median. The "
         f"axis is {span.word}. Small messages cost a system call each.",
         f"Lines of goodput by message size. Most: {most}.",
         (charts.lines("", medians, colours, span, "bits", x, points=dots),),

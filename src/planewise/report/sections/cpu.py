@@ -113,7 +113,7 @@ def sections(data: RunData) -> Iterator[Section]:
     yield Section(
         "cpu",
         "CPU time",
-        "A plane that is fast because it takes a whole CPU is not cheap.",
+        "A plane may be fast only because it uses a whole CPU.",
         tuple(
             Figure(
                 name,

@@ -117,8 +117,8 @@ def _loads(data: RunData) -> Iterable[Curves]:
             for key, trials in cells.items()
         ]
         is_rate = unit == "pps"
-        title = "CPUs that the background guests burn"
-        title = "datagrams that the background guests send" if is_rate else title
+        title = "CPU load of the background guests"
+        title = "datagrams sent by the background guests" if is_rate else title
         yield Curves(f"load-{unit}", title, "rate" if is_rate else "number", tuple(points))
 
 
@@ -147,8 +147,8 @@ def figures(
         yield Figure(
             name,
             figure_title,
-            "Median over blocks; thin line: its 95 % interval, which takes six blocks. Trials that "
-            f"missed their level are left out, but not for the load. The axis is {span.word}.",
+            "Median over blocks; thin line: its 95 % interval, from six blocks on. Trials that "
+            f"missed their target are left out, except for the load itself. The axis is {span.word}.",
             f"Lines of {curves.title}. {lead}",
             tuple(
                 charts.lines(

@@ -247,7 +247,7 @@ def curve_table(curve: Curve) -> Table:
             "DR": lambda row: PrintedNumber.share(row[0].dr),
             "Forwarded": lambda row: PrintedNumber.rate(row[0].forwarded_pps),
             "TIR": lambda row: (
-                Missing("no load before the first")
+                Missing("no lower load")
                 if row[1] is None
                 else PrintedNumber(f"{row[1]:.3f}", row[1])
             ),
@@ -279,7 +279,7 @@ def _estimate(estimate: LoadEstimate | None, why: str) -> Entry:
         small = estimate.interval_text(rate_text)
         return PrintedNumber(_estimate_text(estimate), estimate.pps, small=small)
     if estimate.low_pps <= 0:
-        return Missing("the loads end too early to tell")
+        return Missing("the highest load is too low to tell")
     # The lower end of its interval: the point estimate is only where the ladder ends.
     return PrintedNumber(_estimate_text(estimate), estimate.low_pps)
 

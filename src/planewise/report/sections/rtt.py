@@ -51,7 +51,7 @@ def times(data: RunData) -> Iterator[Section]:
     yield Section(
         "rtt",
         "Round-trip time",
-        "Less is better. Planes whose replicates' medians overlap do not differ significantly.",
+        "Less is better. Where the rings of two planes overlap, the planes may not differ.",
         tuple(
             box_figures(
                 by_condition(data),
@@ -119,7 +119,9 @@ def box_figures(
     spreads = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
     span = Span.of([end for spread in spreads for end in spread.ends_ns] or [1e3])
     levels = f" Numbers after a name are {conditions.axis}." if conditions.axis else ""
-    idle = " Without background guests there is no load: that measurement is shown each time."
+    idle = (
+        " Without background guests there is no load: that measurement is repeated in every panel."
+    )
     caption = (
         f"{what} Rings: medians of replicates; thick line: their median, also at the right; box: "
         "the middle half of all packets; whiskers: their 5th to 95th percentile. The axis is "
@@ -423,7 +425,7 @@ def _scatters(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
         yield Figure(
             name,
             title,
-            "Drawn are "
+            "Shows "
             f"{theme.count(sum(map(len, dots.values())))} of {total} packets: of each cell up to "
             f"{each}, evenly spaced in the order of sending, from top to bottom. Rings: the "
             f"slowest packets. The axis is {span.word}.",
@@ -476,7 +478,7 @@ def _losses(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
         yield Figure(
             name,
             title,
-            f"Lost probe packets as a share of those sent, over all replicates.{far}",
+            f"Lost probe packets as a share of those sent.{far}",
             f"The share of lost packets. {losses_lead(cells)}",
             tuple(specs),
             rtt_table(cells),
@@ -607,7 +609,7 @@ def _why(cell: RttCell, part: str) -> str:
     if not cell.parts_ns:
         return cell.no_parts
     if part == "between":
-        return "given by its parts: the hosts see these packets"
+        return "see its parts: the hosts see these packets"
     if part == "instrument":
         return "no kernel stamps in every trial"
     if part in ("sender_stack", "responder_stack"):

@@ -63,8 +63,8 @@ def sections(data: RunData) -> Iterator[Section]:
     yield Section(
         "schedule",
         "Order of the trials",
-        "Planes take turns in a random order, so that a machine that becomes slower or faster "
-        "affects all of them alike.",
+        "Planes take turns in random order, so that all of them are affected alike if the machine "
+        "becomes slower or faster.",
         (figure(ordered, data),),
     )
 
