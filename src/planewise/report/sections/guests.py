@@ -148,7 +148,8 @@ def figures(
             name,
             figure_title,
             "Median over blocks; thin line: its 95 % interval, from six blocks on. Trials that "
-            f"missed their target are left out, except for the load itself. The axis is {span.word}.",
+            "missed their target are left out, except for the load itself. The axis is "
+            f"{span.word}.",
             f"Lines of {curves.title}. {lead}",
             tuple(
                 charts.lines(
