@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import platform
+import random
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from planewise.errors import UnsupportedError
+from planewise.judge.effects import effects
+from planewise.judge.statistics import RunSample
 from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design
+from planewise.measure.runs.stations import Stations
+from planewise.measure.station import Place
+from planewise.measure.trials.rtt import RttTrial
+from planewise.measure.trials.tcp import TcpTrial
+from planewise.store.models import TrialRecord
 from planewise.testbed import settings
 from planewise.testbed.planes import planes_of
 from planewise.testbed.setting import Arrangement
+from planewise.testbed.settings.host_setting import Spot
+from planewise.testbed.settings.qdisc import Qdisc
 from planewise.testbed.testbed import local_testbed
+from tests.unit.made_up_run import info
 
 pytestmark = [pytest.mark.linux, pytest.mark.timeout(120)]
 
@@ -58,3 +74,72 @@ def test_every_setting_takes_effect_and_is_restored_or_refuses(plane: str) -> No
     except UnsupportedError as error:
         pytest.skip(error.what)
     assert len(refused) < len(settings.SETTINGS)
+
+
+DELAY_C = """
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+SEC("tc") int delay(struct __sk_buff *frame)
+{
+	__u64 begin = bpf_ktime_get_ns();
+	for (int i = 0; i < 5000; i++)
+		if (bpf_ktime_get_ns() - begin > 20000)
+			break;
+	return 0;
+}
+char LICENSE[] SEC("license") = "GPL";
+"""
+
+
+class Delay(Qdisc):
+    """A queueing discipline that holds each of a guest's frames for 20 µs."""
+
+    name = "delay"
+    program = ""
+
+    def write(self, spot: Spot, level: str) -> None:
+        change = "add" if level != "default" else "delete"
+        spot.run("tc", "qdisc", change, "dev", spot.interface, "clsact")
+        if change == "add":
+            bpf = ("bpf", "direct-action", "object-file", self.program, "section", "tc")
+            spot.run("tc", "filter", "add", "dev", spot.interface, "egress", *bpf)
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang here")
+def test_planted_effects_are_found_and_a_placebo_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 µs for each frame, and half of the throughput; switching on what is on does nothing."""
+    (tmp_path / "delay.c").write_text(DELAY_C)
+    include = f"-I/usr/include/{platform.machine()}-linux-gnu"
+    Delay.program = str(tmp_path / "delay.o")
+    clang = ["clang", "-O2", "-target", "bpf", include, "-c", "delay.c", "-o", Delay.program]
+    subprocess.run(clang, check=True, cwd=tmp_path)
+    monkeypatch.setattr(settings, "SETTINGS", {**settings.SETTINGS, "delay": Delay()})
+    tbf = "qdisc=tbf rate 500mbit burst 256kb latency 20ms"
+    levels = ["default", "offload.tso=on", "delay=on", tbf]
+    trials = (RttTrial("rtt", 200, 128, 60), TcpTrial("tcp", 131_072, 1.0, 0, 1))
+    records: list[TrialRecord] = []
+    design = Design.model_validate(
+        {"factors": {"plane": "veth", "setting": levels}, "rtt": {}, "tcp": {}}
+    )
+    with Stations(design) as stations:
+        for block in range(7):
+            stations.new_block()
+            for level in random.Random(block).sample(levels, len(levels)):
+                cell = Cell("veth", setting=level)
+                if not block:
+                    assert not stations.unavailable([cell])
+                with stations.station(cell) as station:
+                    for trial in trials[level == tbf : 2 - (level == "delay=on")]:
+                        place = Place(f"{trial.name}{len(records)}", cell.levels(), block, 0)
+                        records.append(station.measure(trial, place, lambda _: None).record)
+    found = effects(RunSample("run", info("planted"), records))
+    outcomes = {(one.setting, one.metric.name): one for one in found}
+    delayed, halved = outcomes["delay=on", "rtt"], outcomes[tbf, "goodput"]
+    assert (delayed.comparison.outcome, halved.comparison.outcome) == ("worse", "worse")
+    assert halved.comparison.change < -0.5
+    for metric in ("rtt", "goodput"):
+        assert outcomes["offload.tso=on", metric].comparison.outcome not in ("better", "worse")
+    known = [one for one in found if one.comparison.decided and one.metric.name == "rtt"]
+    assert known[0].setting == "delay=on"  # the largest effect comes first

@@ -143,6 +143,8 @@ def _print(host: Fingerprint) -> None:
         console.print(f"{count_text(len(warnings), 'thing')} would disturb a measurement: {names}.")
     else:
         console.print("Nothing serious would disturb a measurement.")
+    if line := _better_settings():
+        console.print(line)
 
     console.print()
     facts = Table(title="Host", title_justify="left", show_header=False, box=None)
@@ -166,6 +168,27 @@ def _print(host: Fingerprint) -> None:
                 mark + disturbance.name, disturbance.value, disturbance.why, disturbance.remedy
             )
         console.print(table)
+
+
+def _better_settings() -> str:
+    """What measured better than this host's defaults in the newest run that varied settings."""
+    from planewise.judge.effects import effects
+    from planewise.judge.statistics import RunSample
+    from planewise.store.newest import newest_run
+    from planewise.store.rundir import RunReader
+
+    newest = newest_run(varying="setting")
+    if newest is None or not newest.has_trials:
+        return ""
+    reader = RunReader(newest.path)
+    found = effects(RunSample(reader.info.run, reader.info, reader.trials()))
+    best: dict[str, str] = {}
+    for effect in found:
+        if effect.comparison.outcome == "better":
+            what = f"{effect.setting} ({effect.metric.title} {effect.text.partition(' (')[0]})"
+            best.setdefault(effect.plane, f"{effect.plane} with {what}")
+    better = list_text(list(best.values())) or "nothing"
+    return f"Better than the default settings in {newest.path}: {better}."
 
 
 def _facts(host: Fingerprint) -> list[tuple[str, str]]:

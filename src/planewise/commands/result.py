@@ -11,6 +11,7 @@ from planewise.units import RATES, TIMES, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from planewise.pipeline import FinishedRun
     from planewise.store.recommendation import RankedPlane, Recommendation
@@ -64,6 +65,7 @@ def _print(finished: FinishedRun, json: bool, *, wide: bool) -> None:
         return
     console = out()
     console.print()
+    _print_effects(finished.directory, wide=wide)
     print_recommendation(advice, wide=wide)
     if info.emulated:
         console.print(f"Emulated times: {info.emulated}.")
@@ -76,6 +78,29 @@ def _print(finished: FinishedRun, json: bool, *, wide: bool) -> None:
     elif info.reason:
         console.print(f"Of the design, {info.reason}; continue with {resume}")
     console.print(f"Report: {finished.report}")
+
+
+def _print_effects(directory: Path, *, wide: bool) -> None:
+    """A table of what each setting does, where the run varied some; `wide` prints all metrics."""
+    from planewise.judge.effects import effects
+    from planewise.judge.statistics import RunSample
+    from planewise.store.rundir import RunReader
+
+    reader = RunReader(directory)
+    found = effects(RunSample(reader.info.run, reader.info, reader.trials()))
+    known = [effect for effect in found if effect.comparison.outcome in ("better", "worse")]
+    if not found:
+        return
+    table = Rows("plane", "setting", "metric", "change from the default", "")
+    for effect in found if wide else known:
+        cells = (effect.plane, effect.setting, effect.metric.title, effect.text)
+        table.add(*cells, effect.comparison.outcome)
+    console = out()
+    if known or wide:
+        table.print()
+    if not wide:
+        console.print(f"{len(found) - len(known)} other effects are small or not known (--wide).")
+    console.print()
 
 
 def print_recommendation(advice: Recommendation, *, wide: bool = False) -> None:

@@ -20,15 +20,20 @@ class RunSummary:
     status: str
     """`running`, `done`, `interrupted` or `failed`; a killed run stays `running`."""
     has_trials: bool
+    varied: tuple[str, ...] = ()
+    """Factors of its design with several levels."""
 
 
-def newest_run(folder: Path = RUNS) -> RunSummary | None:
+def newest_run(folder: Path = RUNS, varying: str = "") -> RunSummary | None:
     """The run in `folder` that began last; None where there is none.
+
+    `varying`: a factor that its design varies.
 
     A run without a finished trial counts only where no run has any. Directories without a readable
     run.json are skipped.
     """
     runs = [run for run in map(_summary, _directories(folder)) if run is not None]
+    runs = [run for run in runs if not varying or varying in run.varied]
     return max(runs, key=lambda run: (run.has_trials, run.started), default=None)
 
 
@@ -46,8 +51,10 @@ def _summary(path: Path) -> RunSummary | None:
         status = str(info.get("status", "running"))
         trials = path / "trials.jsonl"
         has_trials = trials.exists() and trials.stat().st_size > 0
+        factors = info.get("design", {}).get("factors", {})
+        varied = tuple(name for name, levels in factors.items() if len(levels) > 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if started.tzinfo is None:
         started = started.replace(tzinfo=UTC)
-    return RunSummary(path, started, status, has_trials)
+    return RunSummary(path, started, status, has_trials, varied)

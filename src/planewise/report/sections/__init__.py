@@ -17,6 +17,7 @@ from planewise.report.sections import (
     other,
     rtt,
     schedule,
+    settings,
 )
 
 
@@ -31,6 +32,7 @@ def choose(data: RunData) -> Iterator[Section]:
     yield from guests.sections(data)
     yield from chains.sections(data)
     yield from other.sections(data)
+    yield from settings.sections(data)
     yield from compared.sections(comparisons)
     yield from rtt.details(data)
     yield from load.sections(data)
