@@ -37,6 +37,7 @@ from planewise.commands import (
     search,
     start,
     sweep,
+    trend,
 )
 from planewise.commands.console import Verbosity, print_error
 from planewise.errors import PlanewiseError
@@ -48,7 +49,7 @@ class AllCommands(console.Commands):
     groups: ClassVar[Mapping[str, Sequence[str]]] = {
         "Measure": ("doctor", "quick", "run", "sweep", "search", "clean"),
         "Judge and advise": (
-            *("judge", "compare", "campaign", "report", "publications"),
+            *("judge", "compare", "trend", "campaign", "report", "publications"),
             *("advise", "chains", "calibrate", "boost"),
         ),
         "Allocate": ("alloc",),
@@ -108,6 +109,7 @@ app.command("judge")(judge.judge)
 app.command("campaign")(campaign.campaign)
 app.command("publications")(publications.publications)
 app.command("compare")(compare.compare)
+app.command("trend")(trend.trend)
 app.command("report")(report.report)
 app.command("boost")(boost.boost)
 app.command("chains")(chains.chains)

@@ -20,6 +20,7 @@ from planewise.measure.runs.stations import Stations
 from planewise.measure.station import Place
 from planewise.measure.trials.rtt import RttTrial
 from planewise.measure.trials.tcp import TcpTrial
+from planewise.store.levels import keeps_levels
 from planewise.store.models import TrialRecord
 from planewise.testbed import settings
 from planewise.testbed.planes import planes_of
@@ -133,7 +134,11 @@ def test_planted_effects_are_found_and_a_placebo_is_not(
                 with stations.station(cell) as station:
                     for trial in trials[level == tbf : 2 - (level == "delay=on")]:
                         place = Place(f"{trial.name}{len(records)}", cell.levels(), block, 0)
-                        records.append(station.measure(trial, place, lambda _: None).record)
+                        for _ in range(5):  # a busy machine does not always keep a rate
+                            record = station.measure(trial, place, lambda _: None).record
+                            if keeps_levels(record):
+                                break
+                        records.append(record)
     found = effects(RunSample("run", info("planted"), records))
     outcomes = {(one.setting, one.metric.name): one for one in found}
     delayed, halved = outcomes["delay=on", "rtt"], outcomes[tbf, "goodput"]
