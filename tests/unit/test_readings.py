@@ -272,6 +272,14 @@ class TestCommands:
         (found,) = json.loads(invoked("compare", *files, "--json").stdout)
         assert found["comparisons"][0]["outcome"] == "better"
 
+    def test_runs_too_few_to_tell_say_what_they_could(self, tmp_path: Path) -> None:
+        a = runs_of(tmp_path, "a", (20_000, 24_000, 22_000))
+        b = runs_of(tmp_path, "b", (21_000, 25_000, 23_000))
+
+        result = invoked("compare", *a.iterdir(), *b.iterdir())
+
+        assert "With 3 runs each, differences below 19" in result.stdout
+
     def test_one_file_compares_its_scenarios(self, tmp_path: Path) -> None:
         file = tmp_path / "k8s.json"
         file.write_text(samples.k8s_netperf())

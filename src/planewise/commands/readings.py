@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from planewise.commands import console
 from planewise.errors import BadInputError
-from planewise.units import percent_text
+from planewise.units import list_text, percent_text
 
 if TYPE_CHECKING:
     from planewise.judge.readings import Compared, Estimate
@@ -21,21 +21,23 @@ _STYLES = {"better": "green", "worse": "red", "not distinguishable": "yellow"}
 
 def print_each(readings: Sequence[Readings]) -> None:
     """Prints what each file holds, and what it can and cannot answer."""
-    from planewise.judge.readings import can_tell, estimate, value_text
+    from planewise.judge.readings import can_tell, estimate, told_apart, value_text
 
     out = console.out()
     for place, (file, group) in enumerate(groupby(readings, lambda one: one.file)):
         members = list(group)
         if place:
             out.print()
-        out.print(f"{file.name}, {members[0].format}", style="bold")
-        table = console.Rows(
-            "quantity", "value", _title(members), "condition", right={"value"}, less=("condition",)
-        )
-        for one in members:
+        conditions = [one.condition for one in members]
+        common = conditions[0] if len(set(conditions)) == 1 else ""
+        title = ", ".join(part for part in (file.name, members[0].format, common) if part)
+        out.print(title, style="bold")
+        names = [""] * len(members) if common else told_apart(conditions)
+        table = console.Rows("quantity", "value", _title(members), right={"value"})
+        for one, name in zip(members, names, strict=True):
             known = estimate(one)
-            table.add(one.quantity, value_text(one, known.value), _interval(one, known),
-                      one.condition)  # fmt: skip
+            quantity = f"{one.quantity}, {name}" if name else one.quantity
+            table.add(quantity, value_text(one, known.value), _interval(one, known))
         table.print()
         for sentence in can_tell(members):
             out.print(f"{sentence[0].upper()}{sentence[1:]}.")
@@ -109,7 +111,7 @@ def compare(paths: Sequence[Path], margin: float, *, json: bool) -> None:
 
 
 def _print(one: Compared) -> None:
-    from planewise.judge.readings import change_text, value_text
+    from planewise.judge.readings import can_tell, change_text, value_text
 
     out = console.out()
     title = f"{one.quantity}, {one.condition}" if one.condition else one.quantity
@@ -135,6 +137,12 @@ def _print(one: Compared) -> None:
             style=_STYLES.get(pair.outcome, ""),
         )
     answers.print()
+    open_pairs = [pair for pair in one.pairs if pair.outcome == "not distinguishable"]
+    if open_pairs:
+        widths = [(pair.high or 0.0) - (pair.low or 0.0) for pair in open_pairs]
+        known = {can_tell([level.readings])[0].split(":")[0] for level in one.levels}
+        least = percent_text(round(max(widths) / 2, 3))
+        out.print(f"With {list_text(sorted(known))} each, differences below {least} can't be told.")
     out.print()
 
 

@@ -160,7 +160,7 @@ def compare(readings: Sequence[Readings], margin: float) -> list[Compared]:
     for (quantity, condition), members in groups.items():
         if len(members) < 2:
             continue
-        names = _apart([name for name, _ in members])
+        names = told_apart([name for name, _ in members])
         levels = [
             Level(name, one, estimate(one)) for name, (_, one) in zip(names, members, strict=True)
         ]
@@ -191,7 +191,7 @@ def _levels(readings: Sequence[Readings]) -> Iterator[tuple[str, Readings]]:
         yield from ((labels[folder], one) for one in kept)
 
 
-def _apart(names: Sequence[str]) -> list[str]:
+def told_apart(names: Sequence[str]) -> list[str]:
     """The names without the parts between commas that all of them have."""
     parts = [name.split(", ") for name in names]
     common = set(parts[0]).intersection(*parts[1:])
