@@ -295,7 +295,7 @@ def disturbances(host: Fingerprint, activity: Activity, root: Path) -> Iterator[
             "busy CPUs",
             f"{percent_text(activity.busy_share)}{names}",
             "other processes delay packets, and every figure includes that",
-            "end those processes, or wait for them",
+            "stop those processes, or wait for them",
         )
     if host.clocksource in _PARAVIRTUAL_CLOCKS:
         yield remark(

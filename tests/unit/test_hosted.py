@@ -213,7 +213,7 @@ def test_a_burning_crew_tells_the_cpu_time_that_its_members_got_so_far() -> None
         assert later > first
         crew.interrupt()
         crew.end()
-        with pytest.raises(PlanewiseError, match="ended by itself"):
+        with pytest.raises(PlanewiseError, match="stopped unexpectedly"):
             crew.done()
     finally:
         host.close()

@@ -143,8 +143,8 @@ class TestPastrami:
         assert found.loads == 1
         assert len(found) == 2
         assert found.notes == (
-            "1 loads stand on more than one line (the first, 1000 pps, on lines 1 and 3): "
-            "their runs are taken together",
+            "1 loads appear on more than one line (the first, 1000 pps, on lines 1 and 3): "
+            "their runs are merged",
         )
 
 

@@ -327,9 +327,9 @@ def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, 
         f"bytes save ({percent_text(interval.low)} to {percent_text(interval.high)})"
     )
     if interval.low > 1 - SIZE_MARGIN and interval.high < 1 + SIZE_MARGIN:
-        return "no", f"the frame size does not matter, as publication F takes it: {words}"
+        return "no", f"the frame size does not matter, as publication F assumes: {words}"
     if interval.low > 1 or interval.high < 1:
-        return "yes", f"the frame size matters, other than publication F takes it: {words}"
+        return "yes", f"the frame size matters, contrary to publication F: {words}"
     return "not known", f"whether the frame size matters is not known: {words}"
 
 

@@ -127,8 +127,8 @@ def _sentence(profile: Profile | None, ranking: Sequence[PlaneForecast], workloa
     sized = f"{chain_text}, frames of {chain.frame_bytes} bytes"
     if not best.possible:
         return (
-            f"No plane gives all that is asked for {sized}; {words_of(best.plane)} comes nearest. "
-            "What to give up is below."
+            f"No plane meets all demands of {sized}; {words_of(best.plane)} comes closest. "
+            "The compromises are listed below."
         )
     if not grounded:
         return (

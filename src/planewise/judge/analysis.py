@@ -160,7 +160,7 @@ def _pooled(
         raise BadInputError(
             "no packets were kept: pooled tests need them",
             where=", ".join(str(path) for path in paths),
-            remedy="leave --as-published away; the comparison needs none",
+            remedy="omit --as-published; the comparison needs none",
         )
     run_factors = {name for sample in samples for name in sample.extra}
     tests = pooled_tests(packets, "rtt", question.factor, question.by, run_factors)
@@ -179,7 +179,7 @@ def _metric_names(requested: Sequence[str], samples: Sequence[RunSample]) -> tup
     present = metrics_in(samples)
     if not present:
         raise BadInputError(
-            "no trial came to a result at its level: there is nothing to compare",
+            "no trial reached its target: there is nothing to compare",
             where=", ".join(sample.label for sample in samples),
             remedy="`planewise report` says why trials failed, and what they achieved",
         )

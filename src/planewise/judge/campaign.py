@@ -95,7 +95,7 @@ class Agreement:
     def sentence(self) -> str:
         """The agreement in a sentence."""
         if not self.pairs:
-            return "No configuration is known to be repeated: nothing tells how far runs agree."
+            return "No configuration is known to be repeated: how well runs agree is unknown."
         ratio = ""
         if self.pdr_ratio is not None:
             ratio = f"; their PDRs are {self.pdr_ratio:.3g} times apart"

@@ -136,10 +136,10 @@ def _limit(members: Sequence[Readings]) -> str:
         return (
             "a search's lower bound, its trials are not in the file"
             if bounds
-            else "nothing in the file tells how much it varies"
+            else "nothing in the file shows how much it varies"
         )
     if not least[-1]:
-        return "the values are all alike, which doesn't tell how much others vary"
+        return "all values are equal, so how much they vary is unknown"
     shares = " to ".join(percent_text(share) for share in dict.fromkeys((least[0], least[-1])))
     text = f"differences below {shares} can't be told"
     return text if members[0].of in ("run", "number") else f"{text}, nor how much runs differ"

@@ -390,7 +390,7 @@ def _too_short(seen: Estimate, plr: float) -> str:
         )
     return (
         f"PDR lies between {rate_text(offered[over[0] - 1])} and {rate_text(offered[over[0]])}, "
-        f"which are too far apart, or {rate_text(offered[-1])} is too early an end"
+        f"which are too far apart, or the ladder ends too early, at {rate_text(offered[-1])}"
     )
 
 

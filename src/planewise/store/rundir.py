@@ -130,7 +130,7 @@ def check_free(path: Path) -> None:
     try:
         if path.exists() and not path.is_dir():
             raise BadInputError(
-                "a file is in place of the run directory",
+                "there is a file where the run directory should be",
                 where=str(path),
                 remedy="name another with --out",
             )
@@ -138,8 +138,8 @@ def check_free(path: Path) -> None:
             raise BadInputError(
                 "the output directory exists and is not empty",
                 where=str(path),
-                remedy="name another with --out; an unfinished run goes on with `planewise run "
-                "--resume`, a sweep or search with the very command that began it",
+                remedy="name another with --out; continue an unfinished run with `planewise run "
+                "--resume`, a sweep or search with the command that started it",
             )
         parent = next(place for place in (path, *path.absolute().parents) if place.exists())
     except OSError as error:

@@ -541,7 +541,7 @@ def _decided(
     note = (
         f"differences of neighbouring blocks resemble each other (lag-1 correlation "
         f"{correlation:+.2f}, p = {p:.3f}): something outlasts a block, such as a build that is "
-        "kept, and more may be claimed than is so"
+        "kept, so intervals may be too narrow"
     )
     return [
         _comparison(raw, table, margins[i], found, i, (low[:, i], high[:, i], centre[:, i]), alpha)

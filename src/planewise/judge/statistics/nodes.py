@@ -99,7 +99,7 @@ def _unknown(node: int, meetings: int) -> NodeEffect:
     why = (
         "its meetings do not tell it from its partners: it needs more of them"
         if meetings
-        else "no pair that it is in was measured"
+        else "none of its pairs was measured"
     )
     return NodeEffect(node, meetings, math.nan, -math.inf, math.inf, 1.0, why)
 

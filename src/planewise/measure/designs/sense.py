@@ -156,7 +156,7 @@ def _conflict(design: Design) -> Problem | None:
     if design.chain is not None:
         if others:
             return Problem(
-                (others[0],), "not in one design with `chain`", "make a design of its own for it"
+                (others[0],), "not in one design with `chain`", "use a separate design for it"
             )
         if 0 in factors.vnfs:
             return Problem(
@@ -187,7 +187,7 @@ def _conflict(design: Design) -> Problem | None:
     if design.functions and not functions:
         return Problem(
             ("functions",),
-            "they are those of a chain, and `factors.vnfs` is 0",
+            "`functions` belong to a chain, and `factors.vnfs` is 0",
             "give `factors.vnfs` numbers from 1 to 8, and `chain: {}`",
         )
     if functions and factors.setting != ("",):
@@ -207,7 +207,7 @@ def _coalescing_elsewhere(design: Design) -> Problem | None:
     return Problem(
         ("factors", "rx_usecs"),
         f"interrupt coalescing is varied in round-trip trials, not in those of `{others[0]}`",
-        f"make a design of its own for `{others[0]}`",
+        f"use a separate design for `{others[0]}`",
     )
 
 

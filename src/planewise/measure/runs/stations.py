@@ -131,7 +131,7 @@ EMULATED_PATIENCE_S = 60.0
 _LOAD_LIMIT_S = 86_400.0
 """Longer than any visit; the load ends with planewise in any case."""
 
-ALLOCATOR_NEEDS = "the allocator gives VFs: run it with --lab, or with --sender and --responder"
+ALLOCATOR_NEEDS = "the allocator needs SR-IOV: run it with --lab, or with --sender and --responder"
 
 
 class Stations:

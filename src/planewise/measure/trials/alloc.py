@@ -85,7 +85,7 @@ class Alloc(Kind):
             return Problem(
                 ("alloc", "change_s"),
                 "the load does not change in a trial of a switch",
-                "make a design of its own for the policy `switch`",
+                "use a separate design for the policy `switch`",
             )
         fewest = min(factors.background_guests)
         if fewest <= part.vfs:
@@ -129,7 +129,7 @@ def _guests_problem(design: Design) -> Problem | None:
             ("factors", "guest"),
             f"virtual machines that are given VFs are measured by `alloc` alone, not by "
             f"`{'`, `'.join(sorted(parts))}`",
-            "make a design of its own for each",
+            "use a separate design for each",
         )
     guests = " and ".join(GUEST_WORDS[kind][1] for kind in factors.guest)
     planes = tuple(dict.fromkeys(ALLOC_PLANES[kind] for kind in factors.guest))
@@ -140,7 +140,7 @@ def _guests_problem(design: Design) -> Problem | None:
                 return Problem(
                     ("factors", place, index),
                     f"the allocator gives VFs to {guests} on {allowed}, not on {name}",
-                    f"set `factors.{place}` to {allowed}, and make a design of its own for other "
+                    f"set `factors.{place}` to {allowed}, and use a separate design for other "
                     "planes",
                 )
     return None

@@ -460,7 +460,7 @@ def record_of(
         raise PlanewiseError(
             f"the requests to all guests ran together for {max(window_s, 0):.1f} s only, of "
             f"{part.duration_s:g}",
-            remedy="end other work on the hosts, or give `alloc.duration_s` more time",
+            remedy="stop other work on the hosts, or give `alloc.duration_s` more time",
         )
     packets = sent.steady(window)
     begin_ms, end_ms = observation.begin.at_unix_ms, observation.end.at_unix_ms

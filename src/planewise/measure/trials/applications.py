@@ -52,7 +52,7 @@ def _await_listening(
         if time.monotonic() > deadline:
             raise PlanewiseError(
                 f"{program} does not listen within {_START_S:g} s",
-                remedy="end other work on the machine, and try again",
+                remedy="stop other work on the machine, and try again",
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_POLL_S)

@@ -103,7 +103,7 @@ def _await_traffic(testbed: ChainTestbed, slack_s: float) -> None:
         if time.monotonic() > deadline:
             raise PlanewiseError(
                 f"{silent[0]} transmitted nothing within {slack_s:g} s",
-                remedy="end other work on the machine, and try again",
+                remedy="stop other work on the machine, and try again",
             )
         time.sleep(_POLL_S)
 
@@ -126,7 +126,7 @@ def _record(
     if not chain.tx_pps:
         raise PlanewiseError(
             "no function of the chain transmitted a packet",
-            remedy="end other work on the machine, and try again",
+            remedy="stop other work on the machine, and try again",
         )
     warnings = list(testbed.remarks)
     if trial.size_bytes == "imix" and abs(chain.frame_bytes / size - 1) > _MIX_OFF:
@@ -178,7 +178,7 @@ class Chain(Kind):
         assert design.chain is not None
         rate = design.chain.offered_pps
         if rate is None:
-            yield "chain", "is offered as much as its generator can"
+            yield "chain", "is offered all that its generator can send"
         else:
             yield "chain.offered_pps", rate
 

@@ -336,7 +336,7 @@ def _ping(station: Station, trial: RttTrial, directory: Path) -> tuple[PingOutpu
             return output, read_packets(end.host.take(file, directory, netns=end.netns))
     raise PlanewiseError(
         f"none of {trial.packets} probe packets was sent: pw-probe got no CPU time",
-        remedy="end other work on the machine, or raise `rtt.packets`",
+        remedy="stop other work on the machine, or raise `rtt.packets`",
     )
 
 

@@ -95,8 +95,8 @@ def _notes(heads: list[tuple[int, float, float, int]]) -> list[str]:
     if repeats:
         rate, line = next(iter(repeats.items()))
         notes.append(
-            f"{len(repeats)} loads stand on more than one line (the first, {rate:.0f} pps, on "
-            f"lines {first_line[rate]} and {line}): their runs are taken together"
+            f"{len(repeats)} loads appear on more than one line (the first, {rate:.0f} pps, on "
+            f"lines {first_line[rate]} and {line}): their runs are merged"
         )
     empty = [(line, rate) for line, rate, _, count in heads if not count]
     if empty:

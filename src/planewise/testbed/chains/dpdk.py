@@ -135,7 +135,7 @@ class DpdkSwitch:
             if time.monotonic() > deadline:
                 raise PlanewiseError(
                     f"Open vSwitch and the functions did not connect within {_CONNECT_S:g} s",
-                    remedy="end other work on the machine, and try again",
+                    remedy="stop other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)
         self.running.release_buffers()

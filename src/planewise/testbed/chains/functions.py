@@ -223,7 +223,7 @@ class Function:
             if time.monotonic() > deadline:
                 raise PlanewiseError(
                     f"{self.name} ({PROGRAM}) did not answer for {limit_s:g} s",
-                    remedy="end other work on the machine, and try again",
+                    remedy="stop other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)
 

@@ -95,7 +95,7 @@ class Functions(ABC):
         """Resets `busy_s`."""
 
     def check(self) -> None:  # noqa: B027 - most say so where they are read
-        """Raises PlanewiseError when a function has ended by itself."""
+        """Raises PlanewiseError when a function has stopped unexpectedly."""
 
     def _place(self, kind: GuestKind) -> list[PlacedGuest]:
         """Makes the functions, without interfaces, as guests of a kind."""

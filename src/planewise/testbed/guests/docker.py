@@ -268,7 +268,7 @@ class Docker:
                 ) from error
             raise
         if not state["Running"]:
-            reason = "the kernel ended it for want of memory" if state.get("OOMKilled") else (
+            reason = "the kernel killed it: out of memory" if state.get("OOMKilled") else (
                 f"exit code {state.get('ExitCode')}"
             )  # fmt: skip
             raise PlanewiseError(
@@ -480,7 +480,7 @@ def raise_from_log(daemon: HostProcess, place: str) -> None:
     """Raises the reason for which dockerd ended.
 
     Raises:
-        UnsupportedError: it ended by itself; the message has its last log line.
+        UnsupportedError: it stopped unexpectedly; the message has its last log line.
     """
     with suppress(ProcessTimeoutError):
         done = daemon.wait(1.0)

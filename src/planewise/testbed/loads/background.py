@@ -234,7 +234,7 @@ class BackgroundLoad:
         if ended:
             names = ", ".join(ended[:3]) + (f" and {len(ended) - 3} more" if len(ended) > 3 else "")
             raise PlanewiseError(
-                f"a part of the background load ended by itself: {names}",
+                f"a part of the background load stopped unexpectedly: {names}",
                 remedy=f"it lasts {self.spec.limit_s:g} s: raise its limit_s, or see whether "
                 "something ended its guests (the kernel log reports a lack of memory)",
             )

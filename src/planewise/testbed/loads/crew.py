@@ -275,7 +275,7 @@ class ProcessCrew:
             for process in self._processes:
                 if not process.running:
                     process.wait().check()
-                    raise PlanewiseError("a part of the background load ended by itself")
+                    raise PlanewiseError("a part of the background load stopped unexpectedly")
             waiting = [sign for sign in waiting if not sign()]
             if not waiting:
                 return
@@ -283,7 +283,7 @@ class ProcessCrew:
                 raise ProcessTimeoutError(
                     f"{len(waiting)} of {len(signs)} background guests did not get to work "
                     f"within {timeout_s:g} s",
-                    remedy="use fewer background guests, or end other work on this machine",
+                    remedy="use fewer background guests, or stop other work on this machine",
                 )
             time.sleep(_POLL_S)
 
@@ -329,7 +329,7 @@ class ShellCrew:
         values = done.stdout.split()
         if done.exit_code != 0 or len(values) != 2 * len(self._members):
             raise PlanewiseError(
-                f"a part of the background load on {self._host.place} ended by itself",
+                f"a part of the background load on {self._host.place} stopped unexpectedly",
                 remedy="see whether something ended its guests",
             )
         counts = zip(map(int, values[::2]), map(float, values[1::2]), strict=True)

@@ -160,7 +160,7 @@ class OpenVswitch:
             if time.monotonic() > deadline:
                 raise UnsupportedError(
                     f"{name} does not start within {_START_S:g} s",
-                    remedy="end other work on the machine, and try again",
+                    remedy="stop other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)
 

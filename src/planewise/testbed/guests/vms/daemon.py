@@ -163,7 +163,7 @@ class Libvirt:
             if isinstance(error, ProcessTimeoutError):
                 raise UnsupportedError(
                     f"libvirt on {self._host.place} does not start within {START_LIMIT_S:g} s",
-                    remedy="end other work on the machine, and try again",
+                    remedy="stop other work on the machine, and try again",
                 ) from error
             message = self._process.wait().stderr
             if "pw-missing" in message:

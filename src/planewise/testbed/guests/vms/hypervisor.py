@@ -197,7 +197,7 @@ class Hypervisor:
             return UnsupportedError(f"libvirt on {self._place} cannot do it: {message}")
         return PlanewiseError(
             f"libvirt on {self._place} refuses {name or 'to answer'}: {message}",
-            remedy="is there memory enough? `free -m` tells",
+            remedy="is there enough memory? `free -m` shows it",
         )
 
 
