@@ -99,5 +99,5 @@ def test_veth_pairs_have_no_interrupts_and_other_trials_no_say_in_them() -> None
     problem = find_problem(design(100, sweep={}))
     assert problem is not None
     assert "not in those of `sweep`" in problem.what
-    with pytest.raises(ValueError, match="stands alone"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         design(["as-is", 100])

@@ -162,9 +162,7 @@ class Factors(DesignModel):
             if len(set(levels)) != len(levels):
                 raise ValueError(f"{name} names a level twice")
         if AS_IS in self.rx_usecs and len(self.rx_usecs) > 1:
-            raise ValueError(
-                f"rx_usecs {AS_IS} leaves the NICs unchanged, so it cannot be combined with other levels"
-            )
+            raise ValueError(f"rx_usecs {AS_IS} cannot be combined with other levels")
         return self
 
 
