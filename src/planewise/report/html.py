@@ -35,7 +35,7 @@ from planewise.report.figure import (
     latex,
     markdown,
 )
-from planewise.report.sections import chains, compared
+from planewise.report.sections import compared
 from planewise.store.cells import Sending, common_factors, words
 from planewise.store.files import write_file
 from planewise.store.recommendation import RankedPlane
@@ -183,11 +183,7 @@ def headline(data: RunData) -> str:
         best = min(idle or data.rtt, key=lambda cell: cell.rtt.median_ns)
         where = f"{best.plane}, {words(best.factors)}"
         return f"{none}. Its lowest median RTT is {time_text(best.rtt.median_ns)}, with {where}."
-    if data.curves:
-        return f"{none}; its load-loss curves are below."
-    if chains.chain_cells(data) or chains.tcp_cells(data):
-        return f"{none}; its throughput is below."
-    return f"{none}, and no trial to draw."
+    return f"{none}; its {'load-loss curves' if data.curves else 'results'} are below."
 
 
 def sentence(text: str) -> Markup:

@@ -197,8 +197,8 @@ def medians_lead(cells: Sequence[RttCell], time: Time, what: str) -> str:
     factors, medians = max(several.items(), key=lambda pair: pair[1][-1][0] / max(pair[1][0][0], 1))
     (low, fast), (high, slow) = medians[0], medians[-1]
     return (
-        f"{best} has the lowest median {what}{often}; the widest gap is at "
-        f"{words(factors, common)}: {time_text(low)} with {fast}, {time_text(high)} with {slow}."
+        f"{best} has the lowest median {what}{often}; the widest gap: {time_text(low)} with "
+        f"{fast}, {time_text(high)} with {slow} ({words(factors, common)})."
     )
 
 
