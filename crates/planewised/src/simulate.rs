@@ -307,26 +307,20 @@ fn merge(paths: &[PathBuf]) -> Result<Body> {
     Ok(Body::new(sum.scenario, sum.settings, &sum.played))
 }
 
+/// Groups beside each other in 80 columns.
+const GROUPS_A_LINE: usize = 4;
+
 fn text(body: &Body) -> String {
     let mut lines = vec![format!(
-        "{:<12} {:>9} {:>10} {:>9} {:>9} {:>9} {:>8}   median latency by group [µs] (share of time on a VF)",
+        "{:<12} {:>9} {:>10} {:>9} {:>9} {:>9} {:>8}",
         "", "mean µs", "of optimum", "of static", "moves/h", "longest s", "fairness"
     )];
     let percent = |share: Option<f64>| {
         share.map_or_else(|| "not known".into(), |share| format!("{:.1} %", share * 100.0))
     };
     for outcome in &body.outcomes {
-        let groups: Vec<String> = outcome
-            .groups
-            .iter()
-            .filter_map(|group| {
-                let (latency, share) = (group.latency_us?, group.vf_share?);
-                let name = &group.name;
-                Some(format!("{name} {:.1} ({:.0} %)", latency.median, share.median * 100.0))
-            })
-            .collect();
         lines.push(format!(
-            "{:<12} {:>9.1} {:>10} {:>9} {:>9.1} {:>9} {:>8}   {}",
+            "{:<12} {:>9.1} {:>10} {:>9} {:>9.1} {:>9} {:>8}",
             outcome.player.as_str(),
             outcome.mean_latency_us,
             percent(outcome.share_of_optimum),
@@ -334,8 +328,33 @@ fn text(body: &Body) -> String {
             outcome.moves_per_h,
             outcome.longest_wait_s,
             outcome.fairness.map_or_else(String::new, |index| format!("{index:.2}")),
-            groups.join(", ")
         ));
+    }
+    lines.push(String::new());
+    lines.push("median latency by group [µs] (share of time on a VF)".into());
+    let groups = body.outcomes.first().map_or(0, |outcome| outcome.groups.len());
+    for first in (0..groups).step_by(GROUPS_A_LINE) {
+        let last = groups.min(first + GROUPS_A_LINE);
+        let cells = |words: Vec<String>| -> Vec<String> {
+            words.iter().map(|word| format!(" {word:>16}")).collect()
+        };
+        let names = body.outcomes[0].groups[first..last].iter().map(|group| group.name.clone());
+        lines.push(format!("{:<12}{}", "", cells(names.collect()).concat()));
+        for outcome in &body.outcomes {
+            let values = outcome.groups[first..last].iter().map(|group| {
+                match (group.latency_us, group.vf_share) {
+                    (Some(latency), Some(share)) => {
+                        format!("{:.1} ({:.0} %)", latency.median, share.median * 100.0)
+                    }
+                    _ => "-".into(),
+                }
+            });
+            lines.push(format!(
+                "{:<12}{}",
+                outcome.player.as_str(),
+                cells(values.collect()).concat()
+            ));
+        }
     }
     let shipped = simulate::built_in().unwrap_or_default();
     if let Some(built_in) = shipped.iter().find(|shipped| shipped.of.groups == body.scenario.groups)

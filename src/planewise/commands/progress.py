@@ -17,6 +17,10 @@ _LINE_EVERY_S = 10.0
 """Interval of lines without a terminal, so that a log shows progress."""
 
 
+_LATE = 1.2
+"""Times its length after which an estimate is taken to have been wrong."""
+
+
 class ProgressLine:
     """Progress of a measurement on stderr. A context manager."""
 
@@ -63,7 +67,12 @@ class ProgressLine:
         expected_s = 0.1 * self._total_s
         pace = (self._stepped - self._started + expected_s) / (self._done_s + expected_s)
         left_s = (self._total_s - self._done_s) * pace - (time.monotonic() - self._stepped)
-        return f"about {duration_text(left_s)} left" if left_s >= 1 else "nearly done"
+        if left_s >= 1:
+            return f"about {duration_text(left_s)} left"
+        past_s = time.monotonic() - self._started
+        if self._done_s >= self._total_s and past_s > _LATE * self._total_s:
+            return f"{duration_text(past_s)} so far, longer than expected"
+        return "nearly done"
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():

@@ -9,6 +9,7 @@ import numpy as np
 
 from planewise.errors import BadInputError
 from planewise.judge.statistics.nodes import determined
+from planewise.units import count_text
 
 _DRAWS = 10
 """Attempts: with few pairs no draw determines all nodes, with two a node nearly every one does."""
@@ -46,9 +47,9 @@ def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
     most = nodes * (nodes - 1) // 2
     if not 1 <= pairs <= most:
         raise BadInputError(
-            f"{nodes} nodes have 1 to {most} pairs, not {pairs}",
+            f"{nodes} nodes make {count_text(most, 'pair')} at most, not {pairs}",
             where="--pairs",
-            remedy=f"{-(-nodes * MEETINGS // 2)} pairs give each node {MEETINGS} meetings",
+            remedy=f"--pairs {min(most, -(-nodes * MEETINGS // 2))}, or name more nodes",
         )
     drawn = (_draw(nodes, pairs, random.Random(seed + attempt)) for attempt in range(_DRAWS))
     best: tuple[Match, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -198,8 +199,11 @@ def watch(socket: Socket = None, json_: JsonOption = False) -> None:
 
     from planewise.commands.alloc import show
 
+    client = _client(socket)
+    client.status()  # says at once when no daemon answers
+    print("watching planewised; Ctrl-C ends", file=sys.stderr, flush=True)
     try:
-        for kind, payload in _client(socket).events():
+        for kind, payload in client.events():
             line = (
                 json.dumps({kind: payload} if kind != "event" else payload)
                 if json_
