@@ -30,7 +30,7 @@ from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
 from planewise.testbed.chains.guests import Pollers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, assign_cpus
-from planewise.testbed.chains.testbed import ChainTestbed, local_chain
+from planewise.testbed.chains.testbed import ChainTestbed
 from planewise.testbed.hosts import hugepages, netns
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.ledger import leftovers, token_of
@@ -38,6 +38,8 @@ from planewise.testbed.model import GUEST_INTERFACE, Forwarder
 from planewise.testbed.switches.openvswitch import appctl
 from tests.command import planewise
 from tests.kpis import kpis
+
+from .testbeds import local_chain
 
 pytestmark = pytest.mark.linux
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from planewise.testbed.availability import missing
+from planewise.testbed.chains.dpdk import Driver
+from planewise.testbed.chains.ends import MTU_BYTES
+from planewise.testbed.chains.model import Chain, Placement
+from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
+from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.model import GuestKind
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.setting import Arrangement, Setting
@@ -28,3 +34,22 @@ def here(
     """Main guests on a plane, background guests on another, on this machine."""
     setting = Setting(kind, plane, background or plane, guests, "north-south")
     return local_testbed(setting, mtu_bytes)
+
+
+@contextmanager
+def local_chain(
+    chain: Chain, placement: Placement, offered_pps: float, uplink: Driver | None = None
+) -> Iterator[ChainTestbed]:
+    """Builds a chain of processes on this machine, with a generator of `offered_pps`.
+
+    Raises:
+        UnsupportedError: a program, huge pages or a privilege is missing.
+    """
+    with (
+        local_pair(MTU_BYTES, what=f"chain of {chain.vnfs} on {chain.plane}") as pair,
+        ChainHosts.of(pair) as hosts,
+        ChainTestbed(
+            chain, placement, hosts, lambda: offered_pps, offered_pps=offered_pps, uplink=uplink
+        ) as testbed,
+    ):
+        yield testbed

@@ -7,7 +7,6 @@ and counters go through its agent.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -38,7 +37,6 @@ GUEST_PROGRAMS: Mapping[Forwarder, tuple[str, ...]] = MappingProxyType(
 _SCRIPT_S = 600.0
 """A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
 _FIND_S = 180.0
-_POLL_S = 0.2
 
 # The PID of QEMU on its host: the guest's name is the first word of its option -name.
 _FIND = """
@@ -187,7 +185,7 @@ class FunctionMachines:
         return Passthrough(self._vfs[guest.index].address)
 
     def ensure_running(self, macs: Mapping[int, str], nic: Callable[[Guest], AnyNic]) -> None:
-        """Runs these functions, by number, and pauses all others.
+        """Runs these functions, by number, some starting at a time, and pauses all others.
 
         Raises:
             PlanewiseError: one did not come up.
@@ -198,8 +196,21 @@ class FunctionMachines:
             for number, mac in macs.items()
             if number not in running
         ]
-        self.start([(guest, nic(guest)) for guest in missing], MTU_BYTES)
-        self.wake(tuple(macs))
+
+        def start(guest: Guest) -> None:
+            try:
+                self.guests.start(guest, nic(guest), MTU_BYTES)
+            except PlanewiseError:
+                with suppress(PlanewiseError):
+                    self.guests.end(guest)  # frees its NIC
+                raise
+            self._guests[guest.index] = guest
+            self._pids[guest.index] = self._pid_of(guest)
+
+        together([partial(start, guest) for guest in missing], abort=self.close)
+        for number, guest in self._guests.items():
+            self.guests.set_awake(guest, number in macs)
+        self._awake = tuple(macs)
 
     def suspend(self, *, keep: bool = True) -> None:
         """Suspends machines that hold a VF, and ends the others, whose NIC ends with the chain.
@@ -214,31 +225,6 @@ class FunctionMachines:
                 else:
                     self._forget(number)
                     self.guests.end(guest)
-
-    def start(self, functions: Sequence[tuple[Guest, AnyNic]], mtu_bytes: int) -> None:
-        """Starts functions, some at a time, and returns when all are ready.
-
-        Raises:
-            PlanewiseError: one did not come up.
-        """
-
-        def start(guest: Guest, nic: AnyNic) -> None:
-            try:
-                self.guests.start(guest, nic, mtu_bytes)
-            except PlanewiseError:
-                with suppress(PlanewiseError):
-                    self.guests.end(guest)  # frees its NIC
-                raise
-            self._guests[guest.index] = guest
-            self._pids[guest.index] = self._pid_of(guest)
-
-        together([partial(start, *function) for function in functions], abort=self.close)
-
-    def wake(self, numbers: Sequence[int]) -> None:
-        """Resumes these functions, and pauses all others."""
-        for number, guest in self._guests.items():
-            self.guests.set_awake(guest, number in numbers)
-        self._awake = tuple(numbers)
 
     def run_scripts(self, lines: Mapping[int, Sequence[str]]) -> dict[int, str]:
         """Runs each function's lines of shell; returns their output. Both by number.
@@ -295,15 +281,10 @@ class FunctionMachines:
         return vnf_counters(interface, interface["rx_packets"], at_s=(began_s + now_s()) / 2)
 
     def _pid_of(self, guest: Guest) -> int:
-        deadline = time.monotonic() + _FIND_S
-        while True:
-            done = self._host.run(["sh", "-c", _FIND, "sh", guest.netns], timeout_s=_FIND_S)
-            if pids := done.stdout.split():
-                return int(pids[-1])
-            if time.monotonic() > deadline:
-                raise PlanewiseError(
-                    f"the process of the virtual machine {guest.name} was not found on "
-                    f"{self._host.place}",
-                    remedy="did it end? its console, or the kernel's log (`dmesg`), may say why",
-                )
-            time.sleep(_POLL_S)
+        done = self._host.run(["sh", "-c", _FIND, "sh", guest.netns], timeout_s=_FIND_S)
+        if pids := done.stdout.split():
+            return int(pids[-1])
+        raise PlanewiseError(
+            f"the process of the virtual machine {guest.name} was not found on {self._host.place}",
+            remedy="did it end? its console, or the kernel's log (`dmesg`), may say why",
+        )

@@ -7,9 +7,9 @@ hosts are namespaces, each end has a veth pair of its own to the responder, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from planewise.errors import PlanewiseError
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains import account, ends
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
-from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
+from planewise.testbed.chains.ends import CABLES, PLACES, Ends
 from planewise.testbed.chains.generator import ChainGenerator
 from planewise.testbed.chains.guests import (
     Functions,
@@ -44,7 +44,7 @@ from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.counters import HostCounters, read_host
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.machine import MachineState, remove_traces
-from planewise.testbed.hosts.pair import Pair, local_pair
+from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.hosts.signals import result_of, together
 from planewise.testbed.hosts.steering import bind_interrupts, steer
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Forwarder, HostRole
@@ -406,22 +406,3 @@ class ChainTestbed:
 def _ignore_errors(work: Callable[[], None]) -> None:
     with suppress(PlanewiseError):  # the NIC may not be a port yet
         work()
-
-
-@contextmanager
-def local_chain(
-    chain: Chain, placement: Placement, offered_pps: float, uplink: Driver | None = None
-) -> Iterator[ChainTestbed]:
-    """Builds a chain of processes on this machine, with a generator of `offered_pps`.
-
-    Raises:
-        UnsupportedError: a program, huge pages or a privilege is missing.
-    """
-    with (
-        local_pair(MTU_BYTES, what=f"chain of {chain.vnfs} on {chain.plane}") as pair,
-        ChainHosts.of(pair) as hosts,
-        ChainTestbed(
-            chain, placement, hosts, lambda: offered_pps, offered_pps=offered_pps, uplink=uplink
-        ) as testbed,
-    ):
-        yield testbed

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,14 +51,6 @@ _ALL_FLAGS = _WITHOUT_PROC | CLONE_NEWPID
 """With process ids of its own, the kernel ends everything inside when the first process ends."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why this machine gives a plain user no namespaces, and the remedy."""
-
-    reason: str
-    remedy: str
-
-
 def has_privilege() -> bool:
     """Whether this process may make network namespaces and name them below /run."""
     status = Path("/proc/self/status").read_text()
@@ -92,12 +83,11 @@ def ensure() -> None:
         os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *sys.orig_argv])
     flags = _possible_flags()
     if flags == 0:
-        refusal = explain_refusal(Path("/"))
-        raise UnsupportedError(refusal.reason, remedy=refusal.remedy)
+        raise explain_refusal(Path("/"))
     _enter(flags)
 
 
-def explain_refusal(root: Path) -> Refusal:
+def explain_refusal(root: Path) -> UnsupportedError:
     """Why user namespaces are refused, from the settings below `root`/proc/sys."""
 
     def setting(key: str) -> str:
@@ -108,24 +98,25 @@ def explain_refusal(root: Path) -> Refusal:
 
     needs = "a plain user needs a user namespace to build a testbed, and"
     if setting("user/max_user_namespaces") == "0":
-        return Refusal(
+        return UnsupportedError(
             f"{needs} this machine allows none (user.max_user_namespaces is 0)",
-            "run with sudo, or: sudo sysctl -w user.max_user_namespaces=10000",
+            remedy="run with sudo, or: sudo sysctl -w user.max_user_namespaces=10000",
         )
     if setting("kernel/unprivileged_userns_clone") == "0":
-        return Refusal(
+        return UnsupportedError(
             f"{needs} this machine keeps them for root (kernel.unprivileged_userns_clone is 0)",
-            "run with sudo, or: sudo sysctl -w kernel.unprivileged_userns_clone=1",
+            remedy="run with sudo, or: sudo sysctl -w kernel.unprivileged_userns_clone=1",
         )
     if setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return Refusal(
+        return UnsupportedError(
             f"{needs} AppArmor takes its privileges away here, as Ubuntu does since 24.04 "
             "(kernel.apparmor_restrict_unprivileged_userns is 1)",
-            "run with sudo, or: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+            remedy="run with sudo, or: "
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         )
-    return Refusal(
+    return UnsupportedError(
         f"{needs} this machine refuses it, as containers do",
-        "run as root; in Docker, start the container with --privileged",
+        remedy="run as root; in Docker, start the container with --privileged",
     )
 
 

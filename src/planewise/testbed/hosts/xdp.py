@@ -10,7 +10,7 @@ from typing import Literal
 
 from planewise.testbed.plan import Step, run_program
 
-NATIVE, REDIRECTS, SENDS, ZERO_COPY = 1, 2, 4, 8
+NATIVE, SENDS = 1, 4
 """Bits of NETDEV_A_DEV_XDP_FEATURES (include/uapi/linux/netdev.h, Linux 6.3)."""
 _NETLINK_GENERIC, _CONTROL = 16, 16
 _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2
@@ -50,13 +50,10 @@ def generator_text(driver: str, features: int | None) -> str:
     if features is None:
         return "not known: Linux says it from 6.3 on"
     if not features & NATIVE:
-        return f"AF_XDP with copies only: {driver} has no XDP of its own"
-    live = (
-        "live frames"
-        if features & SENDS
-        else f"live frames once an XDP program is attached ({driver} takes none before)"
-    )
-    return f"{live}; AF_XDP {'without copies' if features & ZERO_COPY else 'with copies'}"
+        return f"live frames through the network stack (live-skb): {driver} has no XDP of its own"
+    if features & SENDS:
+        return "live frames"
+    return f"live frames once an XDP program is attached ({driver} takes none before)"
 
 
 _OBJECTS = Path(__file__).parents[1] / "bpf"

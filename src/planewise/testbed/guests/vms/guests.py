@@ -303,8 +303,11 @@ class HostGuests:
 def network_of(
     guest: Guest, mtu_bytes: int, neighbours: Mapping[str, str] | None
 ) -> tuple[str, ...]:
-    """The network words of a guest (`image.network_words`). Pure."""
-    return image.network_words(f"{guest.ipv4}/15", f"{guest.ipv6}/48", mtu_bytes, neighbours or {})
+    """Arguments of `pw-probe network` in a guest; `neighbours` are MACs by IP address. Pure."""
+    return (
+        *(f"address={guest.ipv4}/15", f"address={guest.ipv6}/48", f"mtu={mtu_bytes}"),
+        *(f"neighbour={ip},{mac}" for ip, mac in (neighbours or {}).items()),
+    )
 
 
 def last_words(console: str) -> list[str]:

@@ -13,7 +13,7 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,16 +110,6 @@ class GuestImage:
     def command_line(self, *, cpus: int, network: tuple[str, ...] = ()) -> str:
         """The kernel's command line for a guest; without `network` words it has no network yet."""
         return " ".join((_APPEND, f"nr_cpus={cpus}", *(f"pw.{word}" for word in network)))
-
-
-def network_words(
-    address: str, address6: str, mtu_bytes: int, neighbours: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Arguments of `pw-probe network` in a guest; `neighbours` are MACs by IP address. Pure."""
-    return (
-        *(f"address={address}", f"address={address6}", f"mtu={mtu_bytes}"),
-        *(f"neighbour={ip},{mac}" for ip, mac in neighbours.items()),
-    )
 
 
 def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
@@ -289,41 +279,13 @@ def unpacked(image: bytes) -> bytes | None:
     return None
 
 
-_PT_NOTE = 4
 _PHYS32_ENTRY = 18
 
 
 def starts_by_pvh(elf: bytes) -> bool:
     """Whether a kernel has the 32-bit entry point that QEMU starts an ELF file by.
 
-    Source: Xen's PVH boot protocol (the note XEN_ELFNOTE_PHYS32_ENTRY).
+    Source: Xen's PVH boot protocol (the note XEN_ELFNOTE_PHYS32_ENTRY, of 4 or 8 bytes).
     """
-    if not elf.startswith(b"\x7fELF\x02\x01") or len(elf) < 64:
-        return False
-    table = struct.unpack_from("<Q", elf, 0x20)[0]
-    size, count = struct.unpack_from("<HH", elf, 0x36)
-    for number in range(count):
-        place = table + number * size
-        if place + 56 > len(elf):
-            return False
-        kind = struct.unpack_from("<I", elf, place)[0]
-        offset = struct.unpack_from("<Q", elf, place + 8)[0]
-        length = struct.unpack_from("<Q", elf, place + 32)[0]
-        if kind == _PT_NOTE and _has_entry(elf[offset : offset + length]):
-            return True
-    return False
-
-
-def _has_entry(notes: bytes) -> bool:
-    place = 0
-    while place + 12 <= len(notes):
-        name_length, length, kind = struct.unpack_from("<III", notes, place)
-        name = notes[place + 12 : place + 12 + name_length]
-        if name.rstrip(b"\0") == b"Xen" and kind == _PHYS32_ENTRY:
-            return True
-        place += 12 + _aligned(name_length) + _aligned(length)
-    return False
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
+    notes = (struct.pack("<III4s", 4, size, _PHYS32_ENTRY, b"Xen") for size in (4, 8))
+    return elf.startswith(b"\x7fELF\x02\x01") and any(note in elf for note in notes)
