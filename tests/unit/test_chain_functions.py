@@ -24,12 +24,13 @@ from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, frame_path
 from planewise.testbed.chains.dpdk import memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
-from planewise.testbed.chains.functions import Function, PortStats, parse_port
+from planewise.testbed.chains.functions import Function, parse_port
 from planewise.testbed.chains.generator import came_back, commands
 from planewise.testbed.chains.guests import Pollers, _remarks, peers
 from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
 from planewise.testbed.chains.parts import ChainParts
+from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.guests.vms import image
 from planewise.testbed.guests.vms.domain import VhostUserNic, nic_xml
 from planewise.testbed.hosts.counters import HostCounters
@@ -292,7 +293,7 @@ class Answering:
     name: str = "vnf1"
     alive: bool = True
 
-    def port_stats(self) -> PortStats:
+    def port_stats(self) -> VnfCounters:
         rx, tx = self.answers.pop(0)
         return parse_port(PORT.format(rx=rx, tx=tx))
 

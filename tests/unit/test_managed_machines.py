@@ -160,10 +160,8 @@ def test_machines_start_once_there_are_vfs_and_end_before_these_go(
     host = Written(told)
 
     monkeypatch.setattr(nic, "find_planewised", lambda: "planewised")
-    monkeypatch.setattr(allocator, "restore", lambda *_: told.append("restore"))
-    monkeypatch.setattr(
-        allocator, "read_pf", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=())
-    )
+    monkeypatch.setattr(nic.Tool, "restore", lambda *_: told.append("restore"))
+    monkeypatch.setattr(nic.Tool, "pf", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=()))
 
     @contextmanager
     def starting() -> Iterator[Machines]:
@@ -210,7 +208,7 @@ def test_what_a_host_lacks_for_machines_is_said_before_anything_is_built(
     def why(free_mib: int = 4096, group: int | None = 3) -> str:
         found = Resources("lab:b", "pf0", "igb", 7, free_mib, dockerd=False)
         pf = Pf(address="0:0", total_vfs=7, num_vfs=0, vfs=(), iommu_group=group)
-        monkeypatch.setattr(stations, "read_pf", lambda *_: pf)
+        monkeypatch.setattr(nic.Tool, "on", lambda _: SimpleNamespace(pf=lambda _: pf))
         return made.shortage(cast("Testbed", SimpleNamespace(resources=lambda _: found)), cell)
 
     def refuses(*_: object) -> VmPlatform:

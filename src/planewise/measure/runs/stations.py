@@ -43,7 +43,7 @@ from planewise.testbed.refusals import SPARE_MIB, memory_shortage, no_iommu
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import Testbed
 from planewise.testbed.vfs.allocator import Allocator, bonding_shortage, shortage
-from planewise.testbed.vfs.nic import read_pf
+from planewise.testbed.vfs.nic import Tool
 
 
 class Allocators:
@@ -68,7 +68,7 @@ class Allocators:
     def shortage(self, testbed: Testbed, cell: Cell) -> str:
         """Why VFs cannot be given to a cell's guests; empty where they can."""
         resources, host = testbed.resources("responder"), self._machine.host
-        pf = read_pf(host, self._machine.nic) if resources.vfs else None
+        pf = Tool.on(host).pf(self._machine.nic) if resources.vfs else None
         machines = cell.guest == "vm"
         # Beside virtual machines stand as many idle namespaces.
         at_nic = cell.background_guests * (2 if machines else 1)

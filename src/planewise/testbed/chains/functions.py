@@ -10,9 +10,9 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.guests.vms.guests import boot_limit_s
 from planewise.testbed.hosts.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import GUEST_INTERFACE
@@ -38,18 +38,6 @@ _MAKE = 'command -v "$1" >/dev/null && mkfifo "$2" && : >"$3"'
 # Opened for reading, too: opening for writing alone waits for a reader, which may have ended.
 _WRITE = 'exec 3<>"$1"; cat >&3'
 _SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
-
-
-@dataclass(frozen=True)
-class PortStats:
-    """Counters of its only port; those of a VF outlive its user."""
-
-    rx_packets: int
-    rx_missed: int
-    """Packets that found its ring full."""
-    tx_packets: int
-    tx_bytes: int
-    """With or without FCS, by driver."""
 
 
 def command(
@@ -191,8 +179,9 @@ class Function:
         """Time that its core spent on packets since `clear`, by its count of cycles [s]."""
         return parse_busy(self.execute("show fwd stats all"))
 
-    def port_stats(self) -> PortStats:
-        """Its port's counters, which include former users."""
+    def port_stats(self) -> VnfCounters:
+        """Its port's counters, which include a VF's former users; bytes with or without FCS, by
+        driver."""
         return parse_port(self.execute("show port stats 0"))
 
     def clear(self) -> None:
@@ -266,14 +255,10 @@ def parse_busy(text: str) -> float:
     return int(cycles[1]) / (float(cycles[2]) * 1e6) if cycles else 0.0
 
 
-def parse_port(text: str) -> PortStats:
+def parse_port(text: str) -> VnfCounters:
     """Parses the output of `show port stats 0`. Pure."""
-    return PortStats(
-        rx_packets=_count(text, "RX-packets"),
-        rx_missed=_count(text, "RX-missed"),
-        tx_packets=_count(text, "TX-packets"),
-        tx_bytes=_count(text, "TX-bytes"),
-    )
+    names = ("TX-packets", "TX-bytes", "RX-missed", "RX-packets")
+    return VnfCounters(*(_count(text, name) for name in names))
 
 
 def _count(text: str, name: str) -> int:

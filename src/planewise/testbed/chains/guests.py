@@ -25,7 +25,6 @@ from planewise.testbed.chains.functions import (
     GUEST_DIRECTORY,
     GUEST_SCRIPT,
     Function,
-    PortStats,
     guest_command,
     vf_command,
     vhost_command,
@@ -230,7 +229,7 @@ class Pollers(Functions):
         self.switch = switch
         self._vfs: dict[int, ListedVf] = {}
         self._functions: dict[int, Function] = {}
-        self._stats: dict[int, PortStats] = {}
+        self._stats: dict[int, VnfCounters] = {}
 
     def make(self) -> dict[int, str]:
         """See `Functions.make`.
@@ -312,8 +311,8 @@ class Pollers(Functions):
         stats = function.port_stats()
         earlier = self._stats.get(number, stats)
         for count, last in (
-            (stats.tx_packets, earlier.tx_packets),
-            (stats.rx_packets, earlier.rx_packets),
+            (stats.packets, earlier.packets),
+            (stats.received or 0, earlier.received or 0),
         ):
             if vf is not None and (count < last or count - last > _WRAPPED):
                 raise PlanewiseError(
@@ -325,8 +324,7 @@ class Pollers(Functions):
         at_s = (began_s + now_s()) / 2
         # igb counts the FCS as well (VFGOTC); other drivers of DPDK subtract it.
         fcs_bytes = FCS_BYTES if vf is not None and vf.driver == "igbvf" else 0
-        size = stats.tx_bytes - stats.tx_packets * fcs_bytes
-        return VnfCounters(stats.tx_packets, size, stats.rx_missed, stats.rx_packets, at_s)
+        return replace(stats, bytes=stats.bytes - stats.packets * fcs_bytes, at_s=at_s)
 
 
 class PollingMachines(Pollers):

@@ -16,7 +16,7 @@ from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import HostRole
 from planewise.testbed.plan import Plan, Step
 from planewise.testbed.switches.dpdk_switch import PROGRAM as DPDK_PROGRAM
-from planewise.testbed.vfs.nic import VfPool, read_pf
+from planewise.testbed.vfs.nic import Tool, VfPool
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
     )
     if not with_vfs or not resources.vfs:
         return resources
-    pf = read_pf(host, machine.nic)
+    pf = Tool.on(host).pf(machine.nic)
     usable = [vf for vf in pf.vfs if vf.usable]
     return replace(
         resources,

@@ -37,7 +37,7 @@ from planewise.testbed.plan import (
 )
 from planewise.testbed.settings import SETTINGS
 from planewise.testbed.switches.openvswitch import has_datapath, remove_datapath
-from planewise.testbed.vfs.nic import Tool, restore
+from planewise.testbed.vfs.nic import Tool
 
 if TYPE_CHECKING:
     from planewise.testbed.hosts.remote_host import RemoteHost
@@ -312,9 +312,9 @@ def _clean(host: RemoteHost, note: HostNote, token: str) -> None:
         try:
             tool = Tool.on(host)
         except UnsupportedError:
-            tool = None  # without it no VF was ever touched
-        if tool is not None:
-            restore(tool, f"pw-{token}")
+            pass  # without it no VF was ever touched
+        else:
+            tool.restore(f"pw-{token}")
         if host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0:
             import docker
             import docker.errors

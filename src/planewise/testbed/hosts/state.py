@@ -152,27 +152,26 @@ class LocalWatch:
         return " ".join(sorted({self._text(path) for path in paths} - {""})) or "none"
 
     def _mhz(self) -> float | None:
-        clocks = []
-        for path in (self.root / _CPU).glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
-            with suppress(ValueError):
-                clocks.append(int(self._text(path)) / 1000)
-        if clocks:
-            return round(sum(clocks) / len(clocks), 1)
+        khz = self._numbers(f"{_CPU}/cpu[0-9]*/cpufreq/scaling_cur_freq")
+        if khz:
+            return round(sum(khz) / len(khz) / 1000, 1)
         return procfs.mean_mhz(self._read("proc/cpuinfo"))
 
     def _temperature(self) -> float | None:
-        zones = []
-        for path in (self.root / "sys/class/thermal").glob("thermal_zone*/temp"):
-            with suppress(ValueError):
-                zones.append(int(self._text(path)) / 1000)
-        return max(zones, default=None)
+        zones = self._numbers("sys/class/thermal/thermal_zone*/temp")
+        return max(zones) / 1000 if zones else None
 
     def _throttle_count(self) -> int | None:
-        counts = []
-        for path in (self.root / _CPU).glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
-            with suppress(ValueError):
-                counts.append(int(self._text(path)))
+        counts = self._numbers(f"{_CPU}/cpu[0-9]*/thermal_throttle/core_throttle_count")
         return sum(counts) if counts else None
+
+    def _numbers(self, pattern: str) -> list[int]:
+        """The numbers in all files of a pattern; a file with none is left out."""
+        numbers = []
+        for path in self.root.glob(pattern):
+            with suppress(ValueError):
+                numbers.append(int(self._text(path)))
+        return numbers
 
     def _read(self, name: str) -> str:
         return self._text(self.root / name)

@@ -19,7 +19,7 @@ from planewise.testbed.hosts.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.hosts.machine import MAC_FILTERS, Resources
 from planewise.testbed.model import Guest
 from planewise.testbed.vfs.alloc_client import Client, Status
-from planewise.testbed.vfs.nic import Pf, Tool, read_pf, restore
+from planewise.testbed.vfs.nic import Pf, Tool
 
 START_S = 60.0
 """How long the daemon may take until it answers."""
@@ -182,8 +182,8 @@ class Allocator:
             elif self._host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout.strip() == "loaded":
                 # Fails, and leaves it, where another program uses it by then.
                 undo.callback(self._host.run, ["modprobe", "-r", "bonding"])
-            undo.callback(restore, tool, self._owner)
-            if not read_pf(self._host, self._nic).num_vfs:
+            undo.callback(tool.restore, self._owner)
+            if not tool.pf(self._nic).num_vfs:
                 tool.run("setup", self._nic, "--count", str(self._vfs), "--owner", self._owner)
                 self._host.run(["ip", "link", "set", self._nic, "up"]).check()
             if self._starting is None:

@@ -96,6 +96,23 @@ class Tool:
         """
         return self.host.run([self.path, "vf", *argv], timeout_s=TIMEOUT_S).check()
 
+    def pf(self, nic: str) -> Pf:
+        """A NIC of the host as a PF, with its VFs and their users. Changes nothing.
+
+        Raises:
+            UnsupportedError: it has no SR-IOV.
+        """
+        (pf,) = _parsed(self.run("list", nic, "--json"), _Listed).pfs
+        return pf
+
+    def restore(self, owner: str) -> None:
+        """Restores every PF and VF that is recorded under this owner.
+
+        Raises:
+            PlanewiseError: that failed.
+        """
+        self.run("restore", "--owner", owner)
+
 
 class VfPool:
     """The VFs of one NIC; leaving its `with` block restores their previous state.
@@ -128,7 +145,7 @@ class VfPool:
     def __enter__(self) -> Self:
         self._tool = Tool.on(self._host)
         try:
-            pf = _look(self.tool, self._nic)
+            pf = self.tool.pf(self._nic)
             if not pf.num_vfs:
                 argv = ("--count", str(pf.total_vfs), "--owner", self._owner, "--json")
                 pf = _parsed(self.tool.run("setup", self._nic, *argv), _Setup).pf
@@ -231,34 +248,10 @@ class VfPool:
             PlanewiseError: that failed.
         """
         if self._tool is not None:
-            restore(self._tool, self._owner)
+            self._tool.restore(self._owner)
             self._tool = None
         self._free.clear()
         self._held.clear()
-
-
-def read_pf(host: Host, nic: str) -> Pf:
-    """A host's NIC as a PF, with its VFs and their users. Changes nothing.
-
-    Raises:
-        UnsupportedError: it has no SR-IOV, or planewised is not installed here.
-        PlanewiseError: planewised fails there.
-    """
-    return _look(Tool.on(host), nic)
-
-
-def _look(tool: Tool, nic: str) -> Pf:
-    (pf,) = _parsed(tool.run("list", nic, "--json"), _Listed).pfs
-    return pf
-
-
-def restore(tool: Tool, owner: str) -> None:
-    """Restores every PF and VF that is recorded under this owner.
-
-    Raises:
-        PlanewiseError: that failed.
-    """
-    tool.run("restore", "--owner", owner)
 
 
 def find_planewised() -> str:
