@@ -21,8 +21,9 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
-from planewise.judge.statistics.comparison import least_blocks, turned
+from planewise.judge.statistics.comparison import turned
 from planewise.judge.statistics.kendall import tau_b
+from planewise.judge.statistics.looks import least_blocks
 from planewise.judge.statistics.sentences import sentence, summary
 from planewise.report.sections.compared import outcome_text
 from planewise.store.models import Counts, Level, OfferedLoad, TrialRecord

@@ -78,7 +78,7 @@ def test_the_interval_of_a_steady_system_is_narrow_and_holds_the_truth():
     truth = synthetic.by_name("ideal").truth()
     pdr = run_search(synthetic.by_name("ideal").start(5)).goal("pdr:0.005")
     assert pdr.low_pps <= truth.pdr_pps <= pdr.high_pps
-    assert pdr.relative_half_width <= 0.01
+    assert pdr.relative_half_width <= 0.006
 
 
 @pytest.mark.parametrize("name", ["ideal-1pct", "realistic-1pct", "ideal-3pct"])
@@ -93,7 +93,7 @@ def test_intervals_of_noisy_systems_hold_the_truth_in_most_searches(name):
     assert sum(held) >= 5
 
 
-def test_the_planewise_search_spends_less_than_two_thirds_of_what_mlrsearch_spends():
+def test_the_planewise_search_spends_less_than_three_fifths_of_what_mlrsearch_spends():
     for name in ("ideal-1pct", "ideal-3pct"):
         spent = {
             algorithm: np.mean(
@@ -101,12 +101,12 @@ def test_the_planewise_search_spends_less_than_two_thirds_of_what_mlrsearch_spen
                     run_search(
                         synthetic.by_name(name).start(seed), algorithm=algorithm
                     ).trial_seconds_s
-                    for seed in range(3)
+                    for seed in range(6)
                 ]
             )
             for algorithm in ("planewise", "mlrsearch")
         }
-        assert spent["planewise"] < spent["mlrsearch"] * 2 / 3, name
+        assert spent["planewise"] < spent["mlrsearch"] * 0.6, name
 
 
 def test_several_partial_drop_rates_come_out_of_one_search_in_their_order():

@@ -22,7 +22,7 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
-from planewise.judge.statistics.comparison import least_blocks
+from planewise.judge.statistics.looks import least_blocks
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text, sentence

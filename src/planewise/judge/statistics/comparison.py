@@ -16,7 +16,6 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
 from planewise.judge.bounded import (
@@ -30,9 +29,16 @@ from planewise.judge.bounded import (
     opposite,
 )
 from planewise.judge.statistics import flips
-from planewise.judge.statistics.estimates import count_interval, exp, median_interval, rank_biserial
+from planewise.judge.statistics.estimates import (
+    count_interval,
+    dispersion,
+    exp,
+    median_interval,
+    rank_biserial,
+)
 from planewise.judge.statistics.flips import Floats
 from planewise.judge.statistics.kendall import KendallBar, tau_b
+from planewise.judge.statistics.looks import ALPHA, Found, Mask, least_blocks, over_looks
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.pairing import (
     OVERALL,
@@ -46,19 +52,11 @@ from planewise.store.models import Level
 
 MARGIN = 0.05
 """Two levels that surely differ by less than this share are practically the same."""
-ALPHA = 0.05
-"""False *better* or *worse*, and false *practically the same*, that are accepted in a family of
-comparisons, over the planned end of a run and all its extensions."""
 LAG_P = 0.01
 """Of the correlation of neighbouring blocks, up to which it is reported."""
-CLUMP = 8.0
-"""Packets that are taken to be lost together where too few were lost to tell: the overflow of a
-queue drops several in a row."""
-
 Outcome = Literal[
     "better", "worse", "practically the same", "not distinguishable", "too few blocks", "not known"
 ]
-Mask = NDArray[np.bool_]
 UNDECIDED: tuple[Outcome, ...] = ("not distinguishable", "too few blocks", "not known")
 """Of these, *not known* is for values of which only a bound was measured, or too rare events."""
 Scale = Literal["ratio", "difference"]
@@ -314,7 +312,11 @@ class _Table:
                     self._keys[level, stratum].append(key)
         self.blocks = self._pairing.blocks
         self._counted = all(observation.counts is not None for observation in observations)
-        self._dispersion = _dispersion(observations, factor) if self._counted else 1.0
+        cells: dict[object, list[tuple[int, int]]] = defaultdict(list)
+        for observation in observations if self._counted else ():
+            if observation.counts is not None:
+                cells[frozenset(observation.cell.items())].append(observation.counts)
+        self._dispersion = dispersion(cells.values())
 
     def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
         """The shifts of a against b, one a block; None where there is no pair."""
@@ -472,52 +474,12 @@ class _Value:
 
 
 def _merged(group: Sequence[Observation]) -> _Value:
+    counts = [observation.counts or (0, 0) for observation in group]
     return _Value(
         median_of([observation.bounded for observation in group]),
         statistics.median(observation.resolution for observation in group),
-        (sum(observation.counts[0] for observation in group if observation.counts), _sent(group)),
+        (sum(lost for lost, _ in counts), sum(sent for _, sent in counts)),
     )
-
-
-def _sent(group: Iterable[Observation]) -> int:
-    return sum(observation.counts[1] for observation in group if observation.counts)
-
-
-def _dispersion(observations: Sequence[Observation], factor: str) -> float:
-    """Variance over mean of the lost packets of like trials: Pearson's statistic by its degrees of
-    freedom (McCullagh and Nelder, section 6.2), `CLUMP` counting for as much as six trials."""
-    groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
-    for observation in observations:
-        if observation.counts is not None:
-            groups[tuple(sorted(observation.cell.items(), key=str))].append(observation.counts)
-    pearson, degrees = 6 * CLUMP, 6.0
-    for counts in groups.values():
-        share = sum(lost for lost, _ in counts) / sum(sent for _, sent in counts)
-        if share > 0 and len(counts) > 1:
-            pearson += sum((lost - share * sent) ** 2 / (share * sent) for lost, sent in counts)
-            degrees += len(counts) - 1
-    return max(1.0, pearson / degrees)
-
-
-def least_blocks(look: int = 0, alpha: float = ALPHA) -> int:
-    """Blocks with which a clear difference passes at the planned end, or the look-th extension."""
-    return math.ceil(1 - math.log2(spent(look, alpha)))
-
-
-def spent(look: int, alpha: float = ALPHA) -> float:
-    """Error that the planned end spends, and the extensions after it: 4 %, 0.5 %, 0.25 %, …"""
-    return alpha * (0.8 if look == 0 else 0.2 * 0.5**look)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What all looks show together; arrays have one entry a comparison."""
-
-    p: Floats
-    """Of no difference, over all looks: below 0 where a is less."""
-    p_same: Floats
-    low: Floats
-    high: Floats
 
 
 def _decided(
@@ -547,40 +509,6 @@ def _decided(
         _comparison(raw, table, margins[i], found, i, (low[:, i], high[:, i], centre[:, i]), alpha)
         for i, raw in enumerate(raws)
     ], (note,) if p <= LAG_P else ()
-
-
-def over_looks(
-    low: Floats,
-    high: Floats,
-    margins: Floats,
-    strata: Sequence[str],
-    looks: Sequence[Mask],
-    *,
-    seed: int = 0,
-    alpha: float = ALPHA,
-) -> Found:
-    """The tests at the planned end and at each extension; what one of them showed stays.
-
-    `low` and `high` are the ends of the shifts, shape (blocks, comparisons); a look is a choice of
-    blocks.
-    """
-    size = len(margins)
-    found = Found(np.ones(size), np.ones(size), np.full(size, -np.inf), np.full(size, np.inf))
-    for look, blocks in enumerate(looks):
-        share = spent(look, alpha)
-        few = (~np.isnan(low[blocks])).sum(axis=0) < least_blocks(look, alpha)
-        below = np.where(few & ~np.isnan(low[blocks]), -np.inf, low[blocks])
-        above = np.where(few & ~np.isnan(high[blocks]), np.inf, high[blocks])
-        p = flips.p_of_difference(below, above, strata, seed) * alpha / share
-        same = flips.p_of_equivalence(below, above, margins, strata, seed) * alpha / share
-        ends = flips.intervals(below, above, margins, share, seed)
-        found = Found(
-            np.where(np.abs(p) < np.abs(found.p), p, found.p),
-            np.minimum(found.p_same, same),
-            np.maximum(found.low, ends[0]),
-            np.minimum(found.high, ends[1]),
-        )
-    return found
 
 
 def _margin(raw: _Raw, scale: Scale, margin: float) -> float:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, gammaincinv
 
 from planewise.judge.bounded import Bounded
+
+CLUMP = 8.0
+"""Packets that are taken to be lost together where too few were lost to tell: the overflow of a
+queue drops several in a row."""
 
 
 def rank_biserial(shifts: ArrayLike) -> float:
@@ -54,6 +58,21 @@ def count_interval(
     low = gammaincinv(events, alpha / 2) if events else 0.0
     high = gammaincinv(events + 1, 1 - alpha / 2)
     return float(low * dispersion / sent), min(1.0, float(high * dispersion / sent))
+
+
+def dispersion(groups: Iterable[Sequence[tuple[int, int]]]) -> float:
+    """Variance over mean of the lost packets of like trials, given as (lost, sent) by cell.
+
+    Pearson's statistic by its degrees of freedom (McCullagh and Nelder, section 6.2), `CLUMP`
+    counting for as much as six trials.
+    """
+    pearson, degrees = 6 * CLUMP, 6.0
+    for counts in groups:
+        share = sum(lost for lost, _ in counts) / sum(sent for _, sent in counts)
+        if share > 0 and len(counts) > 1:
+            pearson += sum((lost - share * sent) ** 2 / (share * sent) for lost, sent in counts)
+            degrees += len(counts) - 1
+    return max(1.0, pearson / degrees)
 
 
 def exp(value: float) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planewise.judge.statistics.comparison import ALPHA, MARGIN, Family, LevelValue, compare_levels
+from planewise.judge.statistics.comparison import MARGIN, Family, LevelValue, compare_levels
+from planewise.judge.statistics.looks import ALPHA
 from planewise.judge.statistics.metrics import Observed
 from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL
 from planewise.store.models import Level

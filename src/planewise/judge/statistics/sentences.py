@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 
 from planewise.judge.bounded import Bound
-from planewise.judge.statistics.comparison import (
-    Comparison,
-    Family,
-    LevelValue,
-    least_blocks,
-    turned,
-)
+from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
+from planewise.judge.statistics.looks import least_blocks
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.store.recommendation import RankedPlane

@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import xlog1py, xlogy
 
 Floats = NDArray[np.float64]
 Side = Literal[-1, 0, 1]
@@ -57,6 +58,38 @@ class Outcome:
     def right(self) -> bool:
         """Whether it came out as its side needs."""
         return self.passed == (self.side > 0)
+
+
+def between(outcomes: Sequence[Outcome], drop: float = 0.5) -> tuple[float, float]:
+    """Loads between which half of all trials pass, as far as their outcomes alone show.
+
+    The chance of a pass falls with the load in any way: isotonic regression on either side of each
+    cut between loads. Cuts count whose log-likelihood is at most `drop` below the highest. Ends are
+    infinite where no trial bounds them.
+    """
+    from scipy.optimize import isotonic_regression  # half a second to import
+
+    loads, at = np.unique([outcome.at for outcome in outcomes], return_inverse=True)
+    count = np.bincount(at).astype(np.float64)
+    share = np.bincount(at, [outcome.passed for outcome in outcomes]) / count
+
+    def log_likelihood(part: slice, low: float, high: float) -> float:
+        if not count[part].size:
+            return 0.0
+        fit = isotonic_regression(share[part], weights=count[part], increasing=False).x
+        fit = np.clip(fit, low, high)
+        return float(count[part] @ (xlogy(share[part], fit) + xlog1py(1 - share[part], -fit)))
+
+    cuts = range(loads.size + 1)
+    values = np.array(
+        [
+            log_likelihood(slice(cut), 0.5, 1.0) + log_likelihood(slice(cut, None), 0.0, 0.5)
+            for cut in cuts
+        ]
+    )
+    likely = np.flatnonzero(values >= values.max() - drop)
+    ends = np.concatenate([[-np.inf], loads, [np.inf]])
+    return float(ends[likely[0]]), float(ends[likely[-1] + 1])
 
 
 def lacking(outcomes: Sequence[Outcome], at: ArrayLike, side: Side, lead: int) -> Floats:

@@ -19,7 +19,7 @@ from planewise.measure.search.counts import (
 )
 from planewise.measure.search.goals import Goal, SearchTrial
 
-_WORTH = 6.0
+_WORTH = 8.0
 """Trials that halving an interval is worth …"""
 _WORTH_WIDE = 6.0
 """… and so many more for each doubling of its half width beyond `_WIDE`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 
-from planewise.measure.search.counts import Side, confidence_of, lead_for
+from planewise.measure.search.counts import Side, between, confidence_of, lead_for
 from planewise.measure.search.edge import Edge, Wish
 from planewise.measure.search.goals import (
     Goal,
@@ -140,7 +140,9 @@ class _Search:
             return GoalResult(goal, "undecided", None, low, high, interval, note)
         # Where half of all trials pass at many loads, bounds may cross.
         low, high = min(low, high), max(low, high)
-        pps = min(max(self._load(edge.belief.median), low), high)
+        # The belief knows how much was lost; where trials contradict it, they have the last word.
+        least, most = between(edge.outcomes)
+        pps = min(max(self._load(min(max(edge.belief.median, least), most)), low), high)
         return GoalResult(goal, "found", pps, low, high, interval)
 
     def _is_precise(self, edge: Edge) -> bool:
