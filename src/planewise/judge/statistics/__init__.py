@@ -8,10 +8,9 @@ from planewise.judge.statistics.comparison import (
     Comparison,
     Family,
     LevelValue,
-    Outcome,
     compare_levels,
 )
-from planewise.judge.statistics.kendall import KendallBar, TauB
+from planewise.judge.statistics.kendall import KendallBar
 from planewise.judge.statistics.metrics import (
     Metric,
     Observation,
@@ -22,8 +21,6 @@ from planewise.judge.statistics.metrics import (
     observe,
 )
 from planewise.judge.statistics.ranking import (
-    LoadRanking,
-    RankingChange,
     RankingCheck,
     check_ranking,
 )
@@ -33,15 +30,11 @@ __all__ = [
     "Family",
     "KendallBar",
     "LevelValue",
-    "LoadRanking",
     "Metric",
     "Observation",
     "Observed",
-    "Outcome",
-    "RankingChange",
     "RankingCheck",
     "RunSample",
-    "TauB",
     "by_sending",
     "check_ranking",
     "compare_levels",

@@ -116,30 +116,27 @@ class Observed:
     """How long a block took; 0 where that is not recorded."""
 
 
-_RTT = {
-    "rtt": ("median round-trip time", "p50_ns"),
-    "rtt_p90": ("90th percentile of the round-trip time", "p90_ns"),
-    "rtt_p99": ("99th percentile of the round-trip time", "p99_ns"),
-    "rtt_p999": ("99.9th percentile of the round-trip time", "p999_ns"),
+_METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("rtt", "median round-trip time", "ns", True),
+        Metric("rtt_p90", "90th percentile of the round-trip time", "ns", True),
+        Metric("rtt_p99", "99th percentile of the round-trip time", "ns", True),
+        Metric("rtt_p999", "99.9th percentile of the round-trip time", "ns", True),
+        Metric("overhead", "median overhead at the sender", "ns", True),
+        Metric("response", "median response time", "ns", True),
+        Metric("jitter", "jitter (99th percentile of the delay variation)", "ns", True),
+        Metric("loss", "loss of probe packets", "share", True),
+        Metric("throughput", "forwarding rate at the best load", "pps", False),
+        Metric("ndr", "NDR", "pps", False),
+        Metric("pdr", "PDR at 0.5 % loss", "pps", False),
+        Metric("cpu_per_packet", "kernel CPU time per packet", "ns", True),
+        Metric("transmitted", "packets that all functions transmit", "pps", False),
+        Metric("transmitted_bits", "bits that all functions transmit", "bps", False),
+        Metric("goodput", "goodput of TCP", "bps", False),
+    )
 }
-_PARTS: Mapping[str, tuple[str, Literal["overhead", "response"]]] = {
-    "overhead": ("median overhead at the sender", "overhead"),
-    "response": ("median response time", "response"),
-}
-_OTHERS = {
-    "jitter": Metric("jitter", "jitter (99th percentile of the delay variation)", "ns", True),
-    "loss": Metric("loss", "loss of probe packets", "share", True),
-    "throughput": Metric("throughput", "forwarding rate at the best load", "pps", False),
-    "ndr": Metric("ndr", "NDR", "pps", False),
-    "pdr": Metric("pdr", "PDR at 0.5 % loss", "pps", False),
-    "cpu_per_packet": Metric("cpu_per_packet", "kernel CPU time per packet", "ns", True),
-    "transmitted": Metric("transmitted", "packets that all functions transmit", "pps", False),
-    "transmitted_bits": Metric(
-        "transmitted_bits", "bits that all functions transmit", "bps", False
-    ),
-    "goodput": Metric("goodput", "goodput of TCP", "bps", False),
-}
-NAMES = (*_RTT, *_PARTS, *_OTHERS, "cpu")
+NAMES = (*_METRICS, "cpu")
 """What `--metric` takes, beside `cpu:HOST` and `cpu:HOST:MODE`."""
 
 
@@ -148,9 +145,9 @@ def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
     kinds = {trial.kind for sample in samples for trial in _done(sample)}
     names: list[str] = []
     if "rtt" in kinds:
-        names += [*_RTT, *_PARTS, "jitter", "loss"]
+        names += _OF_RTT
     if "load" in kinds:
-        names += ["throughput", "ndr", "pdr", "cpu_per_packet"]
+        names += ["throughput", *_OF_BLOCK]
     if "chain" in kinds:
         names += ["transmitted", "transmitted_bits"]
     if "tcp" in kinds:
@@ -192,39 +189,19 @@ def observe(samples: Sequence[RunSample], name: str) -> Observed:
 
 
 def _observe(samples: Sequence[RunSample], name: str) -> Observed:
-    if name in _RTT:
-        title, quantile = _RTT[name]
-        metric = Metric(name, title, "ns", True)
+    if (of_rtt := _OF_RTT.get(name)) is not None:
         source = rtt_source(trial for sample in samples for trial in sample.trials)
-        return _of_trial(
-            samples, metric, lambda trial: quantile_of_sent(trial, source, quantile), "rtt"
-        )
-    if name in _PARTS:
-        title, part = _PARTS[name]
-        observations = _of_trial(
-            samples,
-            Metric(name, title, "ns", True),
-            lambda trial: _quantile(trial.latency.get(part), "p50_ns"),
-            "rtt",
-        )
-        return replace(observations, missing=_not_measurable(samples, part))
-    if name == "jitter":
-        source = rtt_source(trial for sample in samples for trial in sample.trials)
-        return _of_trial(samples, _OTHERS[name], lambda trial: _jitter(trial, source), "rtt")
-    if name == "loss":
-        return _of_trial(samples, _OTHERS[name], _loss, "rtt")
-    if name == "throughput":
-        return _of_load(samples, _OTHERS[name], forwarded_at_best(samples))
-    if name in ("ndr", "pdr"):
-        of_block = {"ndr": ndr, "pdr": pdr}[name]
-        return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
+        found = _of_trial(samples, _METRICS[name], lambda trial: of_rtt(trial, source), "rtt")
+        return replace(found, missing=_not_measurable(samples, name))
     if name in _OF_TRIAL:
-        return _of_trial(samples, _OTHERS[name], _OF_TRIAL[name])
+        return _of_trial(samples, _METRICS[name], _OF_TRIAL[name])
+    if name == "throughput":
+        return _of_load(samples, _METRICS[name], forwarded_at_best(samples))
+    if name in _OF_BLOCK:
+        return _of_load(samples, _METRICS[name], _OF_BLOCK[name])
     if (figure := figures_in(samples).get(name)) is not None:
         metric = Metric(name, figure.title, figure.unit, figure.lower_is_better)
         return _of_trial(samples, metric, lambda trial: figure_of(trial, name))
-    if name == "cpu_per_packet":
-        return _of_load(samples, _OTHERS[name], _kernel_ns_per_packet)
     if name == "cpu" or name.startswith("cpu:"):
         return _of_cpu(samples, name)
     raise BadInputError(
@@ -294,13 +271,14 @@ def _at(observed: Observed, sending: Sending, factor: str) -> Observed:
 
 
 def _not_measurable(
-    samples: Sequence[RunSample], part: Literal["overhead", "response"]
+    samples: Sequence[RunSample], name: str
 ) -> tuple[tuple[Mapping[str, Level], str], ...]:
     return tuple(
-        (sample.cell(trial), trial.not_measurable[part])
+        (sample.cell(trial), why)
         for sample in samples
         for trial in _done(sample)
-        if part in trial.not_measurable
+        for part, why in trial.not_measurable.items()
+        if part == name
     )
 
 
@@ -384,14 +362,6 @@ def forwarded_at_best(
                 cells[(sample.info.run, *sorted(trial.cell.items()))].append(trial)
     best = {cell: best_load(trials) for cell, trials in cells.items()}
     return lambda trials, info: forwarded(trials, best[(info.run, *sorted(trials[0].cell.items()))])
-
-
-_OF_TRIAL: Mapping[str, Callable[[TrialRecord], MeasuredValue | None]] = {
-    "transmitted": transmitted,
-    "transmitted_bits": transmitted_bits,
-    "goodput": goodput,
-}
-"""Metrics that a chain's or a TCP trial has, one value each."""
 
 
 def figures_in(samples: Sequence[RunSample]) -> dict[str, Figure]:
@@ -488,3 +458,32 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
 
 def _cpus(info: RunInfo, host: str) -> int:
     return info.hosts[host].cpus if host in info.hosts else 1
+
+
+def _rtt(quantile: str) -> Callable[[TrialRecord, RttMetric], MeasuredValue | None]:
+    return lambda trial, source: quantile_of_sent(trial, source, quantile)
+
+
+_OF_RTT: Mapping[str, Callable[[TrialRecord, RttMetric], MeasuredValue | None]] = {
+    "rtt": _rtt("p50_ns"),
+    "rtt_p90": _rtt("p90_ns"),
+    "rtt_p99": _rtt("p99_ns"),
+    "rtt_p999": _rtt("p999_ns"),
+    "overhead": lambda trial, _: _quantile(trial.latency.get("overhead"), "p50_ns"),
+    "response": lambda trial, _: _quantile(trial.latency.get("response"), "p50_ns"),
+    "jitter": _jitter,
+    "loss": lambda trial, _: _loss(trial),
+}
+"""Metrics of an RTT trial, by the stamps that RTT is taken from."""
+_OF_TRIAL: Mapping[str, Callable[[TrialRecord], MeasuredValue | None]] = {
+    "transmitted": transmitted,
+    "transmitted_bits": transmitted_bits,
+    "goodput": goodput,
+}
+"""Metrics that a chain's or a TCP trial has, one value each."""
+_OF_BLOCK: Mapping[str, Callable[[Sequence[TrialRecord], RunInfo], MeasuredValue | None]] = {
+    "ndr": lambda trials, _: ndr(trials),
+    "pdr": lambda trials, _: pdr(trials),
+    "cpu_per_packet": _kernel_ns_per_packet,
+}
+"""Metrics of all load trials of a cell in a block."""
