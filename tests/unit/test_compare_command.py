@@ -170,7 +170,7 @@ def test_a_run_that_is_none_or_named_twice_or_empty_is_refused(run: Path, tmp_pa
     empty = write(tmp_path / "empty", MadeUp(blocks=0, load_blocks=0, with_recommendation=False))
     done = compare(empty)
     assert isinstance(done.exception, BadInputError)
-    assert "no trial came to a result" in done.exception.what
+    assert "no trial reached its target" in done.exception.what
 
 
 def test_an_rtt_run_has_no_throughput_and_says_what_it_has(tmp_path: Path) -> None:
