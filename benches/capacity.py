@@ -18,8 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from planewise.advise.model import ChainWorkload, predict, shipped
+from planewise.advise.model.capacity import ChainWorkload, predict
 from planewise.advise.model.fit import Fit, Measured, fit
+from planewise.advise.model.profile import shipped
 
 OVS_PERF = Path(__file__).parents[1] / "tests" / "data" / "ovs_perf_pvp.csv"
 SHARED = Path(os.environ.get("PLANEWISE_SHARED", "."))

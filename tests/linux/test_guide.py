@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from planewise.advise.model import ChainWorkload
+from planewise.advise.model.capacity import ChainWorkload
 from planewise.store.models import TrialRecord
 from tests.documents import ROOT, Shown, commands_of_others, guides, shown
 from tests.unit import importer_samples, made_up_chains, made_up_run

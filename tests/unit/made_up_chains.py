@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from planewise.advise.model import ChainWorkload, Pattern, Plane, Profile, predict
+from planewise.advise.model.capacity import ChainWorkload, Pattern, predict
+from planewise.advise.model.profile import Plane, Profile
 from planewise.store.models import ChainResult, Limit, TcpResult, TrialRecord, VnfTotal
 from planewise.store.rundir import TRIALS_FILE, RunReader
 from tests.unit import made_up_run

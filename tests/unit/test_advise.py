@@ -13,12 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.advise.demand import Application, Isolation
-from planewise.advise.model import (
-    ChainWorkload,
-    Pattern,
-    load_profile,
-    shipped,
-)
+from planewise.advise.model.capacity import ChainWorkload, Pattern
+from planewise.advise.model.profile import load_profile, shipped
 from planewise.advise.ranked import hold_to_rate
 from planewise.advise.toml_text import toml_text
 from planewise.advise.workload import PlaneForecast, Workload, advise, course, why_not

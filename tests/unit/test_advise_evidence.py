@@ -10,8 +10,8 @@ import pytest
 
 from planewise.advise.chain_runs import rows_of
 from planewise.advise.evidence import Evidence, gather
-from planewise.advise.model import ChainWorkload, load_profile, predict, shipped
-from planewise.advise.model.capacity import station_ns, visits
+from planewise.advise.model.capacity import ChainWorkload, predict, station_ns, visits
+from planewise.advise.model.profile import load_profile, shipped
 from planewise.advise.workload import Workload, advise, why_not
 from planewise.errors import BadInputError
 from planewise.store.recommendation import RankedPlane

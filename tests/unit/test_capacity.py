@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 
 from planewise.advise.calibration import Calibration, calibrate_rows, predict_chains
 from planewise.advise.chain_table import chain_table, kinds_of
-from planewise.advise.model import (
-    ChainWorkload,
-    Pattern,
-    Plane,
-    Prediction,
-    Profile,
-    load_profile,
-    predict,
-    shipped,
-)
-from planewise.advise.model.capacity import line_ns
+from planewise.advise.model.capacity import ChainWorkload, Pattern, Prediction, line_ns, predict
 from planewise.advise.model.fit import Measured, fit
+from planewise.advise.model.profile import Plane, Profile, load_profile, shipped
 from planewise.advise.throughput import ThroughputRow, read_throughput
 from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError

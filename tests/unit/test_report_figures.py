@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.advise.model import ChainWorkload
+from planewise.advise.model.capacity import ChainWorkload
 from planewise.report import html, theme, vega
 from planewise.report.data import RunData
 from planewise.report.sections import chains, rtt

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planewise.advise.demand import Workload
 from planewise.advise.model.capacity import ChainWorkload
-from planewise.errors import BadInputError, PlanewiseError, first_fault
+from planewise.errors import BadInputError, first_fault
+from planewise.store.files import read_yaml
 
 _MOST_BYTES = 65_536
 _REMEDY = "docs/guide/advise.md has a whole example"
@@ -73,36 +74,8 @@ def read_workload(path: Path) -> WorkloadText:
 
     Raises:
         BadInputError: it is no workload; what and where.
-        PlanewiseError: it cannot be read.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError
-
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise PlanewiseError(
-            f"the workload {path} cannot be read: {error.strerror}", remedy=_REMEDY
-        ) from error
-    if len(content) > _MOST_BYTES:
-        raise BadInputError("this is too long for a workload", where=str(path), remedy=_REMEDY)
-    try:
-        raw = YAML(typ="safe", pure=True).load(content.decode())
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise BadInputError(
-            f"not YAML: {error.problem or error}", where=f"{path}:{line}", remedy=_REMEDY
-        ) from error
-    except Exception as error:  # the parser raises many kinds on what is no YAML
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInputError(
-            f"not YAML: {message[:200]}", where=str(path), remedy=_REMEDY
-        ) from error
-    if not isinstance(raw, dict):
-        raise BadInputError(
-            "a workload is a mapping with at least `pattern`", where=str(path), remedy=_REMEDY
-        )
+    raw = read_yaml(path, "workload", "pattern", _REMEDY, _MOST_BYTES)
     try:
         return WorkloadText.model_validate({str(key): value for key, value in raw.items()})
     except ValidationError as error:

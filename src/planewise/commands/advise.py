@@ -16,7 +16,7 @@ from planewise.commands.options import JsonOption, grouped
 if TYPE_CHECKING:
     from planewise.advise.demand import Statement
     from planewise.advise.evidence import Evidence
-    from planewise.advise.model import Profile
+    from planewise.advise.model.profile import Profile
     from planewise.advise.workload import Advice
     from planewise.report.advice import AdvicePage, StatementRow
 
@@ -194,7 +194,7 @@ def _print_recommendation(path: Path, json_: bool) -> None:
 
 
 def _shipped() -> tuple[str, ...]:
-    from planewise.advise.model import shipped_names
+    from planewise.advise.model.profile import shipped_names
 
     return shipped_names()
 

@@ -16,6 +16,7 @@ from planewise.measure.designs.campaign import CampaignDesign
 from planewise.measure.designs.design import MEASURES, Design, DesignModel, Factors
 from planewise.measure.designs.sense import find_problem
 from planewise.measure.trials import KINDS
+from planewise.store.files import read_yaml
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -90,7 +91,7 @@ _MOST_MISTAKES = 8
 
 def load_design(path: Path) -> Design:
     """Reads a design of planes. BadInputError with file and line for what is wrong with it."""
-    raw = _read(path)
+    raw = read_yaml(path, "design", "factors", _EXAMPLE)
     if "sut" in raw:
         raise BadInputError(
             "a campaign of a router, not a design of planes",
@@ -102,7 +103,7 @@ def load_design(path: Path) -> Design:
 
 def load_any(path: Path) -> Design | CampaignDesign:
     """Reads a design of planes, or a campaign (key `sut`). BadInputError as `load_design`."""
-    raw = _read(path)
+    raw = read_yaml(path, "design", "factors", _EXAMPLE)
     return _checked(CampaignDesign, raw, path) if "sut" in raw else _design(raw, path)
 
 
@@ -131,40 +132,6 @@ def _design(raw: Mapping[str, object], path: Path) -> Design:
             remedy=problem.remedy,
         )
     return design
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    """The YAML's mapping, with its line numbers."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import MarkedYAMLError
-    from ruamel.yaml.reader import ReaderError
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        what = f"the design cannot be read: {reason}"
-        raise BadInputError(what, where=str(path), remedy=_EXAMPLE) from error
-    line, remedy = 0, _EXAMPLE
-    cause: Exception | None = None
-    try:
-        raw = YAML(typ="rt").load(text)
-        if isinstance(raw, CommentedMap):
-            return raw
-        line, what = 1, "a design is a mapping with at least `factors`"
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        what, cause = f"not YAML: {error.problem or error}", error
-    except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        what, cause = f"not YAML: the character {error.character!r} is not allowed", error
-        remedy = "remove it, or write it as an escape in double quotes"
-    except Exception as error:  # the parser raises many kinds on what is no YAML
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        what, cause = f"not YAML: {message[:200]}", error
-    where = f"{path}:{line}" if line else str(path)
-    raise BadInputError(what, where=where, remedy=remedy) from cause
 
 
 def _plain(node: object, budget: Iterator[object], depth: int = 0) -> object:
