@@ -12,8 +12,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of
-from planewise.advise.gain_profile import profile_of
+from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of, profile_of
 from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.statistics import RunSample
@@ -87,6 +86,8 @@ def test_each_packet_saves_its_share_of_the_round_trip_at_the_rate_that_the_inte
     for point, rate in zip(found.curve, RATES, strict=True):
         assert point.pps == PACKETS_PER_ROUND_TRIP * rate
         truth_us = (20.0 + rate / 200) / PASSES
+        assert point.low_us is not None
+        assert point.high_us is not None
         assert point.low_us <= truth_us <= point.high_us
         assert point.saved_us == pytest.approx(truth_us, rel=0.15)
 

@@ -13,17 +13,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from planewise.advise.gain_profile import (
+    CurvePoint,
+    GainProfile,
+    MeasuredRow,
+    ProfileHost,
+    SizeMatters,
+    SwitchPrice,
+)
 from planewise.errors import BadInputError
-from planewise.judge.bounded import Bounded, exact, mean_of, median_of, minus
+from planewise.judge.bounded import Bounded, exact, mapped, mean_of, median_of, minus
 from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.estimates import median_interval
 from planewise.store.levels import MissedLevel, missed_levels
-from planewise.store.models import Level, TrialRecord
+from planewise.store.models import Level, RunInfo, TrialRecord
 from planewise.units import count_text, percent_text, rate_text, time_text
 
 PASSES = 4
@@ -36,8 +43,6 @@ SIZE_MARGIN = 0.25
 """Savings of the largest and the smallest frame that differ by less are practically the same."""
 
 VARIED = {"plane", "frequency_pps", "size_bytes"}
-
-SizeMatters = Literal["yes", "no", "not known"]
 
 
 @dataclass(frozen=True)
@@ -68,18 +73,6 @@ class GainRow:
 
 
 @dataclass(frozen=True)
-class GainPoint:
-    """What each packet of a guest saves at that guest's packet rate."""
-
-    pps: float
-    """Packets a second, both directions."""
-    saved_us: float
-    """Fitted: the time saved by all packets of a second never falls with the rate."""
-    low_us: float
-    high_us: float
-
-
-@dataclass(frozen=True)
 class CpuRow:
     """Kernel CPU time per packet on both planes under load."""
 
@@ -95,8 +88,8 @@ class Gain:
     slow: str
     fast: str
     rows: tuple[GainRow, ...]
-    curve: tuple[GainPoint, ...]
-    """By rising packet rate."""
+    curve: tuple[CurvePoint, ...]
+    """By rising packet rate; the time saved by all packets of a second never falls with it."""
     cpu: tuple[CpuRow, ...]
     size_matters: SizeMatters
     notes: tuple[str, ...]
@@ -111,10 +104,9 @@ def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
             or the time saved by all packets of a second surely falls with the rate.
     """
     _check(sample, slow, fast)
-    medians, tails = (_by_stratum(sample, metric) for metric in ("rtt", "rtt_p99"))
+    medians, tails = (_by_stratum(sample, name, slow, fast) for name in ("rtt", "rtt_p99"))
     rows, notes, saved = [], list(_missed(sample.trials)), {}
-    for stratum in sorted(medians):
-        pairs = _pairs(medians[stratum], slow, fast)
+    for stratum, pairs in sorted(medians.items()):
         if len(pairs) < FEWEST_BLOCKS:
             notes.append(
                 f"{_stratum_text(stratum)}: {len(pairs)} blocks have both planes and "
@@ -122,7 +114,7 @@ def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
             )
             continue
         saved[stratum] = {block: minus(a, b) for block, (a, b) in pairs.items()}
-        rows.append(_row(stratum, pairs, _pairs(tails.get(stratum, {}), slow, fast)))
+        rows.append(_row(stratum, pairs, tails.get(stratum, {})))
     if not rows:
         raise BadInputError(
             f"no packet rate has {FEWEST_BLOCKS} blocks with both {slow} and {fast}",
@@ -167,8 +159,8 @@ def _check(sample: RunSample, slow: str, fast: str) -> None:
 
 Stratum = tuple[float, int]
 """Round trips a second, frame bytes."""
-ByBlock = Mapping[int, Bounded]
 Pairs = Mapping[int, tuple[Bounded, Bounded]]
+"""By block: the slow and the fast plane."""
 
 
 def _stratum_text(stratum: Stratum) -> str:
@@ -195,21 +187,20 @@ def _missed(trials: Iterable[TrialRecord]) -> Iterable[str]:
         )
 
 
-def _by_stratum(sample: RunSample, metric: str) -> dict[Stratum, dict[str, dict[int, Bounded]]]:
-    """By stratum, plane and block; several trials of a block are averaged."""
-    values: dict[tuple[Stratum, str, int], list[Bounded]] = defaultdict(list)
+def _by_stratum(sample: RunSample, metric: str, slow: str, fast: str) -> dict[Stratum, Pairs]:
+    """Blocks with both planes by stratum; several trials of a block are averaged."""
+    values: dict[Stratum, dict[int, dict[str, list[Bounded]]]] = {}
     for observation in observe([sample], metric).observations:
-        key = _stratum(observation.cell), str(observation.cell["plane"]), observation.block
-        values[key].append(observation.bounded)
-    saved: dict[Stratum, dict[str, dict[int, Bounded]]] = {}
-    for (stratum, plane, block), several in values.items():
-        saved.setdefault(stratum, {}).setdefault(plane, {})[block] = mean_of(several)
-    return saved
-
-
-def _pairs(planes: Mapping[str, ByBlock], slow: str, fast: str) -> Pairs:
-    a, b = planes.get(slow, {}), planes.get(fast, {})
-    return {block: (a[block], b[block]) for block in sorted(a.keys() & b.keys())}
+        planes = values.setdefault(_stratum(observation.cell), {}).setdefault(observation.block, {})
+        planes.setdefault(str(observation.cell["plane"]), []).append(observation.bounded)
+    return {
+        stratum: {
+            block: (mean_of(planes[slow]), mean_of(planes[fast]))
+            for block, planes in sorted(blocks.items())
+            if slow in planes and fast in planes
+        }
+        for stratum, blocks in values.items()
+    }
 
 
 def _interval(values: Sequence[Bounded]) -> Interval:
@@ -245,7 +236,7 @@ def _row(stratum: Stratum, pairs: Pairs, tails: Pairs) -> GainRow:
 
 def _curve(
     saved: Mapping[Stratum, Mapping[int, Bounded]], where: str
-) -> tuple[tuple[GainPoint, ...], list[str]]:
+) -> tuple[tuple[CurvePoint, ...], list[str]]:
     """The time that a packet saves by packet rate, fitted so that the gain never falls.
 
     What ranks guests is the time that all packets of a second save. A guest that sends more cannot
@@ -264,8 +255,7 @@ def _curve(
         # µs a second: each round trip's saving is that of PASSES passes, of which the guest's
         # interface counts PACKETS_PER_ROUND_TRIP.
         scale = rate * PACKETS_PER_ROUND_TRIP / PASSES / 1e3
-        means = [mean_of(several) for several in blocks.values()]
-        gains.append(_interval([_scaled(value, scale) for value in means]))
+        gains.append(_interval([_scaled(mean_of(several), scale) for several in blocks.values()]))
     floor = np.maximum.accumulate([gain.low for gain in gains])
     ceiling = np.minimum.accumulate([gain.high for gain in reversed(gains)])[::-1]
     if (floor > ceiling).any():
@@ -289,14 +279,13 @@ def _curve(
         pps = PACKETS_PER_ROUND_TRIP * rate
         if fit < 0:
             notes.append(f"at {rate_text(rate)} the fast plane saves nothing: it counts as 0 µs")
-        points.append(
-            GainPoint(pps, max(float(fit), 0.0) / pps, float(low) / pps, float(high) / pps)
-        )
+        ends = {"low_us": _closed(float(low) / pps), "high_us": _closed(float(high) / pps)}
+        points.append(CurvePoint(pps=pps, saved_us=max(float(fit), 0.0) / pps, **ends))
     return tuple(points), notes
 
 
 def _scaled(value: Bounded, scale: float) -> Bounded:
-    return Bounded(value.value * scale, value.low * scale, value.high * scale)
+    return mapped(value, lambda end: end * scale)
 
 
 def _per_second(us: float) -> str:
@@ -345,3 +334,40 @@ def _cpu(sample: RunSample, slow: str, fast: str) -> tuple[CpuRow, ...]:
         for size in sizes
         if (size, slow) in values and (size, fast) in values
     )
+
+
+def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> GainProfile:
+    """The gain with the host of the run's sender, whose fingerprint it carries."""
+    hosts = info.hosts
+    host = hosts.get("sender") or hosts.get("shared") or next(iter(hosts.values()))
+    return GainProfile(
+        format=2,
+        kind="gain",
+        planewise=info.planewise,
+        run=info.run,
+        slow=gain.slow,
+        fast=gain.fast,
+        size_matters=gain.size_matters,
+        emulated=info.emulated,
+        host=ProfileHost.model_validate(host, from_attributes=True),
+        curve=gain.curve,
+        measured=tuple(
+            MeasuredRow(
+                round_trips_pps=row.frequency_pps,
+                size_bytes=row.size_bytes,
+                blocks=row.blocks,
+                slow_us=row.slow_ns.value / 1e3,
+                fast_us=row.fast_ns.value / 1e3,
+                boost_percent=100 * row.boost.value,
+                boost_low_percent=_closed(100 * row.boost.low),
+                boost_high_percent=_closed(100 * row.boost.high),
+                boost_p99_percent=_closed(100 * row.boost_p99.value),
+            )
+            for row in gain.rows
+        ),
+        switch=switch,
+    )
+
+
+def _closed(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +21,10 @@ from pydantic import (
 )
 
 from planewise.advise.demand import Statement
-from planewise.advise.gain import Gain, SizeMatters
 from planewise.advise.toml_text import read_toml
 from planewise.errors import BadInputError
-from planewise.store.models import RunInfo
+
+SizeMatters = Literal["yes", "no", "not known"]
 
 _ROUNDING = 1e-3
 """The file has four significant digits."""
@@ -204,53 +203,3 @@ def switch_price(gives_s: Sequence[float], takes_s: Sequence[float]) -> SwitchPr
     return SwitchPrice(
         gives=len(gives_s), takes=len(takes_s), plug_s=fmean(gives_s), unplug_s=fmean(takes_s)
     )
-
-
-def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> GainProfile:
-    """The gain with the host of the run's sender, whose fingerprint it carries."""
-    hosts = info.hosts
-    host = hosts.get("sender") or hosts.get("shared") or next(iter(hosts.values()))
-    return GainProfile(
-        format=2,
-        kind="gain",
-        planewise=info.planewise,
-        run=info.run,
-        slow=gain.slow,
-        fast=gain.fast,
-        size_matters=gain.size_matters,
-        emulated=info.emulated,
-        host=ProfileHost(
-            cpu_model=host.cpu_model,
-            cpus=host.cpus,
-            kernel=host.kernel,
-            virtualisation=host.virtualisation,
-        ),
-        curve=tuple(
-            CurvePoint(
-                pps=point.pps,
-                saved_us=point.saved_us,
-                low_us=_closed(point.low_us),
-                high_us=_closed(point.high_us),
-            )
-            for point in gain.curve
-        ),
-        measured=tuple(
-            MeasuredRow(
-                round_trips_pps=row.frequency_pps,
-                size_bytes=row.size_bytes,
-                blocks=row.blocks,
-                slow_us=row.slow_ns.value / 1e3,
-                fast_us=row.fast_ns.value / 1e3,
-                boost_percent=100 * row.boost.value,
-                boost_low_percent=_closed(100 * row.boost.low),
-                boost_high_percent=_closed(100 * row.boost.high),
-                boost_p99_percent=_closed(100 * row.boost_p99.value),
-            )
-            for row in gain.rows
-        ),
-        switch=switch,
-    )
-
-
-def _closed(value: float) -> float | None:
-    return value if math.isfinite(value) else None

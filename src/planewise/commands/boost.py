@@ -45,8 +45,7 @@ def boost(
     `planewised` reads the profile (gain_profile in its configuration): its policy `benefit` then
     ranks guests by what was measured.
     """
-    from planewise.advise.gain import gain_of
-    from planewise.advise.gain_profile import profile_of
+    from planewise.advise.gain import gain_of, profile_of
     from planewise.advise.toml_text import toml_text
     from planewise.judge.statistics import RunSample
     from planewise.store.files import write_file
@@ -133,11 +132,11 @@ def _print(gain: Gain, emulated: str) -> None:
     for heading in ("guest's packets", "saved", "95 % interval"):
         curve.add_column(heading, justify="right")
     for point in gain.curve:
-        ends = (point.low_us * 1e3, point.high_us * 1e3)
+        ends = (point.low_us, point.high_us)
         curve.add_row(
             rate_text(point.pps),
             time_text(point.saved_us * 1e3),
-            " to ".join("open" if math.isinf(end) else time_text(end) for end in ends),
+            " to ".join("open" if end is None else time_text(end * 1e3) for end in ends),
         )
     console.out().print(table)
     print()
