@@ -60,6 +60,29 @@ class SweepRun:
     traffic_s: float
     stopped: str
 
+    def as_json(self) -> dict[str, object]:
+        """Paths, verdict and rates, as `planewise sweep --json` prints them."""
+        verdict = self.verdict
+        pdr = verdict.pdr
+        return {
+            "run": str(self.directory),
+            "report": str(self.report),
+            "verdict": verdict.verdict,
+            "reason": verdict.reason,
+            "open": verdict.open,
+            "headroom_low": verdict.headroom and verdict.headroom.low,
+            "disturbed_at_most": verdict.stability.disturbed_at_most,
+            "pdr_pps": pdr and pdr.pps,
+            "pdr_low_pps": pdr and pdr.low_pps,
+            "pdr_high_pps": pdr and pdr.high_pps,
+            "ndr_pps": verdict.ndr and verdict.ndr.pps,
+            "saturation_pps": verdict.saturation and verdict.saturation.offered_pps,
+            "trials": self.trials,
+            "traffic_s": self.traffic_s,
+            "stopped": self.stopped,
+            "warnings": [warning.text for warning in verdict.warnings],
+        }
+
 
 def sweep(
     plan: SweepPlan,

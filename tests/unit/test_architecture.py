@@ -182,8 +182,8 @@ MOST_LINES = {
     "src/planewise/report": 5_600,  # goal: 4,800
     "src/planewise/judge": 6_750,  # goal: 4,000
     "src/planewise/commands": 5_150,  # goal: 3,800
-    "src/planewise/advise": 4_300,  # goal: 2,500
-    "src/planewise/store": 4_650,  # goal: 2,900
+    "src/planewise/advise": 4_200,  # goal: 2,500
+    "src/planewise/store": 4_700,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
     "src": 59_700,  # goal: 41,800
     "crates/planewised": 19_500,  # goal: 14,000

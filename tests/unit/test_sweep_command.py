@@ -79,7 +79,7 @@ def test_the_out_directory_is_looked_at_before_anything_is_measured(tmp_path: Pa
     check_free(tmp_path)
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(BadInputError, match="in place of the run directory"):
+    with pytest.raises(BadInputError, match="where the run directory should be"):
         check_free(file)
     with pytest.raises(BadInputError, match="not empty"):
         check_free(tmp_path)

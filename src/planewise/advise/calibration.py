@@ -32,10 +32,6 @@ class Errors:
     wrong: int
     """Pairs whose faster plane the model predicts to be slower."""
 
-    def as_json(self) -> dict[str, float | int]:
-        """The fields for JSON, by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class PredictedChain:

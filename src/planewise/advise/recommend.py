@@ -466,11 +466,7 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     if mixed := mixed_backends((str(trial.cell.get("plane", "")), trial) for trial in trials):
         words.append(mixed)
     for host in info.hosts.values():
-        words.extend(
-            f"{disturbance.name} ({disturbance.value}): {disturbance.why}"
-            for disturbance in host.disturbances
-            if disturbance.severity == "warning"
-        )
+        words += host.warnings
     return list(dict.fromkeys(words))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,7 +88,7 @@ def calibrate(
         console.print_json(
             {
                 "profile": calibrated.profile.model_dump(),
-                "fitted": calibrated.fitted.as_json(),
+                "fitted": asdict(calibrated.fitted),
                 "rows": [chain.as_json() for chain in calibrated.rows],
                 "unseen": [
                     {"plane": part.plane, "left_out": part.dimension, "errors": part.errors}

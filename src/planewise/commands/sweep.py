@@ -129,31 +129,7 @@ def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
 
     verdict = swept.verdict
     if json:
-        print_json(
-            {
-                "run": str(swept.directory),
-                "report": str(swept.report),
-                "verdict": verdict.verdict,
-                "reason": verdict.reason,
-                "open": verdict.open,
-                "headroom_low": verdict.headroom.low if verdict.headroom else None,
-                "disturbed_at_most": verdict.stability.disturbed_at_most,
-                "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
-                "pdr_low_pps": verdict.pdr.low_pps if verdict.pdr else None,
-                "pdr_high_pps": verdict.pdr.high_pps if verdict.pdr else None,
-                "ndr_pps": verdict.ndr.pps if verdict.ndr else None,
-                "saturation_pps": verdict.saturation.offered_pps if verdict.saturation else None,
-                "trials": swept.trials,
-                "traffic_s": swept.traffic_s,
-                "stopped": swept.stopped,
-                "warnings": [warning.text for warning in verdict.warnings],
-                "disturbances": [
-                    f"{disturbance.name} ({disturbance.value}): {disturbance.why}"
-                    for disturbance in host.disturbances
-                    if disturbance.severity == "warning"
-                ],
-            }
-        )
+        print_json(swept.as_json() | {"disturbances": host.warnings})
         return
     console = stdout()
     console.print()
@@ -178,7 +154,6 @@ def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
     console.print(f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})")
     for warning in verdict.warnings:
         console.print(f"  - {warning.text}")
-    for disturbance in host.disturbances:
-        if disturbance.severity == "warning":
-            console.print(f"  - {disturbance.name} ({disturbance.value}): {disturbance.why}")
+    for sentence in host.warnings:
+        console.print(f"  - {sentence}")
     console.print(f"Report: {swept.report}")

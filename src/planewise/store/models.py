@@ -531,6 +531,15 @@ class Fingerprint(Record):
     disturbances: tuple[Disturbance, ...] = ()
     planes: tuple[PlaneAvailability, ...] = ()
 
+    @property
+    def warnings(self) -> list[str]:
+        """What would seriously disturb a measurement, a sentence each."""
+        return [
+            f"{disturbance.name} ({disturbance.value}): {disturbance.why}"
+            for disturbance in self.disturbances
+            if disturbance.severity == "warning"
+        ]
+
 
 class SkippedCell(Record):
     """A cell of the design that could not be run on this testbed."""
