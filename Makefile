@@ -50,8 +50,8 @@ linux: test-setup
 fleet-test: lab-setup
 	scripts/fleet-binaries node
 	cd crates/kube && cargo fmt --check && cargo clippy -q --all-targets -- -D warnings && \
-	  cargo test -q && cargo build -q --bins --examples
-	python packaging/agent_image.py dist
+	  cargo test -q && cargo build -q --bins --examples --features simulated
+	FEATURES=simulated python packaging/agent_image.py dist
 	PLANEWISE_PODS=1 pytest -q tests/fleet tests/lab/test_pods.py
 
 bench: test-setup

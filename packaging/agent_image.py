@@ -53,6 +53,8 @@ def built(machine: str) -> Path:
     flags = f"--remap-path-prefix={ROOT}=/planewise --remap-path-prefix={home}=/cargo"
     settings = {"RUSTFLAGS": flags, "CARGO_BUILD_TARGET": target, "CARGO_INCREMENTAL": "0"}
     words = [ROOT / "scripts" / "static", *("cargo", "build", "-q", "--release", "--locked")]
+    if features := os.environ.get("FEATURES"):
+        words += ["--features", features]
     subprocess.run(words, cwd=CRATE, env=os.environ | settings, check=True)
     return Path(os.environ.get("CARGO_TARGET_DIR", CRATE / "target")) / target / "release" / PROGRAM
 

@@ -43,14 +43,18 @@ dpkg-query -W
 """Every file of the host but apt's own notes and logs, its accounts, the content of /etc."""
 
 CONFIGURE = """
+ip link add br-pf up type bridge && ip link set pf0 up master br-pf
+for name in web batch; do
+    ip netns add $name
+    ip link add p-$name up master br-pf type veth peer name eth0 netns $name
+    ip -n $name link set eth0 up
+done
 sed -i 's/^pfs = \\[\\]/pfs = ["pf0"]/; s/^level = .*/level = "debug"/' \
     /etc/planewise/planewised.toml
 cat >>/etc/planewise/planewised.toml <<'END'
-[simulated]
-vfs = 2
-[simulated.guests]
-web = { constant = 5000.0 }
-batch = { constant = 50.0 }
+[containers.namespaces]
+web = {}
+batch = {}
 [tcp]
 listen = "127.0.0.1:8443"
 certificate = "/etc/planewise/certificate.pem"

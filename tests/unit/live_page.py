@@ -21,7 +21,7 @@ import pytest
 
 from planewise.testbed.vfs.alloc_client import Client
 
-PAGE = Path(__file__).parents[2] / "crates" / "planewised" / "src" / "face" / "page.html"
+PAGE = Path(__file__).parents[2] / "crates" / "planewised" / "src" / "http" / "page.html"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PATIENCE_S = 240
 

@@ -418,7 +418,7 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     secret = "0123456789abcdef0123456789abcdef"
-    tokens.write_text(f"operator {secret}\n")
+    tokens.write_text(f"operator {secret} order\n")
     more = f'[tcp]\nlisten = "127.0.0.1:0"\ncertificate = "{chain}"\nkey = "{key}"\n'
     trusting = ssl.create_default_context(cafile=str(chain))
     with running(tmp_path, f'{more}tokens = "{tokens}"') as daemon:
@@ -460,7 +460,7 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
         assert code == 400, told
         assert "the token is too short" in told["what"]
         assert ask("GET", "/status", bearer)[0] == 200
-        tokens.write_text(f"operator {secret[::-1]}\n")
+        tokens.write_text(f"operator {secret[::-1]} order\n")
         certificate(tmp_path)
         assert ask("POST", "/reload", bearer)[0] == 200
         with pytest.raises(ssl.SSLCertVerificationError):

@@ -58,8 +58,9 @@ pub struct ObservedGuest {
     /// What joins its paths. A bond gives its address to the member in use; with net_failover the VF
     /// that it has is the one that the NIC must deliver its frames to.
     pub join: Join,
-    /// The VFs of the pool that it has; none: unknown at the moment.
-    pub has: Option<BTreeSet<VfId>>,
+    /// The VFs of the pool that it has, and whether it sends by each, as far as the host can tell; none:
+    /// unknown at the moment.
+    pub has: Option<BTreeMap<VfId, bool>>,
 }
 
 /// One sample of everything that the ledger is about.
@@ -81,7 +82,8 @@ pub fn doubt(ledger: &Ledger, observed: &Observation) -> BTreeMap<VfId, String> 
     let moving: BTreeSet<&VfId> = ledger.open.values().map(|open| &open.change.vf).collect();
     let guest_macs: BTreeSet<Mac> = observed.guests.values().map(|guest| guest.mac).collect();
     let has = |guest: &GuestId, vf: &VfId| {
-        observed.guests.get(guest).and_then(|guest| guest.has.as_ref()).map(|has| has.contains(vf))
+        let guest = observed.guests.get(guest)?;
+        Some(guest.has.as_ref()?.get(vf).copied())
     };
     let mut doubts = BTreeMap::new();
     // A PF without this VF. While the PF itself is away, its driver may be on its way back.
@@ -101,11 +103,15 @@ pub fn doubt(ledger: &Ledger, observed: &Observation) -> BTreeMap<VfId, String> 
             (Some(holder), User::Guest(_)) => match observed.guests.get(holder) {
                 None => observed.complete.then(|| format!("{holder}, who holds {id}, is gone")),
                 Some(guest) => match has(holder, id) {
-                    Some(false) => {
+                    Some(None) => {
                         Some(format!("{holder} holds {id} by the journal, and does not have it"))
                     }
+                    // Its bond fell back by itself, or somebody switched it.
+                    Some(Some(false)) => {
+                        Some(format!("{holder} holds {id}, and does not send by it"))
+                    }
                     // The PF's driver was reloaded during the move, or somebody set another address.
-                    Some(true) if guest.join == Join::Failover && vf.mac != guest.mac => {
+                    Some(Some(true)) if guest.join == Join::Failover && vf.mac != guest.mac => {
                         Some(format!(
                             "{holder} has {id}, and its PF delivers {} to it in place of {}",
                             vf.mac, guest.mac
@@ -125,7 +131,7 @@ pub fn doubt(ledger: &Ledger, observed: &Observation) -> BTreeMap<VfId, String> 
             (None, _) => observed
                 .guests
                 .keys()
-                .find(|guest| has(guest, id) == Some(true))
+                .find(|guest| matches!(has(guest, id), Some(Some(_))))
                 .map(|guest| format!("{guest} has {id}, and the journal does not say so")),
         };
         if let Some(why) = why {
@@ -150,7 +156,7 @@ mod tests {
 
     fn seen(user: User, has: Option<bool>) -> Observation {
         let mac = Mac([2, 0, 0, 0, 0, 1]);
-        let has = has.map(|has| has.then(vf).into_iter().collect());
+        let has = has.map(|has| has.then(|| (vf(), true)).into_iter().collect());
         Observation {
             pfs: ["pf0".into()].into(),
             vfs: [(vf(), ObservedVf { user, mac: Mac::ZERO })].into(),
@@ -175,6 +181,14 @@ mod tests {
             let doubts = doubt(&ledger(Some("web")), &seen(user.clone(), Some(false)));
             assert_eq!(doubts.len(), 1, "{user:?}");
         }
+    }
+
+    #[test]
+    fn a_vf_that_its_holders_bond_left_by_itself_is_doubted() {
+        let mut seen = seen(used(), Some(true));
+        let web = seen.guests.get_mut(&GuestId::from("web")).expect("there");
+        web.has = Some([(vf(), false)].into());
+        assert_eq!(doubt(&ledger(Some("web")), &seen).len(), 1);
     }
 
     #[test]

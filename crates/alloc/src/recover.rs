@@ -290,9 +290,8 @@ fn stays(
         Some(Direction::Take) => false,
         // Attached and up: the rest is quickly done. With net_failover it must have the address too.
         Some(Direction::Give) => guest.vf_up && (has_address || guest.join == Join::Bond),
-        // The NIC sends to the VF that has the address, up or not: with net_failover one that is down
-        // cuts the guest off. A bond has taken the address to its other member.
-        None => guest.join == Join::Bond || (has_address && guest.vf_up),
+        // The NIC sends to the VF that has the address, up or not: one that is down cuts the guest off.
+        None => guest.vf_up && (has_address || guest.join == Join::Bond),
     }
 }
 

@@ -107,6 +107,8 @@ impl SignalSettings {
 
 /// Samples that a window remembers at most; older ones are merged into the oldest.
 const WINDOW_SAMPLES: usize = 256;
+/// An Ethernet frame of the usual MTU [bytes].
+const FULL_FRAME_BYTES: f64 = 1514.0;
 /// Two readings closer than this say nothing about a rate [ms].
 const SHORTEST_MS: u64 = 10;
 
@@ -181,10 +183,11 @@ impl Meter {
             return;
         };
         self.last_ms = sample.at_ms;
-        self.smooth(
-            Passed { seconds, packets: rx + tx, bytes: rx_bytes + tx_bytes },
-            settings.smoothing,
-        );
+        // A paravirtual path counts packets of up to 64 KiB that become many frames (segmentation offload),
+        // a VF counts frames: bulk traffic counts as full frames on either.
+        let frames = |packets: f64, bytes: f64| packets.max(bytes / FULL_FRAME_BYTES);
+        let packets = frames(rx, rx_bytes) + frames(tx, tx_bytes);
+        self.smooth(Passed { seconds, packets, bytes: rx_bytes + tx_bytes }, settings.smoothing);
     }
 
     fn smooth(&mut self, passed: Passed, smoothing: Smoothing) {
@@ -416,5 +419,23 @@ mod tests {
                 }
             },
         );
+    }
+
+    #[test]
+    fn bulk_traffic_has_the_same_rate_on_a_paravirtual_path_and_on_a_vf() {
+        let rate = |bytes_each: u64| {
+            let counted = |at_ms: u64, bytes: u64| {
+                let counters = Counters {
+                    tx_packets: bytes / bytes_each,
+                    tx_bytes: bytes,
+                    ..Counters::default()
+                };
+                let reading = Reading::Counted(counters);
+                Sample { at_ms, source: 1, origin: Origin::HostSide, reading }
+            };
+            pps(&[counted(0, 0), counted(1000, 151_400_000)], &SETTINGS).expect("counted")
+        };
+        assert!((rate(60_000) - rate(1514)).abs() < 1.0, "{} {}", rate(60_000), rate(1514));
+        assert!((rate(100) - 1_514_000.0).abs() < 1.0, "small packets are counted as they are");
     }
 }

@@ -27,9 +27,6 @@ struct Data {
 
 /// Devices that plugins have registered with the kubelet, from its checkpoint. Identifiers that are not PCI
 /// addresses are left out: SR-IOV plugins use these.
-///
-/// # Errors
-/// The checkpoint cannot be read, or the kubelet's directory does not exist.
 pub fn registered(path: &Path) -> Result<HandedOut, String> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

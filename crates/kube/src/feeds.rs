@@ -91,9 +91,6 @@ where
     }
 
     /// All objects; while the API server does not answer, the last known ones.
-    ///
-    /// # Errors
-    /// They were never listed, and why not.
     pub fn all(&self) -> Result<Vec<Arc<K>>, String> {
         if self.missing.get() && self.optional {
             return Ok(Vec::new());

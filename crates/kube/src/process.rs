@@ -67,9 +67,6 @@ fn network(proc: &Path, process: &str) -> Option<PathBuf> {
 /// Finds a process of each of these pods, by uid: the one in `previous` while it lives, else the pod's
 /// oldest, which holds its namespaces. A process of the runtime, which joins the pod's control group before
 /// its network namespace, does not count until then.
-///
-/// # Errors
-/// The processes cannot be read.
 pub fn find(
     proc: &Path,
     pods: &BTreeSet<String>,

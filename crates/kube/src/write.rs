@@ -33,9 +33,6 @@ impl From<kube::Error> for Failure {
 }
 
 /// Waits for an answer of the API server, within its time limit.
-///
-/// # Errors
-/// It refused, or did not answer in time.
 pub async fn within<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Failure> {
@@ -46,9 +43,6 @@ pub async fn within<T>(
 }
 
 /// The node as ownerReference of objects that are removed with it; empty where it does not exist.
-///
-/// # Errors
-/// The API server does not answer.
 pub async fn node_as_owner(client: &Client, node: &str) -> Result<Value, Failure> {
     let nodes: Api<Node> = Api::all(client.clone());
     match within(nodes.get_metadata(node)).await {
@@ -130,9 +124,6 @@ impl Applied {
     }
 
     /// Creates the object, unless it exists; returns its uid.
-    ///
-    /// # Errors
-    /// It cannot be created.
     pub async fn make(&self, name: &str, owners: Value) -> Result<String, Failure> {
         let object = self.object(json!({"metadata": {"name": name, "ownerReferences": owners}}));
         let (parameters, patch) = (apply(self.manager), Patch::Apply(&object));
@@ -141,9 +132,6 @@ impl Applied {
     }
 
     /// Writes the status of an existing object.
-    ///
-    /// # Errors
-    /// It cannot be written, or does not exist.
     pub async fn status(&self, name: &str, status: &Value) -> Result<(), Failure> {
         let object = self.object(json!({"metadata": {"name": name}, "status": status}));
         let (parameters, patch) = (apply(self.manager), Patch::Apply(&object));

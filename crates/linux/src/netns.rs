@@ -102,27 +102,28 @@ impl Netns {
             )
             .caused_by(error)
         })?;
-        setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
-            nix::Error::EPERM => Error::failed(
-                format!("not allowed to enter network namespace '{self}'"),
-                "run as root, or inside the user namespace that owns it (unshare --user \
-                 --map-root-user --net)",
-            ),
-            nix::Error::EINVAL => Error::bad_input(
-                format!("{} is not a network namespace", path.display()),
-                "give a name of `ip netns list`, a path, or pid:N",
-            ),
-            _ => Error::failed(format!("cannot enter network namespace '{self}'"), "")
-                .caused_by(errno),
-        })
+        enter(&file, self)
     }
+}
+
+/// Moves the calling thread into the namespace of an open file.
+fn enter(file: &File, name: &dyn fmt::Display) -> Result<()> {
+    setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
+        nix::Error::EPERM => Error::failed(
+            format!("not allowed to enter network namespace '{name}'"),
+            "run as root, or inside the user namespace that owns it (unshare --user \
+             --map-root-user --net)",
+        ),
+        nix::Error::EINVAL => Error::bad_input(
+            format!("{name} is not a network namespace"),
+            "give a name of `ip netns list`, a path, or pid:N",
+        ),
+        _ => Error::failed(format!("cannot enter network namespace '{name}'"), "").caused_by(errno),
+    })
 }
 
 /// The cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14), unique in this
 /// boot, whereas inode numbers are reused. None where the kernel does not have it.
-///
-/// # Errors
-/// The kernel gives no socket.
 pub fn cookie() -> Result<Option<u64>> {
     let socket = std::os::unix::net::UnixDatagram::unbound()
         .map_err(|error| Error::failed("cannot open a socket", "").caused_by(error))?;
@@ -151,6 +152,18 @@ pub fn run_in<T: Send>(
     let Some(netns) = netns else { return work() };
     crate::threads::run(|| {
         netns.enter()?;
+        work()
+    })
+}
+
+/// Runs `work` inside the namespace of this open file, on a thread of its own.
+pub fn run_in_file<T: Send>(
+    file: &File,
+    name: &str,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    crate::threads::run(|| {
+        enter(file, &name)?;
         work()
     })
 }
@@ -269,6 +282,31 @@ mod tests {
         // Not every kernel gives an inode again at once.
         assert!(ids.iter().all(|(inode, cookie)| inode != cookie), "{ids:?}");
         assert_eq!(cookie().expect("a socket"), cookie().expect("a socket"));
+    }
+
+    /// Set for the copy of this program that may begin no thread.
+    const NO_THREADS: &str = "PW_TEST_NO_THREADS";
+
+    #[test]
+    fn without_a_thread_entering_a_namespace_fails_and_does_not_panic() {
+        if std::env::var_os(NO_THREADS).is_none() {
+            let name =
+                "netns::tests::without_a_thread_entering_a_namespace_fails_and_does_not_panic";
+            let mut copy = std::process::Command::new(std::env::current_exe().expect("a program"));
+            let done = copy.args(["--exact", name]).env(NO_THREADS, "1").output().expect("runs");
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+            return;
+        }
+        let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+        let pages: u64 = pages.split(' ').next().and_then(|text| text.parse().ok()).expect("pages");
+        // No room for another stack.
+        let most = pages * 4096 + (256 << 10);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: the argument lives during the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let error =
+            run_in(Some(&Netns::Pid(std::process::id())), || Ok(())).expect_err("no thread");
+        assert!(error.what.contains("cannot start a thread"), "{}", error.what);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The rules of nftables for frames that pass a bridge: those of ebtables (which nftables holds),
-//! nwfilter and its own. Reads only.
+//! The rules of nftables for frames that pass a bridge or a device: those of ebtables (which nftables
+//! holds), nwfilter and its own. Reads only.
 
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -13,12 +13,16 @@ const SUBSYSTEM: u16 = 10 << 8;
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
 const GET_RULE: u16 = SUBSYSTEM | 7;
 const FAMILY_BRIDGE: u8 = 7;
+/// Of bridges, of devices, and of IP, whose chains may be a device's, too.
+const FAMILIES: [u8; 3] = [FAMILY_BRIDGE, 5, 1];
 /// The names of attributes, from linux/netfilter/nf_tables.h: of chains, of rules, of lists, of
 /// expressions, of `meta` and of `cmp`.
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const CHAIN_HOOK: u16 = 4;
 const CHAIN_POLICY: u16 = 5;
+const HOOK_DEVICE: u16 = 3;
+const HOOK_DEVICES: u16 = 4;
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 const RULE_EXPRESSIONS: u16 = 4;
@@ -36,7 +40,7 @@ const META_NAMES: [u32; 4] = [6, 7, 17, 18];
 /// Bytes of an interface's name in a comparison; a shorter value is a prefix of the name.
 const NAME_BYTES: usize = 16;
 
-/// A rule, or a chain's policy, for frames on a bridge.
+/// A rule, or a chain's policy, for frames on a bridge or a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeFilter {
     /// Its table and chain, as `filter FORWARD`.
@@ -60,11 +64,8 @@ impl BridgeFilter {
     }
 }
 
-/// All filters of frames on bridges of the calling thread's namespace; none on a kernel without
-/// nftables.
-///
-/// # Errors
-/// The kernel does not list its rules.
+/// All filters of frames on bridges and devices of the calling thread's namespace; none on a kernel
+/// without nftables.
 pub fn bridge_filters() -> Result<Vec<BridgeFilter>> {
     let failed = |error| Error::failed("cannot read the rules of nftables", "").caused_by(error);
     let socket = match open(NETLINK_NETFILTER) {
@@ -72,54 +73,65 @@ pub fn bridge_filters() -> Result<Vec<BridgeFilter>> {
         socket => socket.map_err(failed)?,
     };
     let mut sequence = 0;
-    let mut dump = |kind| -> Result<Vec<Answer>> {
+    let mut dump = |family, kind| -> Result<Vec<Answer>> {
         let answers = uninterrupted(|| {
             sequence += 1;
-            let head = [FAMILY_BRIDGE, 0, 0, 0];
+            let head = [family, 0, 0, 0];
             let request = message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, head, &[]);
             socket.send(&request, 0).map_err(failed)?;
             collect(&socket, sequence, NLM_F_DUMP)
         })?;
         match answers {
-            // No nftables, or none for bridges.
+            // No nftables, or none for this family.
             Err(libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => Ok(Vec::new()),
             answers => answers.map_err(refused),
         }
     };
-    let chains = dump(GET_CHAIN)?;
-    // The kernel may leave the answer to a dump empty that it has nothing for.
-    let rules = if chains.is_empty() { Vec::new() } else { dump(GET_RULE)? };
-    Ok(filters(&chains, &rules))
+    let mut all = Vec::new();
+    for family in FAMILIES {
+        let chains = dump(family, GET_CHAIN)?;
+        // The kernel may leave the answer to a dump empty that it has nothing for.
+        let rules = if chains.is_empty() { Vec::new() } else { dump(family, GET_RULE)? };
+        all.extend(filters(family, &chains, &rules));
+    }
+    Ok(all)
 }
 
 fn refused(code: Errno) -> Error {
     Error::failed(format!("nftables does not list its rules: {}", errno_text(code)), "run as root")
 }
 
-/// The filters of these chains and rules. Only chains with a hook count: frames reach every other one
-/// by a rule of theirs.
-fn filters(chains: &[Answer], rules: &[Answer]) -> Vec<BridgeFilter> {
-    let mut hooked = Vec::new();
+/// The filters of these chains and rules. Only chains with a hook count, and those of other families than
+/// bridges only with a device: frames reach every other one by a rule of theirs.
+fn filters(family: u8, chains: &[Answer], rules: &[Answer]) -> Vec<BridgeFilter> {
+    let mut hooked: Vec<(String, Vec<String>)> = Vec::new();
     let mut filters = Vec::new();
     for chain in chains {
         let text = |kind| attribute(body(chain), kind).map(name_of);
         let (Some(table), Some(name)) = (text(CHAIN_TABLE), text(CHAIN_NAME)) else { continue };
-        if attribute(body(chain), CHAIN_HOOK).is_none() {
+        let Some(hook) = attribute(body(chain), CHAIN_HOOK) else { continue };
+        let many = attribute(hook, HOOK_DEVICES).unwrap_or_default();
+        let many = attributes(many).map(|(_, name)| name_of(name));
+        let devices: Vec<String> =
+            attribute(hook, HOOK_DEVICE).map(name_of).into_iter().chain(many).collect();
+        if family != FAMILY_BRIDGE && devices.is_empty() {
             continue;
         }
         let place = format!("{table} {name}");
         if attribute(body(chain), CHAIN_POLICY).and_then(number) == Some(NF_DROP) {
-            filters.push(BridgeFilter { place: place.clone(), interfaces: Vec::new() });
+            filters.push(BridgeFilter { place: place.clone(), interfaces: devices.clone() });
         }
-        hooked.push(place);
+        hooked.push((place, devices));
     }
     for rule in rules {
         let text = |kind| attribute(body(rule), kind).map(name_of);
         let (Some(table), Some(chain)) = (text(RULE_TABLE), text(RULE_CHAIN)) else { continue };
         let place = format!("{table} {chain}");
-        if hooked.contains(&place) {
+        if let Some((_, devices)) = hooked.iter().find(|(hooked, _)| *hooked == place) {
             let expressions = attribute(body(rule), RULE_EXPRESSIONS).unwrap_or_default();
-            filters.push(BridgeFilter { place, interfaces: limits(expressions) });
+            let on_bridge = || limits(expressions);
+            let interfaces = if devices.is_empty() { on_bridge() } else { devices.clone() };
+            filters.push(BridgeFilter { place, interfaces });
         }
     }
     filters
@@ -207,7 +219,7 @@ mod tests {
     #[test]
     fn no_answer_can_be_read_past_its_end() {
         pw_cases::check!().with_type::<(Vec<Answer>, Vec<Answer>)>().for_each(|(chains, rules)| {
-            let _ = filters(chains, rules);
+            let _ = filters(FAMILY_BRIDGE, chains, rules);
             rules.iter().for_each(|rule| drop(limits(rule)));
         });
     }

@@ -1,5 +1,5 @@
-//! Requests to the kernel's routing tables and their answers, and the parts of it that other
-//! netlink sockets share.
+//! Requests to the kernel's routing tables and their answers, and the parts of it that other netlink
+//! sockets share.
 
 use std::net::IpAddr;
 
@@ -44,35 +44,28 @@ impl std::fmt::Debug for RouteSocket {
 
 impl RouteSocket {
     /// Opens the socket in the calling thread's namespace.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     pub fn open() -> Result<Self> {
         let socket = open(NETLINK_ROUTE)
             .map_err(|error| Error::failed("cannot open a netlink socket", "").caused_by(error))?;
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends one request and collects the answers that the library can read. The inner result is
-    /// the kernel's errno.
+    /// Sends one request and collects the answers. The inner result is the kernel's errno.
     ///
     /// # Errors
-    /// The socket failed.
+    /// The socket failed, or the library cannot read an answer: what is unknown is not left out.
     pub fn request(
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
     ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Errno>> {
-        Ok(self.exchange(message, flags)?.map(|answers| {
-            // Messages of newer kernels that the library cannot read are not needed.
-            answers.iter().filter_map(|answer| read(answer)).collect()
-        }))
+        match self.exchange(message, flags)? {
+            Ok(answers) => answers.iter().map(|answer| read(answer)).collect::<Result<_>>().map(Ok),
+            Err(code) => Ok(Err(code)),
+        }
     }
 
     /// Dumps a table. Repeats a dump that the kernel reports as interrupted.
-    ///
-    /// # Errors
-    /// The socket failed, the kernel refused, or the dump was interrupted each time.
     pub fn dump(&mut self, message: &RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
         uninterrupted(|| self.request(message.clone(), NLM_F_DUMP))?.map_err(|code| {
             let why = errno_text(code);
@@ -81,18 +74,12 @@ impl RouteSocket {
     }
 
     /// All interfaces.
-    ///
-    /// # Errors
-    /// As of `dump`.
     pub fn links(&mut self) -> Result<Vec<LinkMessage>> {
         let answers = self.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
         Ok(answers.into_iter().filter_map(link).collect())
     }
 
     /// The interface with the name or index in `request`. The inner result is the kernel's errno.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn link(
         &mut self,
         request: LinkMessage,
@@ -102,9 +89,6 @@ impl RouteSocket {
     }
 
     /// All routes, of IPv4 and of IPv6.
-    ///
-    /// # Errors
-    /// As of `dump`.
     pub fn routes(&mut self) -> Result<Vec<RouteMessage>> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -121,9 +105,6 @@ impl RouteSocket {
 
     /// Sends one request and collects the answers as they came, headers included. The inner result
     /// is the kernel's errno.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn exchange(
         &mut self,
         message: RouteNetlinkMessage,
@@ -143,9 +124,6 @@ impl RouteSocket {
 }
 
 /// Opens a socket of this netlink protocol in the calling thread's namespace.
-///
-/// # Errors
-/// The kernel gives no socket.
 pub fn open(protocol: isize) -> std::io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
@@ -190,9 +168,6 @@ pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
 }
 
 /// The answers to the request `sequence`, headers included; the kernel's errno where it refuses.
-///
-/// # Errors
-/// The socket failed.
 pub(crate) fn collect(
     socket: &Socket,
     sequence: u32,
@@ -248,11 +223,96 @@ fn failed(error: std::io::Error) -> Error {
     Error::failed("the kernel's netlink socket failed", "").caused_by(error)
 }
 
-/// Parses an answer; none when the library cannot.
-pub fn read(answer: &[u8]) -> Option<RouteNetlinkMessage> {
-    match NetlinkMessage::<RouteNetlinkMessage>::deserialize(answer).ok()?.payload {
-        NetlinkPayload::InnerMessage(inner) => Some(inner),
-        _ => None,
+/// Parses an answer.
+fn read(answer: &[u8]) -> Result<RouteNetlinkMessage> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        Error::failed(format!("the kernel's answer cannot be read: {why}"), "")
+    };
+    let parse = NetlinkMessage::<RouteNetlinkMessage>::deserialize;
+    // Names are bytes to the kernel, and may not be UTF-8.
+    let parsed = parse(answer).or_else(|_| parse(&with_plain_names(answer)));
+    match parsed.map_err(|error| wrong(&error))?.payload {
+        NetlinkPayload::InnerMessage(inner) => Ok(inner),
+        _ => Err(wrong(&"it is of another kind")),
+    }
+}
+
+/// The message about an interface, with a question mark for each byte of its names that is not ASCII.
+fn with_plain_names(answer: &[u8]) -> Vec<u8> {
+    /// `struct nlmsghdr` and `struct ifinfomsg`.
+    const BEFORE_ATTRIBUTES: usize = 32;
+    const IFNAME: u16 = 3;
+    const IFALIAS: u16 = 20;
+    const PROP_LIST: u16 = 52;
+    const ALT_IFNAME: u16 = 53;
+    let mut plain = answer.to_vec();
+    let mut at = BEFORE_ATTRIBUTES;
+    while let Some(&[a, b, c, d]) = plain.get(at..at + 4) {
+        let (length, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
+        let kind = kind & 0x3fff;
+        if length < 4 {
+            break;
+        }
+        let end = (at + length).min(plain.len());
+        if matches!(kind, IFNAME | IFALIAS | ALT_IFNAME) {
+            for byte in plain[at + 4..end].iter_mut().filter(|byte| !byte.is_ascii()) {
+                *byte = b'?';
+            }
+        }
+        // The list's own attributes follow its head.
+        at += if kind == PROP_LIST { 4 } else { length.next_multiple_of(4) };
+    }
+    plain
+}
+
+/// A socket for what the kernel reports by itself.
+pub struct Monitor(Socket);
+
+impl std::fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Monitor").finish_non_exhaustive()
+    }
+}
+
+impl Monitor {
+    /// Subscribes to a group (`RTNLGRP_…`) in the calling thread's namespace.
+    pub fn open(group: u32) -> Result<Self> {
+        let open = || {
+            let mut socket = Socket::new(NETLINK_ROUTE)?;
+            socket.bind_auto()?;
+            socket.add_membership(group)?;
+            socket.set_non_blocking(true)?;
+            // Of a flood, what fits; without the privilege the usual size has to do.
+            let _ = nix::sys::socket::setsockopt(
+                &socket,
+                nix::sys::socket::sockopt::RcvBufForce,
+                &(4 << 20),
+            );
+            Ok(Self(socket))
+        };
+        open().map_err(failed)
+    }
+
+    /// What was reported since the last call; none: some of it was lost.
+    pub fn drain(&self) -> Option<Vec<RouteNetlinkMessage>> {
+        let (mut reported, mut complete) = (Vec::new(), true);
+        loop {
+            match self.0.recv_from_full() {
+                Ok((datagram, _)) => {
+                    for part in messages(&datagram) {
+                        match read(part.bytes) {
+                            Ok(message) => reported.push(message),
+                            Err(_) => complete = false,
+                        }
+                    }
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => complete = false,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    return complete.then_some(reported);
+                }
+                Err(_) => return None,
+            }
+        }
     }
 }
 
@@ -319,6 +379,33 @@ mod tests {
         assert!(!parsed.is_empty());
         let raw = socket.exchange(request(), NLM_F_DUMP).expect("answered").expect("allowed");
         assert_eq!(raw.len(), parsed.len());
+    }
+
+    #[test]
+    fn an_interface_whose_names_are_no_text_is_seen_all_the_same() {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+        let seen = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+            let ip = |words: &[&[u8]]| {
+                let words = words.iter().map(|word| OsStr::from_bytes(word));
+                std::process::Command::new("ip").args(words).status().is_ok_and(|end| end.success())
+            };
+            let made = ip(&[b"link", b"add", b"pw\xff", b"type", b"veth", b"peer", b"pwb"])
+                && ip(&[b"link", b"set", b"pwb", b"alias", b"\xc3("]);
+            made.then(|| RouteSocket::open().and_then(|mut socket| socket.links()))
+        });
+        let Some(links) = seen.join().expect("no panic") else {
+            return eprintln!("skipped: needs root");
+        };
+        let names = |link: &LinkMessage| {
+            link.attributes.iter().find_map(|attribute| match attribute {
+                netlink_packet_route::link::LinkAttribute::IfName(name) => Some(name.clone()),
+                _ => None,
+            })
+        };
+        let names: Vec<String> = links.expect("answered").iter().filter_map(names).collect();
+        assert_eq!(names, ["lo", "pwb", "pw?"]);
     }
 
     #[test]

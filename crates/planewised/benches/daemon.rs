@@ -53,7 +53,7 @@ fn measure(guests: usize) {
     };
     config.state_directory = directory.path().to_owned();
     let Ok((journal, _)) = Journal::open(directory.path()) else { return };
-    let (core_ends, _face) = ends(Status::new(PolicyKind::Benefit, 10.0, 1.0));
+    let (core_ends, _http) = ends(Status::new(PolicyKind::Benefit, 10.0, 1.0));
     let host = world.host();
     let never = Box::new(|| false);
     let Ok(mut core) = Core::new(config, host, journal, core_ends, false, never) else { return };

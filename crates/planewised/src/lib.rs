@@ -3,7 +3,7 @@
 
 pub mod cli;
 pub mod daemon;
-pub mod face;
+pub mod http;
 pub mod output;
 pub mod simulate;
 pub mod vf;

@@ -20,9 +20,6 @@ struct Output<'a, T: Serialize> {
 }
 
 /// Prints the result of `command`: `body` as JSON, or as `text`.
-///
-/// # Errors
-/// stdout cannot be written.
 pub fn print<T: Serialize>(
     command: &str,
     body: &T,

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use pw_sriov::kernel::{Holder, holder_of};
+use pw_sriov::kernel::{Holder, holders_of};
 
 const UNIT: &str = include_str!("../planewised.service");
 /// Set for the copy of this program that looks with few capabilities: the file to look for.
@@ -60,7 +60,8 @@ fn seen_with(capabilities: &[String], file: &Path) -> String {
 #[test]
 fn a_holder_is_looked_for() {
     let Some(file) = std::env::var_os(LOOK_FOR) else { return };
-    let holder = holder_of(&[file.to_string_lossy().into_owned()], Path::new("/proc"));
+    let holders = holders_of(&[vec![file.to_string_lossy().into_owned()]], Path::new("/proc"));
+    let holder = holders.into_iter().next().expect("one device");
     println!("seen: {holder:?}");
     assert_ne!(holder, Holder::Nobody, "a holder that cannot be seen is not nobody");
 }

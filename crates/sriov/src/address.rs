@@ -1,4 +1,4 @@
-//! PCI addresses. Knows nothing of the devices behind them.
+//! PCI addresses.
 
 use std::fmt;
 use std::str::FromStr;

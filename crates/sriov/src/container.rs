@@ -13,9 +13,6 @@ const LONGEST: u64 = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The process id of a running container.
-///
-/// # Errors
-/// There is no Docker, no such container, or it does not run.
 pub fn pid(name: &str) -> Result<u32> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     if name.is_empty() || !name.bytes().all(plain) {

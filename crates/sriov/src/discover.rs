@@ -1,6 +1,6 @@
 //! Reads a machine's PFs and VFs, as they are now. Changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use pw_error::{Error, Result};
@@ -8,6 +8,7 @@ use pw_error::{Error, Result};
 use crate::address::PciAddress;
 use crate::driver;
 use crate::kernel::{Holder, Kernel};
+use crate::link::Link;
 use crate::model::{Machine, NetNs, Netdev, Pf, Vf};
 use crate::sysfs;
 
@@ -15,21 +16,20 @@ use crate::sysfs;
 ///
 /// A VF's interface is looked up by PCI address: in this namespace, then, for VFs with a network
 /// driver, in every other.
-///
-/// # Errors
-/// There is no sysfs, or the kernel does not answer.
 pub fn machine(kernel: &mut dyn Kernel) -> Result<Machine> {
     let addresses = kernel.tree().pfs()?;
     let pfs = read(kernel, &addresses, false)?;
     Ok(Machine { pfs })
 }
 
-/// Reads one PF with its VFs. Waits for the interface of a VF that has a network driver: the kernel
-/// moves interfaces of a dying namespace to the host's.
-///
-/// # Errors
-/// The kernel does not answer.
-pub fn settled_pf(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Pf> {
+/// Reads one PF with its VFs. Waits for the interface of this VF, or of all, if it has a network driver:
+/// the kernel moves interfaces of a dying namespace to the host's. Other VFs are not waited for, as their
+/// guests can hide them.
+pub fn settled_pf(
+    kernel: &mut dyn Kernel,
+    address: PciAddress,
+    vf: Option<PciAddress>,
+) -> Result<Pf> {
     let begun = Instant::now();
     loop {
         let waited = begun.elapsed();
@@ -37,7 +37,8 @@ pub fn settled_pf(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Pf> {
         let Some(pf) = pfs.into_iter().next() else {
             return Err(Error::failed(format!("the PF {address} is gone"), ""));
         };
-        let lost = pf.vfs.iter().any(|vf| vf.netdev.is_none() && has_network_driver(vf));
+        let mut awaited = pf.vfs.iter().filter(|one| vf.is_none_or(|vf| one.address == vf));
+        let lost = awaited.any(|vf| vf.netdev.is_none() && has_network_driver(vf));
         if !lost || waited > PATIENCE {
             return Ok(pf);
         }
@@ -50,13 +51,20 @@ pub fn settled_pf(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Pf> {
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_WITHOUT_FILES: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a reading enters other namespaces: anybody may make any number of them, with any number of
+/// interfaces. VFs that were not found by then are of unknown use.
+const BUDGET: Duration = Duration::from_secs(5);
 
 fn has_network_driver(vf: &Vf) -> bool {
     vf.driver.as_deref().is_some_and(|driver| driver != driver::VFIO)
 }
 
 fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Result<Vec<Pf>> {
-    let mut netdevs = netdevs_in(kernel, &NetNs::Host)?;
+    let begun = Instant::now();
+    let links = kernel.links(&NetNs::Host)?;
+    let switchdev: BTreeSet<PciAddress> =
+        links.iter().filter(|link| link.representor).filter_map(|link| link.device).collect();
+    let mut netdevs = by_device(links);
     let tree = kernel.tree();
     let missing: Vec<PciAddress> = addresses
         .iter()
@@ -72,19 +80,24 @@ fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Re
             for (address, netdev) in inside {
                 netdevs.entry(address).or_insert(netdev);
             }
-            if missing.iter().all(|vf| netdevs.contains_key(vf)) {
+            if missing.iter().all(|vf| netdevs.contains_key(vf)) || begun.elapsed() > BUDGET {
                 break;
             }
         }
     }
-    addresses.iter().map(|address| pf(kernel, *address, &mut netdevs)).collect()
+    let tree = kernel.tree();
+    let vfs: Vec<PciAddress> =
+        addresses.iter().flat_map(|pf| tree.vfs(*pf)).map(|(_, vf)| vf).collect();
+    let mut holders = kernel.holders(&vfs);
+    let read = |address: &PciAddress| {
+        let pf = pf(kernel, *address, &mut netdevs, &mut holders)?;
+        Ok(Pf { switchdev: switchdev.contains(address), ..pf })
+    };
+    addresses.iter().map(read).collect()
 }
 
 /// The interface of a function, looked up in `hint` first, then in every namespace. Waits for it, as
 /// a driver may be about to make it or the kernel to move it out of a dying namespace.
-///
-/// # Errors
-/// The kernel does not answer, or there is none.
 pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &NetNs) -> Result<Netdev> {
     let find = |kernel: &mut dyn Kernel, netns: &NetNs| {
         netdevs_in(kernel, netns).ok().and_then(|mut netdevs| netdevs.remove(&address))
@@ -111,19 +124,24 @@ pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &NetNs) -> Res
 }
 
 fn netdevs_in(kernel: &mut dyn Kernel, netns: &NetNs) -> Result<BTreeMap<PciAddress, Netdev>> {
+    Ok(by_device(kernel.links(netns)?))
+}
+
+fn by_device(links: Vec<Link>) -> BTreeMap<PciAddress, Netdev> {
     let mut netdevs = BTreeMap::new();
-    for link in kernel.links(netns)? {
+    for link in links {
         if let Some(device) = link.device.filter(|_| !link.representor) {
             netdevs.entry(device).or_insert(link.netdev);
         }
     }
-    Ok(netdevs)
+    netdevs
 }
 
 fn pf(
     kernel: &mut dyn Kernel,
     address: PciAddress,
     netdevs: &mut BTreeMap<PciAddress, Netdev>,
+    holders: &mut BTreeMap<PciAddress, Holder>,
 ) -> Result<Pf> {
     let tree = kernel.tree().clone();
     let netdev = netdevs.remove(&address);
@@ -138,12 +156,9 @@ fn pf(
     for (index, vf) in tree.vfs(address) {
         let info = infos.iter().flatten().find(|info| info.index == index);
         let netdev = netdevs.remove(&vf);
-        let iommu_group = group(&tree, vf);
+        let iommu_group = tree.iommu_group(vf);
         let driver = tree.link(vf, "driver");
-        let holder = match driver.as_deref() {
-            Some(driver::VFIO) => kernel.vfio_holder(vf, iommu_group),
-            _ => Holder::Nobody,
-        };
+        let holder = holders.remove(&vf).unwrap_or(Holder::Nobody);
         let use_is_unknown = matches!(holder, Holder::Unknown(_));
         let used_by = match holder {
             Holder::Nobody => used_by(netdev.as_ref()),
@@ -177,7 +192,7 @@ fn pf(
         vendor: tree.text(address, "vendor"),
         device: tree.text(address, "device"),
         numa_node: tree.number(address, "numa_node"),
-        iommu_group: group(&tree, address),
+        iommu_group: tree.iommu_group(address),
         total_vfs: tree.number(address, "sriov_totalvfs").unwrap_or(0),
         num_vfs: tree.number(address, "sriov_numvfs").unwrap_or(0),
         drivers_autoprobe: tree.number(address, "sriov_drivers_autoprobe").map(|value| value != 0),
@@ -185,13 +200,10 @@ fn pf(
         vf_stride: tree.number(address, "sriov_stride"),
         netdev,
         vfs,
+        switchdev: false,
         owner: None,
         address,
     })
-}
-
-fn group(tree: &sysfs::Tree, address: PciAddress) -> Option<u32> {
-    sysfs::number(&tree.link(address, "iommu_group")?)
 }
 
 /// Who uses a VF's interface, for a sentence.
@@ -204,6 +216,11 @@ fn used_by(netdev: Option<&Netdev>) -> Option<String> {
     if let Some(upper) = &netdev.attached_to {
         return Some(format!("its interface {name} is joined to {upper}"));
     }
-    (!netdev.addresses.is_empty())
-        .then(|| format!("its interface {name} has the address {}", netdev.addresses[0]))
+    if let Some(taken) = &netdev.taken {
+        return Some(format!("its interface {name} {taken}"));
+    }
+    netdev
+        .addresses
+        .first()
+        .map(|address| format!("its interface {name} has the address {address}"))
 }

@@ -1,11 +1,12 @@
 //! The kernel's interface to SR-IOV functions, as a trait: Linux itself, or a fake in tests.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
 use pw_error::{Error, Result};
@@ -28,55 +29,34 @@ pub trait Kernel {
     fn version(&self) -> (u32, u32);
 
     /// The interfaces of a namespace.
-    ///
-    /// # Errors
-    /// The namespace is gone or cannot be entered.
     fn links(&mut self, netns: &NetNs) -> Result<Vec<Link>>;
 
     /// All namespaces but the host's. `thorough`: also those that only open files hold, which is slow.
     fn namespaces(&mut self, thorough: bool) -> Vec<Namespace>;
 
     /// The VFs of a PF as rtnetlink reports them; none when it cannot be asked.
-    ///
-    /// # Errors
-    /// The socket failed.
     fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>>;
 
-    /// The process that holds a function of vfio-pci through VFIO.
-    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder;
+    /// The processes that hold these functions through VFIO or verbs; those without one are left out.
+    fn holders(&mut self, vfs: &[PciAddress]) -> BTreeMap<PciAddress, Holder>;
 
     /// Interfaces that must not go away, each with the reason: default routes and the SSH session.
-    ///
-    /// # Errors
-    /// The socket failed.
     fn vital(&mut self) -> Result<Vec<(String, String)>>;
 
     /// Writes a value into a file of sysfs.
-    ///
-    /// # Errors
-    /// The errno, with none for a failure that is no errno.
     fn write(&mut self, file: &Path, value: &str) -> std::result::Result<(), std::io::Error>;
 
     /// Sets a VF's setting through its PF.
-    ///
-    /// # Errors
-    /// The socket failed; inside, the kernel's errno.
     fn set_vf(&mut self, pf: &Netdev, vf: u32, setting: Setting) -> Result<Outcome>;
 
     /// Changes an interface in its namespace.
-    ///
-    /// # Errors
-    /// The socket failed or the namespace is gone; inside, the kernel's errno.
     fn change(&mut self, netdev: &Netdev, change: &Change) -> Result<Outcome>;
 
     /// Moves an interface from its namespace to another, where it gets `name`.
-    ///
-    /// # Errors
-    /// The socket failed or a namespace is gone; inside, the kernel's errno.
     fn move_to_netns(&mut self, netdev: &Netdev, to: &NetNs, name: &str) -> Result<Outcome>;
 }
 
-/// Who holds a function through VFIO.
+/// Who holds a function through VFIO or verbs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// Nobody.
@@ -89,11 +69,13 @@ pub enum Holder {
 
 /// Linux, below a sysfs. Netlink is not used where the root is a made-up tree, whose interfaces it
 /// does not have.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Linux {
     tree: Tree,
     real: bool,
     version: (u32, u32),
+    /// Inodes of the namespaces that had functions' interfaces last: they are looked into first.
+    likely: Arc<Mutex<BTreeSet<u64>>>,
 }
 
 impl Linux {
@@ -102,7 +84,7 @@ impl Linux {
         let real = statfs(root).is_ok_and(|stat| stat.filesystem_type() == SYSFS_MAGIC);
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let version = driver::kernel_version(&release).unwrap_or((0, 0));
-        Self { tree: Tree::new(root), real, version }
+        Self { tree: Tree::new(root), real, version, likely: Arc::default() }
     }
 
     /// Whether the root is a sysfs, not a made-up tree.
@@ -161,7 +143,17 @@ impl Kernel for Linux {
         if !self.real {
             return if netns.is_host() { self.links_of_tree() } else { Ok(Vec::new()) };
         }
-        run_in(netns, || Links::open()?.all(netns))
+        let links = run_in(netns, || Links::open()?.all(netns))?;
+        if let NetNs::Other(namespace) = netns {
+            let has_functions = links.iter().any(|link| link.device.is_some());
+            let mut likely = self.likely.lock().unwrap_or_else(PoisonError::into_inner);
+            if has_functions {
+                likely.insert(namespace.inode);
+            } else {
+                likely.remove(&namespace.inode);
+            }
+        }
+        Ok(links)
     }
 
     fn namespaces(&mut self, thorough: bool) -> Vec<Namespace> {
@@ -169,6 +161,9 @@ impl Kernel for Linux {
         if self.real && thorough {
             namespaces.extend(namespaces::held_by_files());
         }
+        let mut likely = self.likely.lock().unwrap_or_else(PoisonError::into_inner);
+        likely.retain(|inode| namespaces.iter().any(|namespace| namespace.inode == *inode));
+        namespaces.sort_by_key(|namespace| !likely.contains(&namespace.inode));
         namespaces
     }
 
@@ -179,29 +174,42 @@ impl Kernel for Linux {
         run_in(&pf.netns, || Links::open()?.vfs(&pf.name))
     }
 
-    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder {
-        if !self.real {
-            return Holder::Nobody;
-        }
-        let mut files: Vec<String> = group
-            .iter()
-            .flat_map(|group| [format!("/dev/vfio/{group}"), format!("/dev/vfio/noiommu-{group}")])
-            .collect();
-        if let Ok(entries) = fs::read_dir(self.tree.path(device(vf)).join("vfio-dev")) {
-            files.extend(
-                entries.flatten().map(|entry| {
-                    format!("/dev/vfio/devices/{}", entry.file_name().to_string_lossy())
-                }),
-            );
-        }
-        match holder_of(&files, Path::new("/proc")) {
-            process @ Holder::Process(_) => process,
-            // vfio-pci enables a device when it is opened (vfio_pci_core_enable), by whatever process.
-            _ if self.tree.number(vf, "enable").is_some_and(|count| count > 0) => {
-                Holder::Process(format!("a process that cannot be seen has opened {vf}"))
+    fn holders(&mut self, vfs: &[PciAddress]) -> BTreeMap<PciAddress, Holder> {
+        let mut files = Vec::new();
+        for vf in vfs.iter().filter(|_| self.real) {
+            let entries = |of: &str, place: &str| {
+                let names = fs::read_dir(self.tree.path(device(*vf)).join(of));
+                let names = names.into_iter().flatten().flatten().map(|entry| entry.file_name());
+                names.map(|name| format!("{place}/{}", name.to_string_lossy())).collect::<Vec<_>>()
+            };
+            let mut of_vf = entries("infiniband_verbs", "/dev/infiniband");
+            if self.tree.link(*vf, "driver").as_deref() == Some(driver::VFIO) {
+                of_vf.extend(entries("vfio-dev", "/dev/vfio/devices"));
+                if let Some(group) = self.tree.iommu_group(*vf) {
+                    of_vf.extend([
+                        format!("/dev/vfio/{group}"),
+                        format!("/dev/vfio/noiommu-{group}"),
+                    ]);
+                }
             }
-            holder => holder,
+            if !of_vf.is_empty() {
+                files.push((*vf, of_vf));
+            }
         }
+        let (vfs, files): (Vec<_>, Vec<_>) = files.into_iter().unzip();
+        let holders = holders_of(&files, Path::new("/proc"));
+        let of_vf = |(vf, holder)| match holder {
+            // vfio-pci enables a device when it is opened (vfio_pci_core_enable), by whatever process.
+            Holder::Nobody | Holder::Unknown(_)
+                if self.tree.link(vf, "driver").as_deref() == Some(driver::VFIO)
+                    && self.tree.number(vf, "enable").is_some_and(|count| count > 0) =>
+            {
+                let what = format!("a process that cannot be seen has opened {vf}");
+                (vf, Holder::Process(what))
+            }
+            holder => (vf, holder),
+        };
+        vfs.into_iter().zip(holders).map(of_vf).collect()
     }
 
     fn vital(&mut self) -> Result<Vec<(String, String)>> {
@@ -264,14 +272,21 @@ impl Kernel for Linux {
     }
 }
 
-/// The process that has one of the files open. `proc` is where procfs is mounted. Without
-/// CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE the open files of other users' processes cannot be read,
-/// and the answer is [`Holder::Unknown`] unless a readable process has one.
-pub fn holder_of(files: &[String], proc: &Path) -> Holder {
+/// For each device, by its files: the process that has one of them open, found by reading the open files
+/// of all processes once. `proc` is where procfs is mounted. Without CAP_DAC_READ_SEARCH and
+/// CAP_SYS_PTRACE the open files of other users' processes cannot be read, and the answer is
+/// [`Holder::Unknown`] unless a readable process has one.
+pub fn holders_of(devices: &[Vec<String>], proc: &Path) -> Vec<Holder> {
+    let mut holders = vec![Holder::Nobody; devices.len()];
+    if devices.is_empty() {
+        return holders;
+    }
     let mut unreadable = None;
     let processes = match fs::read_dir(proc) {
         Ok(processes) => processes,
-        Err(error) => return Holder::Unknown(format!("{}: {error}", proc.display())),
+        Err(error) => {
+            return vec![Holder::Unknown(format!("{}: {error}", proc.display())); devices.len()];
+        }
     };
     for entry in processes.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -302,20 +317,26 @@ pub fn holder_of(files: &[String], proc: &Path) -> Holder {
                     continue;
                 }
             };
-            if let Some(file) = files.iter().find(|file| Path::new(file) == target) {
-                let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-                return Holder::Process(format!("process {pid} ({}) holds {file}", name.trim()));
+            let is_target = |file: &&String| Path::new(file) == target;
+            for (files, holder) in devices.iter().zip(&mut holders) {
+                if let Some(file) = files.iter().find(is_target) {
+                    let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+                    let what = format!("process {pid} ({}) holds {file}", name.trim());
+                    *holder = Holder::Process(what);
+                }
             }
         }
     }
-    unreadable.map_or(Holder::Nobody, Holder::Unknown)
+    for holder in holders.iter_mut().filter(|holder| **holder == Holder::Nobody) {
+        if let Some(why) = &unreadable {
+            *holder = Holder::Unknown(why.clone());
+        }
+    }
+    holders
 }
 
 /// The interfaces that must not go away and those below them (a bridge's ports, a bond's members),
 /// each with the reason.
-///
-/// # Errors
-/// The socket failed.
 pub fn vital_interfaces(kernel: &mut dyn Kernel) -> Result<BTreeMap<String, String>> {
     let mut reasons = BTreeMap::new();
     for (vital, reason) in kernel.vital()? {

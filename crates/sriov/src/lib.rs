@@ -1,6 +1,5 @@
 //! SR-IOV functions of this machine: their number, settings, drivers and netdevs, and how to restore
-//! their earlier state. The only code that knows sysfs and the netlink of VFs. Knows nothing of
-//! guests, planes, or who deserves a VF.
+//! their earlier state. The only code that knows sysfs and the netlink of VFs.
 //!
 //! A [`plan::Plan`] is a value, made from a [`model::Machine`]; [`apply`] performs it through a
 //! [`kernel::Kernel`].

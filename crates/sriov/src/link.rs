@@ -1,6 +1,6 @@
 //! The rtnetlink of interfaces and of a PF's VFs, in the namespace that the calling thread is in.
-//! Knows nothing of who asks, or why.
 
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -10,9 +10,9 @@ use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
 use netlink_packet_route::link::{
-    LinkAttribute, LinkExtentMask, LinkFlags, LinkLayerType, LinkMessage, LinkVfInfo,
+    LinkAttribute, LinkExtentMask, LinkFlags, LinkLayerType, LinkMessage, LinkVfInfo, LinkXdp,
     VfInfo as SetVfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust,
-    VfLinkState, VfVlan, VfVlanInfo, VlanProtocol as TagProtocol,
+    VfLinkState, VfVlan, VfVlanInfo, VlanProtocol as TagProtocol, XdpAttached,
 };
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use pw_error::{Error, Result};
@@ -110,51 +110,47 @@ pub type Outcome = std::result::Result<(), Errno>;
 
 impl Links {
     /// Opens a socket in the calling thread's namespace.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     pub fn open() -> Result<Self> {
         Ok(Self { socket: RouteSocket::open()? })
     }
 
+    /// The socket, for other requests.
+    pub const fn socket(&mut self) -> &mut RouteSocket {
+        &mut self.socket
+    }
+
     /// All interfaces of the socket's namespace, which is `netns`.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn all(&mut self, netns: &NetNs) -> Result<Vec<Link>> {
         let links = self.socket.links()?;
-        let mut rows: Vec<Row> = links.into_iter().map(|link| read_link(link, netns)).collect();
+        let rows: Vec<Row> = links.into_iter().map(|link| read_link(link, netns)).collect();
+        let mut addresses: HashMap<u32, Vec<String>> = HashMap::new();
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         for answer in self.socket.dump(&request)? {
             let RouteNetlinkMessage::NewAddress(address) = answer else { continue };
-            let Some(text) = read_address(&address) else { continue };
-            let index = address.header.index;
-            if let Some(row) = rows.iter_mut().find(|row| row.link.netdev.index == index) {
-                row.link.netdev.addresses.push(text);
+            if let Some(text) = read_address(&address) {
+                addresses.entry(address.header.index).or_default().push(text);
             }
         }
-        let names: Vec<(u32, String)> =
-            rows.iter().map(|row| (row.link.netdev.index, row.link.netdev.name.clone())).collect();
-        let stacked: Vec<(u32, String)> = rows
-            .iter()
-            .filter_map(|row| Some((row.lower?, row.link.netdev.name.clone())))
-            .collect();
-        Ok(rows
-            .into_iter()
-            .map(|mut row| {
-                let index = row.link.netdev.index;
-                let master = names.iter().find(|(index, _)| Some(*index) == row.master);
-                let upper = stacked.iter().find(|(lower, _)| *lower == index);
-                row.link.netdev.attached_to = master.or(upper).map(|(_, name)| name.clone());
-                row.link
-            })
-            .collect())
+        let name = |row: &Row| row.link.netdev.name.clone();
+        let names: HashMap<u32, String> =
+            rows.iter().map(|row| (row.link.netdev.index, name(row))).collect();
+        let stacked: HashMap<u32, String> =
+            rows.iter().filter_map(|row| Some((row.lower?, name(row)))).collect();
+        let sockets = if netns.is_host() { packet_sockets() } else { HashSet::new() };
+        let complete = |mut row: Row| {
+            let netdev = &mut row.link.netdev;
+            netdev.addresses = addresses.remove(&netdev.index).unwrap_or_default();
+            let master = row.master.and_then(|master| names.get(&master));
+            netdev.attached_to = master.or_else(|| stacked.get(&netdev.index)).cloned();
+            if sockets.contains(&netdev.index) {
+                netdev.taken.get_or_insert_with(|| "has a packet socket".to_owned());
+            }
+            row.link
+        };
+        Ok(rows.into_iter().map(complete).collect())
     }
 
     /// The VFs of a PF as the kernel reports them; none when there is no such interface.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn vfs(&mut self, interface: &str) -> Result<Option<Vec<VfInfo>>> {
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(interface.into()));
@@ -170,9 +166,6 @@ impl Links {
     }
 
     /// Sets a VF's setting through its PF.
-    ///
-    /// # Errors
-    /// The socket failed. The inner one is the kernel's errno.
     pub fn set_vf(&mut self, pf: u32, vf: u32, setting: Setting) -> Result<Outcome> {
         let setting = match setting {
             Setting::Mac(mac) => SetVfInfo::Mac(VfInfoMac::new(vf, &mac.0)),
@@ -205,9 +198,6 @@ impl Links {
     }
 
     /// Changes an interface.
-    ///
-    /// # Errors
-    /// The socket failed. The inner one is the kernel's errno.
     pub fn change(&mut self, index: u32, change: &Change) -> Result<Outcome> {
         let mut message = LinkMessage::default();
         message.header.index = index;
@@ -226,9 +216,6 @@ impl Links {
     }
 
     /// Moves an interface into the namespace of an open file, under `name`.
-    ///
-    /// # Errors
-    /// The socket failed. The inner one is the kernel's errno.
     pub fn move_to_netns(&mut self, index: u32, netns: RawFd, name: &str) -> Result<Outcome> {
         let mut message = LinkMessage::default();
         message.header.index = index;
@@ -262,9 +249,6 @@ impl Links {
     }
 
     /// Indices of the interfaces that default routes leave by, IPv4 and IPv6.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn default_routes(&mut self) -> Result<Vec<u32>> {
         let mut interfaces = Vec::new();
         for route in self.socket.routes()? {
@@ -280,9 +264,6 @@ impl Links {
     }
 
     /// Index of the interface by which packets to `address` leave; none without a route.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn route_to(&mut self, address: IpAddr) -> Result<Option<u32>> {
         let mut request = RouteMessage::default();
         request.header.address_family = address.into();
@@ -333,6 +314,12 @@ fn read_link(message: LinkMessage, netns: &NetNs) -> Row {
             LinkAttribute::PermAddress(bytes) => permanent = mac(&bytes),
             LinkAttribute::Mtu(mtu) => netdev.mtu_bytes = mtu,
             LinkAttribute::Carrier(carrier) => netdev.carrier = Some(carrier != 0),
+            LinkAttribute::Promiscuity(count) if count > 0 => {
+                netdev.taken = Some("is promiscuous".to_owned());
+            }
+            LinkAttribute::Xdp(facts) if facts.iter().any(runs_program) => {
+                netdev.taken = Some("has an XDP program".to_owned());
+            }
             LinkAttribute::PhysPortName(name) => representor = is_representor(&name),
             LinkAttribute::Link(index) => lower = Some(index),
             LinkAttribute::LinkNetNsId(_) => lower_is_foreign = true,
@@ -354,6 +341,17 @@ fn read_link(message: LinkMessage, netns: &NetNs) -> Row {
     let device = device.filter(|_| bus_is_pci);
     let lower = lower.filter(|index| !lower_is_foreign && *index != netdev.index);
     Row { link: Link { device, representor, netdev }, master, lower }
+}
+
+fn runs_program(fact: &LinkXdp) -> bool {
+    matches!(fact, LinkXdp::Attached(attached) if *attached != XdpAttached::None)
+}
+
+/// Indices of the interfaces that packet sockets are bound to, in the calling thread's namespace.
+fn packet_sockets() -> HashSet<u32> {
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/packet").unwrap_or_default();
+    let index = |line: &str| line.split_whitespace().nth(4)?.parse().ok();
+    sockets.lines().skip(1).filter_map(index).collect()
 }
 
 /// Whether a port's name is that of a VF's representor (`pf0vf3`; Documentation/networking/
@@ -400,6 +398,51 @@ mod tests {
         let mut links = Links::open().expect("Linux");
         assert_eq!(links.vfs("pw-none").expect("answered"), None);
         assert_eq!(links.vfs("lo").expect("answered"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn whoever_listens_to_an_interface_uses_it() {
+        let taken = |script: &'static str| {
+            let look = std::thread::spawn(move || {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+                let make = "ip link add pwa type veth peer pwb && ip link set pwa up";
+                for line in [make, script] {
+                    let done = std::process::Command::new("sh").args(["-ec", line]).status();
+                    done.ok().filter(std::process::ExitStatus::success)?;
+                }
+                let look = || {
+                    let links = Links::open().and_then(|mut links| links.all(&NetNs::Host));
+                    links.expect("answered").into_iter().find(|link| link.netdev.name == "pwa")
+                };
+                let index = look()?.netdev.index;
+                let _socket = (script == "true # socket").then(|| bound_packet_socket(index));
+                look()
+            });
+            look.join().expect("no panic").map(|link| link.netdev.taken)
+        };
+        let Some(nobody) = taken("true") else { return eprintln!("skipped: needs root and ip") };
+        assert_eq!(nobody, None);
+        assert_eq!(taken("true # socket"), Some(Some("has a packet socket".into())));
+        let promiscuous = taken("ip link set pwa promisc on");
+        assert_eq!(promiscuous, Some(Some("is promiscuous".into())));
+    }
+
+    fn bound_packet_socket(index: u32) -> std::os::fd::OwnedFd {
+        use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+        // SAFETY: the descriptor is new and nobody else's; the address lives during the call.
+        unsafe {
+            let socket = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0);
+            assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+            let socket = OwnedFd::from_raw_fd(socket);
+            let mut address: libc::sockaddr_ll = std::mem::zeroed();
+            address.sll_family = libc::AF_PACKET as u16;
+            address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+            address.sll_ifindex = index as i32;
+            let size = size_of::<libc::sockaddr_ll>() as u32;
+            let bound = libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size);
+            assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+            socket
+        }
     }
 
     #[test]

@@ -10,9 +10,6 @@ use crate::model::NetNs;
 use crate::namespaces;
 
 /// The PF that `text` names: an interface or a PCI address.
-///
-/// # Errors
-/// There is no such device, or it has no SR-IOV.
 pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
     let pfs = kernel.tree().pfs()?;
     let links = kernel.links(&NetNs::Host)?;
@@ -48,9 +45,6 @@ pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
 }
 
 /// The VF that `text` names, and its PF: a PCI address, `PF/INDEX`, or an interface.
-///
-/// # Errors
-/// There is no such VF.
 pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress)> {
     if let Some((pf_name, index)) = text.rsplit_once('/') {
         let pf = pf(kernel, pf_name)?;
@@ -84,9 +78,6 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
 }
 
 /// The namespace that `text` names: `home`, `container:NAME`, `pid:N`, a name or a path.
-///
-/// # Errors
-/// There is no such namespace.
 pub fn netns(text: &str) -> Result<NetNs> {
     if text == "home" {
         return Ok(NetNs::Host);
@@ -99,9 +90,6 @@ pub fn netns(text: &str) -> Result<NetNs> {
 }
 
 /// Checks a name for an interface by the kernel's own rule (dev_valid_name).
-///
-/// # Errors
-/// The kernel would refuse it.
 pub fn interface_name(text: &str) -> Result<String> {
     let spec: pw_linux::netns::IfSpec = text.parse()?;
     if spec.netns.is_none() && !text.contains('%') {

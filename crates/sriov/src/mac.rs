@@ -1,4 +1,4 @@
-//! MAC addresses of VFs. Knows nothing of the devices that carry them.
+//! MAC addresses of VFs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,9 +35,6 @@ impl Mac {
     }
 
     /// Parses a unicast address.
-    ///
-    /// # Errors
-    /// It is no MAC address, all zeros or a group's.
     pub fn station(text: &str) -> Result<Self> {
         let mac: Self = text.parse()?;
         if mac.is_station() {

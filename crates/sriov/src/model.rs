@@ -41,6 +41,9 @@ pub struct Pf {
     pub netdev: Option<Netdev>,
     /// Its VFs, by index.
     pub vfs: Vec<Vf>,
+    /// Its embedded switch forwards by the host's rules (switchdev mode): it has representors.
+    #[serde(skip)]
+    pub switchdev: bool,
     /// Who set it up through Planewise.
     pub owner: Option<String>,
 }
@@ -199,6 +202,10 @@ pub struct Netdev {
     pub addresses: Vec<String>,
     /// The interface that it is a port of (a bridge, a bond), or that is stacked upon it (macvtap).
     pub attached_to: Option<String>,
+    /// How somebody uses it who left no other trace: it is promiscuous, has an XDP program or a packet
+    /// socket; for a sentence.
+    #[serde(skip)]
+    pub taken: Option<String>,
     /// The namespace it is in.
     pub netns: NetNs,
     /// Its own counters, since its driver was bound.

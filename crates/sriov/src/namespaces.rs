@@ -1,20 +1,15 @@
-//! The network namespaces of this machine: lists them and runs code inside one. Knows nothing of
-//! that code.
+//! The network namespaces of this machine: lists them and runs code inside one.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use nix::sched::{CloneFlags, setns};
 use pw_error::{Error, Result};
 
 use crate::model::{Namespace, NetNs};
 
 /// Inode of the namespace that this process is in.
-///
-/// # Errors
-/// /proc cannot be read.
 pub fn current_inode() -> Result<u64> {
     inode_of_file("/proc/self/ns/net").map_err(|error| {
         Error::failed("cannot read /proc/self/ns/net", "mount /proc").caused_by(error)
@@ -22,9 +17,6 @@ pub fn current_inode() -> Result<u64> {
 }
 
 /// The namespace that the file `path` refers to; `name` is the user's name for it.
-///
-/// # Errors
-/// There is no such file, or it is not a namespace.
 pub fn open(path: &str, name: &str) -> Result<NetNs> {
     let wrong = |why: &dyn std::fmt::Display| {
         Error::bad_input(
@@ -123,9 +115,6 @@ fn unescaped(path: &str) -> String {
 }
 
 /// Opens the file of a namespace, which must still refer to it.
-///
-/// # Errors
-/// The namespace is gone.
 pub fn file(namespace: &Namespace) -> Result<fs::File> {
     let gone = |why: &dyn std::fmt::Display| {
         Error::failed(format!("the network namespace {} is gone: {why}", namespace.path), "")
@@ -136,32 +125,9 @@ pub fn file(namespace: &Namespace) -> Result<fs::File> {
 }
 
 /// Runs `work` inside the namespace, on a thread of its own; on this thread if it is the host's.
-///
-/// # Errors
-/// The namespace is gone, or entering it is not allowed.
 pub fn run_in<T: Send>(netns: &NetNs, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let NetNs::Other(namespace) = netns else { return work() };
-    let file = file(namespace)?;
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
-                nix::Error::EPERM => Error::failed(
-                    format!("not allowed to enter the network namespace {}", namespace.path),
-                    "run as root",
-                ),
-                nix::Error::EINVAL => Error::bad_input(
-                    format!("{} is not a network namespace", namespace.path),
-                    "give a name of `ip netns list`, a path, pid:N or container:NAME",
-                ),
-                errno => Error::failed(
-                    format!("cannot enter the network namespace {}: {errno}", namespace.path),
-                    "",
-                ),
-            })?;
-            work()
-        });
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    pw_linux::netns::run_in_file(&file(namespace)?, &namespace.path, work)
 }
 
 #[cfg(test)]

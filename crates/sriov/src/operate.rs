@@ -157,18 +157,12 @@ impl<K: Kernel> Operator<'_, K> {
     }
 
     /// Sets a VF's settings through its PF.
-    ///
-    /// # Errors
-    /// See `plan::set`, `setup`.
     pub fn set(&mut self, vf: &str, settings: &Settings) -> Result<Done<Vf>> {
         let force = self.options.force;
         self.change(vf, false, |_, pf, vf| plan::set(pf, vf, settings, force))
     }
 
     /// Binds another driver to a VF.
-    ///
-    /// # Errors
-    /// See `plan::rebind`, `setup`.
     pub fn bind(&mut self, vf: &str, request: &Driver) -> Result<Done<Vf>> {
         let force = self.options.force;
         self.change(vf, false, |operator, pf, vf| {
@@ -183,9 +177,6 @@ impl<K: Kernel> Operator<'_, K> {
     }
 
     /// Moves a VF's interface into a namespace.
-    ///
-    /// # Errors
-    /// See `plan::move_to_netns`, `setup`.
     pub fn move_to_netns(&mut self, vf: &str, request: &Move) -> Result<Done<Vf>> {
         self.change(vf, true, |operator, pf, vf| {
             let taken = operator.names(&request.to)?;
@@ -290,9 +281,6 @@ impl<K: Kernel> Operator<'_, K> {
 
     /// Restores functions to their state before the first change: those named, or all with a record,
     /// in either case only those of `owner` if the options name one.
-    ///
-    /// # Errors
-    /// A function could not be restored, and its record stays; all others were.
     pub fn restore(&mut self, functions: &[String]) -> Result<Restored> {
         let mut done = Restored::default();
         let mut failures = Vec::new();
@@ -397,7 +385,7 @@ impl<K: Kernel> Operator<'_, K> {
             if *pf == address && recreates && foreign && !self.options.force {
                 return Err(Error::failed(
                     format!(
-                        "{} cannot be restored: its VF {} is in the hands of {}",
+                        "{} cannot be restored: its VF {} belongs to {}",
                         before.label(),
                         vf.address(),
                         vf.owner.as_deref().unwrap_or(NOBODY)
@@ -456,13 +444,18 @@ impl<K: Kernel> Operator<'_, K> {
     }
 
     fn pf(&mut self, address: PciAddress) -> Result<Pf> {
-        let mut machine = Machine { pfs: vec![settled_pf(self.kernel, address)?] };
+        self.pf_with(address, None)
+    }
+
+    /// Reads a PF, and waits for the interface of this VF; none: of all.
+    fn pf_with(&mut self, address: PciAddress, vf: Option<PciAddress>) -> Result<Pf> {
+        let mut machine = Machine { pfs: vec![settled_pf(self.kernel, address, vf)?] };
         self.state.annotate(&mut machine)?;
         machine.pfs.pop().ok_or_else(|| Error::failed(format!("the PF {address} is gone"), ""))
     }
 
     fn vf(&mut self, pf: PciAddress, address: PciAddress) -> Result<(Pf, Vf)> {
-        let pf = self.pf(pf)?;
+        let pf = self.pf_with(pf, Some(address))?;
         match pf.vfs.iter().find(|vf| vf.address == address).cloned() {
             Some(vf) => Ok((pf, vf)),
             None => Err(Error::failed(format!("the VF {address} is gone"), "")),

@@ -149,9 +149,6 @@ impl std::str::FromStr for Driver {
 
 impl Driver {
     /// The driver's name on VFs of `pf`.
-    ///
-    /// # Errors
-    /// The network driver of such VFs is not known.
     pub fn name(&self, pf: &Pf) -> Result<Option<String>> {
         match self {
             Self::None => Ok(None),
@@ -186,9 +183,6 @@ pub struct Setup {
 }
 
 /// Gives a PF the requested VFs.
-///
-/// # Errors
-/// The PF cannot have them, or VFs that would be destroyed are in use.
 pub fn setup(pf: &Pf, request: &Setup) -> Result<Plan> {
     let label = pf.label();
     if request.count > pf.total_vfs {
@@ -199,7 +193,7 @@ pub fn setup(pf: &Pf, request: &Setup) -> Result<Plan> {
     }
     if pf.driver.is_none() {
         return Err(Error::failed(
-            format!("{label} old_mac no driver, which VFs need"),
+            format!("{label} has no driver, which VFs need"),
             "bind its network driver first",
         ));
     }
@@ -380,9 +374,6 @@ fn set_mac_and_rebind(pf: &Pf, vf: &Vf, mac: Mac, plan: &mut Plan) {
 }
 
 /// Binds another driver to a VF.
-///
-/// # Errors
-/// The VF is in use, or the driver is not known.
 pub fn rebind(pf: &Pf, vf: &Vf, request: &Driver, force: bool) -> Result<Plan> {
     let driver = request.name(pf)?;
     let mut plan = Plan::new();
@@ -419,9 +410,6 @@ pub struct Move {
 }
 
 /// Moves a VF's interface into a namespace, in which there are interfaces named `taken`.
-///
-/// # Errors
-/// The VF has no interface, it is in use, or the name is taken.
 pub fn move_to_netns(pf: &Pf, vf: &Vf, request: &Move, taken: &[String]) -> Result<Plan> {
     let Some(netdev) = &vf.netdev else {
         let driver = vf.driver.as_deref().unwrap_or("none");

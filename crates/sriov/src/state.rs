@@ -1,9 +1,8 @@
-//! The state directory: records of functions before their first change, and locks. Knows nothing of
-//! how a function is restored.
+//! The state directory: records of functions before their first change, and locks. Its owner's alone.
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -125,9 +124,6 @@ impl State {
     }
 
     /// Makes the directory.
-    ///
-    /// # Errors
-    /// It cannot be made, or is another user's.
     pub fn make(&self) -> Result<()> {
         let wrong = |why: &dyn std::fmt::Display| {
             Error::failed(
@@ -135,16 +131,21 @@ impl State {
                 "name another one with --state",
             )
         };
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&self.directory)
-            .map_err(|error| wrong(&error))?;
-        let owner = fs::metadata(&self.directory).map_err(|error| wrong(&error))?.uid();
-        if owner == nix::unistd::geteuid().as_raw() {
-            return Ok(());
+        let parent = self.directory.parent().unwrap_or(Path::new(""));
+        fs::create_dir_all(parent).map_err(|error| wrong(&error))?;
+        match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(wrong(&error));
+            }
+            _ => {}
         }
-        Err(wrong(&"it is another user's"))
+        let owner = fs::metadata(&self.directory).map_err(|error| wrong(&error))?.uid();
+        if owner != nix::unistd::geteuid().as_raw() {
+            return Err(wrong(&"it is another user's"));
+        }
+        // Whoever can open a lock can hold it: an earlier version left the directory to everybody.
+        fs::set_permissions(&self.directory, fs::Permissions::from_mode(0o700))
+            .map_err(|error| wrong(&error))
     }
 
     fn file(&self, kind: Kind, address: PciAddress) -> PathBuf {
@@ -156,9 +157,6 @@ impl State {
     }
 
     /// The record of a function; none when there is none of this boot.
-    ///
-    /// # Errors
-    /// There is one that cannot be read.
     pub fn record(&self, kind: Kind, address: PciAddress) -> Result<Option<Record>> {
         self.read(&self.file(kind, address))
     }
@@ -180,9 +178,6 @@ impl State {
     }
 
     /// All records of this boot; VFs before PFs.
-    ///
-    /// # Errors
-    /// There is one that cannot be read.
     pub fn all(&self) -> Result<Vec<Record>> {
         let mut files: Vec<PathBuf> = match fs::read_dir(&self.directory) {
             Ok(entries) => entries
@@ -202,14 +197,11 @@ impl State {
     }
 
     /// Writes a record atomically.
-    ///
-    /// # Errors
-    /// The directory is full or not writable.
     pub fn write(&self, record: &Record) -> Result<()> {
         let path = self.file(record.kind(), record.address());
         let write = || -> std::io::Result<()> {
             let mut file =
-                AtomicWriteFile::options().preserve_mode(false).mode(0o644).open(&path)?;
+                AtomicWriteFile::options().preserve_mode(false).mode(0o600).open(&path)?;
             file.write_all(&serde_json::to_vec_pretty(record)?)?;
             file.commit()
         };
@@ -225,9 +217,6 @@ impl State {
     }
 
     /// Removes a record.
-    ///
-    /// # Errors
-    /// The directory is not writable.
     pub fn remove(&self, kind: Kind, address: PciAddress) -> Result<()> {
         let file = self.file(kind, address);
         match fs::remove_file(&file) {
@@ -240,9 +229,6 @@ impl State {
     }
 
     /// Locks a function against every other planewised with this state directory.
-    ///
-    /// # Errors
-    /// Another process holds the lock for longer than `wait`.
     pub fn lock(&self, address: PciAddress, shared: bool, wait: Duration) -> Result<Lock> {
         let path = self.directory.join(format!("lock-{address}"));
         let mut file = fs::OpenOptions::new()
@@ -250,7 +236,7 @@ impl State {
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o644)
+            .mode(0o600)
             .open(&path)
             .map_err(|error| {
                 Error::failed(
@@ -286,9 +272,6 @@ impl State {
     }
 
     /// Fills in the owners of a machine's functions.
-    ///
-    /// # Errors
-    /// There is a record that cannot be read.
     pub fn annotate(&self, machine: &mut Machine) -> Result<()> {
         let records = self.all()?;
         let owner = |kind: Kind, address: PciAddress| {
@@ -311,9 +294,6 @@ impl State {
 pub const NOBODY: &str = "-";
 
 /// Reads a record.
-///
-/// # Errors
-/// It is no record, or of another format.
 pub fn parse(content: &[u8]) -> std::result::Result<Record, String> {
     let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
     if record.format == FORMAT {
@@ -325,4 +305,34 @@ pub fn parse(content: &[u8]) -> std::result::Result<Record, String> {
 fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn no_other_user_can_hold_a_lock() {
+        let outer = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(outer.path(), fs::Permissions::from_mode(0o755)).expect("set");
+        let directory = outer.path().join("vf");
+        // As an earlier version left it.
+        fs::create_dir(&directory).expect("made");
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("set");
+        let state = State::new(&directory);
+        state.make().expect("ours");
+        let pf = "0000:01:00.0".parse().expect("valid");
+        drop(state.lock(pf, true, Duration::ZERO).expect("free"));
+        let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
+        let lock = directory.join(format!("lock-{pf}"));
+        assert_eq!((mode(&directory), mode(&lock)), (0o700, 0o600));
+        if nix::unistd::geteuid().is_root() {
+            let mut theirs = Command::new("flock");
+            let done = theirs.arg("-n").arg(&lock).arg("true").uid(65_534).gid(65_534).output();
+            assert!(!done.expect("flock runs").status.success(), "nobody took the lock");
+        }
+    }
 }

@@ -35,9 +35,6 @@ impl Tree {
     }
 
     /// The PCI functions that can have VFs, by address.
-    ///
-    /// # Errors
-    /// There is no such tree, or it cannot be read.
     pub fn pfs(&self) -> Result<Vec<PciAddress>> {
         let directory = self.path("bus/pci/devices");
         if !directory.is_dir() {
@@ -77,6 +74,11 @@ impl Tree {
     pub fn link(&self, address: PciAddress, file: &str) -> Option<String> {
         let target = fs::read_link(self.path(device(address)).join(file)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
+    }
+
+    /// The IOMMU group of a function; none without an IOMMU.
+    pub fn iommu_group(&self, address: PciAddress) -> Option<u32> {
+        number(&self.link(address, "iommu_group")?)
     }
 
     /// The VFs of a PF: index and address, by index.

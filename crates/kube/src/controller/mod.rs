@@ -64,7 +64,7 @@ pub struct Args {
 /// # Errors
 /// There is no access to the API, or the address is in use. An API server that does not answer is no error.
 pub fn run(args: &Args) -> Result<()> {
-    planewised::face::log::start(planewised::daemon::config::Config::default().log);
+    planewised::http::log::start(planewised::daemon::config::Config::default().log);
     let runtime = crate::runtime()?;
     runtime.block_on(async {
         let client = crate::client(args.kubeconfig.as_deref()).await?;

@@ -13,7 +13,7 @@ use crate::daemon::config::Kubernetes;
 use crate::daemon::guests::source::Source;
 use crate::daemon::pool::{Addresses, Pool, PoolView};
 use crate::daemon::status::Status;
-use crate::daemon::tasks::Executor;
+use crate::daemon::tasks::{Executor, PoolReading};
 
 /// Joins a cluster; the program that starts the daemon provides it.
 pub trait Cluster {
@@ -36,9 +36,6 @@ pub struct Node {
 /// PCI devices that device plugins or DRA drivers allocate to pods.
 pub trait Devices: std::fmt::Debug + Send + Sync {
     /// Which device plugin or driver allocates which device, by PCI address.
-    ///
-    /// # Errors
-    /// Why it is unknown.
     fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String>;
 }
 
@@ -77,10 +74,8 @@ impl ExclusivePool {
 }
 
 impl Pool for ExclusivePool {
-    fn read(&mut self) -> Result<PoolView> {
-        let mut view = self.pool.read()?;
-        self.mark(&mut view);
-        Ok(view)
+    fn reading(&mut self) -> PoolReading {
+        self.pool.reading()
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
@@ -117,8 +112,9 @@ mod tests {
     fn users(devices: impl Fn(&PoolView) -> Allocated) -> Vec<User> {
         let world = World::new(&Simulated { vfs: 2, guests: BTreeMap::new(), pods: None });
         let mut pool = world.host().pool;
-        let devices = devices(&pool.read().expect("a pool"));
-        let view = ExclusivePool::new(pool, Arc::new(devices)).read().expect("a pool");
+        let mut view = pool.reading()().expect("a pool");
+        let devices = devices(&view);
+        ExclusivePool::new(pool, Arc::new(devices)).sample(&mut view).expect("a pool");
         view.vfs.into_values().map(|vf| vf.user).collect()
     }
 

@@ -7,9 +7,6 @@ use atomic_write_file::AtomicWriteFile;
 use serde::Serialize;
 
 /// Replaces the file by this value as JSON. After a crash it is either the old one or the new.
-///
-/// # Errors
-/// It cannot be written; the old one stays.
 pub fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
     let mut file = AtomicWriteFile::open(path)?;
     file.write_all(&serde_json::to_vec(value)?)?;

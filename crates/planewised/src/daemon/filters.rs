@@ -1,25 +1,23 @@
-//! Filters on the host's bridges that a VF would bypass: VLAN filtering, isolated and locked ports, rules of
-//! nftables (with ebtables and nwfilter) on bridges, filters and limits of tc on ports. Reads only; knows
-//! nothing of guests.
+//! Filters on the host that a VF would bypass: VLAN filtering, isolated and locked ports, rules of nftables
+//! (with ebtables and nwfilter) on bridges and devices, filters and limits of tc on ports and PFs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::tc::{TcAttribute, TcMessage};
-use pw_error::Result;
 use pw_linux::nftables::{BridgeFilter, bridge_filters};
-use pw_linux::rtnetlink::RouteSocket;
 
-use crate::daemon::net::Link;
+use crate::daemon::net::{Link, Net};
 
-/// Queueing disciplines that drop, mark, delay or redirect frames.
-const DISCIPLINES: [&str; 7] = ["clsact", "ingress", "htb", "hfsc", "tbf", "drr", "qfq"];
+/// Queueing disciplines that neither drop, mark, delay nor redirect frames by rules of their own.
+const HARMLESS: [&str; 10] =
+    ["noqueue", "pfifo_fast", "pfifo", "bfifo", "fq", "fq_codel", "mq", "mqprio", "multiq", "sfq"];
 
-/// Filters by interface.
+/// Filters by interface, and the interfaces that existed when they were read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filters {
+    /// Indices of those interfaces.
+    pub read: BTreeSet<u32>,
     bridges: BTreeMap<String, String>,
-    ports: BTreeMap<String, String>,
+    interfaces: BTreeMap<String, String>,
     rules: Vec<BridgeFilter>,
     /// Why filters are unknown.
     unknown: Option<String>,
@@ -27,25 +25,28 @@ pub struct Filters {
 
 impl Filters {
     /// The current filters on these interfaces of the host.
-    pub fn read(links: &[Link]) -> Self {
+    pub fn read<'a>(net: &mut Net, links: impl Iterator<Item = &'a Link>) -> Self {
         let mut filters = Self::default();
+        let mut names = BTreeMap::new();
         for link in links {
+            filters.read.insert(link.index);
+            names.insert(link.index, link.name.clone());
             if link.filters_vlans {
                 let what = format!("the VLAN filtering of its bridge {}", link.name);
                 filters.bridges.insert(link.name.clone(), what);
             }
             if let Some(how) = link.confined {
                 let what = format!("the confinement of its port {} ({how})", link.name);
-                filters.ports.insert(link.name.clone(), what);
+                filters.interfaces.insert(link.name.clone(), what);
             }
         }
-        match disciplines() {
+        match net.disciplines() {
             Ok(kinds) => {
+                let kinds = kinds.into_iter().filter(|(_, kind)| !HARMLESS.contains(&&**kind));
                 for (index, kind) in kinds {
-                    let port = links.iter().find(|link| link.index == index);
-                    let Some(port) = port.filter(|link| link.master.is_some()) else { continue };
-                    let what = format!("what tc does on its port {} ({kind})", port.name);
-                    filters.ports.entry(port.name.clone()).or_insert(what);
+                    let Some(name) = names.get(&index) else { continue };
+                    let what = format!("what tc does on {name} ({kind})");
+                    filters.interfaces.entry(name.clone()).or_insert(what);
                 }
             }
             Err(error) => filters.unknown = Some(error.what),
@@ -60,10 +61,14 @@ impl Filters {
     /// The filter that a guest behind this port of this bridge would bypass by a VF; `pfs` are the bridge's
     /// PFs. A guest whose VF the PF tags with its VLAN (`tagged`) does not bypass VLAN filtering.
     pub fn bypassed(&self, bridge: &str, port: &str, pfs: &[&str], tagged: bool) -> Option<String> {
-        if let Some(what) = self.bridges.get(bridge).filter(|_| !tagged) {
-            return Some(what.clone());
-        }
-        if let Some(what) = self.ports.get(port) {
+        let vlans = self.bridges.get(bridge).filter(|_| !tagged);
+        // A PF that is isolated confines other ports, not this one.
+        let on_port = || self.interfaces.get(port);
+        let on_pfs = || {
+            let all = pfs.iter().filter_map(|pf| self.interfaces.get(*pf));
+            all.into_iter().find(|what| !what.starts_with("the confinement"))
+        };
+        if let Some(what) = vlans.or_else(on_port).or_else(on_pfs) {
             return Some(what.clone());
         }
         let names: Vec<&str> = [bridge, port].into_iter().chain(pfs.iter().copied()).collect();
@@ -75,24 +80,6 @@ impl Filters {
     }
 }
 
-/// Interfaces by index that have such a queueing discipline, and its kind.
-fn disciplines() -> Result<BTreeMap<u32, String>> {
-    let ask = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
-    let mut kinds = BTreeMap::new();
-    for answer in RouteSocket::open()?.dump(&ask)? {
-        let RouteNetlinkMessage::NewQueueDiscipline(message) = answer else { continue };
-        let kind = message.attributes.iter().find_map(|attribute| match attribute {
-            TcAttribute::Kind(kind) => Some(kind.as_str()),
-            _ => None,
-        });
-        let kind = kind.filter(|kind| DISCIPLINES.contains(kind));
-        if let (Some(kind), Ok(index)) = (kind, u32::try_from(message.header.index)) {
-            kinds.insert(index, kind.to_owned());
-        }
-    }
-    Ok(kinds)
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -100,7 +87,6 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::daemon::net::Net;
 
     /// What a guest behind `pwport` of `pwbr`, whose way to the wire is `pwwire`, would bypass once these
     /// commands have run in a namespace of their own; None: they did not, on this machine.
@@ -116,8 +102,10 @@ mod tests {
                     return None;
                 }
             }
-            let links = Net::open().and_then(|mut net| net.all()).expect("interfaces");
-            Some(Filters::read(&links).bypassed("pwbr", "pwport", &["pwwire"], false))
+            let mut net = Net::open().expect("Linux");
+            let links = net.all().expect("interfaces");
+            let filters = Filters::read(&mut net, links.iter());
+            Some(filters.bypassed("pwbr", "pwport", &["pwwire"], false))
         };
         // A thread of its own keeps the namespace to itself.
         std::thread::scope(|scope| scope.spawn(look).join().expect("no panic"))
@@ -134,9 +122,24 @@ mod tests {
             ("bridge link set dev pwport isolated on", Some("its port pwport (isolated)")),
             ("bridge link set dev pwwire isolated on", None),
             ("bridge link set dev pwport locked on", Some("its port pwport (locked)")),
-            ("tc qdisc add dev pwport clsact", Some("tc does on its port pwport (clsact)")),
+            ("tc qdisc add dev pwport clsact", Some("tc does on pwport (clsact)")),
             ("tc qdisc add dev pwport root tbf rate 1mbit burst 10k latency 1s", Some("(tbf)")),
+            ("tc qdisc add dev pwport root prio", Some("(prio)")),
+            ("tc qdisc add dev pwport root netem loss 1%", Some("(netem)")),
+            ("tc qdisc add dev pwport root cake bandwidth 1mbit", Some("(cake)")),
+            ("tc qdisc add dev pwwire clsact", Some("tc does on pwwire (clsact)")),
+            ("tc qdisc add dev pwport root fq_codel", None),
             ("tc qdisc add dev pwinside clsact", None),
+            (
+                "nft 'add table netdev t; add chain netdev t c { type filter hook ingress device pwport \
+                 priority 0; policy drop; }'",
+                Some("(t c)"),
+            ),
+            (
+                "nft 'add table netdev t; add chain netdev t c { type filter hook ingress device pwinside \
+                 priority 0; policy drop; }'",
+                None,
+            ),
             ("ebtables -A FORWARD -p IPv4 -j DROP", Some("nftables on bridges (filter FORWARD)")),
             ("ebtables -A FORWARD -i pwport -j DROP", Some("filter FORWARD")),
             ("ebtables -A FORWARD -o pwwire -j DROP", Some("filter FORWARD")),

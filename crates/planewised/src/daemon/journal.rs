@@ -14,21 +14,12 @@ const LONG_BYTES: u64 = 1 << 20;
 /// Storage of the lines: a file, or a test's replacement.
 pub trait Storage: Send {
     /// Appends these bytes durably.
-    ///
-    /// # Errors
-    /// They were not written, or not all of them.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
     /// Truncates it to this length.
-    ///
-    /// # Errors
-    /// It was not truncated.
     fn truncate(&mut self, length_bytes: u64) -> io::Result<()>;
 
     /// Replaces all of it atomically.
-    ///
-    /// # Errors
-    /// The old content stays.
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
@@ -50,31 +41,23 @@ impl std::fmt::Debug for Journal {
 impl Journal {
     /// Opens the journal in this directory, or begins one. Also returns, as sentences, which lines could not
     /// be read.
-    ///
-    /// # Errors
-    /// The directory or the file cannot be used, or another process has it.
     pub fn open(directory: &Path) -> Result<(Self, Vec<String>)> {
-        Self::in_directory(directory, false)
-    }
-
-    /// Opens it without changing it: a line that a crash cut short stays.
-    ///
-    /// # Errors
-    /// As for [`Journal::open`].
-    pub fn open_read_only(directory: &Path) -> Result<(Self, Vec<String>)> {
-        Self::in_directory(directory, true)
-    }
-
-    fn in_directory(directory: &Path, read_only: bool) -> Result<(Self, Vec<String>)> {
         let (storage, text) = LogFile::open(directory)?;
         let name = directory.join("journal").display().to_string();
-        Self::with_storage(&name, Box::new(storage), &text, read_only)
+        Self::with_storage(&name, Box::new(storage), &text, false)
+    }
+
+    /// Reads it, without a lock: a daemon may be using it. Nothing can be written.
+    pub fn open_read_only(directory: &Path) -> Result<(Self, Vec<String>)> {
+        let path = directory.join("journal");
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(|error| failed("read", &path).caused_by(error))?,
+        };
+        Self::with_storage(&path.display().to_string(), Box::new(ReadOnly), &text, true)
     }
 
     /// A journal of this name in this storage, which holds this text.
-    ///
-    /// # Errors
-    /// A newer planewised wrote it, or it cannot be written.
     pub fn with_storage(
         name: &str,
         mut storage: Box<dyn Storage>,
@@ -120,9 +103,6 @@ impl Journal {
     }
 
     /// Appends one line durably.
-    ///
-    /// # Errors
-    /// It cannot be written. The action that it announces must not be done then.
     pub fn append(&mut self, entry: &Entry) -> Result<()> {
         let line = journal::line(entry);
         if let Err(error) = self.storage.append(line.as_bytes()) {
@@ -139,9 +119,6 @@ impl Journal {
     }
 
     /// Replaces all lines by those that still count.
-    ///
-    /// # Errors
-    /// They cannot be written; the old ones stay.
     pub fn compact(&mut self) -> Result<()> {
         let lines: String = self.ledger.digest().iter().map(journal::line).collect();
         self.storage
@@ -149,6 +126,23 @@ impl Journal {
             .map_err(|error| failed("replace", Path::new(&self.name)).caused_by(error))?;
         self.length_bytes = lines.len() as u64;
         Ok(())
+    }
+}
+
+/// Where nothing is written.
+struct ReadOnly;
+
+impl Storage for ReadOnly {
+    fn append(&mut self, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn truncate(&mut self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn replace(&mut self, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
 }
 
@@ -251,6 +245,9 @@ mod tests {
         }
         let before = journal.ledger().clone();
         assert!(Journal::open(directory.path()).is_err_and(|error| error.what.ends_with("in use")));
+        // Whoever only looks needs no lock.
+        let (looked, _) = Journal::open_read_only(directory.path()).expect("looked at");
+        assert_eq!(*looked.ledger(), before);
         drop(journal);
         let (journal, _) = Journal::open(directory.path()).expect("opened again");
         assert_eq!(*journal.ledger(), before);

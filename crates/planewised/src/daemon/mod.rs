@@ -1,5 +1,5 @@
 //! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans. The core is
-//! one synchronous thread; the face (API, metrics, page) another.
+//! one synchronous thread; HTTP (API, metrics, page) another.
 
 pub mod cluster;
 pub mod config;
@@ -16,6 +16,7 @@ pub mod profile;
 pub mod request;
 pub mod route;
 pub mod run;
+#[cfg(feature = "simulated")]
 pub mod simulated;
 pub mod status;
 pub mod tasks;

@@ -1,6 +1,8 @@
 //! Netlink of a host's and a guest's interfaces: bonds, veths, forwarding entries of bridges and NICs.
 //! Works in the namespace that its socket was opened in.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -11,9 +13,10 @@ use netlink_packet_route::link::{
     LinkMessage, MiiStatus,
 };
 use netlink_packet_route::neighbour::{
-    NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAttribute, RouteProtocol};
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
@@ -22,7 +25,7 @@ use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
 
-use crate::daemon::route::{MAIN, Route};
+use crate::daemon::route::{self, Route};
 
 /// A bond's interval of link monitoring [ms].
 const MIIMON_MS: u32 = 100;
@@ -44,8 +47,10 @@ pub struct Link {
     pub carrier: bool,
     /// The interface that it is a member of (bond) or a port of (bridge).
     pub master: Option<u32>,
-    /// A veth's peer (IFLA_LINK), by the index in the peer's namespace.
+    /// A veth's peer (IFLA_LINK), by the index in the peer's namespace, which whoever made it chose.
     pub peer: Option<u32>,
+    /// The peer's namespace, by its number in this one (IFLA_LINK_NETNSID); none: this one.
+    pub peer_netns: Option<i32>,
     /// Its kind: `veth`, `bond`, `bridge`; none: a device.
     pub kind: Option<String>,
     /// The PCI address of its device.
@@ -65,7 +70,6 @@ pub struct Link {
 /// A netlink socket in one namespace.
 #[derive(Debug)]
 pub struct Net {
-    socket: RouteSocket,
     links: Links,
     place: String,
     identity: Identity,
@@ -106,31 +110,24 @@ pub struct FdbEntry {
 
 impl Net {
     /// Opens a socket in the calling thread's namespace.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     pub fn open() -> Result<Self> {
-        Ok(Self {
-            socket: RouteSocket::open()?,
-            links: Links::open()?,
-            place: String::new(),
-            identity: Identity::current()?,
-        })
+        Ok(Self { links: Links::open()?, place: String::new(), identity: Identity::current()? })
     }
 
-    /// The namespace that it works in.
+    /// Its namespace.
     pub const fn identity(&self) -> Identity {
         self.identity
     }
 
     /// Opens a socket in that namespace; it stays there.
-    ///
-    /// # Errors
-    /// The namespace cannot be entered.
     pub fn open_in(netns: &Netns) -> Result<Self> {
         let mut net = run_in(Some(netns), Self::open)?;
         net.place = format!(" in {netns}");
         Ok(net)
+    }
+
+    const fn socket(&mut self) -> &mut RouteSocket {
+        self.links.socket()
     }
 
     fn request(
@@ -139,7 +136,7 @@ impl Net {
         message: RouteNetlinkMessage,
         flags: u16,
     ) -> Result<()> {
-        let answer = self.socket.request(message, flags | NLM_F_ACK)?.map(drop);
+        let answer = self.socket().request(message, flags | NLM_F_ACK)?.map(drop);
         self.check(what, answer)
     }
 
@@ -159,17 +156,11 @@ impl Net {
     }
 
     /// All interfaces.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn all(&mut self) -> Result<Vec<Link>> {
-        Ok(self.socket.links()?.into_iter().map(read_link).collect())
+        Ok(self.socket().links()?.into_iter().map(read_link).collect())
     }
 
     /// The interface of that name.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn named(&mut self, name: &str) -> Result<Option<Link>> {
         let mut ask = LinkMessage::default();
         ask.attributes.push(LinkAttribute::IfName(name.into()));
@@ -177,9 +168,6 @@ impl Net {
     }
 
     /// The interface of that index.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn indexed(&mut self, index: u32) -> Result<Option<Link>> {
         let mut ask = LinkMessage::default();
         ask.header.index = index;
@@ -187,7 +175,7 @@ impl Net {
     }
 
     fn get_link(&mut self, ask: LinkMessage) -> Result<Option<Link>> {
-        match self.socket.link(ask)? {
+        match self.socket().link(ask)? {
             Ok(link) => Ok(link.map(read_link)),
             // ENODEV is an answer: there is no such interface.
             Err(libc::ENODEV) => Ok(None),
@@ -196,9 +184,6 @@ impl Net {
     }
 
     /// Changes an interface.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn change(&mut self, link: &Link, change: &Change) -> Result<()> {
         let answer = self.links.change(link.index, change)?;
         let what = || match change {
@@ -221,18 +206,12 @@ impl Net {
     }
 
     /// Moves an interface into the namespace that the open file stands for.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn move_to_netns(&mut self, link: &Link, netns: BorrowedFd<'_>, name: &str) -> Result<()> {
         let answer = self.links.move_to_netns(link.index, netns.as_raw_fd(), name)?;
         self.check(|| format!("move {} to another namespace", link.name), answer)
     }
 
     /// Makes a bond in active-backup mode whose address follows its active member.
-    ///
-    /// # Errors
-    /// The kernel refuses, or has no bonding.
     pub fn make_bond(&mut self, name: &str) -> Result<()> {
         let options = vec![
             InfoBond::Mode(BondMode::ActiveBackup),
@@ -252,9 +231,6 @@ impl Net {
     }
 
     /// Removes a virtual interface.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn remove(&mut self, link: &Link) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
@@ -262,9 +238,6 @@ impl Net {
     }
 
     /// Makes an interface a member of a bond or a port of a bridge; none: of nothing.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn enslave(&mut self, link: &Link, master: Option<u32>) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
@@ -286,23 +259,76 @@ impl Net {
         self.request(|| what, RouteNetlinkMessage::NewLink(message), 0)
     }
 
-    /// Lets a bond send by this member.
-    ///
-    /// # Errors
-    /// The kernel refuses: the member has no link.
+    /// Lets a bond send by this member, and return to it when its link does.
     pub fn set_active(&mut self, bond: &Link, member: &Link) -> Result<()> {
-        let what = format!("let {} send by {}", bond.name, member.name);
-        self.set_bond(bond, InfoBond::ActivePort(member.index), what)
+        let what = || format!("let {} send by {}", bond.name, member.name);
+        self.set_bond(bond, InfoBond::ActivePort(member.index), what())?;
+        self.set_bond(bond, InfoBond::Primary(member.index), what())
     }
 
     /// Lets a bond receive from its inactive members, too, or not.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn set_all_ports_active(&mut self, bond: &Link, on: bool) -> Result<()> {
         let value = if on { BondAllPortActive::Delivered } else { BondAllPortActive::Dropped };
         let what = format!("set what {} does with frames of its other members", bond.name);
         self.set_bond(bond, InfoBond::AllPortsActive(value), what)
+    }
+
+    /// The number of the namespace that the open file stands for; none: nothing here refers to it.
+    pub fn netns_id(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>> {
+        let mut ask = NsidMessage::default();
+        ask.attributes.push(NsidAttribute::Fd(netns.as_raw_fd() as u32));
+        let answers = self.socket().request(RouteNetlinkMessage::GetNsId(ask), 0)?;
+        let answers = answers.unwrap_or_default().into_iter();
+        let ids = answers.filter_map(|answer| match answer {
+            RouteNetlinkMessage::NewNsId(message) => Some(message.attributes),
+            _ => None,
+        });
+        Ok(ids.flatten().find_map(|attribute| match attribute {
+            NsidAttribute::Id(id) if id >= 0 => Some(id),
+            _ => None,
+        }))
+    }
+
+    /// Kinds of queueing disciplines, by interface.
+    pub fn disciplines(&mut self) -> Result<Vec<(u32, String)>> {
+        let ask = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
+        let mut kinds = Vec::new();
+        for answer in self.socket().dump(&ask)? {
+            let RouteNetlinkMessage::NewQueueDiscipline(message) = answer else { continue };
+            for attribute in message.attributes {
+                if let (TcAttribute::Kind(kind), Ok(index)) =
+                    (attribute, u32::try_from(message.header.index))
+                {
+                    kinds.push((index, kind));
+                }
+            }
+        }
+        Ok(kinds)
+    }
+
+    /// Addresses of this host's gateways, and of its neighbours by interfaces other than these bridges:
+    /// none of them is behind a port of one.
+    pub fn stations(&mut self, bridges: &BTreeSet<u32>) -> Result<BTreeSet<Mac>> {
+        let routes = self.socket().routes()?;
+        let gateways: BTreeSet<IpAddr> = routes.iter().flat_map(route::gateways).collect();
+        let ask = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+        let mut stations = BTreeSet::new();
+        for answer in self.socket().dump(&ask)? {
+            let RouteNetlinkMessage::NewNeighbour(neighbour) = answer else { continue };
+            let is_gateway = neighbour.attributes.iter().any(|attribute| match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
+                    gateways.contains(&IpAddr::V4(*v4))
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
+                    gateways.contains(&IpAddr::V6(*v6))
+                }
+                _ => false,
+            });
+            if is_gateway || !bridges.contains(&neighbour.header.ifindex) {
+                stations.extend(mac_of(&neighbour));
+            }
+        }
+        Ok(stations)
     }
 
     fn forward(
@@ -323,9 +349,6 @@ impl Net {
     /// Lets a bridge send frames for `mac` by its port `index`, until it learns otherwise; with `lasting`
     /// the entry neither ages nor moves. (A NIC that hands broadcasts back to the PF that
     /// sent them makes a bridge believe that its own guests are behind the PF.)
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn set_bridge_fdb(&mut self, mac: Mac, index: u32, lasting: bool) -> Result<()> {
         // NUD_NOARP is what `bridge fdb` calls static, NUD_REACHABLE dynamic.
         let (flags, state) = if lasting {
@@ -343,13 +366,10 @@ impl Net {
     }
 
     /// Deletes a bridge's entry of `mac` on its port `index`, if there is one and it is a port.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn delete_bridge_fdb(&mut self, mac: Mac, index: u32) -> Result<()> {
         let message = Self::forward(mac, index, NeighbourFlags::Controller, NeighbourState::Noarp);
         let message = RouteNetlinkMessage::DelNeighbour(message);
-        let answer = self.socket.request(message, NLM_F_ACK)?.map(drop);
+        let answer = self.socket().request(message, NLM_F_ACK)?.map(drop);
         match answer {
             Err(libc::ENOENT | libc::EOPNOTSUPP) => Ok(()),
             answer => self.check(|| format!("let the bridge forget {mac}"), answer),
@@ -357,16 +377,13 @@ impl Net {
     }
 
     /// Adds `mac` to a NIC's filter for the host, or removes it.
-    ///
-    /// # Errors
-    /// The kernel refuses: the NIC has no room for more addresses.
     pub fn set_nic_filter(&mut self, mac: Mac, index: u32, takes: bool) -> Result<()> {
         let message = Self::forward(mac, index, NeighbourFlags::Own, NeighbourState::Permanent);
         let answer = if takes {
             let message = RouteNetlinkMessage::NewNeighbour(message);
-            self.socket.request(message, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?.map(drop)
+            self.socket().request(message, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?.map(drop)
         } else {
-            self.socket.request(RouteNetlinkMessage::DelNeighbour(message), NLM_F_ACK)?.map(drop)
+            self.socket().request(RouteNetlinkMessage::DelNeighbour(message), NLM_F_ACK)?.map(drop)
         };
         match (takes, answer) {
             (true, Err(libc::EEXIST)) | (false, Err(libc::ENOENT)) => Ok(()),
@@ -375,88 +392,88 @@ impl Net {
     }
 
     /// All forwarding entries of bridges and NICs.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn fdb_entries(&mut self) -> Result<Vec<FdbEntry>> {
         let mut ask = NeighbourMessage::default();
         ask.header.family = AddressFamily::Bridge;
         let ask = RouteNetlinkMessage::GetNeighbour(ask);
-        let answers = self.socket.dump(&ask)?;
+        let answers = self.socket().dump(&ask)?;
         Ok(answers
             .into_iter()
             .filter_map(|answer| {
                 let RouteNetlinkMessage::NewNeighbour(message) = answer else { return None };
-                let bytes = message.attributes.iter().find_map(|attribute| match attribute {
-                    NeighbourAttribute::LinkLayerAddress(bytes) => Some(bytes.as_slice()),
-                    _ => None,
-                })?;
-                Some(FdbEntry {
-                    index: message.header.ifindex,
-                    mac: Mac(bytes.try_into().ok()?),
-                    is_self: message.header.flags.contains(NeighbourFlags::Own),
-                    permanent: message.header.state == NeighbourState::Permanent,
-                    learned: !matches!(
-                        message.header.state,
-                        NeighbourState::Permanent | NeighbourState::Noarp
-                    ),
-                })
+                FdbEntry::read(&message)
             })
             .collect())
     }
 
     /// Addresses of an interface with their prefix lengths, but for those that the kernel makes.
-    ///
-    /// # Errors
-    /// The socket failed.
     pub fn addresses(&mut self, name: &str) -> Result<Vec<String>> {
         let all = self.links.all(&pw_sriov::model::NetNs::Host)?;
         let link = all.into_iter().find(|link| link.netdev.name == name);
         Ok(link.map(|link| link.netdev.addresses).unwrap_or_default())
     }
 
-    /// Routes out of the main table by this interface that the kernel did not make itself.
-    ///
-    /// # Errors
-    /// The socket failed.
-    pub fn routes(&mut self, index: u32) -> Result<Vec<Route>> {
-        let mut routes = Vec::new();
-        for route in self.socket.routes()? {
-            let leaves = route.attributes.contains(&RouteAttribute::Oif(index));
-            if leaves
-                && route.header.table == MAIN
-                && route.header.protocol != RouteProtocol::Kernel
-            {
-                routes.extend(Route::read(&route));
-            }
-        }
+    /// Routes by this interface that the kernel did not make itself, of all tables; an error for each that
+    /// cannot be kept.
+    pub fn routes(&mut self, index: u32) -> Result<Vec<Result<Route>>> {
+        let routes = self.socket().routes()?.into_iter();
+        let routes = routes.map(|route| Route::by(index, route));
+        let mut routes: Vec<_> = routes.filter_map(Result::transpose).collect();
         // The kernel accepts a route via a router only once the router is reachable.
-        routes.sort_by_key(|route| route.via.is_some());
+        routes.sort_by_key(|route| route.as_ref().is_ok_and(Route::has_router));
         Ok(routes)
     }
 
     /// Adds a route by this interface. Where its router is no longer reachable, as when the address on its
     /// subnet was deleted later, the router is marked as on the link: the kernel keeps and uses such a
     /// route, but accepts no new one.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn add_route(&mut self, index: u32, route: &Route) -> Result<()> {
-        let mut answer = self.new_route(index, route)?;
-        if matches!(answer, Err(libc::ENETUNREACH | libc::EHOSTUNREACH)) && !route.on_link {
-            answer = self.new_route(index, &Route { on_link: true, ..route.clone() })?;
+        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+        let mut add = |on_link| -> Result<std::result::Result<(), Errno>> {
+            let message = RouteNetlinkMessage::NewRoute(route.message(index, on_link));
+            Ok(self.socket().request(message, flags)?.map(drop))
+        };
+        let mut answer = add(false)?;
+        if matches!(answer, Err(libc::ENETUNREACH | libc::EHOSTUNREACH)) {
+            answer = add(true)?;
         }
         match answer {
             Err(libc::EEXIST) => Ok(()),
-            answer => self.check(|| format!("add the route {route:?}"), answer),
+            answer => self.check(|| format!("add the route {route}"), answer),
         }
     }
+}
 
-    fn new_route(&mut self, index: u32, route: &Route) -> Result<std::result::Result<(), i32>> {
-        let message = RouteNetlinkMessage::NewRoute(route.message(index));
-        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-        Ok(self.socket.request(message, flags)?.map(drop))
+impl Link {
+    /// Is it the host's end of this guest's veth? Only the host's word about its own interface counts, and
+    /// both indices and the namespace: a guest chooses the indices of its interfaces freely.
+    pub fn is_port_of(&self, veth: u32, netns: i32) -> bool {
+        self.kind.as_deref() == Some("veth")
+            && (self.peer, self.peer_netns) == (Some(veth), Some(netns))
     }
+}
+
+impl FdbEntry {
+    /// Reads an entry; none: it is for no Ethernet address.
+    pub fn read(message: &NeighbourMessage) -> Option<Self> {
+        Some(Self {
+            index: message.header.ifindex,
+            mac: mac_of(message)?,
+            is_self: message.header.flags.contains(NeighbourFlags::Own),
+            permanent: message.header.state == NeighbourState::Permanent,
+            learned: !matches!(
+                message.header.state,
+                NeighbourState::Permanent | NeighbourState::Noarp
+            ),
+        })
+    }
+}
+
+fn mac_of(neighbour: &NeighbourMessage) -> Option<Mac> {
+    neighbour.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok().map(Mac),
+        _ => None,
+    })
 }
 
 fn read_link(message: LinkMessage) -> Link {
@@ -470,6 +487,7 @@ fn read_link(message: LinkMessage) -> Link {
         carrier: flags.contains(LinkFlags::LowerUp),
         master: None,
         peer: None,
+        peer_netns: None,
         kind: None,
         device: None,
         active: None,
@@ -485,6 +503,7 @@ fn read_link(message: LinkMessage) -> Link {
             LinkAttribute::Mtu(mtu) => link.mtu_bytes = mtu,
             LinkAttribute::Controller(index) => link.master = Some(index),
             LinkAttribute::Link(index) => link.peer = Some(index),
+            LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(id),
             LinkAttribute::ParentDevName(name) => link.device = Some(name),
             LinkAttribute::Stats64(stats) => {
                 // A promiscuous NIC also delivers frames for others. The kernel drops those of IP and counts

@@ -1,4 +1,4 @@
-//! The gain that `planewise boost` measured, as a file: TOML, checked against this host. Knows no daemon.
+//! The gain that `planewise boost` measured, as a file: TOML, checked against this host.
 
 use pw_alloc::gain::{GainCurve, Point};
 use pw_alloc::settings::BenefitSettings;
@@ -109,9 +109,6 @@ impl Host {
     }
 
     /// This host.
-    ///
-    /// # Errors
-    /// /proc or /sys cannot be read.
     pub fn read() -> Result<Self> {
         let text = |path: &str| {
             std::fs::read_to_string(path).map_err(|error| {

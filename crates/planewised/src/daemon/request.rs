@@ -1,4 +1,4 @@
-//! Messages between the daemon's core and its face: requests one way, status and events the other. The
+//! Messages between the daemon's core and its http: requests one way, status and events the other. The
 //! core is one synchronous thread, and never waits for a reader.
 
 use std::fmt;
@@ -347,9 +347,9 @@ impl CoreEnds {
     }
 }
 
-/// The face's ends.
+/// The HTTP server's ends.
 #[derive(Debug, Clone)]
-pub struct FaceEnds {
+pub struct HttpEnds {
     /// Where requests go; full: the core is busy.
     pub requests: mpsc::SyncSender<Envelope>,
     /// The status.
@@ -358,11 +358,11 @@ pub struct FaceEnds {
     pub events: broadcast::Sender<Event>,
 }
 
-/// The channels between core and face: both ends.
-pub fn ends(first: Status) -> (CoreEnds, FaceEnds) {
+/// The channels between core and http: both ends.
+pub fn ends(first: Status) -> (CoreEnds, HttpEnds) {
     let (ask, requests) = mpsc::sync_channel(REQUESTS_WAITING);
     let (publish, status) = watch::channel(Arc::new(first));
     let (events, _) = broadcast::channel(EVENTS_KEPT);
     let core = CoreEnds { requests, status: publish, events: events.clone() };
-    (core, FaceEnds { requests: ask, status, events })
+    (core, HttpEnds { requests: ask, status, events })
 }

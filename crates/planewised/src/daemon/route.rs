@@ -1,101 +1,126 @@
-//! A route of the main table, kept while its interface is in a bond. Knows no socket.
+//! A route, kept as the kernel told it while its interface is in a bond.
 
+use std::fmt;
 use std::net::IpAddr;
 
-use netlink_packet_route::AddressFamily;
+use netlink_packet_core::{Emitable, Parseable};
 use netlink_packet_route::route::{
-    RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType,
+    RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteProtocol,
 };
+use pw_error::{Error, Result};
 use pw_linux::rtnetlink::ip;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The kernel's main table.
-pub const MAIN: u8 = 254;
-
-/// A kept route.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Route {
-    /// Destination; none: the default route.
-    pub to: Option<IpAddr>,
-    /// Length of the prefix [bits].
-    pub prefix: u8,
-    /// Gateway; none: on the link.
-    pub via: Option<IpAddr>,
-    /// Preferred source address.
-    pub source: Option<IpAddr>,
-    /// Metric.
-    pub metric: Option<u32>,
-    /// IPv6.
-    pub six: bool,
-    /// Its protocol (`RTPROT_…`); 4, static, in records of earlier versions.
-    #[serde(default = "static_protocol")]
-    pub protocol: u8,
-    /// Its scope (`RT_SCOPE_…`); none in records of earlier versions: derived from the gateway.
-    #[serde(default)]
-    pub scope: Option<u8>,
-    /// Type of service.
-    #[serde(default)]
-    pub service: u8,
-    /// The gateway is on the link (RTNH_F_ONLINK).
-    #[serde(default)]
-    pub on_link: bool,
-}
-
-fn static_protocol() -> u8 {
-    RouteProtocol::Static.into()
-}
+/// A kept route: all of it but its interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route(RouteMessage);
 
 impl Route {
-    /// Reads a message; none where an address is not of IP.
-    pub fn read(message: &RouteMessage) -> Option<Self> {
-        let mut route = Self {
-            to: None,
-            prefix: message.header.destination_prefix_length,
-            via: None,
-            source: None,
-            metric: None,
-            six: message.header.address_family == AddressFamily::Inet6,
-            protocol: message.header.protocol.into(),
-            scope: Some(message.header.scope.into()),
-            service: message.header.tos,
-            on_link: message.header.flags.contains(RouteFlags::Onlink),
+    /// The route in this message, if it leads by this interface and the kernel did not make it itself.
+    ///
+    /// # Errors
+    /// It cannot be kept: it leads by other interfaces, too, or by a nexthop object, which goes with its
+    /// interface.
+    pub fn by(index: u32, mut message: RouteMessage) -> Result<Option<Self>> {
+        let hops = message.attributes.iter().flat_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => vec![*index],
+            RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
+            _ => Vec::new(),
+        });
+        let hops: Vec<u32> = hops.collect();
+        if !hops.contains(&index) || message.header.protocol == RouteProtocol::Kernel {
+            return Ok(None);
+        }
+        let object = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::NhId(_));
+        let what = match () {
+            () if hops.iter().any(|hop| *hop != index) => "has paths by several interfaces",
+            () if message.attributes.iter().any(object) => "uses a nexthop object",
+            () => {
+                message.header.flags &= RouteFlags::Onlink;
+                message.attributes.retain(|one| !matches!(one, RouteAttribute::CacheInfo(_)));
+                return Ok(Some(Self(message)));
+            }
         };
-        for attribute in &message.attributes {
+        Err(Error::failed(
+            format!("its route {} {what}, which a bond would not keep", Self(message)),
+            "replace that route by one of a single interface",
+        ))
+    }
+
+    /// Does it lead via a router?
+    pub fn has_router(&self) -> bool {
+        gateways(&self.0).next().is_some()
+            || self.0.attributes.iter().any(|one| matches!(one, RouteAttribute::Via(_)))
+    }
+
+    /// The message that adds it by this interface; `on_link`: its routers are on the link.
+    pub fn message(&self, index: u32, on_link: bool) -> RouteMessage {
+        let mut message = self.0.clone();
+        for attribute in &mut message.attributes {
             match attribute {
-                RouteAttribute::Destination(to) => route.to = Some(ip(to)?),
-                RouteAttribute::Gateway(via) => route.via = Some(ip(via)?),
-                RouteAttribute::PrefSource(source) => route.source = ip(source),
-                RouteAttribute::Priority(metric) => route.metric = Some(*metric),
+                RouteAttribute::Oif(by) => *by = index,
+                RouteAttribute::MultiPath(hops) => {
+                    for hop in hops {
+                        hop.interface_index = index;
+                        hop.flags &= RouteNextHopFlags::Onlink;
+                        if on_link {
+                            hop.flags |= RouteNextHopFlags::Onlink;
+                        }
+                    }
+                }
                 _ => {}
             }
         }
-        Some(route)
-    }
-
-    /// The message that adds it by this interface.
-    pub fn message(&self, index: u32) -> RouteMessage {
-        let mut message = RouteMessage::default();
-        message.header.address_family =
-            if self.six { AddressFamily::Inet6 } else { AddressFamily::Inet };
-        message.header.destination_prefix_length = self.prefix;
-        message.header.table = MAIN;
-        message.header.protocol = self.protocol.into();
-        message.header.tos = self.service;
-        message.header.kind = RouteType::Unicast;
-        message.header.scope = match self.scope {
-            Some(scope) => scope.into(),
-            None if self.via.is_none() && !self.six => RouteScope::Link,
-            None => RouteScope::Universe,
-        };
-        if self.on_link {
-            message.header.flags = RouteFlags::Onlink;
+        if on_link {
+            message.header.flags |= RouteFlags::Onlink;
         }
-        message.attributes.push(RouteAttribute::Oif(index));
-        message.attributes.extend(self.to.map(|to| RouteAttribute::Destination(to.into())));
-        message.attributes.extend(self.via.map(|via| RouteAttribute::Gateway(via.into())));
-        let source = self.source.map(|from| RouteAttribute::PrefSource(from.into()));
-        message.attributes.extend(source);
-        message.attributes.extend(self.metric.map(RouteAttribute::Priority));
         message
+    }
+}
+
+/// The routers of a route.
+pub fn gateways(route: &RouteMessage) -> impl Iterator<Item = IpAddr> {
+    let of = |attributes: &[RouteAttribute]| {
+        let gateways = attributes.iter().filter_map(|attribute| match attribute {
+            RouteAttribute::Gateway(address) => ip(address),
+            _ => None,
+        });
+        gateways.collect::<Vec<_>>()
+    };
+    let hops = route.attributes.iter().flat_map(move |attribute| match attribute {
+        RouteAttribute::MultiPath(hops) => {
+            hops.iter().flat_map(|hop| of(&hop.attributes)).collect()
+        }
+        _ => Vec::new(),
+    });
+    of(&route.attributes).into_iter().chain(hops)
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = self.0.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Destination(to) => ip(to),
+            _ => None,
+        });
+        match to {
+            Some(to) => write!(f, "{to}/{}", self.0.header.destination_prefix_length),
+            None => f.write_str("default"),
+        }
+    }
+}
+
+impl Serialize for Route {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut bytes = vec![0; self.0.buffer_len()];
+        self.0.emit(&mut bytes);
+        bytes.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Route {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let bytes = Vec::<u8>::deserialize(from)?;
+        RouteMessage::parse(&bytes).map(Self).map_err(serde::de::Error::custom)
     }
 }
 
@@ -122,6 +147,10 @@ mod tests {
         # The way to this router is another route, which the kernel tells later.
         ip route add 198.18.99.9 dev eth0
         ip route add 198.18.14.0/24 via 198.18.99.9 tos 0x10
+        # Routing by source, as Multus sets it up, and two routers at once.
+        ip route add default via 198.18.7.1 table 100
+        ip route add 198.18.15.0/24 via 198.18.7.1 mtu lock 1400 advmss 1200 table 1000
+        ip route add 198.18.16.0/24 nexthop via 198.18.7.1 weight 3 nexthop via 198.18.7.9
     ";
 
     /// As iproute2 says it in the calling thread's namespace.
@@ -140,14 +169,18 @@ mod tests {
                 eprintln!("skipped: needs root and ip");
                 return None;
             }
-            let told =
-                || shell("ip route show table main; ip -6 route show | grep -v fe80 || true");
+            let told = || {
+                shell(
+                    "ip -4 route show table all | grep -v 'table local'; ip -6 route show | grep -v fe80 || true",
+                )
+            };
             shell(GUEST);
             shell(script);
             let before = told();
             let mut net = Net::open().expect("Linux");
             let link = net.named("eth0").expect("answered").expect("just made");
-            let routes = net.routes(link.index).expect("told");
+            let routes: Vec<_> =
+                net.routes(link.index).expect("told").into_iter().flatten().collect();
             shell(&format!("ip link del eth0; {GUEST}"));
             let link = net.named("eth0").expect("answered").expect("just made");
             for route in &routes {
@@ -161,7 +194,7 @@ mod tests {
     #[test]
     fn routes_that_were_lost_with_their_interface_are_added_as_they_were() {
         let Some((before, after)) = lost_and_added(ROUTES) else { return };
-        assert_eq!(before.lines().count(), 10, "{before}");
+        assert_eq!(before.lines().count(), 15, "{before}");
         assert_eq!(after, before);
     }
 
@@ -180,44 +213,26 @@ mod tests {
     }
 
     #[test]
-    fn a_route_survives_writing_and_reading() {
-        let routes = [
-            Route {
-                to: None,
-                prefix: 0,
-                via: Some(IpAddr::from([198, 18, 0, 1])),
-                source: None,
-                metric: Some(7),
-                six: false,
-                protocol: RouteProtocol::Boot.into(),
-                scope: Some(RouteScope::Universe.into()),
-                service: 0x10,
-                on_link: true,
-            },
-            Route {
-                to: Some("2001:2::".parse().expect("valid")),
-                prefix: 48,
-                via: None,
-                source: Some("2001:2::1".parse().expect("valid")),
-                metric: None,
-                six: true,
-                protocol: RouteProtocol::Dhcp.into(),
-                scope: Some(RouteScope::Universe.into()),
-                service: 0,
-                on_link: false,
-            },
-        ];
-        for route in routes {
-            assert_eq!(Route::read(&route.message(3)), Some(route));
-        }
-    }
-
-    #[test]
-    fn a_route_of_a_record_of_before_its_maker_was_kept_is_added_as_it_was_then() {
-        let old =
-            r#"{"to":"198.18.9.0","prefix":24,"via":null,"source":null,"metric":null,"six":false}"#;
-        let route: Route = serde_json::from_str(old).expect("still a route");
-        let header = route.message(3).header;
-        assert_eq!((header.protocol, header.scope), (RouteProtocol::Static, RouteScope::Link));
+    fn a_route_survives_writing_and_reading_and_one_that_cannot_be_kept_is_named() {
+        let done = std::thread::spawn(|| {
+            if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+                return eprintln!("skipped: needs root and ip");
+            }
+            shell(GUEST);
+            shell(ROUTES);
+            let mut net = Net::open().expect("Linux");
+            let link = net.named("eth0").expect("answered").expect("just made");
+            let routes: Vec<_> =
+                net.routes(link.index).expect("told").into_iter().flatten().collect();
+            let text = serde_json::to_string(&routes).expect("JSON");
+            assert_eq!(serde_json::from_str::<Vec<Route>>(&text).expect("read"), routes);
+            shell("ip address add 198.18.30.2/24 dev eth1");
+            shell("ip route add 198.18.40.0/24 nexthop via 198.18.7.1 nexthop via 198.18.30.1");
+            let routes = net.routes(link.index).expect("told");
+            let error = routes.into_iter().find_map(Result::err).expect("by two interfaces");
+            let what = "its route 198.18.40.0/24 has paths by several interfaces";
+            assert!(error.what.starts_with(what), "{}", error.what);
+        });
+        done.join().expect("no panic");
     }
 }

@@ -9,6 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use pw_error::{Error, Result};
 use pw_sriov::state::State;
@@ -23,10 +24,9 @@ use crate::daemon::journal::Journal;
 use crate::daemon::pool::host::HostPool;
 use crate::daemon::profile;
 use crate::daemon::request::{Caller, Envelope, Fault, Refused, Request, ends};
-use crate::daemon::simulated::World;
 use crate::daemon::status::Status;
 use crate::daemon::tasks::ThreadRunner;
-use crate::face::{self, Face};
+use crate::http::{self, Server};
 
 /// Gives the VFs of this host to the guests that gain most, and moves them as traffic changes.
 ///
@@ -91,7 +91,7 @@ fn read(path: &Path) -> Result<(Config, Vec<String>)> {
         config::parse(&text("configuration", path, example)?, &path.display().to_string())?;
     let Some(file) = &config.gain_profile else { return Ok((config, Vec::new())) };
     let profile = text("gain profile", file, "`planewise boost RUN -o FILE` writes one")?;
-    let host = if config.simulated.is_some() { None } else { Some(profile::Host::read()?) };
+    let host = if config.is_simulated() { None } else { Some(profile::Host::read()?) };
     let gain = profile::parse(&profile, &file.display().to_string(), host.as_ref())?;
     config.alloc.benefit.curve = gain.curve;
     if let Some(switch) = gain.switch {
@@ -117,25 +117,29 @@ fn host(
     wake: SyncSender<Envelope>,
 ) -> Result<Host> {
     let pods = node.as_ref().map(|node| Arc::clone(&node.pods));
-    let mut host = match &config.simulated {
-        Some(simulated) => World::new(simulated).host_of(pods),
-        None => Host {
-            pool: Box::new(HostPool::new(
-                config.pool.pfs.clone(),
-                &config.state_directory,
-                Budget {
-                    per_port: config.pool.learned_per_port,
-                    per_pf: config.pool.learned_per_pf,
-                },
-            )),
-            kinds: guests::kinds(config, pods, dry_run)?,
-            tasks: Box::new(ThreadRunner::new(Arc::new(waker(wake)))),
-        },
+    #[cfg(feature = "simulated")]
+    if let Some(simulated) = &config.simulated {
+        let host = crate::daemon::simulated::World::new(simulated).host_of(pods);
+        return Ok(with_devices(host, node));
+    }
+    let host = Host {
+        pool: Box::new(HostPool::new(
+            config.pool.pfs.clone(),
+            &config.state_directory,
+            Budget { per_port: config.pool.learned_per_port, per_pf: config.pool.learned_per_pf },
+        )),
+        kinds: guests::kinds(config, pods, dry_run)?,
+        tasks: Box::new(ThreadRunner::new(Arc::new(waker(wake)))),
     };
+    Ok(with_devices(host, node))
+}
+
+/// Leaves PFs alone whose VFs another component gives to pods.
+fn with_devices(mut host: Host, node: Option<Node>) -> Host {
     if let Some(node) = node {
         host.pool = Box::new(ExclusivePool::new(host.pool, node.devices));
     }
-    Ok(host)
+    host
 }
 
 /// Joins the configured cluster, if any.
@@ -172,26 +176,22 @@ fn only_daemon(directory: &Path) -> Result<Flock<File>> {
 }
 
 /// Runs the daemon until it is told to end; `cluster` joins the cluster that may be configured.
-///
-/// # Errors
-/// It cannot start: the configuration is invalid, another daemon runs, root is needed.
 pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
     let (config, gain_notes) = read(&args.config)?;
-    face::log::start(config.log);
+    http::log::start(config.log);
     for note in gain_notes {
         tracing::info!("{note}");
     }
-    if config.simulated.is_none() && !nix::unistd::geteuid().is_root() {
-        return Err(Error::failed(
-            "a host's VFs can be moved by root alone",
-            "run as root, or try a made-up host: [simulated] in the configuration",
-        ));
+    if !config.is_simulated() && !nix::unistd::geteuid().is_root() {
+        return Err(Error::failed("a host's VFs can be moved by root alone", "run as root"));
     }
     // A second daemon ends here, before it has touched anything, whatever its state directory is.
-    let _only = match (&config.simulated, args.dry_run) {
-        (None, false) => Some(only_daemon(&State::default_directory())?),
-        _ => None,
-    };
+    let changes_host = !config.is_simulated() && !args.dry_run;
+    let _only = changes_host.then(|| only_daemon(&State::default_directory())).transpose()?;
+    // A guest takes a descriptor, and the usual limit is 1024.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
     let (journal, notes) = if args.dry_run {
         Journal::open_read_only(&config.state_directory)?
     } else {
@@ -201,31 +201,31 @@ pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
         tracing::warn!("{note}");
     }
     let first = Status::new(config.alloc.policy, config.alloc.interval_s, config.sample_s);
-    let (core_ends, face_ends) = ends(first);
-    let signals = Signals::listen(face_ends.requests.clone())?;
+    let (core_ends, http_ends) = ends(first);
+    let signals = Signals::listen(http_ends.requests.clone())?;
     let stop = Arc::clone(&signals.stop);
-    let node = join(&config, cluster, &face_ends.status)?;
-    let host = host(&config, node, args.dry_run, face_ends.requests.clone())?;
-    let face = face::start(&config, face_ends)?;
+    let node = join(&config, cluster, &http_ends.status)?;
+    let host = host(&config, node, args.dry_run, http_ends.requests.clone())?;
+    let server = http::start(&config, http_ends)?;
     if args.dry_run {
         tracing::info!("only looks: `planewise alloc plan` says what would be done");
     }
-    tracing::info!("listens at {}", face.socket().display());
+    tracing::info!("listens at {}", server.socket().display());
     let stop = Box::new(move || stop.load(Ordering::SeqCst));
     let core = Core::new(config, host, journal, core_ends, args.dry_run, stop)?;
-    let core = run_core(core, &face, &signals, args);
-    face.stop();
+    let core = run_core(core, &server, &signals, args);
+    server.stop();
     tracing::info!("ends; {}", core.final_state());
     Ok(())
 }
 
 /// The main loop: runs the core until a signal stops it, and then until no move is under way.
-fn run_core(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
+fn run_core(mut core: Core, server: &Server, signals: &Signals, args: &Args) -> Core {
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     while !signals.stop.load(Ordering::SeqCst) {
         if signals.reload.swap(false, Ordering::SeqCst) {
-            match reload(&mut core, face, args) {
+            match reload(&mut core, server, args) {
                 Ok(()) => tracing::info!("the configuration was read again"),
                 Err(error) => core.refuse(&error),
             }
@@ -234,7 +234,7 @@ fn run_core(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core
         let wait = Duration::from_millis(core.next_ms().saturating_sub(now_ms())).min(NAP);
         match core.ends().requests.recv_timeout(wait) {
             Ok(envelope) if envelope.request == Request::Reload => {
-                let answer = reload(&mut core, face, args);
+                let answer = reload(&mut core, server, args);
                 core.reloaded(envelope, answer, now_ms());
             }
             Ok(envelope) => core.handle(envelope, now_ms()),
@@ -259,7 +259,7 @@ fn run_core(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core
 
 /// Reloads the configuration, certificate, key and tokens. Settings that cannot change in a running daemon
 /// stay.
-fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
+fn reload(core: &mut Core, server: &Server, args: &Args) -> Result<()> {
     let (config, gain_notes) = read(&args.config)?;
     let old = core.config();
     if let Some(name) = fixed_difference(old, &config) {
@@ -268,12 +268,12 @@ fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
             "restart it: guests keep working meanwhile",
         ));
     }
-    let fresh = face::read_again(&config)?;
+    let fresh = http::read_again(&config)?;
     core.configure(config)?;
     for note in gain_notes {
         tracing::info!("{note}");
     }
-    face.renew(&fresh);
+    server.renew(&fresh);
     Ok(())
 }
 
@@ -286,7 +286,6 @@ fn fixed_difference(old: &Config, new: &Config) -> Option<&'static str> {
         ("log", new.log == old.log),
         ("state_directory", new.state_directory == old.state_directory),
         ("recording", new.recording == old.recording),
-        ("simulated", new.simulated == old.simulated),
         ("pool", new.pool == old.pool),
         ("machines", new.machines == old.machines),
         ("kubernetes", new.kubernetes == old.kubernetes),

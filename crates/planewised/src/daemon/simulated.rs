@@ -1,5 +1,7 @@
-//! A simulated host: a pool and guests on one state (`pw_alloc::world`), with configured traffic, and with
-//! guests and links that tests make fail.
+//! A simulated host for tests: a pool and guests on one state (`pw_alloc::world`), with configured traffic,
+//! and with guests and links that tests make fail.
+
+mod guests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,8 +9,8 @@ use std::time::Instant;
 
 use pw_alloc::evidence::User;
 use pw_alloc::execute::{Failure, Performed};
-use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId};
-use pw_alloc::signal::{Counters, Reading, Sample};
+use pw_alloc::model::{GuestId, Mac, PfId, VfId};
+use pw_alloc::signal::Reading;
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::traffic::{Flow, Traffic};
 use pw_alloc::world::{GuestState, HostState, VfPlace, VfPlacement};
@@ -16,13 +18,13 @@ use pw_error::{Error, Result};
 
 use crate::daemon::config::Simulated;
 use crate::daemon::core::Host;
-use crate::daemon::guests::source::{Container, KnownContainers, Source};
-use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
+use crate::daemon::guests::source::Source;
 use crate::daemon::pool::{Addresses, Pool, PoolPf, PoolVf, PoolView};
-use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::{Executor, InlineRunner, TaskRunner};
+use crate::daemon::tasks::{Executor, InlineRunner, PoolReading, TaskRunner};
 
-/// The PF of a made-up host.
+use self::guests::SimulatedGuests;
+
+/// The PF of a simulated host.
 pub const PF: &str = "simulated0";
 
 /// A simulated host, shared by its pool, its guests and the test that disturbs it.
@@ -34,6 +36,14 @@ struct State {
     host: HostState,
     traffic: BTreeMap<GuestId, Sender>,
     link_down: bool,
+    /// VFs whose link is down while their PF's is up.
+    vf_links_down: BTreeSet<VfId>,
+    /// VFs that the operator put into a VLAN.
+    tagged: BTreeSet<VfId>,
+    /// VFs in the configuration of a machine that does not run.
+    reserved: BTreeSet<VfId>,
+    /// Guests whose port no reading shows yet.
+    unread: BTreeSet<GuestId>,
     /// What a pod sends.
     pod_traffic: Option<Traffic>,
     /// Guests in which no VF comes up.
@@ -75,6 +85,12 @@ pub enum Fault {
     UnknownIsNobody,
     /// Unknown guests count as none.
     SilentIsEmpty,
+    /// A bond that fell back by itself counts as one that sends by its VF, whose link nobody looks at.
+    FallbackUnseen,
+    /// Settings of the operator's count as defaults.
+    TagUnseen,
+    /// A guest whose network is not known yet may get any VF.
+    UnreadIsAny,
 }
 
 #[derive(Debug)]
@@ -173,6 +189,73 @@ impl World {
         state.started(name.into());
     }
 
+    /// Cuts or restores the link of one VF, as `ip link set PF vf N state disable` does.
+    pub fn vf_link(&self, vf: &VfId, up: bool) {
+        let mut state = self.lock();
+        let changed = if up {
+            state.vf_links_down.remove(vf)
+        } else {
+            state.vf_links_down.insert(vf.clone())
+        };
+        let Some(VfPlace::Guest(guest)) = state.host.vfs.get(vf).map(|vf| vf.place.clone()) else {
+            return;
+        };
+        if let Some(guest) = state.host.guests.get_mut(&guest).filter(|_| changed) {
+            guest.vf_up = up;
+            if !up && guest.active == Path::Vf(vf.clone()) {
+                // Its kernel falls back by itself, and nobody moves its address.
+                guest.active = Path::Paravirtual;
+            }
+        }
+    }
+
+    /// Lets the operator set a VLAN for a VF, or remove it.
+    pub fn tag(&self, vf: &VfId, on: bool) {
+        let mut state = self.lock();
+        if on {
+            state.tagged.insert(vf.clone())
+        } else {
+            state.tagged.remove(vf)
+        };
+    }
+
+    /// Has the operator set a VLAN for this VF?
+    pub fn is_tagged(&self, vf: &VfId) -> bool {
+        self.lock().tagged.contains(vf)
+    }
+
+    /// Lets a machine that does not run have this VF in its configuration, or no longer.
+    pub fn reserve(&self, vf: &VfId, on: bool) {
+        let mut state = self.lock();
+        if on {
+            state.reserved.insert(vf.clone())
+        } else {
+            state.reserved.remove(vf)
+        };
+    }
+
+    /// Hides a guest's port, as one that is newer than every reading, or shows it.
+    pub fn unread(&self, name: &str, unread: bool) {
+        let mut state = self.lock();
+        let id = GuestId::from(name);
+        if unread {
+            state.unread.insert(id)
+        } else {
+            state.unread.remove(&id)
+        };
+        state.changed = true;
+    }
+
+    /// Does the kind of guests not answer?
+    pub fn is_silent(&self) -> bool {
+        self.lock().silent.is_some()
+    }
+
+    /// Is this guest's port newer than every reading?
+    pub fn is_unread(&self, guest: &GuestId) -> bool {
+        self.lock().unread.contains(guest)
+    }
+
     /// Filters a guest's frames on the host from now on.
     pub fn bars(&self, name: &str) {
         let mut state = self.lock();
@@ -259,6 +342,7 @@ impl World {
         state.traffic.remove(&GuestId::from(name));
         state.incarnations.remove(&GuestId::from(name));
         state.refusing.remove(&GuestId::from(name));
+        state.unread.remove(&GuestId::from(name));
         state.changed = true;
     }
 
@@ -314,9 +398,18 @@ impl World {
     fn do_step(&self, step: &Step) -> Performed {
         let mut state = self.lock();
         if let Step::AwaitPath { guest, vf } = step
-            && state.refusing.contains(guest)
+            && (state.refusing.contains(guest) || state.vf_links_down.contains(vf))
         {
             return Err(Failure::new(format!("{vf} has no link in the guest")));
+        }
+        if let Step::Reserve { vf, .. } = step
+            && state.tagged.contains(vf)
+            && state.fault != Some(Fault::TagUnseen)
+        {
+            return Err(Failure::new(format!("{vf} is left alone: its PF sets VLAN 7 for it")));
+        }
+        if let Step::Reset { vf } = step {
+            state.tagged.remove(vf);
         }
         let result = state.host.perform(step);
         result.map_err(|why| Failure { guest_silent: why.contains("does not answer"), why })
@@ -344,13 +437,53 @@ impl Executor for World {
     }
 }
 
-/// The VFs of a made-up host.
+/// The VFs of a simulated host.
 #[derive(Debug)]
 pub struct SimulatedPool(World);
 
 impl Pool for SimulatedPool {
-    fn read(&mut self) -> Result<PoolView> {
-        let mut state = self.0.lock();
+    fn reading(&mut self) -> PoolReading {
+        let world = self.0.clone();
+        Box::new(move || world.read())
+    }
+
+    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
+        let state = self.0.lock();
+        if state.pf_away {
+            return match view.pfs.is_empty() {
+                true => Ok(()),
+                false => Err(Error::failed(format!("the PF {PF} has changed"), "")),
+            };
+        }
+        view.pfs.values_mut().for_each(|pf| pf.link_up = !state.link_down);
+        for (id, vf) in &state.host.vfs {
+            if let Some(pool_vf) = view.vfs.get_mut(id) {
+                pool_vf.user = user_of(&vf.place, state.unseen > 0, state.fault);
+                pool_vf.mac = vf.mac;
+                let down = state.vf_links_down.contains(id);
+                let unseen = state.fault == Some(Fault::FallbackUnseen);
+                pool_vf.link_up = !state.link_down && (!down || unseen);
+                let tagged = state.tagged.contains(id) && state.fault != Some(Fault::TagUnseen);
+                pool_vf.changed = tagged.then(|| "its PF sets VLAN 7 for it".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, _view: &PoolView, managed: &Addresses) -> Result<()> {
+        self.0.lock().addresses = managed.clone();
+        Ok(())
+    }
+
+    fn executor(&self) -> Box<dyn Executor> {
+        Box::new(self.0.clone())
+    }
+}
+
+impl World {
+    /// A reading of the pool, which `sample` completes.
+    fn read(&self) -> Result<PoolView> {
+        let mut state = self.lock();
         let hidden = state.unseen > 0;
         state.unseen = state.unseen.saturating_sub(1);
         if state.pf_away {
@@ -367,6 +500,8 @@ impl Pool for SimulatedPool {
         for (id, vf) in &state.host.vfs {
             let pool_vf = PoolVf {
                 address: "ffff:00:00.0".parse()?,
+                changed: None,
+                link_up: false,
                 mac: vf.mac,
                 driver: None,
                 user: user_of(&vf.place, hidden, state.fault),
@@ -380,201 +515,5 @@ impl Pool for SimulatedPool {
             view.vfs.insert(id.clone(), pool_vf);
         }
         Ok(view)
-    }
-
-    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        let state = self.0.lock();
-        if state.pf_away {
-            return Err(Error::failed(format!("the PF {PF} has changed"), ""));
-        }
-        view.pfs.values_mut().for_each(|pf| pf.link_up = !state.link_down);
-        for (id, vf) in &state.host.vfs {
-            if let Some(pool_vf) = view.vfs.get_mut(id) {
-                pool_vf.user = user_of(&vf.place, state.unseen > 0, state.fault);
-                pool_vf.mac = vf.mac;
-            }
-        }
-        Ok(())
-    }
-
-    fn settle(&mut self, _view: &PoolView, managed: &Addresses) -> Result<()> {
-        self.0.lock().addresses = managed.clone();
-        Ok(())
-    }
-
-    fn executor(&self) -> Box<dyn Executor> {
-        Box::new(self.0.clone())
-    }
-}
-
-/// The guests of a made-up host.
-#[derive(Debug)]
-pub struct SimulatedGuests {
-    world: World,
-    source: Option<Arc<dyn Source>>,
-    /// The pods that are guests, by the source's last state.
-    pods: BTreeMap<GuestId, Container>,
-}
-
-impl SimulatedGuests {
-    fn new(world: World, source: Option<Arc<dyn Source>>) -> Self {
-        Self { world, source, pods: BTreeMap::new() }
-    }
-
-    /// Starts and destroys pods as the source lists them.
-    fn follow(&mut self) {
-        let Some(KnownContainers::All(pods)) =
-            self.source.as_ref().map(|source| source.state().containers)
-        else {
-            return;
-        };
-        let pods: BTreeMap<GuestId, Container> =
-            pods.into_iter().map(|pod| (pod.id.clone(), pod)).collect();
-        if pods == self.pods {
-            return;
-        }
-        let traffic = self.world.lock().pod_traffic.unwrap_or(Traffic::Constant(0.0));
-        for (id, pod) in &pods {
-            match self.pods.get(id) {
-                None => self.world.add(id.as_str(), traffic),
-                Some(former) if former.run != pod.run => self.world.restart(id.as_str()),
-                Some(_) => self.world.lock().changed = true,
-            }
-        }
-        for id in self.pods.keys().filter(|id| !pods.contains_key(*id)) {
-            self.world.destroy(id.as_str(), false);
-        }
-        self.pods = pods;
-    }
-}
-
-impl Guests for SimulatedGuests {
-    fn name(&self) -> &'static str {
-        "simulated"
-    }
-
-    fn kind(&self) -> GuestKind {
-        if self.source.is_some() { GuestKind::Pod } else { GuestKind::Simulated }
-    }
-
-    fn needs_filters(&self) -> bool {
-        true
-    }
-
-    fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {
-        self.follow();
-        let mut state = self.world.lock();
-        if state.silent.is_some() && state.fault == Some(Fault::SilentIsEmpty) {
-            state.changed = true;
-            return Ok(Discovery::Guests(Vec::new()));
-        }
-        if state.silent.is_some() || !std::mem::take(&mut state.changed) {
-            return Ok(Discovery::Unchanged);
-        }
-        let managed = state.host.guests.iter().map(|(id, guest)| Managed {
-            id: id.clone(),
-            mac: guest.mac,
-            join: guest.join,
-            wish: self.pods.get(id).map(|pod| pod.wish.clone()).unwrap_or_default(),
-            barred: state.barred.contains(id),
-            paravirtual_up: guest.paravirtual_up,
-            leaving: false,
-            incarnation: state.incarnations.get(id).copied().unwrap_or_default().to_string(),
-        });
-        Ok(Discovery::Guests(managed.collect()))
-    }
-
-    fn sample(&mut self, now_ms: u64, _pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
-        let mut state = self.world.lock();
-        let state = &mut *state;
-        let elapsed_ms = state.samples_at_ms.map_or(0, |last| now_ms.saturating_sub(last));
-        let elapsed_s = elapsed_ms as f64 / 1e3;
-        state.samples_at_ms = Some(now_ms);
-        for (id, source) in &mut state.traffic {
-            let Some(guest) = state.host.guests.get(id) else { continue };
-            let sent =
-                source.flow.pps(now_ms as f64 / 1e3 - elapsed_s, now_ms as f64 / 1e3) * elapsed_s;
-            source.packets += sent;
-            source.bytes += sent * 100.0;
-            let counted = |packets: f64, bytes: f64| {
-                Reading::Counted(Counters {
-                    tx_packets: packets as u64,
-                    tx_bytes: bytes as u64,
-                    ..Counters::default()
-                })
-            };
-            // A switch of paths is a switch of counters.
-            let path = u64::from(guest.active != Path::Paravirtual);
-            let host = Sample {
-                at_ms: now_ms,
-                source: path,
-                origin: Origin::HostSide,
-                reading: counted(source.packets, source.bytes),
-            };
-            match source.claims_pps {
-                None => into.push((id.clone(), host)),
-                Some(pps) => {
-                    source.claimed += pps * elapsed_s;
-                    let reported = Sample {
-                        origin: Origin::GuestReported,
-                        reading: counted(source.claimed, 0.0),
-                        ..host
-                    };
-                    let blind = Sample { reading: Reading::Unsupported, ..host };
-                    into.extend([(id.clone(), blind), (id.clone(), reported)]);
-                }
-            }
-        }
-    }
-
-    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
-        let mut holdings: BTreeMap<GuestId, Option<BTreeSet<VfId>>> = BTreeMap::new();
-        let state = self.world.lock();
-        for (id, vf) in &state.host.vfs {
-            if let VfPlace::Guest(guest) = &vf.place {
-                let has = holdings.entry(guest.clone()).or_insert_with(|| Some(BTreeSet::new()));
-                has.get_or_insert_default().insert(id.clone());
-            }
-        }
-        holdings
-    }
-
-    fn republish(&mut self) {
-        self.world.lock().changed = true;
-    }
-
-    fn gap(&self) -> Option<String> {
-        if let Some(why) = self.source.as_ref().and_then(|source| source.gap()) {
-            return Some(why);
-        }
-        let state = self.world.lock();
-        state.silent.clone().filter(|_| state.fault != Some(Fault::SilentIsEmpty))
-    }
-
-    fn find(&mut self, _pool: &PoolView) -> Finding {
-        let world = self.world.clone();
-        let mut gaps: Vec<String> = self.source.iter().filter_map(|source| source.gap()).collect();
-        Finding::Later(Box::new(move || {
-            let state = world.lock();
-            if let Some(why) = &state.silent {
-                gaps.extend((state.fault != Some(Fault::SilentIsEmpty)).then(|| why.clone()));
-                return Ok(HostState { gaps, ..HostState::default() });
-            }
-            let mut host = HostState { gaps, ..state.host.clone() };
-            let guests = host.guests.clone();
-            host.vfs.retain(|_, vf| match &vf.place {
-                VfPlace::Guest(guest) => guests.contains_key(guest),
-                _ => false,
-            });
-            Ok(host)
-        }))
-    }
-
-    fn executor(&mut self, _guest: &GuestId) -> Performed<Box<dyn Executor>> {
-        Ok(Box::new(self.world.clone()))
-    }
-
-    fn release(&mut self, _guest: &GuestId) -> Result<()> {
-        Ok(())
     }
 }

@@ -1,28 +1,29 @@
-//! Tasks: each step of a move or a recovery, and each survey, runs in a thread of its own, so that a guest
-//! that does not answer delays no other. Knows neither journal nor policy.
+//! Tasks: each step of a move or a recovery, each survey and each reading of the pool runs in a thread of
+//! its own, so that a guest that does not answer delays no other.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::step::Step;
 use pw_alloc::world::HostState;
-use pw_error::Result;
+use pw_error::{Error, Result};
 
 use crate::daemon::pool::view::PoolView;
 
 /// Performs steps of one guest, or of the pool. Made by the core, used by a task.
 pub trait Executor: Send {
     /// Performs one step, by the deadline. It is idempotent, also after an interruption at any point.
-    ///
-    /// # Errors
-    /// Why it failed; `guest_silent` where the guest did not answer in time, or refused.
     fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed;
 }
 
 /// Surveys the guests of one kind and their VFs.
 pub type Search = Box<dyn FnOnce() -> Result<HostState> + Send>;
+
+/// Reads the pool.
+pub type PoolReading = Box<dyn FnOnce() -> Result<PoolView> + Send>;
 
 /// The work of a task.
 pub enum Work {
@@ -39,6 +40,8 @@ pub enum Work {
     },
     /// Surveys, each with the index of its kind.
     Find(Vec<(usize, Search)>),
+    /// A reading of the pool.
+    Read(PoolReading),
 }
 
 /// The result of a task.
@@ -48,6 +51,8 @@ pub enum Outcome {
     Step(Performed),
     /// Of surveys.
     Survey(Vec<(usize, Result<HostState>)>),
+    /// Of a reading.
+    Read(Box<Result<PoolView>>),
 }
 
 /// A task.
@@ -58,7 +63,23 @@ pub struct Task {
     pub work: Work,
 }
 
+/// The kind of a task.
+#[derive(Clone, Copy)]
+enum Kind {
+    Step,
+    Find,
+    Read,
+}
+
 impl Task {
+    const fn kind(&self) -> Kind {
+        match self.work {
+            Work::Step { .. } => Kind::Step,
+            Work::Find(_) => Kind::Find,
+            Work::Read(_) => Kind::Read,
+        }
+    }
+
     /// Performs the task.
     pub fn perform(self) -> Report {
         let begun = Instant::now();
@@ -74,15 +95,18 @@ impl Task {
             Work::Find(searches) => Outcome::Survey(
                 searches.into_iter().map(|(kind, search)| (kind, search())).collect(),
             ),
+            Work::Read(read) => Outcome::Read(Box::new(read())),
         };
         Report { number, outcome, took: begun.elapsed() }
     }
 
     /// The report of a task that could not be performed.
-    fn failed(number: u64, is_step: bool, why: &str) -> Report {
-        let failure = Failure::new(why);
-        let outcome =
-            if is_step { Outcome::Step(Err(failure)) } else { Outcome::Survey(Vec::new()) };
+    fn failed(number: u64, kind: Kind, why: &str) -> Report {
+        let outcome = match kind {
+            Kind::Step => Outcome::Step(Err(Failure::new(why))),
+            Kind::Find => Outcome::Survey(Vec::new()),
+            Kind::Read => Outcome::Read(Box::new(Err(Error::failed(why, "")))),
+        };
         Report { number, outcome, took: Duration::ZERO }
     }
 }
@@ -121,44 +145,110 @@ impl TaskRunner for InlineRunner {
     }
 }
 
-/// Runs each task in a thread of its own. There are never more than VFs.
+/// Most steps at a time: a task each of the unit's TasksMax, with room for what they begin.
+const STEPS_AT_ONCE: usize = 48;
+
+/// Begins threads: `std::thread::Builder`, or what a test makes of it.
+type Spawn = Box<dyn FnMut(Box<dyn FnOnce() + Send>) -> std::io::Result<()> + Send>;
+
+/// What waits for a thread, and the threads that there are.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Task>,
+    threads: usize,
+}
+
+fn locked(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs tasks in a bounded number of threads, each of which ends when nothing waits. What finds no thread waits.
 pub struct ThreadRunner {
     reports: mpsc::Receiver<Report>,
     report: mpsc::Sender<Report>,
     wake: Arc<dyn Fn() + Send + Sync>,
+    queue: Arc<Mutex<Queue>>,
+    spawn: Spawn,
 }
 
 impl ThreadRunner {
     /// Calls `wake` whenever a task has ended.
     pub fn new(wake: Arc<dyn Fn() + Send + Sync>) -> Self {
-        let (report, reports) = mpsc::channel();
-        Self { reports, report, wake }
+        let named = |run| std::thread::Builder::new().name("task".into()).spawn(run).map(drop);
+        Self::with(wake, Box::new(named))
     }
+
+    fn with(wake: Arc<dyn Fn() + Send + Sync>, spawn: Spawn) -> Self {
+        let (report, reports) = mpsc::channel();
+        Self { reports, report, wake, queue: Arc::default(), spawn }
+    }
+
+    /// Begins what waits, as far as there are threads.
+    fn begin_waiting(&mut self) {
+        loop {
+            let task = {
+                let mut queue = locked(&self.queue);
+                if queue.threads >= STEPS_AT_ONCE {
+                    return;
+                }
+                let Some(task) = queue.waiting.pop_front() else { return };
+                queue.threads += 1;
+                task
+            };
+            let (report, wake) = (self.report.clone(), Arc::clone(&self.wake));
+            let queue = Arc::clone(&self.queue);
+            // Without a thread it stays here.
+            let slot = Arc::new(Mutex::new(Some(task)));
+            let first = Arc::clone(&slot);
+            let run = move || {
+                let mut next = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+                while let Some(task) = next {
+                    // Without a receiver the daemon is ending.
+                    let _ = report.send(perform(task));
+                    let mut queue = locked(&queue);
+                    next = queue.waiting.pop_front();
+                    queue.threads -= usize::from(next.is_none());
+                    drop(queue);
+                    wake();
+                }
+            };
+            if let Err(error) = (self.spawn)(Box::new(run)) {
+                tracing::debug!("the kernel gives no thread: {error}");
+                let task = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let mut queue = locked(&self.queue);
+                queue.threads -= 1;
+                task.into_iter().for_each(|task| queue.waiting.push_front(task));
+                return;
+            }
+        }
+    }
+}
+
+/// Performs a task; one that panics has failed.
+fn perform(task: Task) -> Report {
+    let (number, kind) = (task.number, task.kind());
+    catch_unwind(AssertUnwindSafe(|| task.perform())).unwrap_or_else(|_| {
+        Task::failed(number, kind, "a fault of planewised ended it: please report it")
+    })
 }
 
 impl TaskRunner for ThreadRunner {
     fn begin(&mut self, task: Task) {
-        let number = task.number;
-        let is_step = matches!(task.work, Work::Step { .. });
-        let (report, wake) = (self.report.clone(), Arc::clone(&self.wake));
-        let run = move || {
-            let ended = catch_unwind(AssertUnwindSafe(|| task.perform()));
-            let ended = ended.unwrap_or_else(|_| {
-                Task::failed(number, is_step, "a fault of planewised ended it: please report it")
-            });
-            // Without a receiver the daemon is ending.
-            let _ = report.send(ended);
-            wake();
-        };
-        let thread = std::thread::Builder::new().name(format!("move-{number}"));
-        if let Err(error) = thread.spawn(run) {
-            let why = format!("the kernel gives no thread: {error}");
-            let _ = self.report.send(Task::failed(number, is_step, &why));
+        {
+            let mut queue = locked(&self.queue);
+            match task.work {
+                Work::Step { .. } => queue.waiting.push_back(task),
+                // Everything waits for what is observed.
+                _ => queue.waiting.push_front(task),
+            }
         }
+        self.begin_waiting();
     }
 
     fn ended(&mut self, _: u64) -> Vec<Report> {
-        self.reports.try_iter().collect()
+        let ended = self.reports.try_iter().collect();
+        self.begin_waiting();
+        ended
     }
 }
 
@@ -200,5 +290,38 @@ mod tests {
         assert!(matches!(reports[0], Report { number: 2, outcome: Outcome::Step(Ok(())), .. }));
         let Outcome::Step(Err(failure)) = &reports[1].outcome else { panic!("{reports:?}") };
         assert!(failure.why.contains("a fault of planewised"), "{}", failure.why);
+    }
+
+    #[test]
+    fn a_drain_of_200_guests_takes_a_bounded_number_of_threads_and_what_finds_none_waits() {
+        let (woken, wakes) = mpsc::channel();
+        // The kernel refuses every thread at first, and never has more than a few.
+        let threads = Arc::new(Mutex::new((true, 0_usize, 0_usize)));
+        let state = Arc::clone(&threads);
+        let spawn = move |run: Box<dyn FnOnce() + Send>| {
+            let mut threads = state.lock().expect("no panic");
+            if threads.0 {
+                return Err(std::io::ErrorKind::WouldBlock.into());
+            }
+            threads.1 += 1;
+            threads.2 = threads.2.max(threads.1);
+            let state = Arc::clone(&state);
+            std::thread::Builder::new().spawn(move || {
+                run();
+                state.lock().expect("no panic").1 -= 1;
+            })?;
+            Ok(())
+        };
+        let wake = Arc::new(move || woken.send(()).unwrap_or(()));
+        let mut tasks = ThreadRunner::with(wake, Box::new(spawn));
+        (0..200).for_each(|number| tasks.begin(task(number, Duration::from_millis(2))));
+        assert!(tasks.ended(0).is_empty(), "no thread, no report, no panic");
+        threads.lock().expect("no panic").0 = false;
+        let mut done = tasks.ended(0).len();
+        while done < 200 {
+            wakes.recv_timeout(Duration::from_secs(10)).expect("all are done");
+            done += tasks.ended(0).len();
+        }
+        assert!(threads.lock().expect("no panic").2 <= STEPS_AT_ONCE, "{threads:?}");
     }
 }

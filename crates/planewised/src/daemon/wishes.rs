@@ -27,9 +27,6 @@ pub struct Wishes {
 
 impl Wishes {
     /// Reads the wishes from this directory.
-    ///
-    /// # Errors
-    /// The file exists and cannot be read.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join("wishes.json");
         let saved = match std::fs::read(&path) {
@@ -68,9 +65,6 @@ impl Wishes {
     }
 
     /// Keeps the operator's stance on this guest.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn set_stance(&mut self, guest: &GuestId, stance: Option<Stance>) -> Result<()> {
         let mut saved = self.saved.clone();
         match stance {
@@ -86,9 +80,6 @@ impl Wishes {
     }
 
     /// Keeps the policy.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn set_policy(&mut self, policy: Option<PolicyKind>) -> Result<()> {
         self.save(Saved { policy, ..self.saved.clone() })
     }
@@ -99,9 +90,6 @@ impl Wishes {
     }
 
     /// Keeps whether all VFs are to be returned to the pool.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn set_draining(&mut self, draining: bool) -> Result<()> {
         self.save(Saved { draining, ..self.saved.clone() })
     }

@@ -74,9 +74,6 @@ impl ChangeArgs {
 }
 
 /// Runs the subcommand.
-///
-/// # Errors
-/// It could not be done; the sentence says what and where.
 pub fn run(args: &Args) -> Result<()> {
     let mut kernel = Linux::new(&args.sysfs);
     let state = State::new(args.state.clone().unwrap_or_else(State::default_directory));

@@ -9,7 +9,8 @@ use planewised::daemon::journal::{Journal, Storage};
 use planewised::daemon::request::{Answer, Request};
 use planewised::daemon::simulated::World;
 use pw_alloc::journal::{self, Entry};
-use pw_alloc::model::{GuestId, VfId};
+use pw_alloc::model::{GuestId, Stance, VfId};
+use pw_alloc::step::Path;
 use pw_alloc::traffic::Traffic;
 use pw_alloc::world::{HostState, VfPlace};
 
@@ -407,4 +408,93 @@ fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce
         assert!(faults(&daemon).is_empty(), "after {lines} lines: {:?}", faults(&daemon));
     }
     assert!(refused > 30, "{refused} lines, those of a recovery and of moves among them");
+}
+
+/// A guest with the only VF, and another without.
+fn with_one_vf() -> Daemon {
+    let mut daemon = daemon(SETTINGS, 1, &[("busy", 900.0), ("calm", 10.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["busy"]);
+    daemon
+}
+
+#[test]
+fn a_vf_without_a_link_is_taken_back_within_five_seconds_and_its_guest_reached_again() {
+    let mut daemon = with_one_vf();
+    daemon.world.vf_link(&vf(0), false);
+    assert!(
+        !daemon.world.state().reached_from_wire(&id("busy")),
+        "its bond fell back, the NIC did not"
+    );
+    daemon.pass(5);
+    assert!(daemon.holders().is_empty());
+    let found = daemon.world.state();
+    assert!(found.reachable(&id("busy")) && faults(&daemon).is_empty(), "{found:?}");
+    daemon.world.vf_link(&vf(0), true);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["busy"]);
+}
+
+#[test]
+fn a_bond_that_went_to_its_other_member_by_itself_is_put_right() {
+    let mut daemon = with_one_vf();
+    // Between two samples the link was gone and came back.
+    daemon.world.vf_link(&vf(0), false);
+    daemon.world.vf_link(&vf(0), true);
+    assert_eq!(daemon.world.state().guests[&id("busy")].active, Path::Paravirtual);
+    daemon.pass(5);
+    let found = daemon.world.state();
+    assert!(found.reachable(&id("busy")), "{found:?}");
+    assert_eq!(found.guests[&id("busy")].active, Path::Vf(vf(0)));
+}
+
+#[test]
+fn a_vf_with_the_operators_vlan_is_given_to_nobody_until_it_has_none() {
+    let mut daemon = daemon(SETTINGS, 1, &[("busy", 900.0)]);
+    daemon.world.tag(&vf(0), true);
+    daemon.pass(20);
+    assert!(daemon.holders().is_empty());
+    let why = daemon.core.status().vfs[0].why.clone();
+    assert_eq!(why.as_deref(), Some("its PF sets VLAN 7 for it"));
+    assert!(daemon.world.is_tagged(&vf(0)), "nor is it removed");
+    daemon.world.tag(&vf(0), false);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["busy"]);
+}
+
+#[test]
+fn a_vf_that_a_machine_will_take_when_it_starts_goes_back_to_the_pool_and_stays_there() {
+    let mut daemon = with_one_vf();
+    daemon.world.reserve(&vf(0), true);
+    daemon.pass(10);
+    assert!(daemon.holders().is_empty() && faults(&daemon).is_empty());
+    let why = daemon.core.status().vfs[0].why.clone();
+    assert_eq!(why.as_deref(), Some("the machine db has it in its configuration"));
+}
+
+#[test]
+fn a_guest_whose_port_was_not_read_yet_gets_no_vf_and_loses_none() {
+    let mut daemon = with_one_vf();
+    daemon.world.unread("busy", true);
+    daemon.world.send("calm", Traffic::Constant(5000.0));
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["busy"]);
+    daemon.world.unread("busy", false);
+    daemon.world.unread("calm", true);
+    daemon.world.send("busy", Traffic::Constant(1.0));
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["busy"], "nothing is known of calm's network");
+    daemon.world.unread("calm", false);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["calm"]);
+}
+
+#[test]
+fn a_drained_guest_is_not_said_to_be_excluded() {
+    let mut daemon = with_one_vf();
+    daemon.ask(Request::Drain { on: true }).expect("it is done");
+    daemon.pass(10);
+    let guest = &daemon.core.status().guests[0];
+    assert_eq!((guest.vf.as_ref(), guest.stance), (None, Stance::Free));
+    assert_eq!(guest.why, "every VF goes back to its pool");
 }

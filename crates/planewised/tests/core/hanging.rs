@@ -12,10 +12,10 @@ use planewised::daemon::config::{Config, Simulated};
 use planewised::daemon::core::{Core, Host};
 use planewised::daemon::journal::Journal;
 use planewised::daemon::pool::PoolView;
-use planewised::daemon::request::FaceEnds;
+use planewised::daemon::request::HttpEnds;
 use planewised::daemon::simulated::World;
 use planewised::daemon::tasks::{Executor, Report, Task, TaskRunner, ThreadRunner, Work};
-use planewised::face;
+use planewised::http;
 use pw_alloc::execute::Failure;
 use pw_alloc::step::Step;
 use pw_alloc::traffic::Traffic;
@@ -71,7 +71,7 @@ impl TaskRunner for Clocked {
                 let guest = step.guest().and_then(|guest| found.guests.get(guest));
                 if guest.is_some_and(|guest| !guest.answers) { TIMEOUT_MS } else { 200 }
             }
-            Work::Find(_) => 200,
+            _ => 200,
         };
         let mut state = self.state();
         let end_ms = state.now_ms + takes_ms;
@@ -92,7 +92,7 @@ impl TaskRunner for Clocked {
     }
 }
 
-fn core(host: Host, directory: &std::path::Path) -> (Core, FaceEnds) {
+fn core(host: Host, directory: &std::path::Path) -> (Core, HttpEnds) {
     let (journal, _) = Journal::open(directory).expect("a journal");
     core_on(SETTINGS, host, journal, directory)
 }
@@ -122,11 +122,11 @@ fn two_minutes(hang: bool) -> SourceState {
     let world = world();
     let tasks = Clocked { world: world.clone(), state: Arc::default() };
     let directory = tempfile::tempdir().expect("a directory");
-    let (mut core, _face) = core(world.host_with(Box::new(tasks.clone())), directory.path());
+    let (mut core, _http) = core(world.host_with(Box::new(tasks.clone())), directory.path());
     let mut served_ms = BTreeMap::new();
     for now_ms in (0..120_000).step_by(50) {
         tasks.state().now_ms = now_ms;
-        if now_ms == 500 {
+        if now_ms == 900 {
             // They are known, and have not been given anything yet.
             (0..HANGING).for_each(|at| world.answers(&format!("hangs{at:02}"), !hang));
         }
@@ -179,7 +179,7 @@ impl TaskRunner for Hanging {
                 pool,
                 within: HANGS,
             },
-            find @ Work::Find(_) => find,
+            other => other,
         };
         self.0.begin(Task { work, ..task });
     }
@@ -202,7 +202,7 @@ struct Served {
     apart_ms: f64,
 }
 
-/// Asks the real face by its socket, again and again until there were enough samples, while guests hang in
+/// Asks the real server by its socket, again and again until there were enough samples, while guests hang in
 /// threads of their own; `hang`: or none does.
 fn served(hang: bool) -> Served {
     let world = world();
@@ -215,8 +215,8 @@ fn served(hang: bool) -> Served {
     let directory = tempfile::tempdir().expect("a directory");
     let (mut core, ends) = core(world.host_with(tasks), directory.path());
     let socket = directory.path().join("socket");
-    let face = face::start(&Config { socket: socket.clone(), ..Config::default() }, ends);
-    let face = face.expect("a face");
+    let http = http::start(&Config { socket: socket.clone(), ..Config::default() }, ends);
+    let http = http.expect("a server");
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let moving = |core: &Core| {
@@ -266,7 +266,7 @@ fn served(hang: bool) -> Served {
     }
     // They were asked while the guests hung, not afterwards.
     assert!(!hang || moving(&core) > 0, "nobody hangs any more");
-    face.stop();
+    http.stop();
     let mut took_ms = asked.join().expect("all were answered");
     took_ms.sort_by(f64::total_cmp);
     Served {

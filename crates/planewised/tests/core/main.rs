@@ -15,7 +15,7 @@ use planewised::daemon::config::{self, Config, Simulated};
 use planewised::daemon::core::{Core, Host};
 use planewised::daemon::journal::Journal;
 use planewised::daemon::request::{
-    Answer, Caller, Envelope, FaceEnds, Fault, Refused, Request, ends,
+    Answer, Caller, Envelope, Fault, HttpEnds, Refused, Request, ends,
 };
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::{Status, VfState};
@@ -29,7 +29,7 @@ struct Daemon {
     core: Core,
     world: World,
     now_ms: u64,
-    face: FaceEnds,
+    http: HttpEnds,
     directory: tempfile::TempDir,
 }
 
@@ -49,17 +49,17 @@ fn daemon(settings: &str, vfs: u16, guests: &[(&str, f64)]) -> Daemon {
 
 fn start(settings: &str, world: World, directory: tempfile::TempDir, now_ms: u64) -> Daemon {
     let (journal, _) = Journal::open(directory.path()).expect("a journal");
-    let (core, face) = core_on(settings, world.host(), journal, directory.path());
-    Daemon { core, world, now_ms, face, directory }
+    let (core, http) = core_on(settings, world.host(), journal, directory.path());
+    Daemon { core, world, now_ms, http, directory }
 }
 
-/// A core that keeps its state in `directory`, and the ends for a face.
-fn core_on(settings: &str, host: Host, journal: Journal, directory: &Path) -> (Core, FaceEnds) {
+/// A core that keeps its state in `directory`, and the ends for a server.
+fn core_on(settings: &str, host: Host, journal: Journal, directory: &Path) -> (Core, HttpEnds) {
     let mut config: Config = config::parse(settings, "test").expect("valid");
     config.state_directory = directory.to_owned();
-    let (core_ends, face) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
+    let (core_ends, http) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
     let core = Core::new(config, host, journal, core_ends, false, Box::new(|| false));
-    (core.expect("starts"), face)
+    (core.expect("starts"), http)
 }
 
 impl Daemon {
@@ -136,7 +136,7 @@ fn the_busiest_hold_and_a_vf_follows_when_traffic_shifts() {
     let last = daemon.core.status().moves.back().expect("moves").clone();
     assert_eq!((last.guest.as_str(), last.ending.map(|end| end.why)), ("d", Some(None)));
     assert!(last.duration_ms.is_some() && last.steps.len() >= 6 && !last.why.is_empty());
-    let published = daemon.face.status.borrow().clone();
+    let published = daemon.http.status.borrow().clone();
     assert_eq!(*published, *daemon.core.status());
 }
 

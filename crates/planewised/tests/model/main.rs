@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use planewised::daemon::config::{self, Config, Simulated};
 use planewised::daemon::core::Core;
 use planewised::daemon::journal::Journal;
-use planewised::daemon::request::{Caller, Envelope, FaceEnds, Request, ends};
+use planewised::daemon::request::{Caller, Envelope, HttpEnds, Request, ends};
 use planewised::daemon::simulated::{Fault, PF, World};
 use planewised::daemon::status::Status;
 use pw_alloc::model::{GuestId, Mac, VfId};
@@ -39,7 +39,7 @@ const VFS: u16 = 3;
 /// Whatever befell a guest, by then it is reached again: a step's deadline, a look, a recovery [ms].
 const MENDED_MS: u64 = 100_000;
 /// Once all is well everything is in order by then: also what is waited for ever longer [ms].
-const CALM_MS: u64 = 240_000;
+const CALM_MS: u64 = 300_000;
 /// So many steps from one calm to the next.
 const STORM: u64 = 400;
 
@@ -47,7 +47,7 @@ struct Model {
     chance: Chance,
     world: World,
     made: Made,
-    daemon: Option<(Core, FaceEnds)>,
+    daemon: Option<(Core, HttpEnds)>,
     directory: tempfile::TempDir,
     /// On the daemon's clock, which begins anew with it [ms].
     started_ms: u64,
@@ -93,13 +93,14 @@ impl Model {
         let text = self.made.shared().text.clone();
         let storage = Box::new(Disk(self.made.clone()));
         let (journal, _) = Journal::with_storage("journal", storage, &text, false).expect("ours");
-        let (core_ends, face) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
+        let (core_ends, http) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
         let host = self.world.host_with(Box::new(self.made.clone()));
         let core = Core::new(config, host, journal, core_ends, false, Box::new(|| false));
-        self.daemon = Some((core.expect("starts"), face));
+        self.daemon = Some((core.expect("starts"), http));
         self.started_ms = self.now_ms;
         // What is in other hands was so before this daemon looked for the first time.
         self.made.shared().away_since_ms.values_mut().for_each(|since_ms| *since_ms = 0);
+        self.made.shared().unread_since_ms.values_mut().for_each(|since_ms| *since_ms = 0);
     }
 
     fn pass(&mut self, ms: u64) {
@@ -141,8 +142,8 @@ impl Model {
     fn step(&mut self) {
         let name = GUESTS[self.chance.below(GUESTS.len() as u64) as usize];
         let vf = VfId::new(PF, self.chance.below(u64::from(VFS)) as u16);
-        let what = self.chance.below(60);
-        if what < 45 {
+        let what = self.chance.below(75);
+        if what < 60 {
             let told =
                 format!("{} ms: event {what} of {name}, {vf}", self.now_ms - self.started_ms);
             self.made.shared().tell(told);
@@ -180,6 +181,10 @@ impl Model {
             }
             13 | 14 => {
                 self.world.silence(None);
+                let mut shared = self.made.shared();
+                let now_ms = shared.now_ms;
+                shared.unread_since_ms.values_mut().for_each(|since_ms| *since_ms = now_ms);
+                drop(shared);
                 self.all_disturbed();
             }
             15 => self.take_vf(&vf),
@@ -222,6 +227,38 @@ impl Model {
                 self.world.restart_unheard(name);
                 self.disturbed(name);
             }
+            // `ip link set PF vf N state disable`.
+            45 | 46 => {
+                self.world.vf_link(&vf, what == 45 && self.chance.below(2) == 0);
+                self.all_disturbed();
+            }
+            47 => self.world.vf_link(&vf, true),
+            48 => {
+                let free =
+                    self.world.state().vfs.get(&vf).is_some_and(|vf| vf.place == VfPlace::Pool);
+                if free {
+                    self.world.tag(&vf, true);
+                }
+            }
+            49 | 50 => self.world.tag(&vf, false),
+            51 => {
+                self.world.unread(name, true);
+                let now_ms = self.made.shared().now_ms;
+                self.made.shared().unread_since_ms.insert(name.into(), now_ms);
+            }
+            52 | 53 => {
+                self.world.unread(name, false);
+                self.made.shared().unread_since_ms.remove(&GuestId::from(name));
+            }
+            54 => self.made.shared().no_threads = true,
+            55 | 56 => {
+                self.made.shared().no_threads = false;
+                self.all_disturbed();
+            }
+            // A machine that does not run has it in its configuration, and is started.
+            57 => self.world.reserve(&vf, true),
+            58 => self.take_vf(&vf),
+            59 => self.world.reserve(&vf, false),
             32..=40 => self.world.send(name, Traffic::Constant(self.chance.below(1000) as f64)),
             _ => {}
         }
@@ -274,7 +311,7 @@ impl Model {
             self.all_disturbed_ms <= self.now_ms
                 && self.disturbed_ms.get(id).is_none_or(|until| *until <= self.now_ms)
         };
-        let daemon = self.daemon.is_some() && !self.made.shared().full;
+        let daemon = self.daemon.is_some() && !self.made.shared().is_stuck();
         for (id, guest) in &found.guests {
             if daemon && guest.answers && guest.join == Join::Bond && well(id) {
                 let reached = found.sends(id) && found.reached_from_wire(id);
@@ -291,15 +328,22 @@ impl Model {
         self.world.hides_vfs(0);
         self.world.reload_driver(false);
         self.made.shared().full = false;
+        self.made.shared().no_threads = false;
         self.made.shared().liars.clear();
+        self.made.shared().unread_since_ms.clear();
         for index in 0..VFS {
-            self.return_vf(&VfId::new(PF, index));
+            let vf = VfId::new(PF, index);
+            self.return_vf(&vf);
+            self.world.vf_link(&vf, true);
+            self.world.tag(&vf, false);
+            self.world.reserve(&vf, false);
         }
         self.made.shared().away_since_ms.clear();
         for name in GUESTS {
             self.world.add(name, Traffic::Constant(100.0));
             self.world.answers(name, true);
             self.world.refuses(name, false);
+            self.world.unread(name, false);
         }
         if self.daemon.is_none() {
             self.start();
@@ -307,13 +351,22 @@ impl Model {
         self.all_disturbed();
         self.ask(Request::Drain { on: false });
         let end_ms = self.now_ms + CALM_MS;
-        let half_ms = self.now_ms + CALM_MS / 2;
-        let mut unmarked = false;
+        // Once the VFs are in use again, one has no link for a while.
+        let down = VfId::new(PF, self.chance.below(u64::from(VFS)) as u16);
+        let cut_ms = self.now_ms + 40_000;
+        let mend_ms = cut_ms + MENDED_MS + 10_000;
+        let (mut cut, mut unmarked) = (false, false);
         while self.now_ms < end_ms {
             self.pass(250);
             self.check();
-            if self.now_ms > half_ms && !unmarked {
+            if self.now_ms > cut_ms && !cut {
+                cut = true;
+                self.world.vf_link(&down, false);
+                self.all_disturbed();
+            }
+            if self.now_ms > mend_ms && !unmarked {
                 unmarked = true;
+                self.world.vf_link(&down, true);
                 for name in GUESTS {
                     self.ask(Request::Unmark { guest: name.into() });
                 }
@@ -401,13 +454,16 @@ fn seeds_that_found_faults_once_find_none_any_more() {
 fn faults_that_are_put_back_are_noticed() {
     let eyes = |fault: Fault| move |model: &Model| model.world.inject(fault);
     let noticed = |what: &str, prepare: &dyn Fn(&Model)| {
-        let result = catch_unwind(AssertUnwindSafe(|| run(20_000, 1, prepare)));
+        let result = catch_unwind(AssertUnwindSafe(|| run(100_000, 1, prepare)));
         let why = result.err().and_then(|why| why.downcast_ref::<String>().cloned());
         println!("{what}: {why:?}");
         assert!(why.is_some(), "{what} is not noticed");
     };
     noticed("a VF of unknown use counts as free", &eyes(Fault::UnknownIsNobody));
     noticed("while Docker is away there are no containers", &eyes(Fault::SilentIsEmpty));
+    noticed("a bond that falls back by itself is not seen", &eyes(Fault::FallbackUnseen));
+    noticed("the operator's VLAN is not looked at", &eyes(Fault::TagUnseen));
+    noticed("a guest of unknown network may get any VF", &eyes(Fault::UnreadIsAny));
     noticed("steps are done that a full disk did not take", &|model: &Model| {
         model.made.shared().full_is_unseen = true;
     });

@@ -54,6 +54,11 @@ pub struct Shared {
     pub full: bool,
     /// A fault put back: a full disk is taken for one that has written.
     pub full_is_unseen: bool,
+    /// The kernel refuses every thread: what is to be begun waits.
+    pub no_threads: bool,
+    unbegun: Vec<Waiting>,
+    /// Guests whose port no reading shows, since when [ms].
+    pub unread_since_ms: BTreeMap<GuestId, u64>,
     /// Since when VFs are in other hands, or in hands of which nothing is known [ms].
     pub away_since_ms: BTreeMap<VfId, u64>,
     /// Guests that say that they have done what they have not.
@@ -65,6 +70,11 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Can the daemon do nothing, whatever it decides?
+    pub const fn is_stuck(&self) -> bool {
+        self.full || self.no_threads
+    }
+
     /// Keeps the last things that happened, to be told of when something breaks.
     pub fn tell(&mut self, what: String) {
         if self.told.len() >= 40 {
@@ -74,12 +84,20 @@ impl Shared {
     }
 }
 
-/// A task that nobody has begun to perform: the world changes when it ends.
-struct Waiting(Task);
+/// A task on its way.
+enum Waiting {
+    /// Nobody has begun to perform it: the world changes when it ends.
+    Task(Task),
+    /// It has read the world, which may have changed when its report comes.
+    Read(Report),
+}
 
 impl std::fmt::Debug for Waiting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "task {}", self.0.number)
+        match self {
+            Self::Task(task) => write!(f, "task {}", task.number),
+            Self::Read(_) => f.write_str("a reading"),
+        }
     }
 }
 
@@ -101,6 +119,9 @@ impl Made {
             begun_ms: BTreeMap::new(),
             full: false,
             full_is_unseen: false,
+            no_threads: false,
+            unbegun: Vec::new(),
+            unread_since_ms: BTreeMap::new(),
             away_since_ms: BTreeMap::new(),
             liars: BTreeSet::new(),
             violations: Vec::new(),
@@ -117,7 +138,8 @@ impl Made {
     /// The daemon is killed: of each step under way nothing is done, half of it, or all.
     pub fn kill(&self) {
         let pending = std::mem::take(&mut self.shared().pending);
-        for (_, Waiting(task)) in pending {
+        for (_, waiting) in pending {
+            let Waiting::Task(task) = waiting else { continue };
             let Work::Step { step, .. } = &task.work else { continue };
             match self.shared().chance.below(3) {
                 0 => {}
@@ -128,6 +150,7 @@ impl Made {
         let mut shared = self.shared();
         shared.intents.clear();
         shared.begun_ms.clear();
+        shared.unbegun.clear();
     }
 
     /// Does a task, as far as its guest does not lie and executors that look first let it be done.
@@ -147,11 +170,28 @@ impl Made {
                     let why = format!("{vf} is left alone: {guest} has it");
                     Err(Failure { why, guest_silent: false })
                 }
-                _ => return task.perform(),
+                _ => return self.perform_on_pool(task),
             },
             _ => return task.perform(),
         };
         Report { number: task.number, outcome: Outcome::Step(outcome), took: Duration::ZERO }
+    }
+
+    /// Does a step of a VF that no guest has.
+    fn perform_on_pool(&self, task: Task) -> Report {
+        let reserved = match &task.work {
+            Work::Step { step: Step::Reserve { vf, .. }, .. } => Some(vf.clone()),
+            _ => None,
+        };
+        let report = task.perform();
+        if let Some(vf) = reserved
+            && matches!(report.outcome, Outcome::Step(Ok(())))
+            && self.world.is_tagged(&vf)
+        {
+            let what = format!("{vf} is given with the operator's VLAN");
+            self.shared().violations.push(what);
+        }
+        report
     }
 
     /// What no step may do, as it is about to change the world.
@@ -165,6 +205,14 @@ impl Made {
         let begun_ms = *shared.begun_ms.entry(number).or_insert(now_ms);
         if shared.intents.get(&number) != Some(step) {
             shared.violations.push(format!("to {step} is not in the journal"));
+        }
+        if let Step::Reserve { guest, .. } = step
+            && let Some(since_ms) = shared.unread_since_ms.get(guest)
+            && begun_ms.saturating_sub(*since_ms) > SEEN_MS
+            && self.world.is_unread(guest)
+            && !self.world.is_silent()
+        {
+            shared.violations.push(format!("{step}, of whose network nothing is known"));
         }
         let Some(vf) = step.vf() else { return };
         let Some(place) = found.vfs.get(vf).map(|vf| vf.place.clone()) else { return };
@@ -205,9 +253,49 @@ impl Made {
 
 impl TaskRunner for Made {
     fn begin(&mut self, task: Task) {
+        if let Work::Step { step, .. } = &task.work {
+            self.check(task.number, step);
+        }
+        if self.shared().no_threads {
+            return self.shared().unbegun.push(Waiting::Task(task));
+        }
+        self.start(task);
+    }
+
+    fn ended(&mut self, now_ms: u64) -> Vec<Report> {
+        if !self.shared().no_threads {
+            let unbegun = std::mem::take(&mut self.shared().unbegun);
+            for waiting in unbegun {
+                if let Waiting::Task(task) = waiting {
+                    self.start(task);
+                }
+            }
+        }
+        let due: Vec<Waiting> = {
+            let mut shared = self.shared();
+            let pending = std::mem::take(&mut shared.pending);
+            let (mut due, later): (Vec<_>, Vec<_>) =
+                pending.into_iter().partition(|(end_ms, _)| *end_ms <= now_ms);
+            shared.pending = later;
+            due.sort_by_key(|(end_ms, _)| *end_ms);
+            due.into_iter().map(|(_, waiting)| waiting).collect()
+        };
+        due.into_iter()
+            .map(|waiting| match waiting {
+                Waiting::Task(task) => {
+                    Report { took: Duration::from_millis(300), ..self.perform(task) }
+                }
+                Waiting::Read(report) => report,
+            })
+            .collect()
+    }
+}
+
+impl Made {
+    /// A thread begins a task.
+    fn start(&self, task: Task) {
         let takes_ms = match &task.work {
             Work::Step { step, .. } => {
-                self.check(task.number, step);
                 let found = self.world.state();
                 let silent = step.guest().and_then(|guest| found.guests.get(guest));
                 match silent {
@@ -220,25 +308,17 @@ impl TaskRunner for Made {
                 }
             }
             Work::Find(_) => self.shared().chance.below(3_000),
+            // Now and then a namespace has ten thousand interfaces.
+            Work::Read(_) if self.shared().chance.below(50) == 0 => 6_000,
+            Work::Read(_) => self.shared().chance.below(1_000),
+        };
+        let waiting = match task.work {
+            Work::Read(_) => Waiting::Read(task.perform()),
+            _ => Waiting::Task(task),
         };
         let mut shared = self.shared();
         let end_ms = shared.now_ms + takes_ms;
-        shared.pending.push((end_ms, Waiting(task)));
-    }
-
-    fn ended(&mut self, now_ms: u64) -> Vec<Report> {
-        let due: Vec<Task> = {
-            let mut shared = self.shared();
-            let pending = std::mem::take(&mut shared.pending);
-            let (mut due, later): (Vec<_>, Vec<_>) =
-                pending.into_iter().partition(|(end_ms, _)| *end_ms <= now_ms);
-            shared.pending = later;
-            due.sort_by_key(|(end_ms, _)| *end_ms);
-            due.into_iter().map(|(_, Waiting(task))| task).collect()
-        };
-        due.into_iter()
-            .map(|task| Report { took: Duration::from_millis(300), ..self.perform(task) })
-            .collect()
+        shared.pending.push((end_ms, waiting));
     }
 }
 

@@ -12,9 +12,6 @@ use crate::mac::Mac;
 use crate::model::{LinkState, NetNs, Netdev, Pf, Vf, VfConfig, Vlan, VlanProtocol};
 
 /// Restores a VF to an earlier state.
-///
-/// # Errors
-/// A process holds it through VFIO.
 pub fn restore_vf(pf: &Pf, now: &Vf, before: &Vf) -> Result<Plan> {
     let mut plan = Plan::new();
     converge_vf(pf.address, now, before, &mut plan)?;
@@ -73,9 +70,6 @@ fn converge_vf(pf: PciAddress, now: &Vf, before: &Vf, plan: &mut Plan) -> Result
 }
 
 /// Restores a PF and its VFs to an earlier state.
-///
-/// # Errors
-/// A process holds a VF through VFIO that would have to go.
 pub fn restore_pf(now: &Pf, before: &Pf) -> Result<Plan> {
     let mut plan = Plan::new();
     let recreates = now.num_vfs != before.num_vfs;

@@ -275,11 +275,9 @@ impl Kernel for MadeUp {
         Ok(Some(infos.map(|info| VfInfo { counters: Some(counters), ..info }).collect()))
     }
 
-    fn vfio_holder(&mut self, vf: PciAddress, _group: Option<u32>) -> Holder {
-        match self.tree.link(vf, "driver").as_deref() {
-            Some("vfio-pci") => self.vfio_holder.clone(),
-            _ => Holder::Nobody,
-        }
+    fn holders(&mut self, vfs: &[PciAddress]) -> BTreeMap<PciAddress, Holder> {
+        let held = |vf: &&PciAddress| self.tree.link(**vf, "driver").as_deref() == Some("vfio-pci");
+        vfs.iter().filter(held).map(|vf| (*vf, self.vfio_holder.clone())).collect()
     }
 
     fn vital(&mut self) -> Result<Vec<(String, String)>> {

@@ -7,6 +7,7 @@
 mod made_up;
 mod refusals;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -76,8 +77,8 @@ impl<K: Kernel> Kernel for Mortal<K> {
         self.inner.vfs(pf)
     }
 
-    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder {
-        self.inner.vfio_holder(vf, group)
+    fn holders(&mut self, vfs: &[PciAddress]) -> BTreeMap<PciAddress, Holder> {
+        self.inner.holders(vfs)
     }
 
     fn vital(&mut self) -> Result<Vec<(String, String)>> {
@@ -182,7 +183,7 @@ impl<W: World> Scene<W> {
     fn pf(&mut self) -> Pf {
         let name = self.name();
         let address = lookup::pf(&mut self.kernel, &name).expect("there");
-        discover::settled_pf(&mut self.kernel, address).expect("there")
+        discover::settled_pf(&mut self.kernel, address, None).expect("there")
     }
 
     fn vf(&mut self, index: usize) -> Vf {

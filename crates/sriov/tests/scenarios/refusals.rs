@@ -1,7 +1,9 @@
 //! What is refused, and what is said of it, on a made-up kernel.
 
+use std::time::{Duration, Instant};
+
 use pw_sriov::kernel::{Holder, Kernel};
-use pw_sriov::model::Counters;
+use pw_sriov::model::{Counters, Namespace, NetNs};
 use pw_sriov::plan::{Driver, Settings, Setup};
 
 use super::made_up::{self, MadeUp};
@@ -49,6 +51,22 @@ fn a_vf_that_a_process_drives_is_never_taken_away() {
     assert!(error.what.contains("unknown: process 8 cannot be read"), "{}", error.what);
     scene.kernel.inner.vfio_holder = Holder::Nobody;
     scene.restore();
+}
+
+#[test]
+fn a_vf_that_cannot_be_seen_delays_no_step_of_another() {
+    let mut scene = Scene::new(MadeUp::new());
+    let pool = scene.operator().setup("pf0", &setup(2)).expect("set up").now;
+    // Its guest has hidden it.
+    let nowhere = Namespace { inode: 1, path: "/nowhere".into() };
+    let hidden = scene.kernel.inner.netdev(pool.vfs[1].address).expect("it has an interface");
+    hidden.netns = NetNs::Other(nowhere);
+    let begun = Instant::now();
+    scene
+        .operator()
+        .set("pf0/0", &Settings { trust: Some(true), ..Settings::default() })
+        .expect("set");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The daemon's core: observes, plans, starts moves, keeps ledger and journal, publishes. One thread, no
 //! locks; time is an argument. It never waits: whatever may block is a task (`crate::daemon::tasks`),
-//! whose report is one more observation. Knows guests and VFs by two traits only.
+//! whose report is one more observation.
 
 mod moves;
 mod observe;
@@ -28,6 +28,7 @@ use crate::daemon::tasks::{Outcome, TaskRunner};
 use crate::daemon::wishes::Wishes;
 
 use self::moves::Active;
+use self::observe::Reading;
 use self::recovery::Survey;
 
 /// The longest wait between two recoveries of what cannot be recovered is 2 to this power seconds.
@@ -110,8 +111,11 @@ pub struct Core {
     suspected: BTreeSet<GuestId>,
     /// Guests that could not be surveyed when they were to be recovered.
     unseen: BTreeMap<GuestId, Unseen>,
-    /// Latest time of the next full reading of the pool [ms].
+    /// Latest time of the next reading of the pool [ms].
     next_read_ms: u64,
+    reading: Reading,
+    /// VFs that guests which do not run will take when they start, with the reasons.
+    reserved: BTreeMap<VfId, String>,
     /// Guests whose name or address another guest has, which is not managed therefore.
     clashes: BTreeSet<GuestId>,
     /// Moves and recoveries under way, by number of the operation.
@@ -137,9 +141,6 @@ pub struct Core {
 
 impl Core {
     /// A core without observations.
-    ///
-    /// # Errors
-    /// The settings are invalid, or the operator's wishes cannot be read.
     pub fn new(
         config: Config,
         host: Host,
@@ -176,6 +177,8 @@ impl Core {
             suspected: BTreeSet::new(),
             unseen: BTreeMap::new(),
             next_read_ms: 0,
+            reading: Reading::default(),
+            reserved: BTreeMap::new(),
             clashes: BTreeSet::new(),
             active: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -282,6 +285,7 @@ impl Core {
                         self.step_ended(report.number, result, seconds, now_ms)
                     }
                     Outcome::Survey(parts) => self.finish_survey(parts, now_ms),
+                    Outcome::Read(result) => self.reading_ended(*result, now_ms),
                 }
             }
             self.begin_queued(now_ms);

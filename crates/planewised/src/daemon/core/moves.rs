@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pw_alloc::Decision;
 use pw_alloc::execute::{Action, Execution, Failure, Performed};
 use pw_alloc::journal::{Ending, Entry};
-use pw_alloc::model::{GuestId, VfId};
+use pw_alloc::model::{GuestId, Stance, VfId};
 use pw_alloc::plan::{Direction, Move, Plan};
 use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
@@ -16,6 +16,7 @@ use pw_error::Error;
 
 use super::{Core, OVERDUE_MS};
 use crate::daemon::failpoint;
+use crate::daemon::guests::Network;
 use crate::daemon::request::Event;
 use crate::daemon::status::{self, MoveRecord, StepRecord, unix_ms};
 use crate::daemon::tasks::{Executor, Task, Work};
@@ -60,6 +61,13 @@ impl Active {
         match &self.kind {
             Kind::Move { execution, .. } => execution.change().vf == *vf,
             Kind::Recovery(repair) => repair.vfs().contains(vf),
+        }
+    }
+
+    fn vfs(&self) -> Vec<VfId> {
+        match &self.kind {
+            Kind::Move { execution, .. } => vec![execution.change().vf.clone()],
+            Kind::Recovery(repair) => repair.vfs().iter().cloned().collect(),
         }
     }
 
@@ -124,7 +132,11 @@ impl Core {
         self.status.counters.decision_durations.observe(elapsed.as_secs_f64());
         for verdict in &decision.verdicts {
             if let Some(guest) = self.guests.get_mut(&verdict.guest) {
-                guest.why = verdict.reason.to_string();
+                guest.why = if self.status.draining {
+                    "every VF goes back to its pool".to_owned()
+                } else {
+                    verdict.reason.to_string()
+                };
             }
         }
         self.ends.emit(Event::Decided {
@@ -139,6 +151,11 @@ impl Core {
     pub(super) fn is_vf_under_way(&self, vf: &VfId) -> bool {
         self.active.values().any(|active| active.is_about_vf(vf))
             || self.queue.iter().any(|change| change.vf == *vf)
+    }
+
+    /// The VFs of moves and recoveries under way.
+    pub(super) fn vfs_under_way(&self) -> BTreeSet<VfId> {
+        self.active.values().flat_map(Active::vfs).collect()
     }
 
     /// Is a move of this guest under way or queued, or a recovery of it under way?
@@ -169,13 +186,11 @@ impl Core {
             }
             let ledger = self.journal.ledger();
             let is_valid = match change.direction {
-                // The take before it may have failed, or the VF may be in doubt by now.
+                // The take before it may have failed, the VF may be in doubt or the guest elsewhere by now.
                 Direction::Give => {
                     !ledger.knows(&change.vf)
                         && self.unavailable_reason(&change.vf).is_none()
-                        && self.guests.get(&change.guest).is_some_and(|guest| {
-                            self.address_elsewhere(&change.guest, guest.managed.mac).is_none()
-                        })
+                        && self.may_have(&change.guest, &change.vf)
                 }
                 Direction::Take => ledger.holders.get(&change.vf) == Some(&change.guest),
             };
@@ -186,6 +201,16 @@ impl Core {
         // Moves that waited go first.
         waiting.append(&mut self.queue);
         self.queue = waiting;
+    }
+
+    /// May a guest have a VF, as its network, wish and address are now?
+    fn may_have(&self, guest: &GuestId, vf: &VfId) -> bool {
+        self.guests.get(guest).is_some_and(|found| {
+            let wish = self.wish(guest, &found.managed);
+            found.managed.network != Network::Unread
+                && wish.stance != Stance::Excluded
+                && (wish.pfs.is_empty() || wish.pfs.contains(&vf.pf))
+        })
     }
 
     fn begin_move(&mut self, change: Move, now_ms: u64) {
@@ -290,6 +315,8 @@ impl Core {
         let Some(active) = self.active.get_mut(&operation) else { return };
         let Some(step) = active.step.take() else { return };
         active.due_ms = u64::MAX;
+        self.touch(step.vf());
+        let Some(active) = self.active.get_mut(&operation) else { return };
         match &mut active.kind {
             Kind::Move { execution, record } => {
                 let direction = execution.change().direction.as_str();
@@ -330,7 +357,7 @@ impl Core {
         self.report_ending(execution.change(), ending, seconds);
         self.record_move(&record, Event::MoveEnded);
         // Places and addresses have changed, and another user may have taken the VF meanwhile.
-        self.read_pool(self.now_ms);
+        self.begin_reading();
     }
 
     fn report_ending(&mut self, change: &Move, ending: &Ending, seconds: f64) {

@@ -9,13 +9,14 @@ use pw_alloc::model::{
     GuestId, GuestView, Health, Holding, Mac, Snapshot, Stance, VfId, VfState, VfView, Wish,
 };
 use pw_alloc::signal::Tracker;
-use pw_error::Error;
+use pw_error::{Error, Result};
 
 use super::{Core, Doubt, Tracked};
-use crate::daemon::guests::{Discovery, Managed};
-use crate::daemon::pool::Addresses;
+use crate::daemon::guests::{Discovery, Managed, Network};
+use crate::daemon::pool::{Addresses, PoolView};
 use crate::daemon::request::Event;
 use crate::daemon::status::unix_ms;
+use crate::daemon::tasks::{Task, Work};
 
 /// Interval of full readings of the pool while a guest may have left a VF behind [ms].
 const READ_STRAYED_MS: u64 = 2_000;
@@ -24,11 +25,32 @@ const READ_FOREIGN_MS: u64 = 10_000;
 /// The same otherwise. The host's use of a VF is checked again before it is given.
 const READ_MS: u64 = 60_000;
 
+/// Number of a reading's task; operations count up from 0.
+const READING: u64 = u64::MAX - 1;
+
+/// Readings of the pool, one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    /// How many were begun.
+    pub begun: u64,
+    under_way: bool,
+    /// The first one has ended: before, nothing is known of the host.
+    done_once: bool,
+    /// VFs that steps have touched since it was begun, which it may show as they were before.
+    touched: BTreeSet<VfId>,
+}
+
 impl Core {
     pub(super) fn observe(&mut self, now_ms: u64) {
         let begun = Instant::now();
         self.observe_pool(now_ms);
+        if !self.reading.done_once {
+            return;
+        }
         self.discover(now_ms);
+        let reserved = self.host.kinds.iter().flat_map(|kind| kind.reserved(&self.view)).collect();
+        self.decide_now |= self.reserved != reserved;
+        self.reserved = reserved;
         if !self.dry_run {
             let managed = self.addresses();
             if let Err(error) = self.host.pool.settle(&self.view, &managed) {
@@ -80,18 +102,19 @@ impl Core {
 
     fn observe_pool(&mut self, now_ms: u64) {
         let links: Vec<_> = self.view.pfs.iter().map(|(id, pf)| (id.clone(), pf.link_up)).collect();
-        let unused = |core: &Self| -> BTreeSet<VfId> {
-            let vfs = core.view.vfs.iter().filter(|(_, vf)| vf.user.is_nobody());
-            vfs.map(|(id, _)| id.clone()).collect()
-        };
-        let unused_before = unused(self);
+        let down = |view: &PoolView| view.vfs.values().filter(|vf| !vf.link_up).count();
+        let (unused_before, down_before) = (unused(&self.view), down(&self.view));
         let has_pfs = !self.view.pfs.is_empty();
         let sampled = has_pfs && self.host.pool.sample(&mut self.view).is_ok();
-        // The users of VFs, the host's own use, and new PFs take a full reading.
-        if !sampled || now_ms >= self.next_read_ms || unused(self) != unused_before {
-            self.read_pool(now_ms);
+        // The users of VFs, the host's own use, and new PFs take a reading.
+        if !sampled || now_ms >= self.next_read_ms || unused(&self.view) != unused_before {
+            self.begin_reading();
+            self.take_reports(now_ms);
         }
-        self.decide_now |= has_pfs && unused(self).difference(&unused_before).next().is_some();
+        // Holders of VFs without a link fall back.
+        self.decide_now |= down(&self.view) != down_before;
+        self.decide_now |=
+            has_pfs && unused(&self.view).difference(&unused_before).next().is_some();
         for (pf, was_up) in links {
             let up = self.view.pfs.get(&pf).is_some_and(|pf| pf.link_up);
             if up != was_up {
@@ -105,19 +128,63 @@ impl Core {
         }
     }
 
-    pub(super) fn read_pool(&mut self, now_ms: u64) {
-        match self.host.pool.read() {
-            Ok(view) => {
-                for pf in &view.missing {
-                    self.report_once(&Error::failed(
-                        format!("{pf} of the configuration's [pool] is no PF of this host"),
-                        "`planewised vf list` shows them",
-                    ));
-                }
-                self.view = view;
-            }
-            Err(error) => self.report_once(&error),
+    /// Begins a reading of the pool, unless one is under way.
+    pub(super) fn begin_reading(&mut self) {
+        if self.reading.under_way {
+            return;
         }
+        self.reading.begun += 1;
+        self.reading.under_way = true;
+        self.reading.touched = self.vfs_under_way();
+        let work = Work::Read(self.host.pool.reading());
+        self.host.tasks.begin(Task { number: READING, work });
+    }
+
+    /// A step of this VF has ended: readings that began before do not show it.
+    pub(super) fn touch(&mut self, vf: Option<&VfId>) {
+        self.reading.touched.extend(vf.cloned());
+    }
+
+    /// Takes what a reading shows, but for VFs that were touched meanwhile.
+    pub(super) fn reading_ended(&mut self, result: Result<PoolView>, now_ms: u64) {
+        self.reading.under_way = false;
+        let touched = std::mem::take(&mut self.reading.touched);
+        let completed = result.and_then(|mut view| {
+            view.links = self.view.links.clone();
+            self.host.pool.sample(&mut view).map(|()| view)
+        });
+        let mut view = match completed {
+            Ok(view) => view,
+            Err(error) => {
+                self.report_once(&error);
+                self.next_read_ms = now_ms + READ_STRAYED_MS;
+                return self.survey_has_read(Err(error), now_ms);
+            }
+        };
+        for pf in &view.missing {
+            self.report_once(&Error::failed(
+                format!("{pf} of the configuration's [pool] is no PF of this host"),
+                "`planewised vf list` shows them",
+            ));
+        }
+        for vf in &touched {
+            if let (Some(known), Some(read)) = (self.view.vfs.get(vf), view.vfs.get_mut(vf)) {
+                *read = known.clone();
+            }
+        }
+        let unused_before = unused(&self.view);
+        self.view = view;
+        if !self.reading.done_once {
+            self.reading.done_once = true;
+            self.next_sample_ms = now_ms;
+        }
+        self.decide_now |= unused(&self.view).difference(&unused_before).next().is_some();
+        self.schedule_reading(now_ms, !touched.is_empty());
+        self.survey_has_read(Ok(()), now_ms);
+    }
+
+    /// Schedules the next reading; `soon`: this one has not shown all.
+    fn schedule_reading(&mut self, now_ms: u64, soon: bool) {
         let ledger = self.journal.ledger();
         let unheld = || {
             self.view
@@ -126,7 +193,7 @@ impl Core {
                 .filter(|(id, _)| !ledger.holders.contains_key(*id))
                 .map(|(_, vf)| vf)
         };
-        let period_ms = if unheld().any(|vf| vf.strayed) {
+        let period_ms = if soon || unheld().any(|vf| vf.strayed) {
             READ_STRAYED_MS
         } else if unheld().any(|vf| !vf.user.is_nobody()) {
             READ_FOREIGN_MS
@@ -149,7 +216,7 @@ impl Core {
         }
         for (id, guest) in &self.guests {
             let Managed { mac, join, .. } = guest.managed;
-            let observed = ObservedGuest { mac, join, has: Some(BTreeSet::new()) };
+            let observed = ObservedGuest { mac, join, has: Some(BTreeMap::new()) };
             observation.guests.insert(id.clone(), observed);
         }
         for (index, kind) in self.host.kinds.iter_mut().enumerate() {
@@ -157,6 +224,11 @@ impl Core {
                 let of_kind = self.guests.get(&id).is_some_and(|guest| guest.kind == index);
                 if let Some(guest) = observation.guests.get_mut(&id).filter(|_| of_kind) {
                     guest.has = has;
+                    // Without a link it cannot be sent by: a decision takes it back.
+                    let down = |vf: &VfId| self.view.vfs.get(vf).is_some_and(|vf| !vf.link_up);
+                    for (vf, sends) in guest.has.iter_mut().flatten() {
+                        *sends |= down(vf);
+                    }
                 }
             }
         }
@@ -327,26 +399,31 @@ impl Core {
         self.suspect(id, "was started anew");
     }
 
-    /// How a guest is to be served: by the operator, else the configuration, else its labels.
+    /// How a guest is to be served: by the operator, else the configuration, else its labels. Only PFs that lead
+    /// to its network count, whatever a label says; where the host does not show them, those that the
+    /// configuration names.
     pub(super) fn wish(&self, id: &GuestId, managed: &Managed) -> Wish {
-        let mut wish = match self.config.guests.get(id.as_str()) {
-            Some(configured) => {
-                let mut wish = configured.clone();
-                // The PFs that lead to its network are a fact of the host.
-                if wish.pfs.is_empty() {
-                    wish.pfs.clone_from(&managed.wish.pfs);
-                }
-                wish.numa = wish.numa.or(managed.wish.numa);
-                wish
-            }
-            None => managed.wish.clone(),
-        };
+        let configured = self.config.guests.get(id.as_str());
+        let mut wish = configured.unwrap_or(&managed.wish).clone();
+        wish.numa = wish.numa.or(managed.wish.numa);
         if let Some(stance) = self.wishes.stance(id) {
             wish.stance = stance;
         }
-        let elsewhere =
-            self.held_by(id).is_none() && self.address_elsewhere(id, managed.mac).is_some();
-        if managed.leaving || managed.barred || elsewhere || self.status.draining {
+        let mut excluded = managed.leaving;
+        match &managed.network {
+            Network::Unread => {}
+            Network::Barred => excluded = true,
+            Network::Pfs(pfs) => {
+                if wish.pfs.is_empty() {
+                    wish.pfs = pfs.iter().cloned().collect();
+                } else if !pfs.is_empty() || configured.is_none() {
+                    wish.pfs.retain(|pf| pfs.contains(pf));
+                }
+                excluded |= wish.pfs.is_empty();
+            }
+        }
+        excluded |= self.held_by(id).is_none() && self.address_elsewhere(id, managed.mac).is_some();
+        if excluded {
             wish.stance = Stance::Excluded;
         }
         wish
@@ -397,7 +474,11 @@ impl Core {
                 _ => None,
             },
             Some(holder) => Some(format!("{holder}, which is not a known guest, holds it")),
-            None => vf.user.unavailable_reason(),
+            None => vf
+                .user
+                .unavailable_reason()
+                .or_else(|| vf.changed.clone())
+                .or_else(|| self.reserved.get(id).cloned()),
         }
     }
 
@@ -412,13 +493,21 @@ impl Core {
             .map(|(id, guest)| GuestView {
                 id: id.clone(),
                 rate: guest.tracker.rate(now_ms, settings),
-                wish: self.wish(id, &guest.managed),
+                wish: match self.wish(id, &guest.managed) {
+                    wish if self.status.draining => Wish { stance: Stance::Excluded, ..wish },
+                    wish => wish,
+                },
                 holds: held
                     .get(id)
                     .map(|vf| Holding { vf: (*vf).clone(), since_ms: guest.since_ms }),
                 health: match ledger.marked.get(id) {
                     Some(why) => Health::Stuck(why.clone()),
-                    None if self.is_guest_under_way(id) => Health::Busy,
+                    // Nothing is decided of a guest whose network is not known yet.
+                    None if self.is_guest_under_way(id)
+                        || guest.managed.network == Network::Unread =>
+                    {
+                        Health::Busy
+                    }
                     None => Health::Ready,
                 },
                 paravirtual_up: guest.managed.paravirtual_up,
@@ -436,7 +525,10 @@ impl Core {
                     VfState::Quarantined("a move of it is under way".to_owned())
                 } else if let Some(why) = self.unavailable_reason(id) {
                     VfState::Quarantined(why)
-                } else if pf.is_none_or(|pf| !pf.link_up) {
+                } else if !self.view.vfs.get(id).is_some_and(|vf| vf.link_up)
+                    || self.reserved.contains_key(id)
+                {
+                    // Its holder falls back.
                     VfState::LinkDown
                 } else {
                     VfState::Usable
@@ -446,4 +538,10 @@ impl Core {
             .collect();
         Snapshot { now_ms, guests, vfs }
     }
+}
+
+/// The VFs that nobody uses.
+fn unused(view: &PoolView) -> BTreeSet<VfId> {
+    let vfs = view.vfs.iter().filter(|(_, vf)| vf.user.is_nobody());
+    vfs.map(|(id, _)| id.clone()).collect()
 }

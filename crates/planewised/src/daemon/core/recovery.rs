@@ -25,6 +25,8 @@ const SURVEY: u64 = u64::MAX;
 /// A survey of the host.
 pub(super) struct Survey {
     scope: Scope,
+    /// The reading of the pool that it waits for, by number; none: it has asked the guests.
+    awaits: Option<u64>,
     /// Results so far, by kind of guests.
     parts: Vec<(usize, Result<HostState>)>,
 }
@@ -81,10 +83,26 @@ impl Core {
         self.postpone_recovery(now_ms);
     }
 
+    /// Begins a survey: a reading of the pool, then of the guests.
     fn begin_survey(&mut self, scope: Scope, now_ms: u64) {
-        match self.host.pool.read() {
-            Ok(view) => self.view = view,
-            Err(error) => return self.survey_failed(&error, scope, now_ms),
+        let awaits = Some(self.reading.begun + 1);
+        self.survey = Some(Survey { scope, awaits, parts: Vec::new() });
+        self.begin_reading();
+        self.take_reports(now_ms);
+    }
+
+    /// A reading has ended: a survey that waits for one goes on.
+    pub(super) fn survey_has_read(&mut self, result: Result<()>, now_ms: u64) {
+        let Some(survey) = &mut self.survey else { return };
+        match survey.awaits {
+            None => return,
+            // It had begun before.
+            Some(number) if self.reading.begun < number => return self.begin_reading(),
+            Some(_) => survey.awaits = None,
+        }
+        if let Err(error) = result {
+            let scope = self.survey.take().and_then(|survey| survey.scope);
+            return self.survey_failed(&error, scope, now_ms);
         }
         let (mut parts, mut later) = (Vec::new(), Vec::new());
         for (index, kind) in self.host.kinds.iter_mut().enumerate() {
@@ -93,7 +111,9 @@ impl Core {
                 Finding::Later(search) => later.push((index, search)),
             }
         }
-        self.survey = Some(Survey { scope, parts });
+        if let Some(survey) = &mut self.survey {
+            survey.parts = std::mem::take(&mut parts);
+        }
         if later.is_empty() {
             self.finish_survey(Vec::new(), now_ms);
         } else {

@@ -142,9 +142,6 @@ impl Core {
     }
 
     /// Uses another configuration from now on.
-    ///
-    /// # Errors
-    /// The settings are invalid: the old ones stay.
     pub fn configure(&mut self, config: Config) -> Result<()> {
         let mut settings = config.alloc.clone();
         settings.policy = self.wishes.policy().unwrap_or(settings.policy);

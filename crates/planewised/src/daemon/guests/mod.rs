@@ -1,5 +1,4 @@
 //! Kinds of guests behind one trait: containers and namespaces, pods, libvirt's machines, simulated ones.
-//! The core knows them by this trait alone.
 
 pub mod containers;
 pub mod libvirt;
@@ -9,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pw_alloc::execute::Performed;
-use pw_alloc::model::{GuestId, Mac, VfId, Wish};
+use pw_alloc::model::{GuestId, Mac, PfId, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::Join;
 use pw_alloc::world::HostState;
@@ -33,12 +32,24 @@ pub struct Managed {
     pub join: Join,
     /// Wishes of its labels or metadata; those of the configuration and the operator take precedence.
     pub wish: Wish,
-    /// It gets no VF, whatever the wishes: a VF would lead to another network, or bypass a filter.
-    pub barred: bool,
+    /// What is known of its network.
+    pub network: Network,
     /// Does its paravirtual path work?
     pub paravirtual_up: bool,
     /// It is no longer to be managed: its VF is taken, then [`Guests::release`] is called.
     pub leaving: bool,
+}
+
+/// What is known of the network that a guest's paravirtual path leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// Nothing: the host was not read since the guest's port appeared. It is left as it is.
+    Unread,
+    /// The host filters its frames, which a VF would bypass: it gets none, whatever the wishes.
+    Barred,
+    /// These PFs lead to it. Empty: its port is on no bridge, and only PFs that the configuration names for
+    /// it can.
+    Pfs(BTreeSet<PfId>),
 }
 
 /// Result of [`Guests::discover`].
@@ -80,9 +91,14 @@ pub trait Guests: Send {
     /// `Reading::Unsupported`.
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>);
 
-    /// The VFs that guests have by this sample: guests that are left out have none, `None` is unknown.
-    /// Costs no more than `sample`, and follows it.
-    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>>;
+    /// The VFs that guests have by this sample, and whether they send by them: guests that are left out have
+    /// none, `None` is unknown. Costs no more than `sample`, and follows it.
+    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeMap<VfId, bool>>>;
+
+    /// VFs that guests which do not run will take when they start, with the reasons.
+    fn reserved(&self, _pool: &PoolView) -> BTreeMap<VfId, String> {
+        BTreeMap::new()
+    }
 
     /// Why [`Guests::discover`] may lack guests: their source has not answered yet, or no longer does.
     /// None: it is complete.
@@ -110,15 +126,9 @@ pub trait Guests: Send {
     /// `Detach`. `Reserve` prepares the VF for the guest as far as that loses no frames (those for the
     /// guest are lost once the VF has its address), and waits until the guest can be given a device;
     /// `Step::Reset` undoes it.
-    ///
-    /// # Errors
-    /// The guest is gone.
     fn executor(&mut self, guest: &GuestId) -> Performed<Box<dyn Executor>>;
 
     /// Restores a guest, which holds no VF, to its state before it was managed.
-    ///
-    /// # Errors
-    /// Why it failed; it is retried later.
     fn release(&mut self, guest: &GuestId) -> Result<()>;
 
     /// The configuration was reloaded.
@@ -132,9 +142,6 @@ pub trait Guests: Send {
 }
 
 /// The kinds of guests of this host, and of a cluster with `pods`. With `dry_run` they change nothing.
-///
-/// # Errors
-/// The kernel gives no socket.
 pub fn kinds(
     config: &Config,
     pods: Option<Arc<dyn source::Source>>,

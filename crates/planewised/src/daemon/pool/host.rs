@@ -1,4 +1,4 @@
-//! This host's VFs as a pool. Knows nothing of guests.
+//! This host's VFs as a pool.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,18 +15,20 @@ use pw_sriov::address::PciAddress;
 use pw_sriov::apply::apply;
 use pw_sriov::discover;
 use pw_sriov::driver;
-use pw_sriov::kernel::{Kernel, Linux, explain, vital_interfaces};
+use pw_sriov::kernel::{Kernel, Linux, explain};
 use pw_sriov::link::{Links, Setting};
 use pw_sriov::model::{self, LinkState, NetNs, VfConfig, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
-use pw_sriov::state::{Before, Record, State};
+use pw_sriov::state::State;
+use pw_sriov::vfinfo::VfInfo;
 
 use crate::daemon::filters::Filters;
 use crate::daemon::forwarding::{Budget, Forwarding};
 use crate::daemon::guests::containers::VF_NAME;
-use crate::daemon::net::Net;
+use crate::daemon::net::{Link, Net};
+use crate::daemon::pool::usage::HostUse;
 use crate::daemon::pool::{Addresses, Pool, PoolPf, PoolVf, PoolView};
-use crate::daemon::tasks::Executor;
+use crate::daemon::tasks::{Executor, PoolReading};
 
 /// How long a process that has released a VF may take to close it.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -35,7 +37,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 const FILTERS_OLD: Duration = Duration::from_secs(5);
 
 /// The VFs of this host's PFs.
-#[derive(Debug)]
 pub struct HostPool {
     /// The PFs by interface; none: all that have VFs.
     pfs: Vec<PfId>,
@@ -45,25 +46,37 @@ pub struct HostPool {
     filters: Arc<Filters>,
     /// When the host's filters are read again.
     filters_due: Instant,
+    /// A socket in the host's namespace, once it was opened.
+    net: Option<Net>,
 }
 
 impl HostPool {
     /// The VFs of the PFs named, or of all that have VFs. The state of forwarding is kept in this directory.
     pub fn new(pfs: Vec<PfId>, state_directory: &Path, budget: Budget) -> Self {
-        let kernel = Linux::new(Path::new("/sys"));
-        let state = State::new(State::default_directory());
-        let forwarding = Forwarding::new(state_directory, budget);
-        let filters_due = Instant::now();
-        Self { pfs, kernel, state, forwarding, filters: Arc::default(), filters_due }
+        Self {
+            pfs,
+            kernel: Linux::new(Path::new("/sys")),
+            state: State::new(State::default_directory()),
+            forwarding: Forwarding::new(state_directory, budget),
+            filters: Arc::default(),
+            filters_due: Instant::now(),
+            net: None,
+        }
     }
 
-    /// The host's filters, not older than `FILTERS_OLD`.
-    fn filters(&mut self, net: &mut Net) -> Result<Arc<Filters>> {
-        if Instant::now() >= self.filters_due {
-            self.filters = Arc::new(Filters::read(&net.all()?));
+    /// The host's filters: newer than all of these ports, and not older than `FILTERS_OLD`.
+    fn read_filters(&mut self, net: &mut Net, links: &BTreeMap<u32, Link>) -> Arc<Filters> {
+        let mut ports = links.values().filter(|link| link.master.is_some());
+        let is_new = ports.any(|port| !self.filters.read.contains(&port.index));
+        if is_new || Instant::now() >= self.filters_due {
+            let filters = Filters::read(net, links.values());
+            // Unchanged filters stay the same value: guests are judged anew when it changes.
+            if filters != *self.filters {
+                self.filters = Arc::new(filters);
+            }
             self.filters_due = Instant::now() + FILTERS_OLD;
         }
-        Ok(Arc::clone(&self.filters))
+        Arc::clone(&self.filters)
     }
 
     /// A VF's user by a few files of sysfs: they show interfaces of this namespace, and whether vfio-pci has
@@ -85,16 +98,58 @@ impl HostPool {
     }
 }
 
+/// Reads the pool of these PFs; none: of all that have VFs. Nobody enrolled the VFs of those.
+fn read(kernel: &mut Linux, state: &State, pfs: &[PfId]) -> Result<PoolView> {
+    let machine = discover::machine(kernel)?;
+    let host_use = HostUse::of(kernel, state, !pfs.is_empty())?;
+    let mut view = PoolView::default();
+    for pf in machine.pfs {
+        let Some(netdev) = &pf.netdev else { continue };
+        let name = PfId::from(netdev.name.as_str());
+        let in_pool = if pfs.is_empty() { pf.num_vfs > 0 } else { pfs.contains(&name) };
+        if !in_pool {
+            continue;
+        }
+        for vf in &pf.vfs {
+            let Ok(index) = u16::try_from(vf.index) else { continue };
+            let switchdev = "its PF is in switchdev mode, in which VFs have ports of their own";
+            let pool_vf = PoolVf {
+                address: vf.address,
+                mac: mac_of(vf),
+                driver: vf.driver.clone(),
+                user: match host_use.user(vf) {
+                    User::Nobody if pf.switchdev => User::Host(switchdev.to_owned()),
+                    user => user,
+                },
+                changed: vf.config.as_ref().and_then(changed),
+                link_up: false,
+                strayed: strayed(vf),
+                counters: reading(&vf.counters),
+            };
+            view.vfs.insert(VfId::new(name.clone(), index), pool_vf);
+        }
+        let numa = pf.numa_node.and_then(|node| u16::try_from(node).ok());
+        let (index, address) = (netdev.index, pf.address);
+        let pool_pf = PoolPf { index, address, numa, link_up: false, bridge: None };
+        view.pfs.insert(name, pool_pf);
+    }
+    view.missing = pfs.iter().filter(|pf| !view.pfs.contains_key(*pf)).cloned().collect();
+    Ok(view)
+}
+
 /// Performs steps on this host's VFs.
 struct PoolExecutor {
     kernel: Linux,
     state: State,
+    /// The operator enrolled the VFs, by the names of their PFs.
+    enrolled: bool,
 }
 
 impl PoolExecutor {
     fn vf(&mut self, id: &VfId, pf: PciAddress) -> Result<(model::Pf, model::Vf)> {
-        let pf = discover::settled_pf(&mut self.kernel, pf)?;
         let index = u32::from(id.index);
+        let address = self.kernel.tree().vfs(pf).into_iter().find(|(number, _)| *number == index);
+        let pf = discover::settled_pf(&mut self.kernel, pf, address.map(|(_, vf)| vf))?;
         let vf = pf.vfs.iter().find(|vf| vf.index == index).cloned().ok_or_else(|| {
             Error::failed(format!("the VF {id} is gone"), "`planewised vf list` shows the VFs")
         })?;
@@ -111,7 +166,7 @@ impl PoolExecutor {
         let deadline = deadline.min(Instant::now() + CLOSING);
         loop {
             let (pf, vf) = self.vf(id, pf)?;
-            let user = HostUse::of(&mut self.kernel, &self.state)?.user(&vf);
+            let user = HostUse::of(&mut self.kernel, &self.state, self.enrolled)?.user(&vf);
             match user.unavailable_reason() {
                 None => return Ok((pf, vf)),
                 Some(why) if Instant::now() >= deadline => {
@@ -145,6 +200,11 @@ impl PoolExecutor {
         }
         let (pf, vf) = self.unused_vf(id, address, deadline)?;
         Ok(match step {
+            // The guest would inherit it, and the reset would remove it.
+            Step::Reserve { .. } if vf.config.as_ref().and_then(changed).is_some() => {
+                let what = vf.config.as_ref().and_then(changed).unwrap_or_default();
+                return Err(Error::failed(format!("the VF {id} is left alone: {what}"), DEFAULTS));
+            }
             // From its first frame on a guest's VF sends by its own address only, and can take no other.
             Step::Reserve { .. } => confinement(vf.config.as_ref()).into_iter().map(set).collect(),
             Step::SetMac { mac, .. } => vec![set_mac(*mac)],
@@ -190,85 +250,59 @@ impl PoolExecutor {
 }
 
 impl Pool for HostPool {
-    fn read(&mut self) -> Result<PoolView> {
-        let machine = discover::machine(&mut self.kernel)?;
-        let mut net = Net::open()?;
-        let links = net.all()?;
-        let host_use = HostUse::of(&mut self.kernel, &self.state)?;
-        let mut view = PoolView { filters: self.filters(&mut net)?, ..PoolView::default() };
-        for pf in machine.pfs {
-            let Some(netdev) = &pf.netdev else { continue };
-            let name = PfId::from(netdev.name.as_str());
-            let in_pool =
-                if self.pfs.is_empty() { pf.num_vfs > 0 } else { self.pfs.contains(&name) };
-            if !in_pool {
-                continue;
-            }
-            let link = links.iter().find(|link| link.index == netdev.index);
-            let master = link.and_then(|link| link.master);
-            let bridge = links
-                .iter()
-                .find(|link| Some(link.index) == master && link.kind.as_deref() == Some("bridge"));
-            for vf in &pf.vfs {
-                let Ok(index) = u16::try_from(vf.index) else { continue };
-                let pool_vf = PoolVf {
-                    address: vf.address,
-                    mac: mac_of(vf),
-                    driver: vf.driver.clone(),
-                    user: host_use.user(vf),
-                    strayed: strayed(vf),
-                    counters: reading(&vf.counters),
-                };
-                view.vfs.insert(VfId::new(name.clone(), index), pool_vf);
-            }
-            let pool_pf = PoolPf {
-                index: netdev.index,
-                address: pf.address,
-                numa: pf.numa_node.and_then(|node| u16::try_from(node).ok()),
-                link_up: link.is_some_and(|link| link.up && link.carrier),
-                bridge: bridge.map(|link| link.name.clone()),
-            };
-            view.pfs.insert(name, pool_pf);
-        }
-        view.missing = self.pfs.iter().filter(|pf| !view.pfs.contains_key(*pf)).cloned().collect();
-        Ok(view)
+    fn reading(&mut self) -> PoolReading {
+        let (mut kernel, state, pfs) = (self.kernel.clone(), self.state.clone(), self.pfs.clone());
+        Box::new(move || read(&mut kernel, &state, &pfs))
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        let mut net = Net::open()?;
-        view.filters = self.filters(&mut net)?;
-        let mut links = Links::open()?;
+        let mut net = match self.net.take() {
+            Some(net) => net,
+            None => Net::open()?,
+        };
+        let links: BTreeMap<u32, Link> =
+            net.all()?.into_iter().map(|link| (link.index, link)).collect();
+        let mut vfs_of = Links::open()?;
         for (name, pf) in &mut view.pfs {
-            let link = net.indexed(pf.index)?.filter(|link| link.name == name.as_str());
-            if link.is_none() {
+            let Some(link) = links.get(&pf.index).filter(|link| link.name == name.as_str()) else {
                 // Its driver was rebound, or it was renamed: the view is out of date.
                 return Err(Error::failed(format!("the PF {name} has changed"), ""));
-            }
-            pf.link_up = link.is_some_and(|link| link.up && link.carrier);
-            let counts = |(id, vf): (&VfId, &PoolVf)| {
-                id.pf == *name && matches!(vf.counters, Reading::Counted(_))
             };
-            if !view.vfs.iter().any(counts) {
-                continue;
-            }
-            for info in links.vfs(name.as_str())?.unwrap_or_default() {
-                let Ok(index) = u16::try_from(info.index) else { continue };
-                if let (Some(vf), Some(count)) =
-                    (view.vfs.get_mut(&VfId::new(name.clone(), index)), info.counters)
-                {
+            pf.link_up = link.up && link.carrier;
+            let bridge = link.master.and_then(|master| links.get(&master));
+            let bridge = bridge.filter(|bridge| bridge.kind.as_deref() == Some("bridge"));
+            pf.bridge = bridge.map(|bridge| bridge.name.clone());
+            let mut infos: BTreeMap<u16, VfInfo> = vfs_of
+                .vfs(name.as_str())?
+                .unwrap_or_default()
+                .into_iter()
+                .filter_map(|info| Some((u16::try_from(info.index).ok()?, info)))
+                .collect();
+            for (id, vf) in view.vfs.iter_mut().filter(|(id, _)| id.pf == *name) {
+                let info = infos.remove(&id.index).unwrap_or_default();
+                vf.link_up = match info.config.link_state {
+                    Some(LinkState::Disable) => false,
+                    Some(LinkState::Enable) => true,
+                    _ => pf.link_up,
+                };
+                vf.changed = changed(&info.config);
+                if let (Reading::Counted(_), Some(count)) = (vf.counters, info.counters) {
                     vf.counters = reading(&model::Counters::Supported(count));
                 }
             }
         }
         for (id, vf) in &mut view.vfs {
             let user = self.quick_user(vf.address);
-            // This shows that a user came or went; its identity, and the host's own use, take `read`.
+            // This shows that a user came or went; its identity, and the host's own use, take a reading.
             let with_host = matches!(vf.user, User::Nobody | User::Host(_));
             if user.is_nobody() != with_host {
                 tracing::debug!("{id}: {user:?} was {:?}", vf.user);
                 vf.user = user;
             }
         }
+        view.filters = self.read_filters(&mut net, &links);
+        view.links = Arc::new(links);
+        self.net = Some(net);
         Ok(())
     }
 
@@ -277,7 +311,8 @@ impl Pool for HostPool {
     }
 
     fn executor(&self) -> Box<dyn Executor> {
-        Box::new(PoolExecutor { kernel: Linux::new(Path::new("/sys")), state: self.state.clone() })
+        let (kernel, state) = (self.kernel.clone(), self.state.clone());
+        Box::new(PoolExecutor { kernel, state, enrolled: !self.pfs.is_empty() })
     }
 }
 
@@ -304,67 +339,28 @@ impl Executor for PoolExecutor {
     }
 }
 
-/// The host's own use of VFs.
-struct HostUse {
-    /// Interfaces that carry the default route or an SSH session, with the reason.
-    vital: BTreeMap<String, String>,
-    /// Records of `planewised vf`.
-    records: Vec<Record>,
-}
-
-impl HostUse {
-    /// Reads the vital interfaces and the records.
-    fn of(kernel: &mut Linux, state: &State) -> Result<Self> {
-        Ok(Self { vital: vital_interfaces(kernel)?, records: state.all()? })
-    }
-
-    fn user(&self, vf: &model::Vf) -> User {
-        let used_by = || vf.used_by.clone().unwrap_or_default();
-        if vf.use_is_unknown {
-            return User::Unknown(used_by());
-        }
-        if vf.driver.as_deref() == Some(driver::VFIO) {
-            return match &vf.used_by {
-                Some(process) => User::Guest(process.clone()),
-                None => self.recorded(vf),
-            };
-        }
-        match &vf.netdev {
-            None if vf.driver.is_some() => {
-                User::Unknown("its interface is in no namespace that can be seen".to_owned())
-            }
-            Some(netdev) if !netdev.netns.is_host() => User::Guest(used_by()),
-            Some(netdev) => match self.vital.get(&netdev.name) {
-                Some(reason) => {
-                    User::Host(format!("its interface {} carries {reason}", netdev.name))
-                }
-                None if vf.used_by.is_some() => User::Host(used_by()),
-                None => self.recorded(vf),
-            },
-            None => self.recorded(vf),
-        }
-    }
-
-    /// A VF that `planewised vf` moved, or changed for an owner, is used by the owner until it is restored.
-    fn recorded(&self, vf: &model::Vf) -> User {
-        let record = self.records.iter().find(|record| record.address() == vf.address);
-        match record {
-            Some(Record { owner, before: Before::Vf { before_move, .. }, .. })
-                if owner.is_some() || before_move.is_some() =>
-            {
-                let owner = owner.as_deref().unwrap_or("nobody by name");
-                User::Host(format!("`planewised vf` keeps it for {owner}"))
-            }
-            _ => User::Nobody,
-        }
-    }
-}
-
 /// Applies a setting of a VF by its PF; `what` describes it in errors, as `set the VLAN of`.
 pub fn apply_setting(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
     let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
     let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), setting)?;
     answer.map_err(|code| Error::failed(format!("cannot {what} {vf}: {}", explain(code)), ""))
+}
+
+const DEFAULTS: &str =
+    "set it back: ip link set PF vf N vlan 0 max_tx_rate 0 min_tx_rate 0 state auto";
+
+/// A setting of a VF that is not the default, as a guest that is given it expects it to be; for a sentence.
+fn changed(config: &VfConfig) -> Option<String> {
+    let set = |rate: Option<u32>| rate.filter(|mbps| *mbps != 0);
+    let what = match config {
+        VfConfig { vlan: Some(vlan), .. } if vlan.id != 0 => format!("VLAN {}", vlan.id),
+        VfConfig { max_tx_mbps: rate, .. } if set(*rate).is_some() => "a largest rate".to_owned(),
+        VfConfig { min_tx_mbps: rate, .. } if set(*rate).is_some() => "a least rate".to_owned(),
+        VfConfig { link_state: Some(LinkState::Disable), .. } => "its link down".to_owned(),
+        VfConfig { link_state: Some(LinkState::Enable), .. } => "its link always up".to_owned(),
+        _ => return None,
+    };
+    Some(format!("its PF sets {what} for it"))
 }
 
 /// Settings by which a VF's user can neither send by another address nor take one.
@@ -405,85 +401,7 @@ fn reading(counters: &model::Counters) -> Reading {
 
 #[cfg(test)]
 mod tests {
-    use pw_sriov::model::{Namespace, Netdev};
-
     use super::*;
-
-    /// A VF at home that nobody uses.
-    fn vf() -> model::Vf {
-        let netdev =
-            Netdev { name: "pf0v0".into(), index: 7, mtu_bytes: 1500, ..Netdev::default() };
-        model::Vf {
-            index: 0,
-            address: "0000:01:10.0".parse().expect("valid"),
-            driver: Some("igbvf".into()),
-            driver_override: None,
-            numa_node: None,
-            iommu_group: None,
-            config: None,
-            netdev: Some(netdev),
-            counters: model::Counters::Unsupported { reason: "igb counts none".into() },
-            used_by: None,
-            use_is_unknown: false,
-            owner: None,
-        }
-    }
-
-    fn user(host_use: &HostUse, change: impl FnOnce(&mut model::Vf)) -> User {
-        let mut vf = vf();
-        change(&mut vf);
-        host_use.user(&vf)
-    }
-
-    #[test]
-    fn whoever_uses_a_vf_is_told_and_only_one_that_is_seen_to_be_unused_is_nobodys() {
-        let none = HostUse { vital: BTreeMap::new(), records: Vec::new() };
-        assert_eq!(user(&none, |_| ()), User::Nobody);
-        assert_eq!(
-            user(&none, |vf| vf.used_by = Some("it has the address 198.18.0.1/24".into())),
-            User::Host("it has the address 198.18.0.1/24".into())
-        );
-        let away = NetNs::Other(Namespace { inode: 9, path: "/run/netns/web".into() });
-        let moved = user(&none, |vf| {
-            vf.netdev.as_mut().expect("it has one").netns = away;
-            vf.used_by = Some("the namespace web has it".into());
-        });
-        assert_eq!(moved, User::Guest("the namespace web has it".into()));
-        let nowhere = user(&none, |vf| vf.netdev = None);
-        assert!(matches!(nowhere, User::Unknown(_)), "{nowhere:?}");
-        let opened = user(&none, |vf| {
-            (vf.netdev, vf.driver) = (None, Some(driver::VFIO.into()));
-            vf.used_by = Some("process 7 (qemu) has it open".into());
-        });
-        assert_eq!(opened, User::Guest("process 7 (qemu) has it open".into()));
-        let unread = user(&none, |vf| {
-            (vf.netdev, vf.driver) = (None, Some(driver::VFIO.into()));
-            (vf.used_by, vf.use_is_unknown) = (Some("process 7 cannot be read".into()), true);
-        });
-        assert_eq!(unread, User::Unknown("process 7 cannot be read".into()));
-        let unbound = user(&none, |vf| (vf.netdev, vf.driver) = (None, None));
-        assert_eq!(unbound, User::Nobody);
-    }
-
-    #[test]
-    fn the_hosts_own_way_out_and_what_planewised_vf_keeps_are_the_hosts() {
-        let vital = [("pf0v0".to_owned(), "the default route".to_owned())].into();
-        let vital = HostUse { vital, records: Vec::new() };
-        let host = "its interface pf0v0 carries the default route";
-        assert_eq!(user(&vital, |_| ()), User::Host(host.into()));
-        let before = || Before::Vf {
-            pf: "0000:01:00.0".parse().expect("valid"),
-            first: Box::new(vf()),
-            before_move: None,
-        };
-        let kept = |owner: Option<&str>| {
-            let records = vec![Record::new(before(), owner.map(Into::into), false)];
-            user(&HostUse { vital: BTreeMap::new(), records }, |_| ())
-        };
-        assert_eq!(kept(Some("ci")), User::Host("`planewised vf` keeps it for ci".into()));
-        // A setting that somebody changed and nobody keeps is no use of the VF.
-        assert_eq!(kept(None), User::Nobody);
-    }
 
     #[test]
     fn a_pf_whose_index_is_nobodys_or_anothers_by_now_is_not_sampled_as_if_it_were_there() {
@@ -512,10 +430,12 @@ mod tests {
         let state = State::new(directory.path());
         let (pf, vf_id) = ("0000:01:00.0".parse().expect("valid"), VfId::new("pf0", 0));
         let seen = PoolVf {
-            address: vf().address,
+            address: "0000:01:10.0".parse::<PciAddress>().expect("valid"),
             mac: Mac::ZERO,
             driver: None,
             user: User::Nobody,
+            changed: None,
+            link_up: true,
             strayed: false,
             counters: Reading::Unsupported,
         };
@@ -525,15 +445,39 @@ mod tests {
             vfs: [(vf_id.clone(), seen)].into(),
             ..PoolView::default()
         };
-        for (locked, shared) in [(pf, false), (vf().address, false), (pf, true)] {
+        for (locked, shared) in
+            [(pf, false), ("0000:01:10.0".parse::<PciAddress>().expect("valid"), false), (pf, true)]
+        {
             let _theirs = state.lock(locked, shared, Duration::ZERO).expect("free");
             let kernel = Linux::new(Path::new("/nowhere"));
-            let mut executors = PoolExecutor { kernel, state: state.clone() };
+            let mut executors = PoolExecutor { kernel, state: state.clone(), enrolled: true };
             let step = Step::Reset { vf: vf_id.clone() };
             let failure = executors.perform(&step, &view, Instant::now()).expect_err("no such VF");
             // Who works on another VF of that PF shares its lock.
             let waits = failure.why == format!("another planewised works on {locked}");
             assert_eq!(waits, !shared, "{}", failure.why);
+        }
+    }
+
+    #[test]
+    fn a_vf_with_a_vlan_a_rate_or_a_link_state_of_the_operators_is_left_to_him() {
+        let default = VfConfig {
+            vlan: Some(Vlan { id: 0, qos: 0, protocol: VlanProtocol::Dot1q }),
+            min_tx_mbps: Some(0),
+            max_tx_mbps: Some(0),
+            link_state: Some(LinkState::Auto),
+            ..VfConfig::default()
+        };
+        assert_eq!((changed(&default), changed(&VfConfig::default())), (None, None));
+        let vlan = Some(Vlan { id: 7, qos: 0, protocol: VlanProtocol::Dot1q });
+        for config in [
+            VfConfig { vlan, ..default.clone() },
+            VfConfig { max_tx_mbps: Some(100), ..default.clone() },
+            VfConfig { min_tx_mbps: Some(100), ..default.clone() },
+            VfConfig { link_state: Some(LinkState::Disable), ..default.clone() },
+            VfConfig { link_state: Some(LinkState::Enable), ..default },
+        ] {
+            assert!(changed(&config).is_some(), "{config:?}");
         }
     }
 

@@ -9,6 +9,7 @@ use pw_alloc::signal::Reading;
 use pw_sriov::address::PciAddress;
 
 use crate::daemon::filters::Filters;
+use crate::daemon::net::Link;
 
 /// A PF whose VFs are in the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,10 @@ pub struct PoolVf {
     pub driver: Option<String>,
     /// Its user.
     pub user: User,
+    /// A setting that its PF has for it and that is not the default: the operator's, unless a guest has it.
+    pub changed: Option<String>,
+    /// Does it have a link, as far as the PF decides that?
+    pub link_up: bool,
     /// A managed guest may have left it behind: its interface is in another namespace under the name that
     /// it has in guests, or in none that can be seen.
     pub strayed: bool,
@@ -52,8 +57,26 @@ pub struct PoolView {
     pub vfs: BTreeMap<VfId, PoolVf>,
     /// PFs of the configuration that this host does not have, or not at the moment.
     pub missing: Vec<PfId>,
+    /// The host's interfaces by index, at the last sample.
+    pub links: Arc<BTreeMap<u32, Link>>,
     /// Filters on the host's bridges.
     pub filters: Arc<Filters>,
+}
+
+impl PoolView {
+    /// The bridge that this interface is a port of.
+    pub fn bridge_of(&self, port: &Link) -> Option<&Link> {
+        let master = self.links.get(&port.master?)?;
+        (master.kind.as_deref() == Some("bridge")).then_some(master)
+    }
+
+    /// The PFs that are ports of this bridge: only their VFs lead to its network.
+    pub fn pfs_of<'a>(
+        &'a self,
+        bridge: Option<&'a str>,
+    ) -> impl Iterator<Item = (&'a PfId, &'a PoolPf)> {
+        self.pfs.iter().filter(move |(_, pf)| bridge.is_some() && pf.bridge.as_deref() == bridge)
+    }
 }
 
 /// The addresses of managed guests.

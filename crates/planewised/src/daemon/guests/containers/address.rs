@@ -1,12 +1,9 @@
 //! Checks that a guest's address is its own. Entries in bridges and PFs last, so they must never hold an
 //! address that belongs to another station.
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
-use netlink_packet_route::route::RouteAttribute;
+use std::collections::BTreeSet;
+
 use pw_alloc::model::{GuestId, Mac};
-use pw_error::Result;
-use pw_linux::rtnetlink::{RouteSocket, ip};
 
 use crate::daemon::net::{FdbEntry, Link};
 use crate::daemon::pool::PoolView;
@@ -17,8 +14,8 @@ pub(super) struct Addresses<'a> {
     pub links: &'a [Link],
     /// Its forwarding entries.
     pub forwards: &'a [FdbEntry],
-    /// The addresses of its gateways.
-    pub gateways: &'a [Mac],
+    /// Addresses of its gateways, and of neighbours that are not behind the guest's bridge.
+    pub stations: &'a BTreeSet<Mac>,
     /// The managed guests.
     pub guests: &'a [(GuestId, Mac)],
     pub pool: &'a PoolView,
@@ -52,8 +49,8 @@ impl Addresses<'_> {
         if let Some(link) = self.links.iter().find(same) {
             return Some(format!("it is the host's interface {}'s", link.name));
         }
-        if self.gateways.contains(&mac) {
-            return Some("it is the host's gateway's".to_owned());
+        if self.stations.contains(&mac) {
+            return Some("it is the host's gateway's or a neighbour's".to_owned());
         }
         // NICs hand broadcasts back to the PF that sent them, so that a bridge learns its own guests behind
         // the PF.
@@ -70,34 +67,6 @@ impl Addresses<'_> {
         let port = self.links.iter().find(|link| link.index == entry.index)?;
         Some(format!("frames from it come by {}", port.name))
     }
-}
-
-/// MAC addresses of the gateways of the calling thread's namespace, as far as they were resolved.
-pub(super) fn gateways() -> Result<Vec<Mac>> {
-    let mut socket = RouteSocket::open()?;
-    let routes = socket.routes()?;
-    let attributes = routes.iter().flat_map(|route| &route.attributes);
-    let gateways = attributes.filter_map(|attribute| match attribute {
-        RouteAttribute::Gateway(address) => ip(address),
-        _ => None,
-    });
-    let gateways: Vec<NeighbourAddress> = gateways.map(Into::into).collect();
-    let mut macs = Vec::new();
-    for answer in socket.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()))? {
-        let RouteNetlinkMessage::NewNeighbour(neighbour) = answer else { continue };
-        let is_gateway = neighbour.attributes.iter().any(|attribute| match attribute {
-            NeighbourAttribute::Destination(address) => gateways.contains(address),
-            _ => false,
-        });
-        if !is_gateway {
-            continue;
-        }
-        macs.extend(neighbour.attributes.into_iter().find_map(|attribute| match attribute {
-            NeighbourAttribute::LinkLayerAddress(bytes) => bytes.try_into().ok().map(Mac),
-            _ => None,
-        }));
-    }
-    Ok(macs)
 }
 
 #[cfg(test)]
@@ -133,7 +102,7 @@ mod tests {
         let addresses = Addresses {
             links: &links,
             forwards: &forwards,
-            gateways: &[Mac([2, 0x70, 0, 0, 0, 9])],
+            stations: &[Mac([2, 0x70, 0, 0, 0, 9])].into(),
             guests: &guests,
             pool: &pool,
         };
@@ -168,6 +137,8 @@ mod tests {
                 mac: MINE,
                 driver: None,
                 user: pw_alloc::evidence::User::Nobody,
+                changed: None,
+                link_up: true,
                 strayed: false,
                 counters: pw_alloc::signal::Reading::Unsupported,
             };
@@ -183,7 +154,7 @@ mod tests {
         let addresses = Addresses {
             links: &[],
             forwards: &[],
-            gateways: &[Mac([2, 0x70, 0, 0, 0, 9])],
+            stations: &[Mac([2, 0x70, 0, 0, 0, 9])].into(),
             guests: &guests,
             pool: &pool,
         };
@@ -194,8 +165,8 @@ mod tests {
         assert_eq!(conflict(MINE, &[other]), Some(format!("it was given {other}")));
         assert_eq!(conflict(guests[0].1, &[]).as_deref(), Some("it is the guest db's"));
         assert_eq!(
-            conflict(addresses.gateways[0], &[]).as_deref(),
-            Some("it is the host's gateway's")
+            conflict(Mac([2, 0x70, 0, 0, 0, 9]), &[]).as_deref(),
+            Some("it is the host's gateway's or a neighbour's")
         );
     }
 }

@@ -2,35 +2,41 @@
 //! addresses and routes. Can be interrupted anywhere and repeated.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pw_alloc::model::{GuestId, Mac, PfId, VfId};
+use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 use pw_sriov::link::Change;
 
-use super::address::{Addresses, gateways};
+use super::Spec;
+use super::address::Addresses;
+use super::groups::joined_group;
 use super::record::{self, Record};
-use super::{Spec, inode, pfs_of};
 use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::PoolView;
+use crate::daemon::route::Route;
 
 /// Name of the veth in a guest while it is in the bond.
 pub const VETH_NAME: &str = "pw-veth";
 /// Name of the bond before it takes the veth's.
 const BOND_NAME: &str = "pw-bond";
 
-/// A guest whose paths a bond made here joins.
-#[derive(Debug)]
-pub struct Adopted {
+/// What is known of a guest whose paths a bond made here joins.
+#[derive(Debug, Clone)]
+pub struct Facts {
     /// Its namespace.
     pub netns: Netns,
     /// That namespace's inode.
     pub inode: u64,
-    /// A socket in it.
-    pub net: Net,
+    /// That namespace's number in the host's.
+    pub netns_id: i32,
     /// Its state before.
     pub record: Record,
     /// The bond's index in the guest.
@@ -39,16 +45,32 @@ pub struct Adopted {
     pub veth: u32,
     /// The veth's index on the host.
     pub port: u32,
-    /// That interface's name.
-    pub port_name: String,
-    /// The bridge that the host's end is a port of.
-    pub bridge: Option<String>,
-    /// The PFs that are ports of the same bridge: only their VFs lead to the same network.
-    pub pfs: Vec<PfId>,
     /// Its VFs can only have the address that their PF sets.
     pub enforce_mac: bool,
     /// Its VFs, shared with its executors.
     pub paths: Arc<Mutex<Paths>>,
+}
+
+/// A guest whose paths a bond made here joins, with a socket in it.
+#[derive(Debug)]
+pub struct Adopted {
+    facts: Facts,
+    /// A socket in it.
+    pub net: Net,
+}
+
+impl Deref for Adopted {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+impl DerefMut for Adopted {
+    fn deref_mut(&mut self) -> &mut Facts {
+        &mut self.facts
+    }
 }
 
 /// The VFs of a guest, as last seen.
@@ -60,36 +82,53 @@ pub struct Paths {
     pub has: BTreeMap<VfId, u32>,
 }
 
-impl Adopted {
-    /// A clone for another thread, with a socket of its own.
-    pub fn try_clone(&self) -> Result<Self> {
+impl Facts {
+    /// Opens a socket in the guest, for another thread.
+    pub fn open(self) -> Result<Adopted> {
         let net = Net::open_in(&self.netns)?;
-        if net.identity() != self.net.identity() {
-            return Err(Error::failed(
-                "the guest's namespace is gone: another one has its name".to_owned(),
-                "",
-            ));
+        if !self.record.is_of(net.identity()) {
+            return Err(gone("another one has its name"));
         }
-        Ok(Self {
-            netns: self.netns.clone(),
-            inode: self.inode,
-            net,
-            record: self.record.clone(),
-            bond: self.bond,
-            veth: self.veth,
-            port: self.port,
-            port_name: self.port_name.clone(),
-            bridge: self.bridge.clone(),
-            pfs: self.pfs.clone(),
-            enforce_mac: self.enforce_mac,
-            paths: Arc::clone(&self.paths),
-        })
+        Ok(Adopted { facts: self, net })
+    }
+
+    /// Opens the guest's namespace.
+    pub fn open_netns(&self) -> Result<File> {
+        open_netns(&self.netns, self.inode)
     }
 
     /// Its VFs.
     pub fn paths(&self) -> MutexGuard<'_, Paths> {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The host's end of its veth, as the pool was last sampled; none: it is gone, or not known yet.
+    pub fn port_in<'a>(&self, pool: &'a PoolView) -> Option<&'a Link> {
+        pool.links.get(&self.port).filter(|port| port.is_port_of(self.veth, self.netns_id))
+    }
+
+    /// The bridge that the host's end is a port of.
+    pub fn bridge_in<'a>(&self, pool: &'a PoolView) -> Option<&'a str> {
+        pool.bridge_of(self.port_in(pool)?).map(|bridge| bridge.name.as_str())
+    }
+}
+
+impl Adopted {
+    /// What is known of it, for another thread.
+    pub fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+}
+
+fn gone(why: &str) -> Error {
+    Error::failed(format!("the guest's namespace is gone: {why}"), "")
+}
+
+/// Opens a namespace, which must still have this inode.
+fn open_netns(netns: &Netns, inode: u64) -> Result<File> {
+    let file = File::open(netns.path()).map_err(|error| gone(&error.to_string()))?;
+    let opened = file.metadata().map_err(|error| gone(&error.to_string()))?.ino();
+    if opened == inode { Ok(file) } else { Err(gone("another one has its name")) }
 }
 
 /// Settings of adoption.
@@ -113,9 +152,6 @@ pub fn adopt(
     pool: &PoolView,
 ) -> Result<Adopted> {
     let AdoptionSettings { records, dry_run, .. } = *settings;
-    if inode(&spec.netns).is_none() {
-        return Err(Error::failed(format!("there is no namespace {}", spec.netns), ""));
-    }
     let mut net = Net::open_in(&spec.netns)?;
     let namespace = net.identity();
     if namespace == host.identity() {
@@ -124,6 +160,17 @@ pub fn adopt(
             "give it one of its own: a VF is moved into it",
         ));
     }
+    let file = open_netns(&spec.netns, namespace.inode)?;
+    // A reading of the interfaces gives the namespaces of their peers their numbers.
+    let host_links = host.all()?;
+    let no_port = || {
+        Error::failed(
+            "the other end of its veth is not in the host's namespace",
+            "the daemon must run where the bridge is",
+        )
+    };
+    let netns_id = host.netns_id(file.as_fd())?.ok_or_else(no_port)?;
+    let pair_of = |links: &[Link], port: u32| pair(&host_links, links, port, netns_id);
     let mut record = match record::read(records, id)? {
         Some(record) if record.is_of(namespace) => {
             Record { netns: spec.netns.to_string(), ..record }
@@ -133,22 +180,17 @@ pub fn adopt(
             if let Some(other) = other.filter(|_| !dry_run) {
                 forget_address(other.mac, host, pool)?;
             }
-            record_state(id, spec, &mut net)?
+            record_state(id, spec, &mut net, |veth| {
+                let port = |link: &&Link| link.is_port_of(veth.index, netns_id);
+                host_links.iter().find(port).map(|port| port.index).ok_or_else(no_port)
+            })?
         }
     };
     record.container.clone_from(&spec.container);
-    let port = host.indexed(record.port)?.ok_or_else(|| {
-        Error::failed(
-            "the other end of its veth is not in the host's namespace",
-            "the daemon must run where the bridge is",
-        )
-    })?;
-    let bridge = match port.master {
-        Some(master) => host.indexed(master)?.map(|link| link.name),
-        None => None,
-    };
-    let pfs: Vec<PfId> = pfs_of(pool, bridge.as_deref()).map(|(name, _)| name.clone()).collect();
-    if pfs.is_empty() {
+    let (_, port) = pair_of(&net.all()?, record.port).ok_or_else(no_port)?;
+    let bridge = host_links.iter().find(|link| Some(link.index) == port.master);
+    let bridge = bridge.map(|bridge| bridge.name.clone());
+    if pool.pfs_of(bridge.as_deref()).next().is_none() {
         let name = bridge.as_deref().unwrap_or("none");
         return Err(Error::failed(
             format!(
@@ -158,9 +200,9 @@ pub fn adopt(
         ));
     }
     let addresses = Addresses {
-        links: &host.all()?,
+        links: &host_links,
         forwards: &host.fdb_entries()?,
-        gateways: &gateways()?,
+        stations: &host.stations(&port.master.into_iter().collect())?,
         guests: settings.guests,
         pool,
     };
@@ -172,41 +214,51 @@ pub fn adopt(
     }
     let (bond, veth) = if dry_run {
         let links = net.all()?;
-        let veth = find_veth(&links, &record)?;
+        let (veth, _) = pair_of(&links, record.port).ok_or_else(no_port)?;
         let bond = find_bond(&links, &record).map_or(veth.index, |bond| bond.index);
         (bond, veth.index)
     } else {
         record::write(records, &record)?;
-        let joined = join(&mut net, &record)?;
+        let veth = pair_of(&net.all()?, record.port).ok_or_else(no_port)?.0;
+        let bond = join(&mut net, &record, &veth)?;
         if !record.taken_over {
             failpoint::reached(|| "adopt/taken-over".to_owned());
             record.taken_over = true;
             record::write(records, &record)?;
         }
-        joined
+        (bond, veth.index)
     };
-    let adopted = Adopted {
+    let facts = Facts {
         netns: spec.netns.clone(),
         inode: namespace.inode,
-        net,
+        netns_id,
         bond,
         veth,
         port: port.index,
-        port_name: port.name,
-        bridge,
-        pfs,
         enforce_mac: settings.enforce_mac,
         paths: Arc::default(),
         record,
     };
     if !dry_run {
-        settle(&adopted, host, pool)?;
+        settle(&facts, bridge.as_deref(), host, pool)?;
     }
-    Ok(adopted)
+    Ok(Adopted { facts, net })
 }
 
-/// The state of a guest before it is managed.
-fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
+/// Both ends of the veth whose end on the host has this index: the guest's, and the host's.
+fn pair(host: &[Link], guest: &[Link], port: u32, netns_id: i32) -> Option<(Link, Link)> {
+    let port = host.iter().find(|link| link.index == port)?;
+    let veth = guest.iter().find(|veth| port.is_port_of(veth.index, netns_id))?;
+    (veth.kind.as_deref() == Some("veth")).then(|| (veth.clone(), port.clone()))
+}
+
+/// The state of a guest before it is managed; `port` finds the host's end of a veth.
+fn record_state(
+    id: &GuestId,
+    spec: &Spec,
+    net: &mut Net,
+    port: impl FnOnce(&Link) -> Result<u32>,
+) -> Result<Record> {
     let namespace = net.identity();
     let links = net.all()?;
     let veths = || links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
@@ -230,7 +282,7 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
             }
         },
     };
-    let (Some("veth"), Some(port), Some(mac)) = (link.kind.as_deref(), link.peer, link.mac) else {
+    let (Some("veth"), Some(mac)) = (link.kind.as_deref(), link.mac) else {
         let kind = link.kind.as_deref().unwrap_or("a device");
         return Err(Error::failed(
             format!("its interface {} is no veth but {kind}", link.name),
@@ -241,6 +293,22 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
         return Err(Error::failed(
             format!("its interface {} is a member of a bond or bridge already", link.name),
             "take it out: it can be a member of one only",
+        ));
+    }
+    // What a bond in its place would cut off.
+    let redirects = |(index, kind): &(u32, String)| {
+        *index == link.index && matches!(kind.as_str(), "ingress" | "clsact")
+    };
+    if net.disciplines()?.iter().any(redirects) {
+        return Err(Error::failed(
+            format!("tc redirects the frames of its interface {}, as in a Kata pod", link.name),
+            "only guests that send by that interface themselves can be managed",
+        ));
+    }
+    if let Some(group) = joined_group(&spec.netns, &link.name)? {
+        return Err(Error::failed(
+            format!("a process has joined the multicast group {group} on {}", link.name),
+            "manage the guest before it starts such processes: they would no longer receive",
         ));
     }
     Ok(Record {
@@ -256,8 +324,8 @@ fn record_state(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
         mtu_bytes: link.mtu_bytes,
         up: link.up,
         addresses: net.addresses(&link.name)?,
-        routes: net.routes(link.index)?,
-        port,
+        routes: net.routes(link.index)?.into_iter().collect::<Result<Vec<Route>>>()?,
+        port: port(link)?,
     })
 }
 
@@ -268,18 +336,9 @@ fn find_bond<'a>(links: &'a [Link], record: &Record) -> Option<&'a Link> {
     bond(BOND_NAME).or_else(|| bond(&record.interface))
 }
 
-fn find_veth<'a>(links: &'a [Link], record: &Record) -> Result<&'a Link> {
-    links
-        .iter()
-        .find(|link| link.peer == Some(record.port) && link.kind.as_deref() == Some("veth"))
-        .ok_or_else(|| Error::failed(format!("its veth {} is gone", record.interface), ""))
-}
-
-/// Makes the bond, puts the veth into it, and moves name, addresses and routes. Returns both indices.
-fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
-    let links = net.all()?;
-    let veth = find_veth(&links, record)?.clone();
-    let bond = match find_bond(&links, record) {
+/// Makes the bond, puts the veth into it, and moves name, addresses and routes. Returns the bond's index.
+fn join(net: &mut Net, record: &Record, veth: &Link) -> Result<u32> {
+    let bond = match find_bond(&net.all()?, record) {
         Some(bond) => bond.clone(),
         None => {
             net.make_bond(BOND_NAME)?;
@@ -288,14 +347,14 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     };
     failpoint::reached(|| "adopt/bond".to_owned());
     if veth.master != Some(bond.index) {
-        net.change(&veth, &Change::Up(false))?;
+        net.change(veth, &Change::Up(false))?;
         for address in &record.addresses {
-            net.change(&veth, &Change::DeleteAddress(address.parse()?))?;
+            net.change(veth, &Change::DeleteAddress(address.parse()?))?;
         }
         if veth.name != VETH_NAME {
-            net.change(&veth, &Change::Name(VETH_NAME.into()))?;
+            net.change(veth, &Change::Name(VETH_NAME.into()))?;
         }
-        net.enslave(&veth, Some(bond.index))?;
+        net.enslave(veth, Some(bond.index))?;
         failpoint::reached(|| "adopt/veth".to_owned());
     }
     let mut bond = net.indexed(bond.index)?.unwrap_or(bond);
@@ -323,7 +382,7 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     }
     // A kill during a switch may have left it on.
     net.set_all_ports_active(&bond, false)?;
-    Ok((bond.index, veth.index))
+    Ok(bond.index)
 }
 
 /// Removes an address from NICs' filters and bridges.
@@ -336,26 +395,32 @@ pub fn forget_address(mac: Mac, host: &mut Net, pool: &PoolView) -> Result<()> {
 }
 
 /// Adds a guest on its paravirtual path to the NICs' filters, by which guests on VFs reach it.
-fn settle(adopted: &Adopted, host: &mut Net, pool: &PoolView) -> Result<()> {
-    let mac = adopted.record.mac;
+fn settle(facts: &Facts, bridge: Option<&str>, host: &mut Net, pool: &PoolView) -> Result<()> {
+    let mac = facts.record.mac;
     if pool.vfs.values().any(|vf| vf.mac == mac) {
         return Ok(());
     }
-    for (_, pf) in pfs_of(pool, adopted.bridge.as_deref()) {
+    for (_, pf) in pool.pfs_of(bridge) {
         host.set_nic_filter(mac, pf.index, true)?;
     }
-    host.set_bridge_fdb(mac, adopted.port, true)
+    host.set_bridge_fdb(mac, facts.port, true)
 }
 
-/// Restores the guest to its state before it was managed.
+/// Restores the guest to its state before it was managed, with the addresses and routes that it has now.
 pub fn restore(adopted: &mut Adopted, host: &mut Net, records: &Path) -> Result<()> {
+    let Adopted { facts, net } = adopted;
+    if facts.record.taken_over {
+        facts.record.addresses = net.addresses(&facts.record.interface)?;
+        facts.record.routes = net.routes(facts.bond)?.into_iter().flatten().collect();
+    }
     // If this is interrupted and the guest adopted again, its addresses are added again.
-    adopted.record.taken_over = false;
-    record::write(records, &adopted.record)?;
-    let record = adopted.record.clone();
-    let net = &mut adopted.net;
+    facts.record.taken_over = false;
+    record::write(records, &facts.record)?;
+    let record = facts.record.clone();
     let links = net.all()?;
-    let veth = find_veth(&links, &record)?.clone();
+    let veth = links.iter().find(|link| link.index == facts.veth).cloned();
+    let veth =
+        veth.ok_or_else(|| Error::failed(format!("its veth {} is gone", record.interface), ""))?;
     if let Some(bond) = find_bond(&links, &record) {
         net.change(bond, &Change::Up(false))?;
         if veth.master.is_some() {
@@ -387,11 +452,8 @@ pub fn restore(adopted: &mut Adopted, host: &mut Net, records: &Path) -> Result<
             host.set_nic_filter(record.mac, entry.index, false)?;
         }
     }
-    if adopted.bridge.is_some() {
-        // From now on the bridge learns by itself.
-        host.delete_bridge_fdb(record.mac, adopted.port)?;
-    }
-    Ok(())
+    // From now on the bridge learns by itself.
+    host.delete_bridge_fdb(record.mac, facts.port)
 }
 
 #[cfg(test)]
@@ -422,5 +484,59 @@ mod tests {
         };
         let refused = adopt(&GuestId::from("a"), &spec, &settings, &mut host, &PoolView::default());
         assert_eq!(refused.expect_err("it is refused").what, "its network namespace is the host's");
+    }
+
+    /// Two namespaces, and a guest that makes an interface whose peer has the index of another's port.
+    #[test]
+    fn a_guest_cannot_claim_the_port_of_another_by_choosing_an_index() {
+        let done = std::thread::spawn(|| {
+            use nix::sched::{CloneFlags, unshare};
+            unshare(CloneFlags::CLONE_NEWNET).ok()?;
+            let shell = |script: &str| {
+                let done = std::process::Command::new("sh").args(["-ec", script]).status();
+                done.ok().filter(std::process::ExitStatus::success)
+            };
+            let guest = |script: &'static str| {
+                let (send, receive) = std::sync::mpsc::channel();
+                let (end, ended) = std::sync::mpsc::channel::<()>();
+                std::thread::spawn(move || {
+                    let made = unshare(CloneFlags::CLONE_NEWNET).is_ok();
+                    let tid = nix::unistd::gettid().as_raw() as u32;
+                    let _ = send.send(made.then_some(tid));
+                    let _ = ended.recv();
+                    let done = std::process::Command::new("sh").args(["-ec", script]).status();
+                    let _ = send.send(done.ok().filter(|done| done.success()).map(|_| tid));
+                    let _ = ended.recv();
+                });
+                let tid = receive.recv().ok()??;
+                Some((tid, end, receive))
+            };
+            let (victim, _victim_ends, _) = guest("true")?;
+            let (thief, thief_ends, thief_done) =
+                guest("ip link add name x index 70 type veth peer name eth0")?;
+            shell("ip link add name port index 70 type veth peer name eth0")?;
+            shell(&format!("ip link set eth0 netns {victim}"))?;
+            thief_ends.send(()).ok()?;
+            thief_done.recv().ok()??;
+            let mut host = Net::open().expect("Linux");
+            let host_links = host.all().expect("answered");
+            let mut pair_of = |tid: u32| {
+                let netns = Netns::Path(format!("/proc/{tid}/ns/net").into());
+                let file = File::open(netns.path()).expect("there");
+                let mut net = Net::open_in(&netns).expect("entered");
+                let links = net.all().expect("answered");
+                let id = host.netns_id(file.as_fd()).expect("answered");
+                let eth0 = links.iter().find(|link| link.name == "eth0").expect("made");
+                // Both say that their peer is number 70.
+                assert_eq!(eth0.peer, Some(70));
+                id.and_then(|id| pair(&host_links, &links, 70, id)).map(|(veth, _)| veth.name)
+            };
+            assert_eq!(pair_of(victim).as_deref(), Some("eth0"));
+            assert_eq!(pair_of(thief), None, "it is another guest's port");
+            Some(())
+        });
+        if done.join().expect("no panic").is_none() {
+            eprintln!("skipped: needs root and ip");
+        }
     }
 }

@@ -1,10 +1,8 @@
-//! Moves a VF into a guest's namespace and out of it, and switches between the paths of its bond. Knows
-//! one guest.
+//! Moves a VF into a guest's namespace and out of it, and switches between the paths of its bond.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
@@ -14,8 +12,8 @@ use pw_alloc::world::{GuestState, VfPlace, VfPlacement};
 use pw_error::{Error, Result};
 use pw_sriov::link::{Change, Links, Setting};
 
-use super::adopt::{self, Adopted, Paths};
-use super::{VF_NAME, pfs_of};
+use super::VF_NAME;
+use super::adopt::{self, Adopted, Facts, Paths};
 use crate::daemon::failpoint;
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::host::apply_setting;
@@ -28,21 +26,11 @@ const OVERLAP: Duration = Duration::from_millis(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Performs steps of one guest.
-pub(super) struct ContainerExecutor {
-    adopted: Adopted,
-    host: Net,
-}
-
-impl ContainerExecutor {
-    /// An executor of this guest.
-    pub(super) fn new(adopted: Adopted) -> Result<Self> {
-        Ok(Self { adopted, host: Net::open()? })
-    }
-}
+pub(super) struct ContainerExecutor(pub(super) Facts);
 
 impl Executor for ContainerExecutor {
     fn perform(&mut self, step: &Step, pool: &PoolView, deadline: Instant) -> Performed {
-        let Self { adopted, host } = self;
+        let (adopted, host) = (&mut self.0.clone().open()?, &mut Net::open()?);
         match step {
             Step::Attach { vf, .. } => adopted.attach(host, pool, vf)?,
             Step::AwaitPath { vf, .. } => adopted.await_path(pool, vf, deadline)?,
@@ -82,14 +70,21 @@ impl Adopted {
         Ok(links.into_iter().find(|link| link.device.as_deref() == Some(&address)))
     }
 
-    fn bond(&mut self) -> Result<Link> {
-        let missing = format!("its bond {} is gone", self.record.interface);
-        self.net.indexed(self.bond)?.ok_or_else(|| Error::failed(missing, ""))
+    pub(super) fn bond(&mut self) -> Result<Link> {
+        let (bond, missing) = (self.bond, format!("its bond {} is gone", self.record.interface));
+        self.net.indexed(bond)?.ok_or_else(|| Error::failed(missing, ""))
+    }
+
+    /// The host's end of its veth, if it still is that.
+    fn port(&self, host: &mut Net) -> Result<Option<Link>> {
+        let port = host.indexed(self.port)?;
+        Ok(port.filter(|port| port.is_port_of(self.veth, self.netns_id)))
     }
 
     fn veth(&mut self) -> Result<Link> {
         let missing = format!("its veth {} is gone", adopt::VETH_NAME);
-        self.net.indexed(self.veth)?.ok_or_else(|| Error::failed(missing, ""))
+        let veth = self.veth;
+        self.net.indexed(veth)?.ok_or_else(|| Error::failed(missing, ""))
     }
 
     fn attach(&mut self, host: &mut Net, pool: &PoolView, vf: &VfId) -> Result<()> {
@@ -114,7 +109,7 @@ impl Adopted {
             let inactive = self.enforce_mac.then(|| inactive_mac(&address));
             set_vf_mac(pool, vf, inactive)?;
             host.change(link, &Change::Up(false))?;
-            let netns = self.open()?;
+            let netns = self.open_netns()?;
             host.move_to_netns(link, netns.as_fd(), VF_NAME)?;
         }
         failpoint::reached(|| "inside/attach".to_owned());
@@ -130,17 +125,6 @@ impl Adopted {
             self.net.enslave(&link, Some(bond.index))?;
         }
         Ok(())
-    }
-
-    /// Opens the guest's namespace.
-    fn open(&self) -> Result<File> {
-        let gone = |why: String| Error::failed(format!("the guest's namespace is gone: {why}"), "");
-        let file = File::open(self.netns.path()).map_err(|error| gone(error.to_string()))?;
-        let inode = file.metadata().map_err(|error| gone(error.to_string()))?.ino();
-        if inode != self.inode {
-            return Err(gone("another one has its name".to_owned()));
-        }
-        Ok(file)
     }
 
     fn await_path(&mut self, pool: &PoolView, vf: &VfId, deadline: Instant) -> Performed {
@@ -271,16 +255,17 @@ impl Adopted {
         match path {
             Path::Vf(vf) => {
                 let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
-                if pf.bridge == self.bridge && pf.bridge.is_some() {
+                if pf.bridge.is_some() && pf.bridge.as_deref() == self.bridge_in(pool) {
                     host.set_bridge_fdb(mac, pf.index, true)?;
                 }
                 host.set_nic_filter(mac, pf.index, false)?;
             }
             Path::Paravirtual => {
-                for (_, pf) in pfs_of(pool, self.bridge.as_deref()) {
+                let bridge = self.bridge_in(pool);
+                for (_, pf) in pool.pfs_of(bridge) {
                     host.set_nic_filter(mac, pf.index, true)?;
                 }
-                if self.bridge.is_some() {
+                if bridge.is_some() {
                     host.set_bridge_fdb(mac, self.port, true)?;
                 }
             }
@@ -294,7 +279,7 @@ impl Adopted {
         match path {
             Path::Paravirtual => {
                 let veth = self.veth()?;
-                let port = host.indexed(self.port)?;
+                let port = self.port(host)?;
                 if !(veth.up && veth.carrier) || veth.master != Some(self.bond) {
                     return failed(format!("{} in the guest is down", veth.name));
                 }
@@ -352,7 +337,8 @@ impl Adopted {
         let links = self.net.all()?;
         let bond = links.iter().find(|link| link.index == self.bond);
         let veth = links.iter().find(|link| link.index == self.veth);
-        let port = host.indexed(self.port)?;
+        let port = self.port(host)?;
+        let bridge = self.bridge_in(pool);
         let mut guest = GuestState {
             mac,
             join: Join::Bond,
@@ -391,14 +377,14 @@ impl Adopted {
                 paths.on_vf = Some((vf.clone(), link.index));
             }
             let Some(pf) = pool.pfs.get(&vf.pf) else { continue };
-            let bridged = pf.bridge == self.bridge && pf.bridge.is_some();
+            let bridged = pf.bridge.is_some() && pf.bridge.as_deref() == bridge;
             if !on_pf(pf, true) && (!bridged || on_pf(pf, false)) {
                 guest.directed = Path::Vf(vf.clone());
             }
         }
         if guest.directed == Path::Paravirtual {
             // Of a VF that has left the guest only the PF is known: any VF of the PF represents it.
-            let pf = pfs_of(pool, self.bridge.as_deref()).find(|(_, pf)| on_pf(pf, false));
+            let pf = pool.pfs_of(bridge).find(|(_, pf)| on_pf(pf, false));
             let vf = pf.and_then(|(name, _)| pool.vfs.keys().find(|vf| vf.pf == *name));
             guest.directed = vf.map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone()));
         }

@@ -1,20 +1,21 @@
 //! Containers, pods and network namespaces as guests: a bond in the guest's namespace joins the veth that it
-//! had with a VF, while it has one. Knows no policy.
+//! had with a VF, while it has one.
 
 mod address;
 mod adopt;
 mod docker;
 mod executor;
+mod groups;
 mod record;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
-use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
+use pw_alloc::model::{GuestId, Mac, Origin, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::HostState;
@@ -23,9 +24,9 @@ use pw_linux::netns::Netns;
 
 use crate::daemon::config;
 use crate::daemon::guests::source::{KnownContainers, Source};
-use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
-use crate::daemon::net::{Identity, Link, Net};
-use crate::daemon::pool::{PoolPf, PoolView};
+use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
+use crate::daemon::net::{Identity, Net};
+use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 use crate::daemon::tasks::Executor;
 
@@ -87,16 +88,13 @@ pub struct Containers {
     /// They are to be published again, changed or not.
     unpublished: bool,
     troubles: Vec<String>,
-    /// The host's interfaces, as of the last sample.
-    links: BTreeMap<u32, Link>,
+    /// Records that cannot be read: their guests stay as they are.
+    unreadable: Vec<String>,
 }
 
 impl Containers {
     /// Docker's containers and the namespaces of this configuration; records are kept in the state
     /// directory.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     pub fn new(config: &config::Config, dry_run: bool) -> Result<Self> {
         let docker = Docker::watch(&config.containers.docker);
         let source = docker.map(|docker| -> Arc<dyn Source> { Arc::new(docker) });
@@ -104,9 +102,6 @@ impl Containers {
     }
 
     /// The pods of this source.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     pub fn pods(source: Arc<dyn Source>, config: &config::Config, dry_run: bool) -> Result<Self> {
         let mut config = config.clone();
         config.containers = config::Containers::default();
@@ -123,7 +118,8 @@ impl Containers {
         let records = config.state_directory.join(directory);
         let mut guests = BTreeMap::new();
         // Guests that were managed, and may no longer be.
-        for record in record::all(&records)? {
+        let (known, unreadable) = record::all(&records);
+        for record in known {
             let spec = Spec {
                 netns: record.netns.parse()?,
                 interface: Some(record.interface.clone()),
@@ -146,7 +142,7 @@ impl Containers {
             published: Vec::new(),
             unpublished: true,
             troubles: Vec::new(),
-            links: BTreeMap::new(),
+            unreadable,
         })
     }
 
@@ -184,7 +180,7 @@ impl Containers {
     }
 
     fn refresh(&mut self, pool: &PoolView) {
-        self.troubles.clear();
+        self.troubles.clone_from(&self.unreadable);
         let specs = self.specs();
         let unanswered = self.source.as_ref().is_some_and(|source| source.gap().is_some());
         for (id, guest) in &mut self.guests {
@@ -273,8 +269,9 @@ impl Containers {
         for guest in self.guests.values_mut() {
             let adopted = guest.adopted.as_ref().filter(|_| !self.bypass_filters);
             guest.bypassed = adopted.and_then(|adopted| {
-                let pfs: Vec<&str> = adopted.pfs.iter().map(PfId::as_str).collect();
-                pool.filters.bypassed(adopted.bridge.as_deref()?, &adopted.port_name, &pfs, false)
+                let (port, bridge) = (adopted.port_in(pool)?, adopted.bridge_in(pool)?);
+                let pfs: Vec<&str> = pool.pfs_of(Some(bridge)).map(|(pf, _)| pf.as_str()).collect();
+                pool.filters.bypassed(bridge, &port.name, &pfs, false)
             });
         }
     }
@@ -313,23 +310,27 @@ impl Containers {
         Ok(())
     }
 
-    fn managed(&self) -> Vec<Managed> {
+    fn managed(&self, pool: &PoolView) -> Vec<Managed> {
         let mut all = Vec::new();
         for (id, guest) in &self.guests {
             let Some(adopted) = &guest.adopted else { continue };
-            let port = self.links.get(&adopted.port);
-            let mut wish = guest.spec.wish.clone();
-            if wish.pfs.is_empty() {
-                wish.pfs.clone_from(&adopted.pfs);
-            }
+            let port = adopted.port_in(pool);
+            let network = match port {
+                Some(_) if guest.bypassed.is_some() => Network::Barred,
+                Some(port) if pool.filters.read.contains(&port.index) => {
+                    let pfs = pool.pfs_of(adopted.bridge_in(pool));
+                    Network::Pfs(pfs.map(|(pf, _)| pf.clone()).collect())
+                }
+                _ => Network::Unread,
+            };
             all.push(Managed {
                 id: id.clone(),
                 incarnation: incarnation(guest.spec.container.as_deref(), adopted.net.identity()),
                 mac: adopted.record.mac,
                 join: Join::Bond,
-                wish,
-                barred: guest.bypassed.is_some(),
-                paravirtual_up: port.is_none_or(|port| port.up && port.carrier),
+                wish: guest.spec.wish.clone(),
+                network,
+                paravirtual_up: port.is_some_and(|port| port.up && port.carrier),
                 leaving: guest.leaving,
             });
         }
@@ -370,14 +371,6 @@ fn inode(netns: &Netns) -> Option<u64> {
     std::fs::metadata(netns.path()).ok().map(|metadata| metadata.ino())
 }
 
-/// The PFs that are ports of this bridge.
-fn pfs_of<'a>(
-    pool: &'a PoolView,
-    bridge: Option<&'a str>,
-) -> impl Iterator<Item = (&'a PfId, &'a PoolPf)> {
-    pool.pfs.iter().filter(move |(_, pf)| bridge.is_some() && pf.bridge.as_deref() == bridge)
-}
-
 impl Guests for Containers {
     fn name(&self) -> &'static str {
         if self.kind == GuestKind::Pod { "pods" } else { "containers" }
@@ -389,7 +382,7 @@ impl Guests for Containers {
 
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
         self.refresh(pool);
-        let managed = self.managed();
+        let managed = self.managed(pool);
         if managed == self.published && !std::mem::take(&mut self.unpublished) {
             return Ok(Discovery::Unchanged);
         }
@@ -398,17 +391,12 @@ impl Guests for Containers {
     }
 
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
-        if self.guests.is_empty() {
-            return;
-        }
-        let Ok(links) = self.host.all() else { return };
-        self.links = links.into_iter().map(|link| (link.index, link)).collect();
         for (id, guest) in &mut self.guests {
             let Some(adopted) = &mut guest.adopted else { continue };
             let on_vf = adopted.paths().on_vf.clone();
             let (source, reading) = match on_vf {
                 None => {
-                    let Some(port) = self.links.get(&adopted.port) else { continue };
+                    let Some(port) = adopted.port_in(pool) else { continue };
                     (u64::from(port.index), Reading::Counted(port.counters))
                 }
                 Some((vf, index)) => {
@@ -417,8 +405,8 @@ impl Guests for Containers {
                         Some(Reading::Counted(counters)) => (source, Reading::Counted(counters)),
                         // The kernel's counters in the guest's namespace are as good as the host's. The
                         // bond's, since the VF's include what the NIC delivers for others.
-                        _ => match adopted.net.indexed(adopted.bond) {
-                            Ok(Some(link)) => (source | 1 << 33, Reading::Counted(link.counters)),
+                        _ => match adopted.bond() {
+                            Ok(link) => (source | 1 << 33, Reading::Counted(link.counters)),
                             _ => (source, Reading::Unsupported),
                         },
                     }
@@ -429,7 +417,7 @@ impl Guests for Containers {
         }
     }
 
-    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
+    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeMap<VfId, bool>>> {
         let mut holdings = BTreeMap::new();
         for (id, guest) in &mut self.guests {
             let Some(adopted) = &mut guest.adopted else { continue };
@@ -437,15 +425,20 @@ impl Guests for Containers {
             if vfs.is_empty() {
                 continue;
             }
-            let mut has = Some(BTreeSet::new());
-            for (vf, index) in &vfs {
-                match adopted.net.indexed(*index) {
-                    Ok(None) => {}
-                    Ok(Some(_)) => {
-                        has.as_mut().map(|has| has.insert(vf.clone()));
+            let has = (|| {
+                let active = adopted.bond().ok()?.active;
+                let mut has = BTreeMap::new();
+                for (vf, index) in &vfs {
+                    if adopted.net.indexed(*index).ok()?.is_some() {
+                        has.insert(vf.clone(), active == Some(*index));
                     }
-                    Err(_) => has = None,
                 }
+                Some(has)
+            })();
+            if let Some(has) = &has {
+                // Its traffic is counted where it is.
+                let on_vf = vfs.into_iter().find(|(vf, _)| has.get(vf) == Some(&true));
+                adopted.paths().on_vf = on_vf;
             }
             holdings.insert(id.clone(), has);
         }
@@ -475,19 +468,28 @@ impl Guests for Containers {
     }
 
     fn find(&mut self, pool: &PoolView) -> Finding {
-        let mut state = HostState::default();
-        for (id, guest) in &mut self.guests {
-            let Some(adopted) = &mut guest.adopted else { continue };
-            match adopted.find(id, pool, &mut self.host) {
-                Ok((guest, vfs)) => {
-                    state.guests.insert(id.clone(), guest);
-                    state.vfs.extend(vfs);
+        let adopted =
+            |(id, guest): (&GuestId, &Guest)| Some((id.clone(), guest.adopted.as_ref()?.facts()));
+        let guests: Vec<_> = self.guests.iter().filter_map(adopted).collect();
+        let (pool, gap) = (pool.clone(), self.gap());
+        Finding::Later(Box::new(move || {
+            let mut state = HostState::default();
+            let mut host = Net::open()?;
+            for (id, facts) in guests {
+                let found = facts.open().and_then(|mut guest| guest.find(&id, &pool, &mut host));
+                match found {
+                    Ok((guest, vfs)) => {
+                        state.guests.insert(id.clone(), guest);
+                        state.vfs.extend(vfs);
+                    }
+                    Err(error) => {
+                        state.gaps.push(format!("{id} cannot be surveyed: {}", error.what));
+                    }
                 }
-                Err(error) => state.gaps.push(format!("{id} cannot be surveyed: {}", error.what)),
             }
-        }
-        state.gaps.extend(self.gap());
-        Finding::Done(state)
+            state.gaps.extend(gap);
+            Ok(state)
+        }))
     }
 
     fn executor(&mut self, id: &GuestId) -> Performed<Box<dyn Executor>> {
@@ -495,7 +497,7 @@ impl Guests for Containers {
         let Some(adopted) = adopted else {
             return Err(Failure::silent(format!("{id} is gone")));
         };
-        Ok(Box::new(adopted.try_clone().and_then(ContainerExecutor::new)?))
+        Ok(Box::new(ContainerExecutor(adopted.facts())))
     }
 
     fn release(&mut self, id: &GuestId) -> Result<()> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pw_alloc::model::{GuestId, Mac};
 use pw_error::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::daemon::disk::write_json;
 use crate::daemon::net::Identity;
@@ -42,10 +42,18 @@ pub struct Record {
     pub up: bool,
     /// Its addresses, as 198.18.0.1/24.
     pub addresses: Vec<String>,
-    /// The routes by it.
+    /// The routes by it, until the bond has taken them over; those of earlier versions are not read.
+    #[serde(default, deserialize_with = "as_far_as_known")]
     pub routes: Vec<Route>,
     /// Index of the host's end of its veth.
     pub port: u32,
+}
+
+fn as_far_as_known<'de, D: Deserializer<'de>>(
+    from: D,
+) -> std::result::Result<Vec<Route>, D::Error> {
+    let routes = Vec::<serde_json::Value>::deserialize(from)?.into_iter();
+    Ok(routes.filter_map(|route| serde_json::from_value(route).ok()).collect())
 }
 
 const fn yes() -> bool {
@@ -94,9 +102,6 @@ fn failed(what: &str, path: &Path) -> Error {
 }
 
 /// A guest's record; none: it is not managed.
-///
-/// # Errors
-/// There is one, and it cannot be read.
 pub fn read(directory: &Path, guest: &GuestId) -> Result<Option<Record>> {
     let path = path(directory, guest);
     match fs::read(&path) {
@@ -108,12 +113,10 @@ pub fn read(directory: &Path, guest: &GuestId) -> Result<Option<Record>> {
     }
 }
 
-/// All records of this boot; older ones no longer apply and are removed.
-///
-/// # Errors
-/// One cannot be read.
-pub fn all(directory: &Path) -> Result<Vec<Record>> {
-    let mut records = Vec::new();
+/// All records of this boot, and what is wrong with those that cannot be read; older ones no longer apply
+/// and are removed.
+pub fn all(directory: &Path) -> (Vec<Record>, Vec<String>) {
+    let (mut records, mut unreadable) = (Vec::new(), Vec::new());
     let boot = boot();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -121,22 +124,21 @@ pub fn all(directory: &Path) -> Result<Vec<Record>> {
         if !entry.file_name().as_encoded_bytes().ends_with(b".json") {
             continue;
         }
-        let text = fs::read(&path).map_err(|error| failed("read", &path).caused_by(error))?;
-        let record: Record = serde_json::from_slice(&text)
-            .map_err(|error| failed("read", &path).caused_by(error))?;
-        if record.boot == boot {
-            records.push(record);
-        } else {
-            let _ = fs::remove_file(&path);
+        let read = fs::read(&path).map_err(|error| failed("read", &path).caused_by(error));
+        let parsed = read.and_then(|text| {
+            serde_json::from_slice::<Record>(&text)
+                .map_err(|error| failed("read", &path).caused_by(error))
+        });
+        match parsed {
+            Ok(record) if record.boot == boot => records.push(record),
+            Ok(_) => drop(fs::remove_file(&path)),
+            Err(error) => unreadable.push(format!("{error}; its guest is left as it is")),
         }
     }
-    Ok(records)
+    (records, unreadable)
 }
 
 /// Writes a record durably.
-///
-/// # Errors
-/// It cannot be written.
 pub fn write(directory: &Path, record: &Record) -> Result<()> {
     let path = path(directory, &record.guest);
     fs::create_dir_all(directory)
@@ -145,9 +147,6 @@ pub fn write(directory: &Path, record: &Record) -> Result<()> {
 }
 
 /// Removes a guest's record.
-///
-/// # Errors
-/// It cannot be removed.
 pub fn remove(directory: &Path, guest: &GuestId) -> Result<()> {
     let path = path(directory, guest);
     match fs::remove_file(&path) {
@@ -190,7 +189,7 @@ mod tests {
             assert_eq!(read(directory.path(), &record.guest).expect("read"), Some(record.clone()));
             assert_eq!(path(directory.path(), &record.guest).parent(), Some(directory.path()));
         }
-        assert_eq!(all(directory.path()).expect("read").len(), 5);
+        assert_eq!(all(directory.path()).0.len(), 5);
         remove(directory.path(), &"web".into()).expect("removed");
         remove(directory.path(), &"web".into()).expect("again");
         assert_eq!(read(directory.path(), &"web".into()).expect("read"), None);
@@ -225,7 +224,17 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let old = Record { boot: "another".into(), ..record("web") };
         write(directory.path(), &old).expect("written");
-        assert_eq!(all(directory.path()).expect("read"), []);
+        assert_eq!(all(directory.path()), (Vec::new(), Vec::new()));
         assert!(!path(directory.path(), &old.guest).exists());
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_costs_its_own_guest_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        write(directory.path(), &record("web")).expect("written");
+        fs::write(directory.path().join("db.json"), "{").expect("written");
+        let (records, unreadable) = all(directory.path());
+        assert_eq!((records.len(), unreadable.len()), (1, 1));
+        assert!(unreadable[0].contains("db.json"), "{unreadable:?}");
     }
 }

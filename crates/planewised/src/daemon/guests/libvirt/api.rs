@@ -1,4 +1,4 @@
-//! The part of libvirt that is used, as a trait: the real one, or a simulated one. Knows nothing of VFs.
+//! The part of libvirt that is used, as a trait: the real one, or a simulated one.
 
 use std::time::{Duration, Instant};
 
@@ -94,9 +94,6 @@ pub type Answer<T> = Result<T, Refusal>;
 /// A libvirt. A connection that is lost is made again by the next call.
 pub trait Libvirt: Send + Sync {
     /// The domains that run.
-    ///
-    /// # Errors
-    /// Libvirt is gone, late, or refuses.
     fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>>;
 
     /// The live XML of each of these domains, in their order.
@@ -105,23 +102,17 @@ pub trait Libvirt: Send + Sync {
     /// Libvirt is gone or late; a domain that went away has an error of its own.
     fn xml(&self, domains: &[Domain], deadline: Instant) -> Answer<Vec<Answer<String>>>;
 
+    /// Names and configurations of the domains that do not run.
+    fn configured(&self, deadline: Instant) -> Answer<Vec<(String, String)>>;
+
     /// Plugs a device into a running domain.
-    ///
-    /// # Errors
-    /// See `domains`.
     fn attach(&self, domain: &Domain, device: &str, deadline: Instant) -> Answer<()>;
 
     /// Asks a running domain's guest to release the device of this alias. The guest may take its time:
     /// the device is gone when the live XML no longer has it.
-    ///
-    /// # Errors
-    /// See `domains`.
     fn detach(&self, domain: &Domain, alias: &str, deadline: Instant) -> Answer<()>;
 
     /// Sends a command to the agent in a guest. Its answer is the guest's claim.
-    ///
-    /// # Errors
-    /// See `domains`; there is no agent, or it does not answer.
     fn agent(&self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String>;
 
     /// Waits for events, at most this long; returns all since the last call, in order. For one thread only.
@@ -131,8 +122,5 @@ pub trait Libvirt: Send + Sync {
     fn installed(&self) -> bool;
 
     /// Connects, unless connected.
-    ///
-    /// # Errors
-    /// There is no libvirt.
     fn connect(&self) -> Answer<()>;
 }

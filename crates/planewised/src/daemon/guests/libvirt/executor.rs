@@ -1,5 +1,4 @@
-//! Plugs a VF into one of libvirt's machines and out of it, and waits for its guest. Knows one machine, as
-//! it was when the step began.
+//! Plugs a VF into one of libvirt's machines and out of it, and waits for its guest.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! The host's side of a machine's network, as a trait: Linux, or a made-up one. Knows no libvirt.
+//! The host's side of a machine's network, as a trait: Linux, or a simulated one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,55 +35,31 @@ pub struct Tap {
 /// The host's side.
 pub trait Host: Send {
     /// A clone for another thread.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     fn try_clone(&self) -> Result<Box<dyn Host>>;
 
     /// All interfaces that may be taps, by name.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
     fn taps(&mut self) -> Result<BTreeMap<String, Tap>>;
 
     /// Has the guest's driver taken the VF into use? None when the host cannot tell.
     fn in_use(&self, vf: PciAddress) -> Option<bool>;
 
     /// Gives the VF to the driver by which a machine can have it.
-    ///
-    /// # Errors
-    /// The driver is not there, or the kernel refuses.
     fn prepare(&mut self, vf: PciAddress) -> Result<()>;
 
     /// Stops reception by the VF, which the guest no longer drives.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()>;
 
     /// Puts the VF's frames into this VLAN, until `Step::Reset`.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()>;
 
     /// Delivers frames for `mac`, which has this VF, to its tap, too: the PF receives them beside the VF,
     /// and the bridge floods them.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     fn direct_both(&mut self, mac: Mac, tap: &Tap, vf: &VfId, pool: &PoolView) -> Result<()>;
 
     /// Lets the host's bridge and the PFs send frames for `mac`, whose tap is this, by that path.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()>;
 
     /// The path by which the bridges send frames for these addresses; those without an entry are left out.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
     fn directed(&mut self, pool: &PoolView) -> Result<BTreeMap<Mac, PfId>>;
 }
 
@@ -96,9 +72,6 @@ pub struct Linux {
 
 impl Linux {
     /// This machine, in the calling thread's namespace.
-    ///
-    /// # Errors
-    /// The kernel gives no socket.
     pub fn open() -> Result<Self> {
         Ok(Self { net: Net::open()?, sysfs: "/sys".into() })
     }

@@ -1,6 +1,6 @@
 //! libvirt's virtual machines as guests. A machine is managed when its metadata has the mark
 //! (`<planewise:managed>`); a virtio NIC is its paravirtual path, and the kernel's net_failover in the
-//! guest, or a bond of the guest's own, joins it with the VF. Knows no policy.
+//! guest, or a bond of the guest's own, joins it with the VF.
 
 pub mod agent;
 pub mod api;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pw_alloc::execute::Performed;
-use pw_alloc::model::{GuestId, Origin, PfId, VfId};
+use pw_alloc::model::{GuestId, Origin, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::HostState;
@@ -39,7 +39,7 @@ use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
 use self::watch::{RunningDomain, Watch};
 use crate::daemon::filters::Filters;
-use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
+use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 use crate::daemon::tasks::Executor;
@@ -93,9 +93,6 @@ impl std::fmt::Debug for Machines {
 impl Machines {
     /// The machines of the libvirt at the first of these sockets that answers; of the usual ones when
     /// none is given. It need not exist.
-    ///
-    /// # Errors
-    /// The kernel gives no socket for netlink.
     pub fn new(sockets: Vec<PathBuf>, bypass_filters: bool) -> Result<Self> {
         let paths = if sockets.is_empty() {
             socket::SOCKETS.iter().map(PathBuf::from).collect()
@@ -133,6 +130,17 @@ impl Machines {
             settling: Settling::default(),
             settles: Duration::ZERO,
         }
+    }
+
+    /// Reads the host's taps, and whether they or their bridges have changed.
+    fn look_at_taps(&mut self) {
+        let Ok(taps) = self.host.taps() else { return };
+        let path = |tap: &Tap| (tap.index, tap.works, tap.bridge.clone());
+        let differs = |guest: &Guest| {
+            taps.get(&guest.nic.tap).map(path) != self.taps.get(&guest.nic.tap).map(path)
+        };
+        self.paths_changed |= self.guests.values().any(differs);
+        self.taps = taps;
     }
 
     /// Makes the guests from the watcher's state.
@@ -210,47 +218,41 @@ impl Machines {
             }
         };
         let tap = self.taps.get(&nic.tap);
-        let works = tap.is_none_or(|tap| tap.works);
-        let mut wish = described.mark.map(|mark| mark.wish).unwrap_or_default();
-        let mut barred = false;
-        if let Some(bridge) = tap.and_then(|tap| tap.bridge.as_ref()) {
-            // Only VFs of its bridge's PFs lead to the same network.
-            let same_bridge =
-                |pf: &PfId| pool.pfs.get(pf).is_some_and(|pf| pf.bridge.as_ref() == Some(bridge));
-            let named = !wish.pfs.is_empty();
-            if !named {
-                wish.pfs = pool.pfs.keys().cloned().collect();
-            }
-            wish.pfs.retain(same_bridge);
-            if wish.pfs.is_empty() {
-                barred = true;
-                self.troubles.push(format!(
-                    "{name} gets no VF: no PF {}is a port of its bridge {bridge}",
-                    if named { "that its mark names " } else { "of the pool " }
-                ));
-            }
-        }
+        let works = tap.is_some_and(|tap| tap.works);
+        let wish = described.mark.map(|mark| mark.wish).unwrap_or_default();
         let bridge = tap.and_then(|tap| tap.bridge.as_deref());
-        let filters =
+        let pfs: BTreeSet<_> = pool.pfs_of(bridge).map(|(pf, _)| pf.clone()).collect();
+        let filter =
             nic.filter.as_ref().map(|filter| format!("the nwfilter {filter}")).or_else(|| {
-                let bridge = bridge?;
-                let pfs = pool.pfs.iter().filter(|(_, pf)| pf.bridge.as_deref() == Some(bridge));
-                let pfs: Vec<&str> = pfs.map(|(name, _)| name.as_str()).collect();
-                pool.filters.bypassed(bridge, &nic.tap, &pfs, nic.vlan.is_some())
+                let pfs: Vec<&str> = pfs.iter().map(|pf| pf.as_str()).collect();
+                pool.filters.bypassed(bridge?, &nic.tap, &pfs, nic.vlan.is_some())
             });
-        if let Some(filter) = filters.filter(|_| !self.bypass_filters) {
-            barred = true;
-            self.troubles.push(format!(
-                "{name} gets no VF, which would bypass {filter} ([pool] bypass_filters)"
-            ));
-        }
+        let network = match (tap, filter.filter(|_| !self.bypass_filters)) {
+            (_, Some(filter)) => {
+                self.troubles.push(format!(
+                    "{name} gets no VF, which would bypass {filter} ([pool] bypass_filters)"
+                ));
+                Network::Barred
+            }
+            (Some(tap), None) if pool.filters.read.contains(&tap.index) => {
+                if pfs.is_empty() {
+                    let bridge = bridge.unwrap_or("none");
+                    self.troubles.push(format!(
+                        "no PF of the pool is a port of the bridge ({bridge}) of {name}: it gets VFs only of \
+                         PFs that [guests.{name}] names"
+                    ));
+                }
+                Network::Pfs(pfs)
+            }
+            _ => Network::Unread,
+        };
         let managed = Managed {
             id,
             incarnation: incarnation(&running.domain),
             mac: nic.mac,
             join: Join::Failover,
             wish,
-            barred,
+            network,
             paravirtual_up: nic.plugged && works,
             leaving,
         };
@@ -309,6 +311,7 @@ impl Guests for Machines {
                 return Err(unavailable(trouble));
             }
         }
+        self.look_at_taps();
         self.refresh(pool);
         if !std::mem::take(&mut self.unpublished) {
             return Ok(Discovery::Unchanged);
@@ -320,21 +323,10 @@ impl Guests for Machines {
         if self.guests.is_empty() {
             return;
         }
-        let Ok(taps) = self.host.taps() else { return };
-        let bridge_of = |taps: &BTreeMap<String, Tap>, tap: &str| {
-            taps.get(tap).and_then(|tap| tap.bridge.clone())
-        };
-        self.paths_changed |= self
-            .guests
-            .values()
-            .any(|guest| bridge_of(&taps, &guest.nic.tap) != bridge_of(&self.taps, &guest.nic.tap));
-        self.taps = taps;
         let by_address: BTreeMap<PciAddress, &VfId> =
             pool.vfs.iter().map(|(id, vf)| (vf.address, id)).collect();
         for (id, guest) in &self.guests {
             let tap = self.taps.get(&guest.nic.tap);
-            let up = guest.nic.plugged && tap.is_some_and(|tap| tap.works);
-            self.paths_changed |= up != guest.managed.paravirtual_up;
             let held =
                 guest.functions.iter().find_map(|function| by_address.get(&function.address));
             let Some(vf) = held.and_then(|id| pool.vfs.get(*id)) else {
@@ -363,16 +355,28 @@ impl Guests for Machines {
         }
     }
 
-    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
+    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeMap<VfId, bool>>> {
         let unknown = self.gap().is_some();
         self.guests
             .iter()
             .filter(|(_, guest)| !guest.functions.is_empty())
             .map(|(id, guest)| {
-                let has = (!unknown).then(|| holds(&guest.functions, pool).into_iter().collect());
+                // Which path it sends by is its kernel's business.
+                let sends = |vf| (vf, true);
+                let has = || holds(&guest.functions, pool).into_iter().map(sends).collect();
+                let has = (!unknown).then(has);
                 (id.clone(), has)
             })
             .collect()
+    }
+
+    fn reserved(&self, pool: &PoolView) -> BTreeMap<VfId, String> {
+        let board = self.watch.board();
+        let by = |(id, vf): (&VfId, &crate::daemon::pool::PoolVf)| {
+            let machine = board.reserved.get(&vf.address)?;
+            Some((id.clone(), format!("the machine {machine} has it in its configuration")))
+        };
+        pool.vfs.iter().filter_map(by).collect()
     }
 
     fn gap(&self) -> Option<String> {

@@ -41,6 +41,8 @@ pub const EVENT_IDS: [i32; 5] = [0, 15, 19, 22, 23];
 
 /// `VIR_CONNECT_LIST_DOMAINS_ACTIVE`
 pub const ACTIVE: u32 = 1;
+/// `VIR_CONNECT_LIST_DOMAINS_INACTIVE`
+pub const INACTIVE: u32 = 2;
 /// `VIR_DOMAIN_AFFECT_LIVE`
 pub const LIVE: u32 = 1;
 /// Root needs none, and is not asked for any.

@@ -17,8 +17,9 @@ use pw_sriov::address::PciAddress;
 use super::api::{Answer, Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::NAMESPACE;
 use super::host::{Host, Tap};
+use crate::daemon::filters::Filters;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
-use crate::daemon::tasks::Executor;
+use crate::daemon::tasks::{Executor, PoolReading};
 
 /// What a guest does when it is asked to release a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,11 @@ pub struct Machine {
     /// What its agent says that it counts; none: there is no agent.
     pub word: Option<u64>,
     pub tap_packets: u64,
+    /// The host shows its tap, on this bridge.
+    pub tap_seen: bool,
+    pub bridge: Option<String>,
+    /// A VF that its configuration has, by number.
+    pub configured: Option<u16>,
 }
 
 /// A VF in a machine.
@@ -135,6 +141,8 @@ impl Simulated {
                 mac: Mac::ZERO,
                 driver: Some("igbvf".into()),
                 user: User::Nobody,
+                changed: None,
+                link_up: true,
                 strayed: false,
                 counters: Reading::Unsupported,
             };
@@ -218,6 +226,9 @@ pub fn machine(n: u16) -> Machine {
         vfs: Vec::new(),
         word: None,
         tap_packets: 0,
+        tap_seen: true,
+        bridge: Some("br0".into()),
+        configured: None,
     }
 }
 
@@ -235,14 +246,17 @@ impl Machine {
              <model type='virtio'/><vlan><tag id='42'/></vlan>{pair}<alias name='ua-net'/></interface>",
             self.mac, self.name
         );
-        for vf in &self.vfs {
-            let text = vf.address.to_string();
+        let configured = self.configured.filter(|_| !self.runs).map(address);
+        let configured = configured.map(|address| (address, "hostdev0"));
+        let plugged = self.vfs.iter().map(|vf| (vf.address, vf.alias.as_str()));
+        for (address, alias) in plugged.chain(configured) {
+            let text = address.to_string();
             let parts: Vec<&str> = text.split([':', '.']).collect();
             let _ = write!(
                 devices,
                 "<hostdev type='pci'><source><address domain='0x{}' bus='0x{}' slot='0x{}' \
-                 function='0x{}'/></source><alias name='{}'/></hostdev>",
-                parts[0], parts[1], parts[2], parts[3], vf.alias
+                 function='0x{}'/></source><alias name='{alias}'/></hostdev>",
+                parts[0], parts[1], parts[2], parts[3]
             );
         }
         if self.word.is_some() {
@@ -308,6 +322,12 @@ impl Libvirt for Simulated {
             _ => Err(Refusal::new(Why::NoDomain, "Domain not found")),
         };
         Ok(domains.iter().map(&mut xml).collect())
+    }
+
+    fn configured(&self, _: Instant) -> Answer<Vec<(String, String)>> {
+        let world = self.call()?;
+        let idle = world.machines.values().filter(|machine| !machine.runs);
+        Ok(idle.map(|machine| (machine.name.clone(), machine.xml())).collect())
     }
 
     fn attach(&self, domain: &Domain, device: &str, _: Instant) -> Answer<()> {
@@ -403,13 +423,13 @@ impl Host for Simulated {
 
     fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
         let world = self.world();
-        let machines = world.machines.values().filter(|machine| machine.runs);
+        let machines = world.machines.values().filter(|machine| machine.runs && machine.tap_seen);
         let tap = |(number, machine): (usize, &Machine)| {
             let packets = machine.tap_packets;
             let tap = Tap {
                 index: 100 + u32::try_from(number).expect("few"),
                 works: machine.tap_works,
-                bridge: Some("br0".into()),
+                bridge: machine.bridge.clone(),
                 counters: Counters {
                     rx_packets: packets,
                     rx_bytes: 64 * packets,
@@ -473,7 +493,24 @@ impl Host for Simulated {
 }
 
 impl Pool for Simulated {
-    fn read(&mut self) -> Result<PoolView> {
+    fn reading(&mut self) -> PoolReading {
+        let mut pool = self.clone();
+        Box::new(move || pool.read())
+    }
+
+    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
+        *view = self.read()?;
+        Ok(())
+    }
+
+    fn executor(&self) -> Box<dyn Executor> {
+        Box::new(self.clone())
+    }
+}
+
+impl Simulated {
+    /// The pool.
+    pub fn read(&mut self) -> Result<PoolView> {
         let world = self.world();
         let mut vfs = world.vfs.clone();
         for vf in vfs.values_mut() {
@@ -491,16 +528,11 @@ impl Pool for Simulated {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, ..PoolView::default() })
-    }
-
-    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        *view = self.read()?;
-        Ok(())
-    }
-
-    fn executor(&self) -> Box<dyn Executor> {
-        Box::new(self.clone())
+        let taps = (0..world.machines.len()).map(|number| 100 + number as u32);
+        let mut filters = Filters::default();
+        filters.read = taps.collect();
+        let filters = Arc::new(filters);
+        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, filters, ..PoolView::default() })
     }
 }
 

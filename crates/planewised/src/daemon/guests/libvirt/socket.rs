@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::api::{Answer, Domain, Event, Libvirt, Refusal, Why};
-use super::packet::{self, ACTIVE, Kind, LIVE, QEMU, REMOTE, procedure};
+use super::packet::{self, ACTIVE, INACTIVE, Kind, LIVE, QEMU, REMOTE, procedure};
 use super::watch::lock;
 use super::xdr::{Reader, Writer};
 
@@ -76,6 +76,12 @@ impl Socket {
         Err(last)
     }
 
+    fn list(&self, which: u32, deadline: Instant) -> Answer<Vec<Domain>> {
+        let arguments = Writer::default().i32(1).u32(which);
+        let body = self.ask(procedure::CONNECT_LIST_ALL_DOMAINS, arguments, deadline)?;
+        packet::domains(&body).ok_or_else(unreadable)
+    }
+
     fn ask(&self, number: i32, arguments: Writer, deadline: Instant) -> Reply {
         self.connection()?.call(REMOTE, number, arguments, deadline)
     }
@@ -83,9 +89,14 @@ impl Socket {
 
 impl Libvirt for Socket {
     fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>> {
-        let arguments = Writer::default().i32(1).u32(ACTIVE);
-        let body = self.ask(procedure::CONNECT_LIST_ALL_DOMAINS, arguments, deadline)?;
-        packet::domains(&body).ok_or_else(unreadable)
+        self.list(ACTIVE, deadline)
+    }
+
+    fn configured(&self, deadline: Instant) -> Answer<Vec<(String, String)>> {
+        let domains = self.list(INACTIVE, deadline)?;
+        let texts = self.xml(&domains, deadline)?;
+        let named = domains.into_iter().zip(texts);
+        Ok(named.filter_map(|(domain, text)| Some((domain.name, text.ok()?))).collect())
     }
 
     fn xml(&self, domains: &[Domain], deadline: Instant) -> Answer<Vec<Answer<String>>> {

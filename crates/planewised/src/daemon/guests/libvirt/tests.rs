@@ -22,8 +22,7 @@ use super::api::Libvirt;
 use super::simulated::{Manner, Simulated, mac, machine, uuid, vf};
 use super::watch::Watch;
 use super::{Guests, Machines};
-use crate::daemon::guests::Discovery;
-use crate::daemon::pool::Pool;
+use crate::daemon::guests::{Discovery, Network};
 use daemon::*;
 
 #[test]
@@ -495,7 +494,6 @@ fn a_pulled_cable_is_seen_and_taken_vfs_stay() {
     assert!(daemon.managed()[0].paravirtual_up);
     assert_eq!(daemon.give(0, 0), Ending::Completed);
     simulated.change(0, |machine| machine.tap_works = false);
-    drop(daemon.samples());
     assert!(!daemon.managed()[0].paravirtual_up);
     let ending = daemon.take(0, 0);
     assert!(matches!(ending, Ending::Undone { .. }), "{ending:?}");
@@ -560,13 +558,41 @@ fn ten_thousand_machines_at_once_are_managed_and_read_again_only_where_they_chan
     for n in 0..10_000 {
         simulated.change(n, |_| ());
     }
-    let begun = Instant::now();
     assert_eq!(daemon.managed().len(), 10_000);
-    let first = begun.elapsed();
     let pool = daemon.pool();
     assert_eq!(daemon.machines.discover(&pool).ok(), Some(Discovery::Unchanged));
     assert_eq!(daemon.samples().len(), 10_000);
     simulated.destroy(4_321);
     assert_eq!(daemon.managed().len(), 9_999);
-    println!("10000 machines were read in {first:?}");
+}
+
+#[test]
+fn nothing_is_decided_of_a_machine_until_its_tap_was_read_and_a_label_cannot_leave_its_bridge() {
+    let simulated = Simulated::with(1, 1);
+    simulated.change(0, |machine| machine.tap_seen = false);
+    let mut daemon = Daemon::on(&simulated);
+    assert_eq!(daemon.managed()[0].network, Network::Unread);
+    assert!(!daemon.managed()[0].paravirtual_up);
+    simulated.change(0, |machine| machine.tap_seen = true);
+    assert_eq!(daemon.managed()[0].network, Network::Pfs(["pf0".into()].into()));
+    // Open vSwitch, macvtap and routed taps are on no bridge.
+    for bridge in [None, Some("br9".to_owned())] {
+        simulated.change(0, |machine| machine.bridge = bridge.clone());
+        assert_eq!(daemon.managed()[0].network, Network::Pfs(BTreeSet::new()), "{bridge:?}");
+    }
+}
+
+#[test]
+fn a_vf_in_the_configuration_of_a_machine_that_does_not_run_is_reserved_for_it() {
+    let simulated = Simulated::with(2, 2);
+    simulated.change(1, |machine| (machine.runs, machine.configured) = (false, Some(1)));
+    let mut daemon = Daemon::on(&simulated);
+    let pool = daemon.pool();
+    drop(daemon.managed());
+    let reserved = daemon.machines.reserved(&pool);
+    let why = "the machine m1 has it in its configuration".to_owned();
+    assert_eq!(reserved, [(vf(1), why)].into());
+    simulated.change(1, |machine| machine.configured = None);
+    drop(daemon.managed());
+    assert!(daemon.machines.reserved(&pool).is_empty());
 }

@@ -1,9 +1,11 @@
 //! Keeps the known domains up to date by libvirt's events, and reads all of them when events may have been
-//! missed. Knows no VFs and decides nothing.
+//! missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+use pw_sriov::address::PciAddress;
 
 use super::api::{Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::{self, Described};
@@ -27,6 +29,8 @@ pub struct RunningDomain {
 pub struct Board {
     /// Domains that run.
     pub domains: BTreeMap<Uuid, Arc<RunningDomain>>,
+    /// PCI functions that domains which do not run have in their configurations, with their names.
+    pub reserved: BTreeMap<PciAddress, String>,
     /// Counts up with every change.
     pub version: u64,
     /// Why libvirt does not answer; none when it does.
@@ -160,8 +164,10 @@ impl Watch {
         if quiet && stale.as_ref().is_some_and(BTreeSet::is_empty) {
             return;
         }
-        match read(&*self.libvirt, stale.as_ref()) {
-            Ok(domains) => {
+        let read = read(&*self.libvirt, stale.as_ref())
+            .and_then(|domains| Ok((domains, reserved(&*self.libvirt)?)));
+        match read {
+            Ok((domains, reserved)) => {
                 let mut board = lock(&self.board);
                 if stale.is_none() {
                     board.domains.clear();
@@ -170,6 +176,7 @@ impl Watch {
                     board.domains.remove(uuid);
                 }
                 board.domains.extend(domains);
+                board.reserved = reserved;
                 board.trouble = None;
                 board.empty = false;
                 board.version += 1;
@@ -199,6 +206,16 @@ fn read(
     }
     let running = describe(libvirt, domains, deadline)?;
     Ok(running.into_iter().map(|running| (running.domain.uuid, Arc::new(running))).collect())
+}
+
+/// The functions that domains which do not run will take when they start.
+fn reserved(libvirt: &dyn Libvirt) -> Result<BTreeMap<PciAddress, String>, Refusal> {
+    let mut reserved = BTreeMap::new();
+    for (name, text) in libvirt.configured(Instant::now() + PATIENCE)? {
+        let functions = domain::read(&text).map(|read| read.functions).unwrap_or_default();
+        reserved.extend(functions.into_iter().map(|function| (function.address, name.clone())));
+    }
+    Ok(reserved)
 }
 
 /// Reads and parses the live XML of domains; those that are gone meanwhile are left out.

@@ -1,4 +1,4 @@
-//! External data representation (RFC 4506), as far as libvirt's messages need it. Knows no messages.
+//! External data representation (RFC 4506), as far as libvirt's messages need it.
 
 /// Writes values one after the other.
 #[derive(Debug, Default)]

@@ -18,7 +18,7 @@ use super::super::simulated::{Simulated, vf};
 use super::super::watch::Watch;
 use super::super::{Guests, Machines};
 use crate::daemon::guests::{Discovery, Finding, Managed};
-use crate::daemon::pool::{Pool, PoolView};
+use crate::daemon::pool::PoolView;
 use crate::daemon::tasks::Executor;
 
 /// A step has so long here; a guest that behaves needs none of it.

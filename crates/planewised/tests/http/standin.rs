@@ -13,14 +13,14 @@ use planewised::daemon::request::{Answer, CoreEnds, Envelope, Refused, Request, 
 use planewised::daemon::status::{
     Guest, GuestKind, Planned, Pool, Rate, Source, Status, Vf, VfState, unix_ms,
 };
-use planewised::face::{Face, start};
+use planewised::http::{Server, start};
 use pw_alloc::model::{GuestId, Stance, VfId};
 use pw_alloc::settings::PolicyKind;
 
-/// A face, and what stands in for the core behind it.
+/// A server, and what stands in for the core behind it.
 pub struct StandIn {
     pub directory: tempfile::TempDir,
-    pub face: Option<Face>,
+    pub http: Option<Server>,
     pub asked: Arc<Mutex<Vec<(Request, String)>>>,
     pub events: tokio::sync::broadcast::Sender<planewised::daemon::request::Event>,
     core: Option<JoinHandle<()>>,
@@ -86,14 +86,14 @@ fn run(core: &CoreEnds, asked: &Mutex<Vec<(Request, String)>>) {
 impl StandIn {
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let (core, face) = ends(status());
+        let (core, http) = ends(status());
         let socket = directory.path().join("planewised.sock");
         let config = Config { socket, ..Config::default() };
-        let face = start(&config, face).expect("a face");
+        let http = start(&config, http).expect("a server");
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (events, told) = (core.events.clone(), asked.clone());
         let core = Some(std::thread::spawn(move || run(&core, &told)));
-        Self { directory, face: Some(face), asked, events, core }
+        Self { directory, http: Some(http), asked, events, core }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -124,7 +124,7 @@ impl StandIn {
 impl Drop for StandIn {
     fn drop(&mut self) {
         // The core ends when nobody can ask any more.
-        drop(self.face.take());
+        drop(self.http.take());
         if let Some(core) = self.core.take() {
             core.join().expect("the core ended well");
         }
@@ -133,7 +133,7 @@ impl Drop for StandIn {
 
 /// A connection that gives up after a long while instead of never.
 pub fn connect(socket: &Path) -> UnixStream {
-    let stream = UnixStream::connect(socket).expect("the face listens");
+    let stream = UnixStream::connect(socket).expect("the server listens");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
     stream
 }

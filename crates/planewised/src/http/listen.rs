@@ -1,8 +1,8 @@
-//! Sockets, connections and their limits. Knows callers, not requests.
+//! Sockets, connections and their limits.
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ const HEAD: Duration = Duration::from_secs(10);
 /// Time limit of a client that reads nothing of an answer, and of unacknowledged data (TCP_USER_TIMEOUT,
 /// tcp(7)).
 const WRITE: Duration = Duration::from_secs(10);
-/// Connections by TCP from one address at once.
+/// Connections by TCP from one address, or /64 of IPv6, at once.
 const CONNECTIONS_EACH: usize = 16;
 /// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -83,9 +83,6 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// Listens at `path`: for root and the daemon's own user, and for the group if there is one.
-///
-/// # Errors
-/// The path cannot be used, or another daemon answers there.
 pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
     let cannot = |error: io::Error| {
         Error::failed(
@@ -226,9 +223,6 @@ pub struct Tcp {
 
 impl Tcp {
     /// Listens at the configured address.
-    ///
-    /// # Errors
-    /// The address cannot be used.
     pub fn bind(tls: &Tls) -> Result<Self> {
         let bound = std::net::TcpListener::bind(tls.listen).and_then(|listener| {
             listener.set_nonblocking(true)?;
@@ -364,7 +358,15 @@ async fn accept_tls(
     acceptor.accept(stream).await
 }
 
-/// Open connections by TCP of each address.
+/// The address; of IPv6 its /64, of which a client has all addresses.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(six) => Ipv6Addr::from(u128::from(six) & !u128::from(u64::MAX)).into(),
+        four => four,
+    }
+}
+
+/// Open connections by TCP of each address, or /64 of IPv6.
 #[derive(Debug, Default)]
 struct Peers(Mutex<HashMap<IpAddr, usize>>);
 
@@ -378,6 +380,7 @@ struct Peer {
 impl Peers {
     /// Counts one more connection from this address; none where it has too many.
     fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Peer> {
+        let address = network(address);
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(address).or_default();
         if *count >= CONNECTIONS_EACH {
@@ -489,9 +492,9 @@ mod tests {
     async fn whoever_takes_nothing_of_an_answer_is_cut_off() {
         // Somebody asks and reads nothing, by a pipe that has no room for the answer.
         let (stream, mut other) = tokio::io::duplex(64);
-        let (_core, face) = ends(Status::new(PolicyKind::Benefit, 1.0, 1.0));
+        let (_core, http) = ends(Status::new(PolicyKind::Benefit, 1.0, 1.0));
         let (_stop, stopped) = tokio::sync::watch::channel(false);
-        let shared = Arc::new(Shared::new(face, stopped));
+        let shared = Arc::new(Shared::new(http, stopped));
         let router = Router::new().fallback(|| async { "an answer ".repeat(1000) });
         let door = Door::Socket(Caller::Local { uid: 0, pid: None });
         let begun = tokio::time::Instant::now();
@@ -509,6 +512,11 @@ mod tests {
         let mut open: Vec<Option<Peer>> = (0..CONNECTIONS).map(|_| peers.enter(one)).collect();
         assert_eq!(open.iter().flatten().count(), CONNECTIONS_EACH);
         assert!(peers.enter(other).is_some());
+        // A client has a whole /64 of IPv6.
+        let six = |low: u16| [0x2001, 2, 0, 0, 0, 0, 0, low].into();
+        let of_64: Vec<_> = (0..64).filter_map(|low| peers.enter(six(low))).collect();
+        assert_eq!(of_64.len(), CONNECTIONS_EACH);
+        drop(of_64);
         open.clear();
         assert!(peers.enter(one).is_some());
         assert!(peers.0.lock().expect("no panic").is_empty());

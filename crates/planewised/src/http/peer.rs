@@ -1,4 +1,4 @@
-//! Access by the socket: root, the daemon's own user, and the members of one group. Knows no requests.
+//! Access by the socket: root, the daemon's own user, and the members of one group.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
@@ -23,18 +23,12 @@ pub struct Gate {
 
 impl Gate {
     /// The gate for this group.
-    ///
-    /// # Errors
-    /// There is no such group.
     pub fn new(group: Option<&str>) -> Result<Self> {
         let group = group.map(find_group).transpose()?;
         Ok(Self { daemon_uid: geteuid().as_raw(), group })
     }
 
     /// The caller of this connection.
-    ///
-    /// # Errors
-    /// It is not permitted, or unknown: a sentence.
     pub fn admit(self, stream: &UnixStream) -> std::result::Result<Caller, String> {
         let peer =
             stream.peer_cred().map_err(|error| format!("the kernel names no peer: {error}"))?;

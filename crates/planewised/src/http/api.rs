@@ -1,4 +1,4 @@
-//! The HTTP API and its description in OpenAPI. Knows no guests: the core answers.
+//! The HTTP API and its description in OpenAPI. The core answers.
 
 use std::sync::Arc;
 use std::sync::mpsc::TrySendError;

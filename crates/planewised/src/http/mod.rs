@@ -1,6 +1,6 @@
-//! The daemon's face: HTTP on a Unix socket (and, if wished, by TLS), metrics, events, the live page
-//! and the log. A thread of its own that knows the core only by [`crate::daemon::request`]: no
-//! request can stop the core.
+//! HTTP on a Unix socket (and, if wished, by TLS): API, metrics, events, the live page; and the log.
+//! A thread of its own that knows the core only by [`crate::daemon::request`]: no request can stop the
+//! core.
 
 mod api;
 mod events;
@@ -22,7 +22,7 @@ use pw_error::{Error, Result};
 use tokio::sync::{Semaphore, watch};
 
 use crate::daemon::config::Config;
-use crate::daemon::request::FaceEnds;
+use crate::daemon::request::HttpEnds;
 use crate::daemon::status::Status;
 
 pub use api::openapi;
@@ -35,7 +35,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// State shared by all requests.
 #[derive(Debug)]
 struct Shared {
-    ends: FaceEnds,
+    ends: HttpEnds,
     streams: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
     /// The last status as JSON, cached for all readers.
@@ -44,7 +44,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(ends: FaceEnds, stop: watch::Receiver<bool>) -> Self {
+    fn new(ends: HttpEnds, stop: watch::Receiver<bool>) -> Self {
         Self {
             ends,
             streams: Arc::new(Semaphore::new(STREAMS)),
@@ -84,9 +84,9 @@ impl Shared {
     }
 }
 
-/// A running face. Ends with [`Face::stop`], or when it is dropped.
+/// A running server. Ends with [`Server::stop`], or when it is dropped.
 #[derive(Debug)]
-pub struct Face {
+pub struct Server {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     socket: listen::Socket,
@@ -111,7 +111,7 @@ pub fn read_again(config: &Config) -> Result<Fresh> {
 /// # Errors
 /// An address cannot be used, the group does not exist, TLS or tokens cannot be read or are not
 /// safe. Nothing listens then.
-pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
+pub fn start(config: &Config, ends: HttpEnds) -> Result<Server> {
     let tls = config.tcp.as_ref().map(listen::Tls::load).transpose()?;
     let tcp = tls.as_ref().map(listen::Tcp::bind).transpose()?;
     let gate = peer::Gate::new(config.group.as_deref())?;
@@ -130,7 +130,7 @@ pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let thread = std::thread::Builder::new()
-        .name("face".into())
+        .name("http".into())
         .spawn(move || {
             runtime.block_on(listen::serve(shared, unix, gate, tcp));
             runtime.shutdown_timeout(FAREWELL);
@@ -139,10 +139,10 @@ pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
     if let Some(address) = address {
         tracing::info!("serves TLS at {address}");
     }
-    Ok(Face { stop, thread: Some(thread), socket, tcp: address, keys })
+    Ok(Server { stop, thread: Some(thread), socket, tcp: address, keys })
 }
 
-impl Face {
+impl Server {
     /// Where the socket is.
     pub const fn socket(&self) -> &PathBuf {
         &self.socket.path
@@ -166,7 +166,7 @@ impl Face {
     }
 }
 
-impl Drop for Face {
+impl Drop for Server {
     fn drop(&mut self) {
         self.socket.remove();
         self.stop.send_replace(true);

@@ -1,4 +1,4 @@
-//! The live page: one file, whole in the binary; all it shows comes by /events. Knows no requests.
+//! The live page: one file, whole in the binary; all it shows comes by /events.
 
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use axum::response::{IntoResponse, Response};

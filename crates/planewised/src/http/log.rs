@@ -1,4 +1,4 @@
-//! The log: lines on stderr, for people or as JSON. Knows nothing of what is logged.
+//! The log: lines on stderr, for people or as JSON.
 
 use serde::Deserialize;
 use tracing::Level;

@@ -1,4 +1,4 @@
-//! The daemon's face over its real socket, with a core that stands in: what it answers, what it
+//! The daemon's API over its real socket, with a core that stands in: what it answers, what it
 //! refuses, and that nothing that comes in stops it.
 
 #![expect(clippy::expect_used, reason = "a test that cannot go on says why and ends")]
@@ -204,7 +204,7 @@ fn an_end_is_told_to_those_who_listen_and_takes_the_socket_away() {
     }
     let last = Event::Stopping { what: "2 guests keep their VFs".into() };
     daemon.events.send(last).expect("somebody listens");
-    drop(daemon.face.take());
+    drop(daemon.http.take());
     assert!(!daemon.socket().exists());
     let mut rest = String::new();
     reader.read_to_string(&mut rest).expect("the rest");
@@ -230,6 +230,6 @@ fn every_operation_of_the_description_is_served() {
             operations += 1;
         }
     }
-    let routes = include_str!("../../src/face/api.rs").matches(".route(\"").count();
+    let routes = include_str!("../../src/http/api.rs").matches(".route(\"").count();
     assert_eq!(operations, routes, "a path is served and not described");
 }

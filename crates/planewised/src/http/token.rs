@@ -1,4 +1,4 @@
-//! Tokens for access by TCP. Knows no connections.
+//! Tokens for access by TCP.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads a file of lines `NAME TOKEN [ROLE]`; the role is `read` or `order` (the default).
+    /// Reads a file of lines `NAME TOKEN [ROLE]`; the role is `read` (the default) or `order`.
     ///
     /// # Errors
     /// It cannot be read, others than its owner and group can, or a line makes no sense.
@@ -63,7 +63,7 @@ impl Tokens {
     fn parse(text: &str, name: &str) -> Result<Self> {
         let remedy = format!(
             "write lines of a name, a token of at least {SHORTEST} characters, as from \
-             `openssl rand -hex 24`, and, if it shall do no more, `read`"
+             `openssl rand -hex 24`, and, if it shall do more than read, `order`"
         );
         let mut tokens: Vec<Token> = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -82,8 +82,8 @@ impl Tokens {
                 return wrong("this is not a name, a token and a role");
             };
             let role = match role {
-                Some("read") => Role::Read,
-                Some("order") | None => Role::Order,
+                Some("read") | None => Role::Read,
+                Some("order") => Role::Order,
                 Some(_) => return wrong("the role is neither read nor order"),
             };
             if token.len() < SHORTEST {
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     const GOOD: &str =
-        "# who\nprometheus 0123456789abcdef0123456789\n\nadmin ABCDEFGHIJKLMNOPQRSTUVWX\n";
+        "# who\nprometheus 0123456789abcdef0123456789\n\nadmin ABCDEFGHIJKLMNOPQRSTUVWX order\n";
 
     fn headers(value: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -169,7 +169,7 @@ mod tests {
         let of = |value: &str| tokens.owner(&headers(value));
         assert_eq!(
             of("Bearer 0123456789abcdef0123456789"),
-            Some(("prometheus".into(), Shown::Bearer, Role::Order))
+            Some(("prometheus".into(), Shown::Bearer, Role::Read))
         );
         let basic = format!("basic {}", STANDARD.encode("me:ABCDEFGHIJKLMNOPQRSTUVWX"));
         assert_eq!(of(&basic), Some(("admin".into(), Shown::Basic, Role::Order)));
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_token_for_reading_orders_nothing() {
-        let text = "scraper 0123456789abcdef0123456789 read\nadmin ABCDEFGHIJKLMNOPQRSTUVWX order";
+        let text = "scraper 0123456789abcdef0123456789\nadmin ABCDEFGHIJKLMNOPQRSTUVWX order";
         let tokens = Tokens::parse(text, "tokens").expect("good");
         let role = |token: &str| {
             tokens.owner(&headers(&format!("Bearer {token}"))).map(|(_, _, role)| role)

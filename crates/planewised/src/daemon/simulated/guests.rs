@@ -1,0 +1,207 @@
+//! The guests of a simulated host.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pw_alloc::execute::Performed;
+use pw_alloc::model::{GuestId, Origin, VfId};
+use pw_alloc::signal::{Counters, Reading, Sample};
+use pw_alloc::step::{Join, Path};
+use pw_alloc::traffic::Traffic;
+use pw_alloc::world::{HostState, VfPlace};
+use pw_error::Result;
+
+use super::{Fault, PF, World};
+use crate::daemon::guests::source::{Container, KnownContainers, Source};
+use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
+use crate::daemon::pool::PoolView;
+use crate::daemon::status::GuestKind;
+use crate::daemon::tasks::Executor;
+
+/// The guests of a simulated host.
+#[derive(Debug)]
+pub struct SimulatedGuests {
+    world: World,
+    source: Option<Arc<dyn Source>>,
+    /// The pods that are guests, by the source's last state.
+    pods: BTreeMap<GuestId, Container>,
+}
+
+impl SimulatedGuests {
+    /// Those of this world, and the pods of this source.
+    pub fn new(world: World, source: Option<Arc<dyn Source>>) -> Self {
+        Self { world, source, pods: BTreeMap::new() }
+    }
+
+    /// Starts and destroys pods as the source lists them.
+    fn follow(&mut self) {
+        let Some(KnownContainers::All(pods)) =
+            self.source.as_ref().map(|source| source.state().containers)
+        else {
+            return;
+        };
+        let pods: BTreeMap<GuestId, Container> =
+            pods.into_iter().map(|pod| (pod.id.clone(), pod)).collect();
+        if pods == self.pods {
+            return;
+        }
+        let traffic = self.world.lock().pod_traffic.unwrap_or(Traffic::Constant(0.0));
+        for (id, pod) in &pods {
+            match self.pods.get(id) {
+                None => self.world.add(id.as_str(), traffic),
+                Some(former) if former.run != pod.run => self.world.restart(id.as_str()),
+                Some(_) => self.world.lock().changed = true,
+            }
+        }
+        for id in self.pods.keys().filter(|id| !pods.contains_key(*id)) {
+            self.world.destroy(id.as_str(), false);
+        }
+        self.pods = pods;
+    }
+}
+
+impl Guests for SimulatedGuests {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn kind(&self) -> GuestKind {
+        if self.source.is_some() { GuestKind::Pod } else { GuestKind::Simulated }
+    }
+
+    fn needs_filters(&self) -> bool {
+        true
+    }
+
+    fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {
+        self.follow();
+        let mut state = self.world.lock();
+        if state.silent.is_some() && state.fault == Some(Fault::SilentIsEmpty) {
+            state.changed = true;
+            return Ok(Discovery::Guests(Vec::new()));
+        }
+        if state.silent.is_some() || !std::mem::take(&mut state.changed) {
+            return Ok(Discovery::Unchanged);
+        }
+        let managed = state.host.guests.iter().map(|(id, guest)| Managed {
+            id: id.clone(),
+            mac: guest.mac,
+            join: guest.join,
+            wish: self.pods.get(id).map(|pod| pod.wish.clone()).unwrap_or_default(),
+            network: match () {
+                () if state.barred.contains(id) => Network::Barred,
+                () if state.fault == Some(Fault::UnreadIsAny) => Network::Pfs([PF.into()].into()),
+                () if state.unread.contains(id) => Network::Unread,
+                () => Network::Pfs([PF.into()].into()),
+            },
+            paravirtual_up: guest.paravirtual_up,
+            leaving: false,
+            incarnation: state.incarnations.get(id).copied().unwrap_or_default().to_string(),
+        });
+        Ok(Discovery::Guests(managed.collect()))
+    }
+
+    fn sample(&mut self, now_ms: u64, _pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
+        let mut state = self.world.lock();
+        let state = &mut *state;
+        let elapsed_ms = state.samples_at_ms.map_or(0, |last| now_ms.saturating_sub(last));
+        let elapsed_s = elapsed_ms as f64 / 1e3;
+        state.samples_at_ms = Some(now_ms);
+        for (id, source) in &mut state.traffic {
+            let Some(guest) = state.host.guests.get(id) else { continue };
+            let sent =
+                source.flow.pps(now_ms as f64 / 1e3 - elapsed_s, now_ms as f64 / 1e3) * elapsed_s;
+            source.packets += sent;
+            source.bytes += sent * 100.0;
+            let counted = |packets: f64, bytes: f64| {
+                Reading::Counted(Counters {
+                    tx_packets: packets as u64,
+                    tx_bytes: bytes as u64,
+                    ..Counters::default()
+                })
+            };
+            // A switch of paths is a switch of counters.
+            let path = u64::from(guest.active != Path::Paravirtual);
+            let host = Sample {
+                at_ms: now_ms,
+                source: path,
+                origin: Origin::HostSide,
+                reading: counted(source.packets, source.bytes),
+            };
+            match source.claims_pps {
+                None => into.push((id.clone(), host)),
+                Some(pps) => {
+                    source.claimed += pps * elapsed_s;
+                    let reported = Sample {
+                        origin: Origin::GuestReported,
+                        reading: counted(source.claimed, 0.0),
+                        ..host
+                    };
+                    let blind = Sample { reading: Reading::Unsupported, ..host };
+                    into.extend([(id.clone(), blind), (id.clone(), reported)]);
+                }
+            }
+        }
+    }
+
+    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeMap<VfId, bool>>> {
+        let mut holdings: BTreeMap<GuestId, Option<BTreeMap<VfId, bool>>> = BTreeMap::new();
+        let state = self.world.lock();
+        for (id, vf) in &state.host.vfs {
+            if let VfPlace::Guest(guest) = &vf.place {
+                let sends = state.host.guests.get(guest).is_none_or(|guest| {
+                    guest.join == Join::Failover || guest.active == Path::Vf(id.clone())
+                });
+                let unseen = state.fault == Some(Fault::FallbackUnseen);
+                let has = holdings.entry(guest.clone()).or_default();
+                has.get_or_insert_default().insert(id.clone(), sends || unseen);
+            }
+        }
+        holdings
+    }
+
+    fn reserved(&self, _pool: &PoolView) -> BTreeMap<VfId, String> {
+        let state = self.world.lock();
+        let why = "the machine db has it in its configuration";
+        state.reserved.iter().map(|vf| (vf.clone(), why.to_owned())).collect()
+    }
+
+    fn republish(&mut self) {
+        self.world.lock().changed = true;
+    }
+
+    fn gap(&self) -> Option<String> {
+        if let Some(why) = self.source.as_ref().and_then(|source| source.gap()) {
+            return Some(why);
+        }
+        let state = self.world.lock();
+        state.silent.clone().filter(|_| state.fault != Some(Fault::SilentIsEmpty))
+    }
+
+    fn find(&mut self, _pool: &PoolView) -> Finding {
+        let world = self.world.clone();
+        let mut gaps: Vec<String> = self.source.iter().filter_map(|source| source.gap()).collect();
+        Finding::Later(Box::new(move || {
+            let state = world.lock();
+            if let Some(why) = &state.silent {
+                gaps.extend((state.fault != Some(Fault::SilentIsEmpty)).then(|| why.clone()));
+                return Ok(HostState { gaps, ..HostState::default() });
+            }
+            let mut host = HostState { gaps, ..state.host.clone() };
+            let guests = host.guests.clone();
+            host.vfs.retain(|_, vf| match &vf.place {
+                VfPlace::Guest(guest) => guests.contains_key(guest),
+                _ => false,
+            });
+            Ok(host)
+        }))
+    }
+
+    fn executor(&mut self, _guest: &GuestId) -> Performed<Box<dyn Executor>> {
+        Ok(Box::new(self.world.clone()))
+    }
+
+    fn release(&mut self, _guest: &GuestId) -> Result<()> {
+        Ok(())
+    }
+}
