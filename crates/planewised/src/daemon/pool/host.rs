@@ -115,7 +115,11 @@ fn read(kernel: &mut Linux, state: &State, pfs: &[PfId]) -> Result<PoolView> {
             let switchdev = "its PF is in switchdev mode, in which VFs have ports of their own";
             let pool_vf = PoolVf {
                 address: vf.address,
-                mac: mac_of(vf),
+                mac: {
+                    let by_pf = vf.config.as_ref().and_then(|config| config.mac);
+                    let by_interface = vf.netdev.as_ref().and_then(|netdev| netdev.mac);
+                    delivered(by_pf, by_interface.map(|mac| Mac(mac.0))).unwrap_or(Mac::ZERO)
+                },
                 driver: vf.driver.clone(),
                 user: match host_use.user(vf) {
                     User::Nobody if pf.switchdev => User::Host(switchdev.to_owned()),
@@ -262,6 +266,8 @@ impl Pool for HostPool {
         };
         let links: BTreeMap<u32, Link> =
             net.all()?.into_iter().map(|link| (link.index, link)).collect();
+        let at_home = |link: &Link| Some((link.device.clone()?, link.mac?));
+        let at_home: BTreeMap<String, Mac> = links.values().filter_map(at_home).collect();
         let mut vfs_of = Links::open()?;
         for (name, pf) in &mut view.pfs {
             let Some(link) = links.get(&pf.index).filter(|link| link.name == name.as_str()) else {
@@ -286,18 +292,19 @@ impl Pool for HostPool {
                     _ => pf.link_up,
                 };
                 vf.changed = changed(&info.config);
+                let user = self.quick_user(vf.address);
+                let by_interface = at_home.get(&vf.address.to_string()).copied();
+                let nowhere = if user.is_nobody() { Mac::ZERO } else { vf.mac };
+                vf.mac = delivered(info.config.mac, by_interface).unwrap_or(nowhere);
+                // This shows that a user came or went; its identity, and the host's own use, take a reading.
+                let with_host = matches!(vf.user, User::Nobody | User::Host(_));
+                if user.is_nobody() != with_host {
+                    tracing::debug!("{id}: {user:?} was {:?}", vf.user);
+                    vf.user = user;
+                }
                 if let (Reading::Counted(_), Some(count)) = (vf.counters, info.counters) {
                     vf.counters = reading(&model::Counters::Supported(count));
                 }
-            }
-        }
-        for (id, vf) in &mut view.vfs {
-            let user = self.quick_user(vf.address);
-            // This shows that a user came or went; its identity, and the host's own use, take a reading.
-            let with_host = matches!(vf.user, User::Nobody | User::Host(_));
-            if user.is_nobody() != with_host {
-                tracing::debug!("{id}: {user:?} was {:?}", vf.user);
-                vf.user = user;
             }
         }
         view.filters = self.read_filters(&mut net, &links);
@@ -379,11 +386,10 @@ fn strayed(vf: &model::Vf) -> bool {
     }
 }
 
-/// The address whose frames the NIC delivers to the VF: the PF's setting, else its interface's.
-fn mac_of(vf: &model::Vf) -> Mac {
-    let by_pf = vf.config.as_ref().and_then(|config| config.mac).map(|mac| Mac(mac.0));
-    let by_interface = vf.netdev.as_ref().and_then(|netdev| netdev.mac).map(|mac| Mac(mac.0));
-    by_pf.filter(|mac| *mac != Mac::ZERO).or(by_interface).unwrap_or(Mac::ZERO)
+/// The address whose frames the NIC delivers to the VF: the PF's setting, else its interface's; none: neither
+/// shows one.
+fn delivered(by_pf: Option<pw_sriov::mac::Mac>, by_interface: Option<Mac>) -> Option<Mac> {
+    by_pf.map(|mac| Mac(mac.0)).filter(|mac| *mac != Mac::ZERO).or(by_interface)
 }
 
 fn reading(counters: &model::Counters) -> Reading {
@@ -457,6 +463,15 @@ mod tests {
             let waits = failure.why == format!("another planewised works on {locked}");
             assert_eq!(waits, !shared, "{}", failure.why);
         }
+    }
+
+    #[test]
+    fn a_vf_that_came_home_has_its_own_address_at_the_next_sample_and_not_its_last_guests() {
+        let (guests, own) = (Mac([6, 0, 0, 0, 0, 1]), Mac([6, 0, 0, 0, 0, 2]));
+        let by_pf = |mac: Mac| Some(pw_sriov::mac::Mac(mac.0));
+        assert_eq!(delivered(by_pf(guests), Some(own)), Some(guests));
+        assert_eq!(delivered(by_pf(Mac::ZERO), Some(own)), Some(own));
+        assert_eq!(delivered(by_pf(Mac::ZERO), None), None, "it is in a guest, or has no driver");
     }
 
     #[test]
