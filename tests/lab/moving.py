@@ -244,7 +244,7 @@ def followed(
     status = ask(a, "/status")
     moves = [move for move in status["moves"] if move["ending"]]
     assert all(move["ending"]["how"] == "completed" for move in moves)
-    assert status["errors"] == []
+    assert status["errors"] == [], status["errors"]
     took = {
         way: [move["duration_ms"] for move in moves if move["direction"] == way]
         for way in ("give", "take")
