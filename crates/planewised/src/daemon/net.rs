@@ -222,10 +222,7 @@ impl Net {
         ];
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.into()));
-        message.attributes.push(LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::Bond),
-            LinkInfo::Data(InfoData::Bond(options)),
-        ]));
+        message.attributes.push(of_bond(options));
         let message = RouteNetlinkMessage::NewLink(message);
         self.request(|| format!("make the bond {name}"), message, NLM_F_CREATE | NLM_F_EXCL)
     }
@@ -252,10 +249,7 @@ impl Net {
     fn set_bond(&mut self, bond: &Link, option: InfoBond, what: String) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = bond.index;
-        message.attributes.push(LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::Bond),
-            LinkInfo::Data(InfoData::Bond(vec![option])),
-        ]));
+        message.attributes.push(of_bond(vec![option]));
         self.request(|| what, RouteNetlinkMessage::NewLink(message), 0)
     }
 
@@ -467,6 +461,11 @@ impl FdbEntry {
             ),
         })
     }
+}
+
+fn of_bond(options: Vec<InfoBond>) -> LinkAttribute {
+    let data = LinkInfo::Data(InfoData::Bond(options));
+    LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bond), data])
 }
 
 fn mac_of(neighbour: &NeighbourMessage) -> Option<Mac> {
