@@ -153,14 +153,21 @@ def _print(host: Fingerprint) -> None:
     console.print(facts)
 
     console.print()
-    planes = Table("plane", "here", "why not", "fix", title="Planes", title_justify="left")
+    planes = Table("plane", "here", title="Planes", title_justify="left")
+    for title in ("why not", "fix"):
+        planes.add_column(title, overflow="fold")  # a command cut short helps nobody
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for plane in host.planes:
-        planes.add_row(plane.plane, "yes" if plane.available else "no", plane.reason, plane.remedy)
+        here = "yes" if plane.available else "no"
+        alike.setdefault((here, plane.reason, plane.remedy), []).append(plane.plane)
+    for (here, reason, remedy), alike_planes in alike.items():
+        planes.add_row(", ".join(alike_planes), here, reason, remedy)
     console.print(planes)
 
     if host.disturbances:
         console.print()
-        table = Table("what", "now", "why it matters", "remedy", title_justify="left")
+        table = Table("what", "now", "why it matters", title_justify="left")
+        table.add_column("remedy", overflow="fold")
         table.title = "What would disturb a measurement"
         for disturbance in host.disturbances:
             mark = "! " if disturbance.severity == "warning" else "  "
