@@ -11,6 +11,7 @@ from planewise.measure.search.run import algorithm_named, run_search
 from planewise.measure.station import Place
 from planewise.measure.trials.connect import ConnectTrial
 from planewise.measure.trials.load import LoadTrial
+from planewise.measure.trials.loaded import LoadedPart, LoadedTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.measure.trials.tcp import TcpTrial
 from planewise.testbed.planes import plane as named_plane
@@ -44,6 +45,7 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 LoadTrial("load", 1000, 64, 0.1),
                 TcpTrial("tcp", 1000, 1.0, 0, 1),
                 ConnectTrial("connect", 20, 200),
+                LoadedTrial("loaded", LoadedPart(duration_s=0.2)),
             ):
                 samples: list[object] = []
                 place = Place(trial.name, cell.levels(), 0, 0)
@@ -51,6 +53,8 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 if record.tcp is not None:
                     assert record.tcp.goodput_bps > 0
                     assert samples
+                elif "loaded_rtt" in record.figures:
+                    assert min(figure.value for figure in record.figures.values()) > 0
                 elif record.figures:
                     assert record.figures["connect"].value > 0
                     assert record.figures["connect_failed"].value == 0

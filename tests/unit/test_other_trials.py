@@ -15,7 +15,9 @@ from planewise.judge.statistics import RunSample, metrics_in, observe
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.schedule import make_schedule
+from planewise.measure.trials import loaded
 from planewise.measure.trials.connect import ConnectTrial, figures
+from planewise.measure.trials.probe import PingOutput
 from planewise.report import html
 from planewise.store.models import Figure, Latency, TrialRecord
 from planewise.store.rundir import RunReader
@@ -168,3 +170,26 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
     _, said, _ = in_this_process(capsys, monkeypatch, "compare", tmp_path / "run")
     assert "veth is better than bridge" in said
     assert "median time to connect" in said
+
+
+def test_latency_under_load_is_told_beside_that_without() -> None:
+    def ping(p50_ns: float) -> PingOutput:
+        times = {"count": 10, "min_ns": 1, "mean_ns": p50_ns, "p50_ns": p50_ns, "p90_ns": p50_ns}
+        return PingOutput.model_validate(
+            {
+                "command": "ping",
+                "version": "0",
+                "started_ns": 0,
+                "duration_s": 1,
+                "load": {"intended_pps": 10, "achieved_pps": 10, "size_bytes": 128},
+                "counts": {"sent": 10, "received": 10, "lost": 0},
+                "rtt_user": {**times, "p99_ns": 3e6, "p999_ns": 3e6, "max_ns": 3_000_000},
+            }
+        )
+
+    found = loaded.figures(ping(20_000), ping(1_000_000), 9e9)
+    values = {name: figure.value for name, figure in found.items()}
+    assert values == {
+        "loaded_rtt": 1_000_000, "loaded_rtt_p99": 3e6, "loaded_increase": 50,
+        "loaded_goodput": 9e9,
+    }  # fmt: skip

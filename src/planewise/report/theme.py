@@ -21,10 +21,13 @@ FONT_SIZE = 12
 PLANES: dict[str, tuple[str, str]] = {
     "veth": ("#0072b2", "#56b4e9"),
     "routed": ("#3f6f12", "#93c75e"),
+    "netkit": ("#5f7d95", "#aac4d8"),
     "bridge": ("#c04d00", "#ff9d5c"),
     "ovs": ("#5b3a1e", "#c79a72"),
     "macvlan": ("#00805e", "#2fd0a5"),
     "ipvlan": ("#b0578d", "#eea3cf"),
+    "vxlan": ("#7a4fa3", "#c3a1e6"),
+    "geneve": ("#a34f6e", "#e6a1bb"),
     "docker-bridge": ("#9a6b00", "#f0c04a"),
     "vf": ("#3d3a9e", "#a5a2ff"),
     "e1000-bridge": ("#882255", "#e07fb0"),

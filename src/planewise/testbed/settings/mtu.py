@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from planewise.testbed.model import HOSTS, GuestKind
 from planewise.testbed.planes import plane
+from planewise.testbed.planes.vxlan import VxlanPlane
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.settings.host_setting import HostSetting, Spot, guest_ends, host_ends
 
@@ -24,6 +25,8 @@ class Mtu(HostSetting):
 
     def refusal(self, name: str, kind: GuestKind) -> str:
         """See `HostSetting`."""
+        if isinstance(plane(name), VxlanPlane):
+            return f"{self.name}: {name} needs room for its tunnel's headers"
         own = plane(name).switch_is_program
         return super().refusal(name, kind) or (
             f"{self.name}: the switch of {name} is a program, which has its own MTU" if own else ""

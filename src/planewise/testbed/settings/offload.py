@@ -6,7 +6,7 @@ import re
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.model import GuestKind
-from planewise.testbed.planes import plane
+from planewise.testbed.planes import Plane, plane
 from planewise.testbed.settings.host_setting import HostSetting, Spot
 
 
@@ -22,7 +22,7 @@ class Offload(HostSetting):
 
     def refusal(self, name: str, kind: GuestKind) -> str:
         """See `HostSetting`."""
-        inherited = plane(name).on_uplink and plane(name).switch is None
+        inherited = type(plane(name)).host_interface is Plane.host_interface
         return super().refusal(name, kind) or (
             f"{self.name}: an interface of {name} has the NIC's offloads" if inherited else ""
         )

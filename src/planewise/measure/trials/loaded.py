@@ -1,0 +1,164 @@
+"""Trials of latency under load: round-trip times while TCP saturates the same path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from planewise.errors import PlanewiseError
+from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
+from planewise.measure.designs.design import Design, DesignModel
+from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
+from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.probe import PingOutput, parse
+from planewise.measure.trials.tcp import parse_iperf
+from planewise.store.models import Figure, Latency, TrialRecord
+
+_SLACK_S = 240.0
+"""Starting a program takes an emulated guest as long as a trial."""
+_RAMP_S = 0.5
+"""TCP has reached its rate by then, and sends for so long after the last probe."""
+
+
+class LoadedPart(DesignModel):
+    """Trials of latency under load: one a cell and block, half of it without load."""
+
+    frequency_pps: Annotated[float, Field(gt=0, le=1e6)] = 500.0
+    """ICMP probes a second, open loop."""
+    duration_s: Annotated[float, Field(ge=0.2, le=600)] = 1.0
+    """Of the probes without load, and again of those under load."""
+    streams: Annotated[int, Field(ge=1, le=64)] = 1
+    """TCP streams at a time."""
+
+
+@dataclass(frozen=True)
+class LoadedTrial(Trial):
+    """One trial of latency under load."""
+
+    part: LoadedPart
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial`."""
+        return 2 * self.part.duration_s + 2 * _RAMP_S
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial`."""
+        client, server = station.ends["sender"], station.ends["responder"]
+        idle = _ping(station, self.part, "0")
+        load_s = self.part.duration_s + 2 * _RAMP_S
+        argv = [
+            *(IPERF, "-c", server.address, "-p", str(IPERF_PORT), "--json"),
+            *("-t", f"{max(1, round(load_s + 0.5))}", "-P", str(self.part.streams)),
+        ]
+        with (
+            iperf_server(server.host, server.netns, server.address),
+            client.host.start(argv, netns=client.netns, expected_s=load_s) as sending,
+        ):
+            loaded = _ping(station, self.part, f"{_RAMP_S:g}")
+            if not sending.running:
+                parse_iperf(sending.wait(0))  # raises its own error
+                raise PlanewiseError(
+                    "TCP ended before the last probe was sent",
+                    remedy="end other work on the machine, or raise `loaded.duration_s`",
+                )
+            report = parse_iperf(sending.wait(load_s + _SLACK_S))
+        return TrialResult(
+            TrialRecord(
+                **place.fields,
+                kind="other",
+                started=datetime.fromtimestamp(loaded.started_ns / 1e9, UTC),
+                duration_s=loaded.duration_s,
+                counts=loaded.counts,
+                figures=figures(idle, loaded, report.end.sum_received.bits_per_second),
+                limits=("sut",),
+            )
+        )
+
+
+def _ping(station: Station, part: LoadedPart, delay_s: str) -> PingOutput:
+    """Probes for the part's duration, begun after a delay; PlanewiseError if none came back."""
+    client, server = station.ends["sender"], station.ends["responder"]
+    ping = [
+        *(client.host.probe, "ping", server.address, "--proto", "icmp", "--no-watch"),
+        *("--rate", f"{part.frequency_pps:g}", "--duration", f"{part.duration_s:g}"),
+        *("--size", "128", "--patience", f"{station.patience_s:g}"),
+    ]
+    argv = ["sh", "-c", 'sleep "$1"; shift; exec "$@"', "ping", delay_s, *ping]
+    limit_s = _SLACK_S + station.patience_s + 2 * part.duration_s
+    finished = client.host.run(
+        argv, netns=client.netns, timeout_s=limit_s, expected_s=part.duration_s
+    )
+    output = parse(finished, PingOutput)
+    if output.interrupted:
+        raise KeyboardInterrupt
+    if output.rtt_user is None:
+        raise PlanewiseError(
+            f"none of {output.counts.sent} probes came back",
+            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+        )
+    return output
+
+
+def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[str, Figure]:
+    """Times under load, their median against that without, and what TCP carried. Pure."""
+    before, under = idle.rtt_user, loaded.rtt_user
+    assert before is not None
+    assert under is not None
+
+    def time(title: str, value_ns: float) -> Figure:
+        fine = HISTOGRAM_SHARE * value_ns
+        return Figure(title=title, unit="ns", lower_is_better=True, value=value_ns, resolution=fine)
+
+    ratio = under.p50_ns / before.p50_ns
+    return {
+        "loaded_rtt": time("median RTT while TCP saturates the path", under.p50_ns),
+        "loaded_rtt_p99": time("99th percentile of RTT while TCP saturates the path", _p99(under)),
+        "loaded_increase": Figure(
+            title="median RTT under TCP, relative to idle",
+            unit="share",
+            lower_is_better=True,
+            value=ratio,
+            resolution=2 * HISTOGRAM_SHARE * ratio,
+        ),
+        "loaded_goodput": Figure(
+            title="goodput of TCP beside the probes",
+            unit="bps",
+            lower_is_better=False,
+            value=goodput_bps,
+            resolution=1.0,
+        ),
+    }
+
+
+def _p99(latency: Latency) -> float:
+    return max(0.0, latency.p99_ns)
+
+
+class Loaded(Kind):
+    """See `Kind`."""
+
+    rank = 7
+    part = "loaded"
+    own_part = LoadedPart
+
+    def trials(self, request: TrialRequest) -> list[Trial]:
+        """One."""
+        part = LoadedPart.model_validate(request.design.others[self.part])
+        return [LoadedTrial(f"loaded:{request.cell.name}#r{request.block}", part)]
+
+    def programs(self, design: Design) -> Sequence[str]:
+        """iperf3, at both ends."""
+        return (IPERF,)
+
+    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+        """TCP has no rate of its own."""
+        yield "loaded", "sends as much as it can"
+
+
+KIND = Loaded()
