@@ -114,6 +114,7 @@ publications:
 publications-lab:
 	@scripts/setup vms lab
 	$(call measured,docker-rtt,--lab)
+	$(call measured,flexvf-latency,--lab)
 	$(call measured,flexvf-switch,--lab)
 	$(call measured,flexvf-groups,--lab)
 	$(call measured,flexvf-download,--lab)

@@ -262,7 +262,7 @@ def test_the_plan_names_design_cells_blocks_and_what_is_missing(
     monkeypatch.chdir(ROOT)
     said = invoked("publications", "--plan", raising=True).stdout
     assert "K11  needs a NIC with SR-IOV" in said
-    assert "F8  planewise run experiments/publications/flexvf-switch.yaml --lab: 1 cell, 6" in said
+    assert "F9  planewise run experiments/publications/flexvf-switch.yaml --lab: 1 cell, 6" in said
     assert all(f"{name}  " in said for name in CLAIMS)
 
 

@@ -161,7 +161,7 @@ def _print_plan(publications: Sequence[Publication]) -> None:
     out = console.out()
     lack = "" if shutil.which(QEMU) else f"; this host lacks {QEMU}"
     sizes: dict[str, str] = {}
-    for claim in (claim for one in publications for claim in one.claims):
+    for servers, claim in ((one.servers, claim) for one in publications for claim in one.claims):
         file = claim.design.split(" ")[0]
         if file and file not in sizes:
             design = load_design(Path(file))
@@ -172,6 +172,6 @@ def _print_plan(publications: Sequence[Publication]) -> None:
         if file:
             out.print(f"{claim.id}  planewise run {claim.design}: {sizes[file]}")
         elif claim.needs:
-            out.print(f"{claim.id}  needs {claim.needs}")
+            out.print(f"{claim.id}  needs {claim.needs}: planewise run {servers}")
         else:
             out.print(f"{claim.id}  published data: --tables or --recordings")
