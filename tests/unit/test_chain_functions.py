@@ -32,7 +32,7 @@ from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, 
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.guests.vms import image
-from planewise.testbed.guests.vms.domain import VhostUserNic, nic_xml
+from planewise.testbed.guests.vms.domain import Nic, nic_xml
 from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.host import FinishedProcess, Host
 from planewise.testbed.hosts.machine import MachineState
@@ -334,7 +334,7 @@ def test_a_function_that_died_is_named() -> None:
 
 
 def test_a_vhost_user_nic_is_a_socket_at_which_the_virtual_machine_listens() -> None:
-    xml = nic_xml(VhostUserNic("02:70:77:42:00:01", "/run/vnf1.sock"))
+    xml = nic_xml(Nic("virtio", "02:70:77:42:00:01", socket="/run/vnf1.sock"))
     assert 'type="vhostuser"' in xml
     assert 'path="/run/vnf1.sock" mode="server"' in xml
     assert 'csum="off"' in xml

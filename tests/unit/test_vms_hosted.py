@@ -18,7 +18,7 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design import Design
 from planewise.measure.station import lost_guest_first
 from planewise.measure.trials import vm_options
-from planewise.testbed.guests.vms.domain import Passthrough, VhostUserNic, nic_xml
+from planewise.testbed.guests.vms.domain import Nic, Passthrough, nic_xml
 from planewise.testbed.guests.vms.guests import read, saved_header
 from planewise.testbed.hosts.host import FinishedProcess
 from planewise.testbed.hosts.machine import Machine, MachineState, Resources
@@ -137,7 +137,7 @@ def test_a_machine_on_vhost_user_listens_where_the_port_of_its_switch_connects()
     assert "--db=unix:/tmp/x/pw-0-ovs-dpdk/db.sock" in str(added)
     assert f'options:vhost-server-path="{socket}"' in str(added)
     assert "add-port pw-0-bu pw00000000001 " in str(added)
-    device = ElementTree.fromstring(nic_xml(VhostUserNic(machine.mac, socket, queues=2)))
+    device = ElementTree.fromstring(nic_xml(Nic("virtio", machine.mac, socket=socket, queues=2)))
     source, driver = device.find("source"), device.find("driver")
     assert source is not None
     assert driver is not None

@@ -36,7 +36,7 @@ from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import function_settings, routing
 from planewise.testbed.guests.kernel import Containers, Namespaces
 from planewise.testbed.guests.kind import PlacedGuest
-from planewise.testbed.guests.vms.domain import AnyNic, VhostUserNic
+from planewise.testbed.guests.vms.domain import AnyNic, Nic
 from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.hosts.counters import HostCounters
 from planewise.testbed.hosts.host import Host
@@ -199,7 +199,7 @@ def _run_machines(
         if parts.chain.on_vfs:
             return machines.passthrough(guest)
         if switch is not None:
-            return VhostUserNic(guest.mac, switch.socket(guest.name))
+            return Nic("virtio", guest.mac, socket=switch.socket(guest.name))
         return nic_of("virtio", guest, port_of(parts.state.token, guest.index), machines.guests)
 
     machines.ensure_running(macs, nic)

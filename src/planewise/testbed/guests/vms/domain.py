@@ -64,29 +64,22 @@ class VmOptions:
 
 @dataclass(frozen=True)
 class Nic:
-    """The NIC of a virtual machine, on an existing tap or macvtap."""
+    """The NIC of a virtual machine, on an existing tap or macvtap, or shared with a switch."""
 
     model: NicModel
     mac: str
-    port: str
+    port: str = ""
     """The host side's interface."""
-    vhost: bool
-    queues: int
-    offloads: bool
+    socket: str = ""
+    """Where QEMU listens for a switch in user space; a guest gets the interface once the switch has
+    connected. Empty: the kernel has the host side."""
+    vhost: bool = False
+    queues: int = 1
+    offloads: bool = False
     ring_packets: int | None = None
     """Of a virtio NIC's receive ring; None: QEMU's default."""
     standby: bool = False
     """Whether the guest's kernel sends by a VF in its place while it has one (net_failover)."""
-
-
-@dataclass(frozen=True)
-class VhostUserNic:
-    """A virtio interface whose other end is a switch in user space, which connects to a socket."""
-
-    mac: str
-    socket: str
-    """QEMU listens there; a guest gets the interface once the switch has connected."""
-    queues: int = 1
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ class Passthrough:
     """As sysfs has it: `0000:01:10.2`."""
 
 
-AnyNic = Nic | VhostUserNic | Passthrough
+AnyNic = Nic | Passthrough
 
 
 @dataclass(frozen=True)
@@ -188,48 +181,10 @@ def nic_xml(nic: AnyNic) -> str:
 
 
 def _add_device(devices: ElementTree.Element, nic: AnyNic) -> None:
-    if isinstance(nic, Passthrough):
-        _add_function(devices, nic)
-    elif isinstance(nic, VhostUserNic):
-        interface = _add(devices, "interface", type="vhostuser")
-        _add(interface, "mac", address=nic.mac)
-        _add(interface, "source", type="unix", path=nic.socket, mode="server")
-        _add(interface, "model", type="virtio")
-        driver = _add(interface, "driver")
-        if nic.queues > 1:
-            driver.set("queues", str(nic.queues))
-        _turn_offloads_off(driver)
-        _add(interface, "rom", enabled="no")
-    else:
+    if isinstance(nic, Nic):
         _add_nic(devices, nic)
-
-
-def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
-    interface = _add(devices, "interface", type="ethernet")
-    _add(interface, "mac", address=nic.mac)
-    _add(interface, "target", dev=nic.port, managed="no")
-    _add(interface, "model", type=nic.model)
-    if nic.standby:
-        _add(interface, "teaming", type="persistent")
-    if nic.model == "virtio":
-        driver = _add(interface, "driver", name="vhost" if nic.vhost else "qemu")
-        if nic.queues > 1:
-            driver.set("queues", str(nic.queues))
-        if nic.ring_packets is not None:
-            driver.set("rx_queue_size", str(nic.ring_packets))
-        if not nic.offloads:
-            _turn_offloads_off(driver)
-    _add(interface, "rom", enabled="no")
-
-
-def _turn_offloads_off(driver: ElementTree.Element) -> None:
-    off = dict.fromkeys(("csum", "tso4", "tso6", "ecn", "ufo"), "off")
-    _add(driver, "host", **off, gso="off")
-    _add(driver, "guest", **off)
-
-
-def _add_function(devices: ElementTree.Element, function: Passthrough) -> None:
-    domain, bus, slot, number = re.split("[:.]", function.address)
+        return
+    domain, bus, slot, number = re.split("[:.]", nic.address)
     device = _add(devices, "hostdev", mode="subsystem", type="pci", managed="no")
     _add(device, "driver", name="vfio")
     _add(
@@ -241,6 +196,31 @@ def _add_function(devices: ElementTree.Element, function: Passthrough) -> None:
         function=f"0x{number}",
     )
     _add(device, "rom", enabled="no")
+
+
+def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
+    interface = _add(devices, "interface", type="vhostuser" if nic.socket else "ethernet")
+    _add(interface, "mac", address=nic.mac)
+    if nic.socket:
+        _add(interface, "source", type="unix", path=nic.socket, mode="server")
+    else:
+        _add(interface, "target", dev=nic.port, managed="no")
+    _add(interface, "model", type=nic.model)
+    if nic.standby:
+        _add(interface, "teaming", type="persistent")
+    if nic.model == "virtio":
+        driver = _add(interface, "driver")
+        if not nic.socket:
+            driver.set("name", "vhost" if nic.vhost else "qemu")
+        if nic.queues > 1:
+            driver.set("queues", str(nic.queues))
+        if nic.ring_packets is not None:
+            driver.set("rx_queue_size", str(nic.ring_packets))
+        if not nic.offloads:
+            off = dict.fromkeys(("csum", "tso4", "tso6", "ecn", "ufo"), "off")
+            _add(driver, "host", **off, gso="off")
+            _add(driver, "guest", **off)
+    _add(interface, "rom", enabled="no")
 
 
 def _add(

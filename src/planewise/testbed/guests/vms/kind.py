@@ -10,7 +10,7 @@ from functools import partial
 from planewise.errors import PlanewiseError
 from planewise.testbed.guests.kind import Guests, PlacedGuest
 from planewise.testbed.guests.vms import booted
-from planewise.testbed.guests.vms.domain import AnyNic, Passthrough, VhostUserNic, VmOptions
+from planewise.testbed.guests.vms.domain import AnyNic, Nic, Passthrough, VmOptions
 from planewise.testbed.guests.vms.guests import nic_of, remove_guests
 from planewise.testbed.guests.vms.hypervisor import Hypervisor, HypervisorGoneError
 from planewise.testbed.guests.vms.platform import VmPlatform
@@ -106,7 +106,7 @@ class VirtualMachines(Guests):
     def _nic(self, one: PlacedGuest) -> AnyNic:
         path, guest = _plane(one), one.guest
         if socket := path.socket(one.site, guest):
-            return VhostUserNic(guest.mac, socket, self._options.queues)
+            return Nic("virtio", guest.mac, socket=socket, queues=self._options.queues)
         if path.model is not None:
             return nic_of(path.model, guest, path.host_interface(guest), self._vms)
         assert one.vf is not None
