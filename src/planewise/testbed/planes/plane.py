@@ -199,7 +199,8 @@ class Plane:
         return tuple(step for guest in guests for step in self.attach(site, guest))
 
     def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
-        """Takes back from a guest, before it is removed, what outlives it."""
+        """Takes back what outlives a guest: from a namespace before it ends, from a virtual machine
+        once it has ended."""
 
     def port(self, state: MachineState, guest: Guest) -> str:
         """The host side of a guest that is plugged in; empty where the host has none."""

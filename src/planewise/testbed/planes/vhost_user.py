@@ -26,6 +26,7 @@ from planewise.testbed.switches.dpdk_switch import (
 )
 
 if TYPE_CHECKING:
+    from planewise.testbed.guests.kind import PlacedGuest
     from planewise.testbed.hosts.machine import MachineState
 
 _UPLINK = "uplink"
@@ -149,8 +150,8 @@ class VhostUserPlane(VmPlane):
         port = vhost_port(guest.port, socket, mtu_bytes=site.mtu_bytes)
         return (self.switch.added(site, port),)
 
-    def detach(self, state: MachineState, guest: Guest) -> None:
-        self.switch.leave(state, guest.port)
+    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
+        self.switch.leave(state, placed.guest.port)
 
     def socket(self, site: Site, guest: Guest) -> str:
         return f"{self.switch.directory(site)}/{guest.port}.sock"

@@ -15,6 +15,7 @@ from planewise.testbed.planes.bridge import LinuxBridge
 from planewise.testbed.planes.plane import Need, Plane, Switch
 
 if TYPE_CHECKING:
+    from planewise.testbed.guests.kind import PlacedGuest
     from planewise.testbed.hosts.host import Host
     from planewise.testbed.hosts.machine import MachineState
 
@@ -47,9 +48,9 @@ class VmPlane(Plane):
         """
         return ()
 
-    def detach(self, state: MachineState, guest: Guest) -> None:
+    def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
         """Removes the host side of a guest that has ended."""
-        if port := self.host_interface(guest):
+        if port := self.host_interface(placed.guest):
             if self.switch is not None:
                 self.switch.leave(state, port)
             state.host.run(["ip", "link", "delete", port])  # it may never have been made

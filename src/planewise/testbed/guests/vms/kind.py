@@ -120,7 +120,7 @@ class VirtualMachines(Guests):
 
     def remove(self, placed: PlacedGuest) -> None:
         self._vms.end(placed.guest)
-        _plane(placed).detach(self.state, placed.guest)
+        placed.plane.unplug(self.state, placed)
         if placed.vf is not None:
             self.state.vfs.restore_vf(placed.vf)
 
