@@ -173,10 +173,8 @@ class Crew(Protocol):
         """
 
 
-class StartCrew(Protocol):
-    """Starts a crew on a host."""
-
-    def __call__(self, host: Host, members: Sequence[CrewProcess], kind: CrewKind, /) -> Crew: ...
+StartCrew = Callable[[Host, Sequence[CrewProcess], CrewKind], Crew]
+"""Starts a crew on a host."""
 
 
 class ProcessCrew:

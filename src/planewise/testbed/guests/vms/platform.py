@@ -48,16 +48,6 @@ class VmPlatform:
         )
 
 
-@dataclass(frozen=True)
-class _Programs:
-    """Programs and devices of a host for virtual machines."""
-
-    qemu: str
-    kvm: str
-    """`none` (no /dev/kvm), `shut` (it may not be opened) or `open`."""
-    vhost: bool
-
-
 _LOOK = """
 for name in qemu-system-x86_64 libvirtd; do
     PATH="$PATH:/usr/sbin:/sbin" command -v $name || echo -
@@ -89,7 +79,7 @@ def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
             the guests here.
         PlanewiseError: the guests' files cannot be copied there.
     """
-    programs = _programs(host)
+    emulator, kvm, vhost = _programs(host)
     cache = packages.cache_directory()
     guest_kernel, busybox = kernel.find(cache), tools.find(cache).busybox
     local = local_image(with_programs)
@@ -101,8 +91,10 @@ def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
     if isinstance(host, LocalHost):
         chosen = accelerator.find(*qemu.find(), guest_kernel, busybox, cache)
     else:
-        chosen = _accelerator(host, programs, replace(guest_kernel, image=copied.kernel), busybox)
-    return VmPlatform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", copied)
+        chosen = _accelerator(
+            host, emulator, kvm, replace(guest_kernel, image=copied.kernel), busybox
+        )
+    return VmPlatform(emulator, chosen, vhost and chosen.name == "kvm", copied)
 
 
 def local_image(programs: Sequence[str] = ()) -> GuestImage:
@@ -142,7 +134,8 @@ def _no_vhost(platform: VmPlatform) -> str:
     return "this kernel has none (/dev/vhost-net)"
 
 
-def _programs(host: Host) -> _Programs:
+def _programs(host: Host) -> tuple[str, str, bool]:
+    """QEMU's path; `none` (no /dev/kvm), `shut` (it may not be opened) or `open`; vhost-net."""
     hypervisor.libraries()
     words = host.run(["sh", "-c", _LOOK]).check().stdout.split()
     program, daemon, kvm, vhost, user, users = words
@@ -161,21 +154,21 @@ def _programs(host: Host) -> _Programs:
                 remedy=f"{hypervisor.SETUP_REMEDY}, or install QEMU and libvirt's daemon with its "
                 "QEMU driver",
             )
-    return _Programs(program, kvm, vhost == "vhost")
+    return program, kvm, vhost == "vhost"
 
 
 def _accelerator(
-    host: Host, programs: _Programs, guest_kernel: Kernel, busybox: Path
+    host: Host, emulator: str, kvm: str, guest_kernel: Kernel, busybox: Path
 ) -> Accelerator:
-    if programs.kvm == "none":
+    if kvm == "none":
         return Accelerator("tcg", f"there is no /dev/kvm on {host.place}")
-    if programs.kvm == "shut":
+    if kvm == "shut":
         return Accelerator("tcg", f"/dev/kvm on {host.place} is not accessible")
     with scratch() as directory:
         initrd = directory / "pw-trial.initrd"
         initrd.write_bytes(initramfs.trial(busybox))
         argv = qemu.trial_command_line(
-            Path(programs.qemu), guest_kernel, Path(host.program(str(initrd))), "kvm"
+            Path(emulator), guest_kernel, Path(host.program(str(initrd))), "kvm"
         )
         try:
             done = host.run(argv, timeout_s=_TRIAL_TIMEOUT_S)
