@@ -288,7 +288,7 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             for plane in dict.fromkeys(place.plane for place in by_rank)
         )
         at = f" {key[1].words}" if key[1].frequency_pps is not None else ""
-        columns = ("Plane", *(_LOADS.get(load, load) for load in loads))
+        columns = ("Plane", *map(compared.stratum_words, loads))
         result.append((f"{title}{at}", Table(columns, rows)))
     return result
 
@@ -302,14 +302,7 @@ def _place(place: RankedPlane) -> PrintedNumber:
     return PrintedNumber(text, place.value, small="; ".join(small))
 
 
-_LOADS = {
-    "none": "No load",
-    "cpu": "CPU load",
-    "network": "Network load",
-    "cache": "Cache load",
-    "memory": "Memory load",
-    "all": "All loads",
-}
+_LOADS = ("none", "cpu", "network", "cache", "memory", "all")
 _FIRST_SCREEN = {"rtt_p50": "less is better", "forwarded": "more is better"}
 _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "rtt_p50": ("Median round-trip time", time_text),

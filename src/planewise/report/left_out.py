@@ -42,14 +42,8 @@ LIMITS: Mapping[Limit, str] = {
     "clock": "a clock stepped or could not be trusted",
 }
 
-KINDS = {
-    "rtt": "RTT trials",
-    "load": "load trials",
-    "chain": "chain trials",
-    "tcp": "TCP trials",
-    "alloc": "allocator trials",
-    "other": "other trials",
-}
+KINDS = {"rtt": "RTT", "tcp": "TCP", "alloc": "allocator"}
+"""Kinds of trials that are not called by their name."""
 
 CUT = LeftOut(
     "last line of trials.jsonl", "cut short by a kill or a full disk; --resume repeats it"
@@ -63,7 +57,7 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
     missed: dict[tuple[str, str, str], list[float]] = {}
     warnings: dict[str, list[str]] = {}
     for plane, trial in trials:
-        what = f"{KINDS[trial.kind]}, {plane}"
+        what = f"{KINDS.get(trial.kind, trial.kind)} trials, {plane}"
         if trial.status == "failed":
             notes[what, f"failed: {trial.reason}", True] += 1
         if trial.status != "done":

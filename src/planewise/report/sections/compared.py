@@ -60,6 +60,7 @@ _STRATA = {
     "sender": "Load at the sender",
     "responder": "Load at the responder",
     OVERALL: "All conditions",
+    "all": "All loads",
 }
 _COMPARED = {FACTOR: "Planes", policies.FACTOR: "Policies"}
 

@@ -11,6 +11,7 @@ from planewise.judge.drift import residuals
 from planewise.report import charts, theme
 from planewise.report.data import RunData
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table
+from planewise.report.left_out import KINDS
 from planewise.report.vega import Row, Span, Spec
 from planewise.store.cells import Factors, words
 from planewise.store.levels import keeps_levels
@@ -149,7 +150,7 @@ def _order_panel(
             "from": span.low + at * step,
             "to": span.low + (at + 1) * step,
             "thin": kind != "rtt",
-            "hover": f"{plane}, {_KINDS.get(kind, kind)} trial",
+            "hover": f"{plane}, {KINDS.get(kind, kind)} trial",
         }
         for plane, kind, at in places
     ]
@@ -174,14 +175,11 @@ def _order_panel(
     )
 
 
-_KINDS = {"rtt": "RTT", "tcp": "TCP"}
-
-
 def _table(ordered: Sequence[OrderedTrial]) -> Table:
     rows: list[tuple[Entry, ...]] = []
     for visit in ordered[:_MOST_ROWS]:
         trial = visit.trial
-        kind = _KINDS.get(trial.kind, trial.kind)
+        kind = KINDS.get(trial.kind, trial.kind)
         if trial.kind == "load" and trial.load is not None:
             kind = f"load, {rate_text(trial.load.intended_pps)}"
         median: Entry = Missing("no RTT was measured")
