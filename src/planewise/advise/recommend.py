@@ -460,8 +460,8 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     generator = sum("generator" in trial.limits for trial in trials if trial.kind == "load")
     if generator:
         words.append(
-            f"in {generator} load trials the generator, not the plane, was the limit: those "
-            "planes forward at least what is shown"
+            f"in {count_text(generator, 'load trial')} the generator, not the plane, was the "
+            "limit: those planes forward at least what is shown"
         )
     if mixed := mixed_backends((str(trial.cell.get("plane", "")), trial) for trial in trials):
         words.append(mixed)

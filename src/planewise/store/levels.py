@@ -49,11 +49,10 @@ class MissedLevel:
     def sentence(self) -> str:
         """The achieved and the wanted level, in words."""
         name = NAMES.get(self.factor, self.factor)
-        achieved, wanted = (
-            rate_text(value) if self.unit == "pps" else f"{value:.3g} CPUs"
-            for value in (self.achieved, self.wanted)
-        )
-        return f"{name}: {achieved} of {wanted}"
+        if self.unit == "pps":
+            return f"{name}: {rate_text(self.achieved)} of {rate_text(self.wanted)}"
+        cpus = "CPU" if self.wanted == 1 else "CPUs"
+        return f"{name}: {round(self.achieved, 2):g} of {self.wanted:.3g} {cpus}"
 
 
 def is_kept(intended: float, achieved: float) -> bool:

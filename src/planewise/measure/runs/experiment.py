@@ -330,9 +330,10 @@ def _cell_text(cell: Cell) -> str:
     if cell.vnfs:
         functions = " containers" if cell.guest == "container" else ""
         return f"{cell.plane}, chain of {cell.vnfs}{functions}, {cell.path}"
-    load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
+    name = "CPU" if cell.load_type == "cpu" else cell.load_type
+    load = "idle" if name == "none" else f"under {name} load"
     guests = f", {cell.background_guests} guests" if cell.background_guests else ""
-    return f"{cell.plane}, {load}{guests}{cell.setting and f', {cell.setting}'}"
+    return f"{cell.plane} {load}{guests}{cell.setting and f', {cell.setting}'}"
 
 
 class _TooManyFailuresError(PlanewiseError):
