@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "store": set[str](),
     "judge": {"store"},
     "advise": {"judge", "store"},
-    "report": {"judge", "store"},
+    "report": {"advise", "judge", "store"},
     "live": {"store"},
     "publications": {"advise", "judge", "report", "store"},
     "boot": set(),

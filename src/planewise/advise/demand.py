@@ -104,6 +104,11 @@ class Statement:
     basis: Basis
     source: str = ""
 
+    @property
+    def rests_on(self) -> str:
+        """Basis and source."""
+        return f"{self.basis}; {self.source}" if self.source else self.basis
+
 
 def on_vf(plane: str) -> bool:
     """Whether a guest on `plane` holds a VF."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from planewise.advise.demand import Statement
 from planewise.advise.ranked import PlaneForecast
 from planewise.judge.statistics.sentences import bound_text
 from planewise.units import percent_text, time_text
@@ -14,11 +13,6 @@ EMULATED = (
 COLUMNS = ("plane", "Mpps", "interval", "Gbit/s", "share", "p99 RTT", "cores", "bottleneck")
 NUMBERS = ("Mpps", "Gbit/s", "share", "p99 RTT", "cores")
 """The columns that hold numbers."""
-
-
-def basis(statement: Statement) -> str:
-    """What a statement rests on."""
-    return f"{statement.basis}; {statement.source}" if statement.source else statement.basis
 
 
 def cells(ranked: PlaneForecast) -> tuple[str, ...]:

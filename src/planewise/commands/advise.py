@@ -14,11 +14,9 @@ from planewise.commands.newest import newest_measured
 from planewise.commands.options import JsonOption, grouped
 
 if TYPE_CHECKING:
-    from planewise.advise.demand import Statement
     from planewise.advise.evidence import Evidence
     from planewise.advise.model.profile import Profile
     from planewise.advise.workload import Advice
-    from planewise.report.advice import AdvicePage, StatementRow
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def advise(
         from planewise.report.advice import render
         from planewise.store.files import write_file
 
-        write_file(page, render(_page(advice, host)).encode())
+        write_file(page, render(advice, host).encode())
     if json_:
         reason = None if why_not is None else room.why_not(advice, why_not)
         console.print_json(asdict(advice) | {"why_not": reason})
@@ -225,47 +223,6 @@ def _evidence(runs: Iterable[Path]) -> list[Evidence]:
     return evidence
 
 
-def _page(advice: Advice, host: Profile | None) -> AdvicePage:
-    from planewise.advise import table
-    from planewise.advise.workload import course
-    from planewise.report import advice as report
-
-    def rows_of(statements: Iterable[Statement]) -> tuple[StatementRow, ...]:
-        return tuple(
-            report.StatementRow(statement.text, table.basis(statement)) for statement in statements
-        )
-
-    chain = advice.workload.chain
-    functions = f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''}"
-    return report.AdvicePage(
-        title=f"Which plane for {functions}, {chain.pattern}?",
-        sentence=advice.sentence,
-        host=advice.profile or "no profile",
-        measured=any(ranked.measured for ranked in advice.ranking),
-        notice=table.EMULATED if advice.emulated else "",
-        columns=table.COLUMNS,
-        planes=tuple(
-            report.RankedRow(
-                ranked.plane, ranked.possible, table.cells(ranked)[1:], rows_of(ranked.statements)
-            )
-            for ranked in advice.ranking
-        ),
-        changes=rows_of(advice.changes),
-        notes=rows_of(advice.notes),
-        points=tuple(
-            report.CapacityPoint(
-                prediction.plane,
-                prediction.chain.vnfs,
-                prediction.pps,
-                *(prediction.interval or (prediction.pps, prediction.pps)),
-                prediction.bottleneck.name,
-            )
-            for prediction in course(host, advice.workload)
-        ),
-        asked_vnfs=chain.vnfs,
-    )
-
-
 def _print(advice: Advice) -> None:
     from rich.table import Table
 
@@ -291,7 +248,7 @@ def _print(advice: Advice) -> None:
         print()
         print(f"{ranked.plane}{'' if ranked.possible else ' (not possible here)'}:")
         for statement in ranked.statements:
-            print(f"  {statement.text} [{table.basis(statement)}]")
+            print(f"  {statement.text} [{statement.rests_on}]")
     if advice.changes:
         print()
         print("What would change the answer:")

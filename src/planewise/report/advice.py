@@ -2,120 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from planewise.advise import table
+from planewise.advise.model.capacity import Prediction
+from planewise.advise.model.profile import Profile
+from planewise.advise.workload import Advice, course
 from planewise.report import charts, html, theme
-from planewise.report.figure import Figure, PrintedNumber, Table
+from planewise.report.figure import Figure, Missing, PrintedNumber, Table
 from planewise.report.vega import Row, Span
 from planewise.units import rate_text
 
 
-@dataclass(frozen=True)
-class CapacityPoint:
-    """Predicted throughput of a plane with `vnfs` functions."""
-
-    plane: str
-    vnfs: int
-    pps: float
-    low_pps: float
-    high_pps: float
-    binds: str
-
-
-@dataclass(frozen=True)
-class StatementRow:
-    """A statement and its basis."""
-
-    text: str
-    basis: str
-
-
-@dataclass(frozen=True)
-class RankedRow:
-    """One plane of the ranking."""
-
-    name: str
-    possible: bool
-    cells: tuple[str, ...]
-    """As `columns` of the page."""
-    statements: tuple[StatementRow, ...]
-
-
-@dataclass(frozen=True)
-class AdvicePage:
-    """Content of the page."""
-
-    title: str
-    sentence: str
-    host: str
-    notice: str
-    """Warning above the figures; empty for none."""
-    columns: tuple[str, ...]
-    planes: tuple[RankedRow, ...]
-    changes: tuple[StatementRow, ...]
-    points: tuple[CapacityPoint, ...]
-    """Empty where there are no figures to draw."""
-    asked_vnfs: int
-    measured: bool = False
-    """Whether some of the figures were measured."""
-    notes: tuple[StatementRow, ...] = ()
-    """Reservations."""
-
-
-def render(page: AdvicePage) -> str:
+def render(advice: Advice, host: Profile | None) -> str:
     """The page as HTML that loads nothing."""
-    figures = [capacity(page)] if page.points else []
-    return html.filled("advice.html.j2", page=page, figures=html.drawn(figures))
-
-
-def capacity(page: AdvicePage) -> Figure:
-    """Throughput of each plane by number of functions, with its interval."""
-    colours = theme.colours_of(dict.fromkeys(point.plane for point in page.points))
-    span = Span.of(
-        [pps for point in page.points for pps in (point.pps, point.high_pps)], log_from=12
+    chain = advice.workload.chain
+    functions = f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''}"
+    predictions = course(host, advice.workload)
+    figures = [capacity(predictions, chain.vnfs)] if predictions else []
+    return html.filled(
+        "advice.html.j2",
+        title=f"Which plane for {functions}, {chain.pattern}?",
+        advice=advice,
+        table=table,
+        figures=html.drawn(figures),
     )
+
+
+def capacity(predictions: Sequence[Prediction], asked_vnfs: int) -> Figure:
+    """Throughput of each plane by number of functions, with its interval."""
+    colours = theme.colours_of(dict.fromkeys(one.plane for one in predictions))
+    ends = [one.interval or (one.pps, one.pps) for one in predictions]
+    span = Span.of([*(one.pps for one in predictions), *(high for _, high in ends)], log_from=12)
     rows: list[Row] = [
         {
-            "series": point.plane,
-            "x": point.vnfs,
-            "value": span.inside(point.pps),
-            "low": span.inside(point.low_pps),
-            "high": span.inside(point.high_pps),
-            "hover": f"{point.plane}, {point.vnfs} functions: {rate_text(point.pps)}",
+            "series": one.plane,
+            "x": one.chain.vnfs,
+            "value": span.inside(one.pps),
+            "low": span.inside(low),
+            "high": span.inside(high),
+            "hover": f"{one.plane}, {one.chain.vnfs} functions: {rate_text(one.pps)}",
         }
-        for point in page.points
+        for one, (low, high) in zip(predictions, ends, strict=True)
     ]
-    asked = [point for point in page.points if point.vnfs == page.asked_vnfs]
     rates = "; ".join(
-        f"{point.plane} {rate_text(point.pps)}, limited by the {point.binds}" for point in asked
+        f"{one.plane} {rate_text(one.pps)}, limited by the {one.bottleneck.name}"
+        for one in predictions
+        if one.chain.vnfs == asked_vnfs
     )
+    lengths = sorted({one.chain.vnfs for one in predictions})
     return Figure(
         "capacity",
         "Throughput by number of functions",
-        "Packets per second of all functions together, by the capacity model; lines: 95 % interval "
-        "of a single measurement.",
+        "Packets per second of all functions together, by the capacity model; lines: the largest "
+        "error on chains that were left out of its fit.",
         f"Throughput of each plane by number of functions. Asked for: {rates}.",
         (
             charts.lines(
-                "",
-                rows,
-                colours,
-                span,
-                "rate",
-                charts.levels(sorted({point.vnfs for point in page.points}), "network functions"),
+                "", rows, colours, span, "rate", charts.levels(lengths, "network functions")
             ),
         ),
         Table.of(
-            page.points,
+            predictions,
             {
-                "Plane": lambda point: point.plane,
-                "Functions": lambda point: PrintedNumber.plain(point.vnfs),
-                "Throughput": lambda point: PrintedNumber.rate(point.pps),
-                "95 % interval": lambda point: theme.interval(
-                    rate_text(point.low_pps), rate_text(point.high_pps)
+                "Plane": lambda one: one.plane,
+                "Functions": lambda one: PrintedNumber.plain(one.chain.vnfs),
+                "Throughput": lambda one: PrintedNumber.rate(one.pps),
+                "Interval": lambda one: (
+                    theme.interval(*map(rate_text, one.interval))
+                    if one.interval
+                    else Missing("not known")
                 ),
-                "Bottleneck": lambda point: point.binds,
+                "Bottleneck": lambda one: one.bottleneck.name,
             },
         ),
-        lead=f"With {page.asked_vnfs} functions: {rates}." if rates else "",
+        lead=f"With {asked_vnfs} functions: {rates}." if rates else "",
     )
