@@ -93,7 +93,7 @@ def test_no_latency_below_work_and_wires_is_promised() -> None:
     assert "Work and wires alone" in why_not(advice, "vhost-user")
     nothing = advise(XL710, replace(EAST_WEST, latency_ns=10.0))
     assert not any(one.possible for one in nothing.ranking)
-    assert nothing.sentence.startswith("No plane gives all")
+    assert nothing.sentence.startswith("No plane meets all")
     assert any("Without the latency goal" in one.text for one in nothing.changes)
 
 
