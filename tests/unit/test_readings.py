@@ -112,6 +112,16 @@ class TestImporters:
         assert found["Ping (ms) ICMP"].values == pytest.approx([110_000, 120_000, 130_000])
         assert found["TCP up"].values == pytest.approx([940.1e6, 939.8e6, 941e6])
 
+    def test_flents_counters_beside_the_test_are_left_out(self, tmp_path: Path) -> None:
+        file = json.loads(samples.flent())
+        file["metadata"]["SERIES_META"] = {}
+        file["results"]["qdisc_stats_a::drop_next"] = [-203658, 4]
+        file["results"]["VoIP::jitter"] = [0.1, 0.2]
+
+        found = read(tmp_path, json.dumps(file))
+
+        assert sorted(found) == ["Ping (ms) ICMP", "TCP up"]
+
     def test_k8s_netperfs_means_keep_their_interval(self, tmp_path: Path) -> None:
         one = read(tmp_path, samples.k8s_netperf_csv(900, 9))["throughput"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from planewise.store.readings import Readings
 from planewise.units import BITS, RATES, TIMES, count_text, percent_text, unit_of
 
 ALPHA = 0.05
+LONG_NAME = 24
+"""Names of files beyond this lose the beginning that all of them have."""
 BATCHES = 20
 """Packets, and long series, are taken in so many consecutive batches: neighbours are alike."""
 
@@ -111,20 +114,28 @@ def _independent(values: Floats) -> float:
 
 def can_tell(readings: Sequence[Readings]) -> list[str]:
     """What a file's readings can and cannot answer, a sentence for each sort of them."""
-    sorts: dict[str, list[Readings]] = defaultdict(list)
+    sorts: dict[tuple[str, int, bool], list[Readings]] = defaultdict(list)
     for one in readings:
-        sorts[_known(one)].append(one)
-    return [
-        f"{members[0].quantity if len(sorts) > 1 and len(members) == 1 else known}"
-        f"{f', {known}' if len(sorts) > 1 and len(members) == 1 else ''}: {_limit(members)}"
-        for known, members in sorts.items()
-    ]
+        single = one.of != "number" and len(one.values) == 1
+        sorts[one.of, one.runs, single].append(one)
+    sentences = []
+    for members in sorts.values():
+        known = _known(members)
+        if len(sorts) > 1 and len(members) == 1:
+            known = f"{members[0].quantity}, {known}"
+        sentences.append(f"{known}: {_limit(members)}")
+    return sentences
 
 
-def _known(one: Readings) -> str:
-    if one.of != "number":
-        return count_text(len(one.values), one.of) + ("" if one.of == "run" else " of one run")
-    return f"a mean of {one.runs} runs" if one.runs > 1 else "a single number"
+def _known(members: Sequence[Readings]) -> str:
+    one = members[0]
+    if one.of == "number":
+        return f"a mean of {one.runs} runs" if one.runs > 1 else "a single number"
+    counts = sorted({len(member.values) for member in members})
+    known = count_text(counts[-1], one.of)
+    if len(counts) > 1:
+        known = f"{counts[0]:,} to {known}"
+    return known if one.of == "run" else f"{known} of one run"
 
 
 def _limit(members: Sequence[Readings]) -> str:
@@ -138,6 +149,7 @@ def _limit(members: Sequence[Readings]) -> str:
             if bounds
             else "nothing in the file shows how much it varies"
         )
+    least = [share for share in least if share] or least
     if not least[-1]:
         return "all values are equal, so how much they vary is unknown"
     shares = " to ".join(percent_text(share) for share in dict.fromkeys((least[0], least[-1])))
@@ -202,6 +214,11 @@ def told_apart(names: Sequence[str]) -> list[str]:
 def _names(paths: Sequence[Path]) -> dict[Path, str]:
     """Each path's name without ending where that tells them apart, else the path."""
     short = [path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name for path in paths]
+    if len(set(short)) == len(short) > 1 and max(map(len, short)) > LONG_NAME:
+        words = [re.split(r"(?<=[-_. ])", name) for name in short]
+        common = takewhile(lambda alike: len(set(alike)) == 1, zip(*words, strict=False))
+        start = sum(len(alike[0]) for alike in common)
+        short = [name[start:] or name for name in short]
     if len(set(short)) < len(short):
         short = [path.name for path in paths]
     if len(set(short)) < len(short):

@@ -43,14 +43,17 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def parse(text: str, path: Path) -> list[Readings]:
-    """A series each, of known units."""
+    """A series each, where its unit is a rate or a time."""
     file = check(_File, parse_json(text, path), "the file's content", str(path))
     found = Collected(path, NAME)
     about = file.series if isinstance(file.series, dict) else {}
     for name, values in file.results.items():
         meta = about.get(name)
         said = str(meta.get("UNITS", "")) if isinstance(meta, dict) else ""
-        unit, scale = _UNITS.get(said.lower().strip(), _guessed(name))
+        known = _UNITS.get(said.lower().strip()) or (None if said else _guessed(name))
+        if known is None:
+            continue  # counters of hosts and queues beside the test
+        unit, scale = known
         steps = [
             float(value) * scale
             for value in (values if isinstance(values, list) else ())
@@ -60,6 +63,10 @@ def parse(text: str, path: Path) -> list[Readings]:
     return found.finish("no series in it has values")
 
 
-def _guessed(series: str) -> tuple[Unit, float]:
-    """Of a series whose unit the file (older versions) leaves out: flent's names tell."""
-    return ("ns", 1e6) if "ping" in series.lower() else ("bit/s", 1e6)
+def _guessed(series: str) -> tuple[Unit, float] | None:
+    """Of a series whose unit the file (older versions) leaves out: flent's names show it."""
+    if "::" in series:
+        return None
+    if series.startswith("Ping"):
+        return "ns", 1e6
+    return ("bit/s", 1e6) if series.startswith("TCP") else None
