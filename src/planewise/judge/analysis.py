@@ -265,7 +265,7 @@ def _check_missed(factor: str, family: Family, samples: Sequence[RunSample]) -> 
             raise BadInputError(
                 f"every trial of {level} with {family.metric.title} "
                 + (
-                    f"missed its level by more than 1 % ({missed[0].sentence})"
+                    f"missed its target by more than 1 % ({missed[0].sentence})"
                     if missed
                     else f"failed ({trial.reason})"
                 )
