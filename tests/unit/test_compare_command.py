@@ -235,4 +235,6 @@ def test_a_plane_whose_trials_all_missed_their_rate_is_named_with_the_reason(
     found = compare(path, "--metric", "rtt").exception
 
     assert isinstance(found, BadInputError)
-    assert "missed its target by more than 1 % (rate of the probes: 900 pps of 1 kpps)" in found.what
+    assert (
+        "missed its target by more than 1 % (rate of the probes: 900 pps of 1 kpps)" in found.what
+    )

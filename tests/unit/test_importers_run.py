@@ -103,7 +103,7 @@ def test_failed_trials_are_left_out_and_counted() -> None:
     )
 
     assert len(found) == 1
-    assert found.notes == ("1 load trials failed and are left out",)
+    assert found.notes == ("1 load trial failed and left out",)
 
 
 def test_a_run_directory_gives_the_curves_that_a_report_draws(tmp_path: Path) -> None:

@@ -77,9 +77,11 @@ def predictions(trials: Sequence[TrialRecord]) -> GroupPredictions | None:
             continue
         rows: dict[str, list[tuple[float, float, float]]] = {}
         for block, trial in trials_by_block.items():
+            assert trial.alloc is not None
             for group, measured_ns in _means(trial).items():
-                if block in means and group in means[block]:
-                    held = _held_share(trial, group)
+                if group in means.get(block, ()):
+                    held_s = statistics.fmean(one.held_s for one in members(trial, group).values())
+                    held = min(1.0, held_s / trial.alloc.window_s)
                     predicted_ns = means[block][group] * (1 - held * share)
                     rows.setdefault(group, []).append((held, predicted_ns, measured_ns))
         group_predictions += [_prediction(policy, group, values) for group, values in rows.items()]
@@ -90,16 +92,15 @@ def predictions(trials: Sequence[TrialRecord]) -> GroupPredictions | None:
 def _saved(static: Mapping[int, TrialRecord], without: Mapping[int, TrialRecord]) -> list[float]:
     """Share of the mean RTT that each guest with a VF saved against itself without one."""
     shares = []
-    for block, trial in static.items():
-        if trial.alloc is None or block not in without or without[block].alloc is None:
+    for block in static.keys() & without.keys():
+        alloc, alloc_without = static[block].alloc, without[block].alloc
+        if alloc is None or alloc_without is None:
             continue
-        guests_without = without[block].alloc.guests  # type: ignore[union-attr]
-        for name, guest in trial.alloc.guests.items():
-            guest_without = guests_without.get(name)
-            if guest_without is None or guest_without.rtt is None or guest.rtt is None:
-                continue
-            if guest.held_s >= _HELD * trial.alloc.window_s and guest_without.rtt.mean_ns > 0:
-                shares.append(1 - guest.rtt.mean_ns / guest_without.rtt.mean_ns)
+        for name in alloc.guests.keys() & alloc_without.guests.keys():
+            guest, rtt_without = alloc.guests[name], alloc_without.guests[name].rtt
+            held = guest.held_s >= _HELD * alloc.window_s
+            if held and guest.rtt is not None and rtt_without is not None and rtt_without.mean_ns:
+                shares.append(1 - guest.rtt.mean_ns / rtt_without.mean_ns)
     return shares
 
 
@@ -110,12 +111,6 @@ def _means(trial: TrialRecord) -> dict[str, float]:
         for group_trial in by_groups([trial])
         if group_trial.kind == "rtt" and keeps_levels(group_trial)
     }
-
-
-def _held_share(trial: TrialRecord, group: str) -> float:
-    assert trial.alloc is not None
-    guests = members(trial, group).values()
-    return min(1.0, statistics.fmean(guest.held_s for guest in guests) / trial.alloc.window_s)
 
 
 def _prediction(

@@ -12,6 +12,7 @@ from planewise.errors import BadInputError
 from planewise.store.backends import mixed_backends
 from planewise.store.levels import keeps_levels
 from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.units import count_text
 
 if TYPE_CHECKING:
     from planewise.store.models import Level, TrialRecord
@@ -69,7 +70,7 @@ def from_records(
     failed = sum(record.kind == "load" and not _usable(record) for record in records)
     common = [*(notes or [])]
     if failed:
-        common.append(f"{failed} load trials failed and are left out")
+        common.append(f"{count_text(failed, 'load trial')} failed and left out")
     named = ((str(record.cell.get("plane", "all")), record) for record in records)
     if mixed := mixed_backends(named):
         common.append(mixed)
