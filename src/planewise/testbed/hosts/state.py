@@ -61,14 +61,20 @@ def process_ticks(stat: str) -> int:
 
 def offloads_of(interface: str) -> str:
     """An interface's enabled offloads, by ethtool; `unknown` where it cannot be asked."""
-    words = ["ethtool", "-k", interface]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
+    if (text := _ethtool("-k", interface)) is None:
         return "unknown"
-    enabled = re.findall(r"^\t?([\w-]+): on", done.stdout, re.M)
+    enabled = re.findall(r"^\t?([\w-]+): on", text, re.M)
     kinds = ("checksum", "segmentation", "receive-offload", "gro", "receive-hashing")
     return " ".join(sorted(name for name in enabled if any(kind in name for kind in kinds)))
+
+
+def _ethtool(option: str, interface: str) -> str | None:
+    """What ethtool prints; None where it cannot be asked."""
+    words = ["ethtool", option, interface]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def generator_of(interface: str, driver: str) -> str:
@@ -205,9 +211,5 @@ def claims(text: str) -> str:
 
 def stamps_of(interface: str) -> str:
     """The claims of an interface of this machine, in words; `unknown` without an answer."""
-    words = ["ethtool", "-T", interface]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return claims(done.stdout)
+    text = _ethtool("-T", interface)
+    return "unknown" if text is None else claims(text)
