@@ -12,6 +12,7 @@ from planewise.measure.station import Place
 from planewise.measure.trials.connect import ConnectTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.loaded import LoadedPart, LoadedTrial
+from planewise.measure.trials.rr import RrPart, RrTrial
 from planewise.measure.trials.rtt import RttTrial
 from planewise.measure.trials.tcp import TcpTrial
 from planewise.testbed.planes import plane as named_plane
@@ -46,6 +47,7 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 TcpTrial("tcp", 1000, 1.0, 0, 1),
                 ConnectTrial("connect", 20, 200),
                 LoadedTrial("loaded", LoadedPart(duration_s=0.2)),
+                RrTrial("rr", RrPart(duration_s=0.2, per_s=500)),
             ):
                 samples: list[object] = []
                 place = Place(trial.name, cell.levels(), 0, 0)
@@ -53,11 +55,11 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 if record.tcp is not None:
                     assert record.tcp.goodput_bps > 0
                     assert samples
-                elif "loaded_rtt" in record.figures:
+                elif trial.name in ("loaded", "rr"):
                     assert min(figure.value for figure in record.figures.values()) > 0
                 elif record.figures:
-                    assert record.figures["connect"].value > 0
-                    assert record.figures["connect_failed"].value == 0
+                    assert record.figures[trial.name].value > 0
+                    assert record.figures[f"{trial.name}_failed"].value == 0
                 else:
                     assert record.counts is not None
                     assert record.counts.received > 0.9 * record.counts.sent > 0

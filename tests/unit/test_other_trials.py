@@ -15,7 +15,7 @@ from planewise.judge.statistics import RunSample, metrics_in, observe
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.trials import loaded
+from planewise.measure.trials import loaded, rr
 from planewise.measure.trials.connect import ConnectTrial, figures
 from planewise.measure.trials.probe import PingOutput
 from planewise.report import html
@@ -172,24 +172,41 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
     assert "median time to connect" in said
 
 
-def test_latency_under_load_is_told_beside_that_without() -> None:
-    def ping(p50_ns: float) -> PingOutput:
-        times = {"count": 10, "min_ns": 1, "mean_ns": p50_ns, "p50_ns": p50_ns, "p90_ns": p50_ns}
-        return PingOutput.model_validate(
-            {
-                "command": "ping",
-                "version": "0",
-                "started_ns": 0,
-                "duration_s": 1,
-                "load": {"intended_pps": 10, "achieved_pps": 10, "size_bytes": 128},
-                "counts": {"sent": 10, "received": 10, "lost": 0},
-                "rtt_user": {**times, "p99_ns": 3e6, "p999_ns": 3e6, "max_ns": 3_000_000},
-            }
-        )
+def ping(p50_ns: float) -> PingOutput:
+    """Ten answered probes in a second, beside one of four busy CPUs."""
+    times = {"count": 10, "min_ns": 1, "mean_ns": p50_ns, "p50_ns": p50_ns, "p90_ns": p50_ns}
+    return PingOutput.model_validate(
+        {
+            "command": "ping",
+            "version": "0",
+            "started_ns": 0,
+            "duration_s": 1,
+            "cpu": {"all": {"idle": 0.75, "sys": 0.25}},
+            "load": {"intended_pps": 10, "achieved_pps": 10, "size_bytes": 128},
+            "counts": {"sent": 10, "received": 10, "lost": 0},
+            "rtt_user": {**times, "p99_ns": 3e6, "p999_ns": 3e6, "max_ns": 3_000_000},
+        }
+    )
 
+
+def test_latency_under_load_is_told_beside_that_without() -> None:
     found = loaded.figures(ping(20_000), ping(1_000_000), 9e9)
     values = {name: figure.value for name, figure in found.items()}
     assert values == {
         "loaded_rtt": 1_000_000, "loaded_rtt_p99": 3e6, "loaded_increase": 50,
         "loaded_goodput": 9e9,
     }  # fmt: skip
+
+
+def test_requests_have_a_rate_quantiles_and_cpu_time_where_cpus_are_known() -> None:
+    values = {name: one.value for name, one in rr.figures(ping(5000), "udp", 4).items()}
+    expected = {"rr_udp": 5000, "rr_udp_p99": 3e6, "rr_udp_rate": 10, "rr_udp_cpu": 1e8}
+    assert values == expected
+    assert "rr_tcp_cpu" not in rr.figures(ping(5000), "tcp", 0)
+
+
+def test_a_design_may_ask_for_requests_by_several_transports(tmp_path: Path) -> None:
+    text = "factors: {plane: veth}\nrr: {transports: [udp, tcp]}\nblocks: 1\n"
+    (visit,) = make_schedule(read(tmp_path, text), {}, {}).visits
+    names = [trial.name.split(":")[0] for trial in visit.trials]
+    assert sorted(names) == ["rr-tcp", "rr-udp"]

@@ -1,0 +1,164 @@
+"""Trials of requests on open connections, open loop: netperf's UDP_RR and TCP_RR, but on schedule.
+
+A request by UDP is a STAMP packet that `pw-probe reflect` answers; by TCP an `ECHO` to Redis on one
+connection, whose server's time is part of every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from planewise.errors import PlanewiseError
+from planewise.judge.statistics.metrics import HISTOGRAM_SHARE, USER_HZ
+from planewise.measure.designs.design import Design, DesignModel
+from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.trials.applications import REDIS, start_redis
+from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.probe import PingOutput, parse
+from planewise.store.levels import CPU_WINDOW_S
+from planewise.store.models import Figure, TrialRecord
+
+_SLACK_S = 240.0
+"""Starting a program takes an emulated guest as long as a trial."""
+_IDLE = ("idle", "iowait", "steal", "unaccounted")
+Transport = Literal["udp", "tcp"]
+_PROTOCOLS = {"udp": "stamp", "tcp": "redis"}
+
+
+class RrPart(DesignModel):
+    """Trials of requests: one a cell, block and transport."""
+
+    per_s: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
+    """Requests due a second, whether or not earlier ones were answered."""
+    duration_s: Annotated[float, Field(ge=0.2, le=600)] = 1.0
+    """Of a trial; CPU time needs a second."""
+    transports: Annotated[tuple[Transport, ...], Field(min_length=1, strict=False)] = ("udp",)
+    """`udp`, `tcp` or both; `tcp` needs redis-server."""
+    size_bytes: Annotated[int, Field(ge=128, le=1518)] = 128
+    """Ethernet frame of a request, with FCS."""
+
+
+@dataclass(frozen=True)
+class RrTrial(Trial):
+    """One trial of requests."""
+
+    part: RrPart
+    transport: Transport = "udp"
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial`."""
+        return self.part.duration_s
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial`."""
+        client, server, part = station.ends["sender"], station.ends["responder"], self.part
+        argv = [
+            *(client.host.probe, "ping", server.address, "--proto", _PROTOCOLS[self.transport]),
+            *("--rate", f"{part.per_s:g}", "--duration", f"{part.duration_s:g}"),
+            *("--size", str(part.size_bytes), "--patience", f"{station.patience_s:g}"),
+        ]
+        with ExitStack() as running:
+            if self.transport == "tcp":
+                start_redis(server.host, [(server.netns, server.address)], running)
+            else:
+                reflect = [server.host.probe, "reflect"]
+                reflector = running.enter_context(server.host.start(reflect, netns=server.netns))
+                reflector.wait_ready("ready", _SLACK_S)
+            finished = client.host.run(
+                argv,
+                netns=client.netns,
+                timeout_s=_SLACK_S + station.patience_s + 2 * part.duration_s,
+                expected_s=part.duration_s,
+            )
+        output = parse(finished, PingOutput)
+        if output.interrupted:
+            raise KeyboardInterrupt
+        if output.rtt_user is None:
+            raise PlanewiseError(
+                f"none of {output.counts.sent} requests was answered",
+                remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+            )
+        # A virtual machine's probe sees its own CPUs alone, a server's those of one host.
+        whole = not station.separate and not client.machine
+        cpus = client.host.read_text("/proc/stat").count("\ncpu") if whole else 0
+        return TrialResult(
+            TrialRecord(
+                **place.fields,
+                kind="other",
+                started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
+                duration_s=output.duration_s,
+                counts=output.counts,
+                figures=figures(output, self.transport, cpus),
+                limits=("sut",),
+                warnings=output.warnings,
+            )
+        )
+
+
+def figures(output: PingOutput, transport: Transport, cpus: int) -> dict[str, Figure]:
+    """Answers a second, quantiles of their times, and CPU time of each where `cpus` are known.
+
+    Pure.
+    """
+    times, answered = output.rtt_user, output.counts.received
+    assert times is not None
+    name, words = f"rr_{transport}", f"requests by {transport.upper()}"
+
+    def time(title: str, value: float, resolution: float) -> Figure:
+        return Figure(
+            title=title, unit="ns", lower_is_better=True, value=value, resolution=resolution
+        )
+
+    p50, p99 = max(0.0, times.p50_ns), max(0.0, times.p99_ns)
+    found = {
+        name: time(f"median time of {words}", p50, HISTOGRAM_SHARE * p50),
+        f"{name}_p99": time(f"99th percentile of {words}", p99, HISTOGRAM_SHARE * p99),
+        f"{name}_rate": Figure(
+            title=f"answered {words} a second",
+            unit="pps",
+            lower_is_better=False,
+            value=answered / output.duration_s,
+            resolution=1 / output.duration_s,
+        ),
+    }
+    if cpus and output.cpu is not None and output.duration_s >= CPU_WINDOW_S:
+        busy = sum(share for mode, share in output.cpu.all.items() if mode not in _IDLE)
+        found[f"{name}_cpu"] = time(
+            f"busy CPU time for each of {words}",
+            busy * output.duration_s * cpus * 1e9 / answered,
+            1e9 / USER_HZ / answered,
+        )
+    return found
+
+
+class Rr(Kind):
+    """See `Kind`."""
+
+    rank = 9
+    part = "rr"
+    own_part = RrPart
+
+    def trials(self, request: TrialRequest) -> list[Trial]:
+        """One for each transport."""
+        part = RrPart.model_validate(request.design.others[self.part])
+        name = f"{request.cell.name}#r{request.block}"
+        return [RrTrial(f"rr-{one}:{name}", part, one) for one in part.transports]
+
+    def programs(self, design: Design) -> Sequence[str]:
+        """Redis, for TCP."""
+        tcp = "tcp" in RrPart.model_validate(design.others[self.part]).transports
+        return (REDIS,) if tcp else ()
+
+    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+        """A request and its answer."""
+        yield "rr.per_s", 2 * RrPart.model_validate(design.others[self.part]).per_s
+
+
+KIND = Rr()
