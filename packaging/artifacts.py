@@ -136,9 +136,20 @@ def tarball(release: Release, out: Path) -> None:
         files[f"{top}/share/doc/planewise/{name}"] = (data, 0o644)
     configured = configuration().encode()
     files[f"{top}/share/doc/planewise/planewised.toml"] = (configured, 0o644)
-    unit = (ROOT / "crates" / "planewised" / "planewised.service").read_bytes()
-    files[f"{top}/lib/systemd/system/planewised.service"] = (unit, 0o644)
+    for name, data in system_files().items():
+        files[f"{top}/lib/{name}"] = (data, 0o644)
     (out / f"{top}.tar.gz").write_bytes(gzip.compress(tar(files, release.epoch), mtime=0))
+
+
+def system_files() -> dict[str, bytes]:
+    """Path below a lib directory -> content: the unit, and what keeps network managers off VFs."""
+    places = {
+        "systemd/system/planewised.service": "planewised.service",
+        "systemd/network/05-planewise-vf.network": "planewise-vf.network",
+        "udev/rules.d/85-planewise-vf.rules": "planewise-vf.rules",
+    }
+    crate = ROOT / "crates" / "planewised"
+    return {place: (crate / name).read_bytes() for place, name in places.items()}
 
 
 def documents(release: Release) -> Iterator[tuple[str, bytes]]:
@@ -195,9 +206,8 @@ def debian_files(release: Release) -> dict[str, tuple[bytes, int]]:
     """Name below / -> (content, mode)."""
     files = {f"usr/bin/{name}": (data, 0o755) for name, data in release.programs.items()}
     files["etc/planewise/planewised.toml"] = (configuration().encode(), 0o644)
-    unit = (ROOT / "crates" / "planewised" / "planewised.service").read_text()
-    unit = unit.replace("/usr/local/bin/", "/usr/bin/")
-    files["usr/lib/systemd/system/planewised.service"] = (unit.encode(), 0o644)
+    for name, data in system_files().items():
+        files[f"usr/lib/{name}"] = (data.replace(b"/usr/local/bin/", b"/usr/bin/"), 0o644)
     for name, data in files_below(release.share):
         if Path(name).name.split(".")[0].split("-")[0].lstrip("_") == "planewise":
             continue  # of the wheel's command

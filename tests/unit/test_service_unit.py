@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -41,3 +42,26 @@ def test_the_unit_names_a_configuration_and_a_command_that_the_daemon_has() -> N
     helped = run(find_planewised(), words.split()[1], "--help")
     assert helped.returncode == 0
     assert "--config" in helped.stdout
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("udevadm") is None, reason="needs root and udevadm"
+)
+@pytest.mark.parametrize("is_vf", [True, False])
+def test_network_managers_are_kept_off_vfs_and_off_nothing_else(is_vf: bool) -> None:
+    rules = UNIT.with_name("planewise-vf.rules").read_text()
+    assert 'TEST=="device/physfn"' in rules
+    # A veth has this file; a VF has the other one.
+    rules = rules.replace("device/physfn", "address") if is_vf else rules
+    script = """
+mount -t sysfs s /sys && mount -t tmpfs t /usr/lib/udev/rules.d
+printf %s "$1" >/usr/lib/udev/rules.d/85-planewise-vf.rules
+ip link add x type veth peer y && udevadm test --action=add /sys/class/net/x
+"""
+    done = run("unshare", "-mn", "sh", "-ec", script, "sh", rules)
+    if "Reading rules file" not in done.stderr or "Failed to open device" in done.stderr:
+        pytest.skip(f"udevadm does not run here: {done.stderr[-200:]}")
+    assert ("NM_UNMANAGED=1" in done.stdout) == is_vf, done.stderr
+    network = UNIT.with_name("planewise-vf.network").read_text()
+    named = next(line for line in network.splitlines() if line.startswith("Property="))
+    assert (named.removeprefix("Property=") in done.stdout) == is_vf
