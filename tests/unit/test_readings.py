@@ -133,6 +133,9 @@ class TestImporters:
 
         assert found["received rate"].values.tolist() == [20, 40]
         assert found["dropped"].values == pytest.approx([0.01])
+        assert found["missed by the NICs"].values.tolist() == [0]
+        idle = samples.show_port_stats((0,)).replace("RX-missed: 0  ", "RX-missed: 250")
+        assert read(tmp_path, idle)["missed by the NICs"].values == pytest.approx([0.2])
 
     def test_pktgens_pages_are_intervals(self, tmp_path: Path) -> None:
         found = read(tmp_path, samples.pktgen((148_042, 148_044)))
@@ -147,6 +150,20 @@ class TestImporters:
         assert found["received rate"].values == pytest.approx([581_800])
         assert found["loss"].values == pytest.approx([0.005])
 
+    def test_trexs_stateful_table_has_no_total(self, tmp_path: Path) -> None:
+        table = """-Per port stats table
+      ports |               0 |               1
+   opackets |            1000 |            1000
+     obytes |           64000 |           64000
+   ipackets |             900 |             800
+"""
+        assert read(tmp_path, table)["loss"].values == pytest.approx([0.15])
+
+    def test_a_stream_of_iperf3_cut_short_has_its_intervals(self, tmp_path: Path) -> None:
+        text = samples.iperf3_stream((1e9, 2e9)).split('{"event": "end"')[0]
+
+        assert read(tmp_path, text)["TCP throughput"].values.tolist() == [1e9, 2e9]
+
     def test_csits_bounds_and_rates(self, tmp_path: Path) -> None:
         found = read(tmp_path, samples.csit(1e6, 1.2e6))
         assert (found["NDR"].low, found["PDR"].high) == (1e6, 1.2e6 * 1.005)
@@ -156,7 +173,10 @@ class TestImporters:
     @pytest.mark.parametrize(
         ("text", "sentence"),
         [
-            (samples.show_port_stats((0, 0)).split("testpmd> stop")[0], "no packet passed"),
+            (
+                samples.show_port_stats((0,)).split("testpmd> stop")[0].replace("1000", "0"),
+                "no packet passed",
+            ),
             (samples.SOCKPERF.split("sockperf: --->")[0], "received no answer"),
             (samples.irtt([1, 2])[:-30], "not valid JSON"),
             (samples.csit().replace('"pps"', '"cps"'), "not in pps"),

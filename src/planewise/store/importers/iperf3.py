@@ -22,6 +22,7 @@ class _Sum(Fields):
     jitter_ms: LooseNumber = None
     lost_percent: LooseNumber = None
     lost_packets: LooseNumber = None
+    packets: LooseNumber = None
     omitted: object = None
 
 
@@ -57,6 +58,8 @@ def parse(text: str, path: Path) -> list[Readings]:
                 stream = {"intervals": []}
         else:
             runs.append(value)
+    if stream["intervals"]:  # cut short
+        runs.append(stream)
     for value in runs:
         run = check(_Run, value, "a run", str(path))
         error = run.error or error
@@ -76,7 +79,8 @@ def _direction(found: Collected, run: _Run, suffix: str, direction: str) -> None
     sums = [part for part in sums if part.omitted is not True and part.bits_per_second is not None]
     whole = _whole(end, f"sum_received{suffix}", found.file)
     both = _whole(end, f"sum{suffix}", found.file)
-    udp = (run.protocol or "").upper() == "UDP" or both.lost_percent is not None
+    udp = (run.protocol or "").upper() == "UDP" or any(one.packets is not None for one in sums)
+    udp = udp or both.lost_percent is not None
     rates = [part.bits_per_second for part in sums if part.bits_per_second is not None]
     if not udp:
         name = "TCP throughput"

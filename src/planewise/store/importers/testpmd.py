@@ -16,6 +16,7 @@ NAME = "testpmd"
 
 _PORT = re.compile(r"NIC statistics for port (\d+)")
 _RATE = re.compile(r"([RT]x)-pps: *(\d+)")
+_MISSED = re.compile(r"RX-packets: *(\d+) *RX-missed: *(\d+)")
 _COUNT = re.compile(r"([RT]X-(?:packets|dropped|total)): *(\d+)")
 
 
@@ -30,6 +31,7 @@ def parse(text: str, path: Path) -> list[Readings]:
     found = Collected(path, NAME)
     rounds: dict[tuple[str, str], list[float]] = {}
     counts: dict[str, float] = {}
+    missed: dict[str, tuple[float, float]] = {}
     port = ""
     for _, line in lines(text):
         if match := _PORT.search(line):
@@ -38,6 +40,8 @@ def parse(text: str, path: Path) -> list[Readings]:
             port, counts = "", {}
         for way, value in _RATE.findall(line) if port else ():
             rounds.setdefault((way, port), []).append(number_of(value))
+        if port and (match := _MISSED.search(line)):
+            missed[port] = number_of(match[1]), number_of(match[2])
         if not port:
             counts |= {name: number_of(value) for name, value in _COUNT.findall(line)}
     for way, name in (("Rx", "received rate"), ("Tx", "transmitted rate")):
@@ -49,4 +53,8 @@ def parse(text: str, path: Path) -> list[Readings]:
     if total > 0:
         dropped = counts.get("RX-dropped", 0) + counts.get("TX-dropped", 0)
         found.add("dropped", "share", "run", [min(dropped / total, 1.0)])
+    total = sum(map(sum, missed.values()))
+    if total > 0:
+        share = sum(lost for _, lost in missed.values()) / total
+        found.add("missed by the NICs", "share", "run", [share])
     return found.finish("testpmd's counters are all zero: no packet passed")

@@ -1,7 +1,8 @@
 """The port statistics that TRex's console prints (`stats`): rates, and the share lost.
 
 Followed: cisco-system-traffic-generator/trex-core, stl/trex_stl_lib/trex_stl_stats.py and its
-successor in trex/stl: a column a port and, with several, their total.
+successor in trex/stl: a column a port and, with several, their total. The stateful t-rex-64 prints
+a table of ports without one.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ _RATE = re.compile(r"([\d.]+) *([KMGT]?)pps", re.IGNORECASE)
 
 def recognise(head: bytes, path: Path) -> float:
     """The rows of packets in its table."""
-    return 0.9 if re.search(rb"opackets\s*\|[^\n]*\n\s*ipackets\s*\|", head) else 0.0
+    return 0.9 if re.search(rb"opackets\s*\|", head) and b"ipackets" in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:
     """Rates of all ports, a value each table, and the share lost until the last one."""
     found = Collected(path, NAME)
     counts: dict[str, float] = {}
+    totals = False
     for _, line in lines(text):
         title, *cells = (cell.strip() for cell in _COLOUR.sub("", line).split("|"))
         cells = [cell for cell in cells if cell]
         if not cells:
             continue
-        if title in ("opackets", "ipackets"):
-            counts[title] = number_of(cells[-1])
+        if title in ("port", "ports"):
+            totals = cells[-1] == "total"
+        elif title in ("opackets", "ipackets"):
+            counts[title] = sum(map(number_of, cells[-1:] if totals else cells))
         elif title in ("Tx pps", "Rx pps") and (match := _RATE.match(cells[-1])):
             rate = number_of(match[1]) * SCALES[match[2].lower()]
             if rate > 0:
