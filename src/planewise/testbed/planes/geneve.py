@@ -11,7 +11,6 @@ class GenevePlane(VxlanPlane):
     """Linux chooses the tunnel's source address by its route."""
 
     name = "geneve"
-    description = "a veth pair into a bridge with a Geneve tunnel over the NIC"
     rank = 37
     options: ClassVar[str] = "type geneve id 47 dstport 6081"
 

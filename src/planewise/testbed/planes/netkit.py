@@ -14,7 +14,6 @@ class NetkitPlane(VethPlane):
     """The guest's frames enter the host's stack at once, without a backlog queue."""
 
     name = "netkit"
-    description = "a netkit pair into the host, which routes by IP"
     rank = 12
     remedy = "use Linux 6.7 or newer with CONFIG_NETKIT, and iproute2 6.7 or newer"
 

@@ -19,7 +19,6 @@ class VxlanPlane(Plane):
     """The NIC's MTU grows by the tunnel's headers, so that guests keep theirs."""
 
     name = "vxlan"
-    description = "a veth pair into a bridge with a VXLAN tunnel over the NIC"
     guests = ("namespace", "container")
     rank = 36
     on_uplink = True
