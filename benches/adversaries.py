@@ -11,11 +11,12 @@ the others are false) and breaks a test that assumes too much. Four planes under
 `planewise compare` uses, at the planned end of 3 to 20 blocks, and over two extensions. Coverage is
 of the intervals of true null comparisons.
 
-Verdicts: the systems of judge/synthetic.py and tests/adversaries.py, every parameter random, on
-ladders with random steps of 2 to 17 % and a random beginning, trials of 1 s. The truth is headroom
-against its limit on the exact mean curve, whatever the ladder; where PDR does not exist, GOOD is
-false. `judge` sees the first 2, 3, 5, 10, 20 and 50 rounds of the same trials; a sweep may add
-loads; a search has its own ladder. Prints figures with Clopper-Pearson bounds and never fails.
+Verdicts: the systems of judge/synthetic.py, tests/adversaries.py and tests/strangers.py, every
+parameter random, on ladders with random steps of 2 to 17 % and a random beginning, trials of 1 s.
+The truth is headroom against its limit on the exact mean curve, whatever the ladder; where PDR does
+not exist, GOOD is false. `judge` sees the first 2, 3, 5, 10, 20 and 50 rounds of the same trials; a
+sweep may add loads; a search has its own ladder. Prints figures with Clopper-Pearson bounds and
+never fails.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ from planewise.measure.search.sequential import sweep_until_verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests import adversaries, shapes
+from tests import adversaries, shapes, strangers
 
 Floats = NDArray[np.float64]
 Rng = np.random.Generator
+System = synthetic.SyntheticSut | adversaries.Adversary | strangers.Stranger
 World = Callable[[Rng, int], Floats]
 """Draws values of one family, shape (blocks, loads, planes): logarithms of times, or losses."""
 
@@ -323,7 +325,7 @@ def false_sameness(families: int, seed: int) -> None:
 RUNS = (2, 3, 5, 10, 20, 50)
 CASES: tuple[tuple[str, float], ...] = (
     *((kind, noise) for kind in synthetic.KINDS for noise in synthetic.NOISE_LEVELS),
-    *((family, 0.0) for family in adversaries.FAMILIES),
+    *((family, 0.0) for family in (*adversaries.FAMILIES, *strangers.KINDS)),
 )
 
 
@@ -358,13 +360,13 @@ HEAD = (
 )
 
 
-def system_of(
-    kind: str, noise: float, index: int
-) -> tuple[synthetic.SyntheticSut | adversaries.Adversary, list[float]]:
+def system_of(kind: str, noise: float, index: int) -> tuple[System, list[float]]:
     """A random system and a ladder whose loads know nothing of it."""
     rng = np.random.default_rng([index, sum(kind.encode()), round(noise * 100)])
-    system: synthetic.SyntheticSut | adversaries.Adversary
-    if kind in adversaries.FAMILIES:
+    system: System
+    if kind in strangers.KINDS:
+        system = strangers.draw(kind, 9000 + index)
+    elif kind in adversaries.FAMILIES:
         system = adversaries.draw(kind, 9000 + index)
     else:
         system = shapes.make(kind, noise_sd=noise, seed=9000 + index)
@@ -396,7 +398,7 @@ def verdicts_of(index: int, searches: bool) -> Round:
         system, loads = system_of(kind, noise, index)
         if len(loads) < 3:
             continue
-        name = f"{kind} {noise:.0%}" if kind not in adversaries.FAMILIES else kind
+        name = f"{kind} {noise:.0%}" if kind in synthetic.KINDS else kind
         headroom = system.headroom()
         truth = headroom is not None and headroom < LIMIT
         simulation = system.start(index, max_load_pps=14.88e6)

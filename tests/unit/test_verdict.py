@@ -402,6 +402,8 @@ def test_published_recordings_are_undecided_only_where_headroom_contains_its_lim
         elif verdict.verdict != row["as_written"]:
             opposite.append(row["file"])
     assert undecided <= 15
+    # Up to its first load beyond PDR one passes 8.4 % more at most, at a TIR of 0.6.
+    assert [name for name in opposite if "exp_t_6_k5.18" not in name] == []
     assert len(opposite) <= 1
 
 
