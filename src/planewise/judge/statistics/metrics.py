@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
@@ -307,8 +308,12 @@ def quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> Measur
     if share > 1:
         return MeasuredValue(float(latency.max_ns), plain.resolution, at_least=True)
     if latency.hdr is not None:
-        value = float(HdrHistogram.decode(latency.hdr).get_value_at_percentile(100 * share))
-        return MeasuredValue(max(value, plain.value), plain.resolution)
+        histogram = HdrHistogram.decode(latency.hdr)
+        # As its own `get_value_at_percentile`, which adds up the counts one by one.
+        target = histogram.get_target_count_at_percentile(100 * share)
+        index = int(np.searchsorted(np.cumsum(histogram.counts), target))
+        slow = histogram.get_highest_equivalent_value(histogram.get_value_from_index(index))
+        return MeasuredValue(max(float(slow), plain.value), plain.resolution)
     above = next(quantile for quantile, level in _SHARES.items() if level >= share)
     return replace(plain, headroom=max(0.0, float(getattr(latency, above)) - plain.value))
 

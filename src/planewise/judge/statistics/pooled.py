@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -98,7 +99,7 @@ def pooled_tests(
     # Contexts that only some levels have would make their pooled packets another mixture.
     contexts = [{pairing.context[key] for key in keys} for keys in parts.values()]
     shared = set.intersection(*contexts) if contexts else set()
-    tests = []
+    jobs: list[tuple[Level, Level, Mapping[Key, Floats], Mapping[Key, Floats], str]] = []
     for stratum in pairing.strata:
         levels = {
             level: {
@@ -108,10 +109,10 @@ def pooled_tests(
             }
             for level in level_order(parts)
         }
-        for a, b in combinations(levels, 2):
-            test = _pooled(metric, a, b, levels[a], levels[b], stratum)
-            tests += [test] if test is not None else []
-    return tuple(tests)
+        jobs += [(a, b, levels[a], levels[b], stratum) for a, b in combinations(levels, 2)]
+    with ThreadPoolExecutor(2) as pool:  # sorting and searching release the GIL
+        tests = pool.map(lambda job: _pooled(metric, *job), jobs)
+        return tuple(test for test in tests if test is not None)
 
 
 def _pooled(

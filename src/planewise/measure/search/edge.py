@@ -30,9 +30,9 @@ _MOST_OPEN = 150
 """… and to get a bound at all."""
 _PATIENT = 30
 """From so many trials on an open side goes where it probably gets its bound, near or not."""
-_EXPLORED = 10
+_EXPLORED = 16
 """Trials that serve no side, at most."""
-_VAGUE = 0.05
+_VAGUE = 0.015
 """Deviation of the belief, beyond the noise, from which trials serve no side yet."""
 _SURE = 0.85
 """A trial made for another goal serves a side that it probably confirms."""
