@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planewise.testbed.model import IpVersion
+from planewise.testbed.model import GuestKind, IpVersion
+from planewise.testbed.planes import plane
 from planewise.testbed.setting import Arrangement
 from planewise.testbed.settings.host_setting import HostSetting, Spot
 
@@ -15,11 +16,16 @@ class IpVersionSetting(HostSetting):
     name = "ip_version"
     description = "IP version that trials send; frames of IPv6 have 20 bytes more of header"
     levels = "4, 6"
-    guests = ("namespace", "container", "vm")
 
     def accepts(self, level: str) -> bool:
         """See `HostSetting`."""
         return level in ("4", "6")
+
+    def refusal(self, name: str, kind: GuestKind) -> str:
+        """See `HostSetting`."""
+        docker = plane(name).container_network
+        only = f"{self.name}: Docker's network on {name} has IPv4 alone" if docker else ""
+        return super().refusal(name, kind) or only
 
     def ip_version(self, level: str) -> IpVersion:
         """See `HostSetting`."""
