@@ -18,7 +18,15 @@ from planewise.publications.claims import Check, Claim, publications
 from planewise.publications.evidence import AskedRun, PublishedTables, Recordings, read_run
 from planewise.report import theme
 from planewise.report.figure import Missing
-from planewise.store.models import AllocResult, Counts, DaemonUse, Latency, Level, TrialRecord
+from planewise.store.models import (
+    AllocResult,
+    Counts,
+    DaemonUse,
+    Latency,
+    Level,
+    SwitchPhase,
+    TrialRecord,
+)
 from tests.command import invoked
 from tests.documents import ROOT
 from tests.unit import made_up_run
@@ -379,3 +387,26 @@ def test_the_recordings_answer_publication_p_and_are_on_its_page_by_aspect(tmp_p
     (answer,) = answers(CLAIMS["P1"], [Recordings(FOLDER)])
     assert answer.word == "held"
     assert f"{100 * good / len(labels()):.1f} %" in answer.measured
+
+
+@pytest.mark.parametrize(("sent", "word"), [(300, "held"), (40, "not decided")])
+def test_no_lost_request_counts_for_as_much_as_requests_were_sent(
+    sent: int, word: Word, tmp_path: Path
+) -> None:
+    phase = SwitchPhase(
+        name="before", begin_s=0, end_s=1, counts=Counts(sent=sent, received=sent, lost=0)
+    )
+    trials = [
+        made_up_run.trial(
+            str(block), "alloc", {"plane": "bridge", "policy": "switch"}, block,
+            alloc=AllocResult(
+                vfs=1, window_s=1, guests={}, daemon=DaemonUse(cpu=0, memory_bytes=1),
+                switch=(phase,),
+            ),
+        )
+        for block in range(6)
+    ]  # fmt: skip
+    if sent == 40:
+        trials = trials[:1]
+    (answer,) = answers(CLAIMS["F10"], [written(tmp_path / "run", trials)])
+    assert answer.word == word, answer.measured

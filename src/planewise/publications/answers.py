@@ -15,7 +15,7 @@ from planewise.errors import BadInputError
 from planewise.judge.bounded import exact
 from planewise.judge.statistics import Comparison, Family, Observation, Observed, compare_levels
 from planewise.judge.statistics.comparison import UNDECIDED
-from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.statistics.estimates import CLUMP, count_interval, median_interval
 from planewise.judge.statistics.metrics import Metric, by_sending
 from planewise.judge.statistics.sentences import sentence, value_text
 from planewise.publications.claims import Check, Claim, Publication
@@ -255,12 +255,16 @@ def _limit(
     check: Check, observations: Sequence[Observation], metric: Metric, unit: Counted
 ) -> tuple[Word, str]:
     """Whether a quantity keeps a limit: its median over blocks, the share of yes or no, in a table
-    every value."""
+    every value; of lost packets their counts, in clumps."""
     blocks: dict[int, list[float]] = defaultdict(list)
     for one in observations:
         blocks[one.block].append(one.value)
     values = [statistics.fmean(group) for group in blocks.values()]
-    if unit == "experiment" and set(values) <= {0.0, 1.0}:
+    counts = [one.counts for one in observations if one.counts is not None]
+    if counts:
+        lost, sent = (sum(part) for part in zip(*counts, strict=True))
+        middle, (low, high) = lost / sent, count_interval(lost, sent, CLUMP)
+    elif unit == "experiment" and set(values) <= {0.0, 1.0}:
         from scipy.stats import binomtest
 
         middle = statistics.fmean(values)

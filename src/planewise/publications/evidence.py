@@ -19,6 +19,7 @@ from planewise.errors import BadInputError
 from planewise.judge.analysis import SERIES
 from planewise.judge.campaign import CampaignCurve, member
 from planewise.judge.files import Judged, judge_file
+from planewise.judge.policies import switch_losses
 from planewise.judge.statistics import Metric, Observation, Observed, RunSample, observe
 from planewise.judge.statistics.metrics import Unit, rtt_source
 from planewise.store.allocations import by_groups
@@ -84,7 +85,7 @@ class AskedRun:
         if metric not in _OF_TRIALS:
             found = observe([RunSample(self.name, self.info, trials)], metric)
             return _with_defaults(found)
-        own = [trial for trial in self.trials if trial.alloc] if metric in _ALLOC else trials
+        own = [trial for trial in self.trials if trial.alloc] if metric != "spread" else trials
         title, unit, values = _OF_TRIALS[metric]
         source = rtt_source(own)
         observations = [
@@ -92,6 +93,10 @@ class AskedRun:
             for trial in own
             for cell, value in values(trial, source)
         ]
+        if metric == "switch_lost":
+            counts = [pair for pair in (switch_losses([trial]) for trial in own) if pair[1]]
+            pairs = zip(observations, counts, strict=True)
+            observations = [replace(one, counts=pair) for one, pair in pairs]
         described = Metric(metric, title, unit, True)
         return _with_defaults(Observed(described, tuple(observations), seed=self.info.seed))
 
@@ -136,9 +141,9 @@ def _switch_rtt(trial: TrialRecord, source: RttMetric) -> Values:
 
 
 def _switch_lost(trial: TrialRecord, source: RttMetric) -> Values:
-    phases = trial.alloc.switch if trial.alloc is not None else ()
-    if phases:
-        yield {}, sum(phase.counts.lost for phase in phases) / sum(p.counts.sent for p in phases)
+    lost, sent = switch_losses([trial])
+    if sent:
+        yield {}, lost / sent
 
 
 _OF_TRIALS: Mapping[str, tuple[str, Unit, Callable[[TrialRecord, RttMetric], Values]]] = {
@@ -148,7 +153,6 @@ _OF_TRIALS: Mapping[str, tuple[str, Unit, Callable[[TrialRecord, RttMetric], Val
     "switch_rtt": ("median time of the moved guest's requests", "ns", _switch_rtt),
     "switch_lost": ("lost requests of the moved guest", "share", _switch_lost),
 }
-_ALLOC = {"daemon_cpu", "daemon_memory", "switch_rtt", "switch_lost"}
 
 
 def _boost(rtt: Observed, fast: str) -> Observed:
