@@ -61,11 +61,11 @@ def run_campaign(
     ladders: dict[tuple[object, ...], tuple[float, ...]] = {}
     for place, curve in enumerate(curves, start=1):
         directory = out / curve.name
-        if not _is_done(directory):
+        key = tuple(curve.levels.items())
+        if not (directory / RUN_FILE).exists() or RunReader(directory).info.status != "done":
             progress.note(f"curve {place} of {len(curves)}: {curve.name}")
-            loads = ladders.get(_key(curve)) or _design_ladder(design)
             try:
-                sweep(_plan(design, curve, loads), _set_aside(directory), host, progress)
+                sweep(_plan(design, curve, ladders.get(key)), _set_aside(directory), host, progress)
             except PlanewiseError as error:
                 progress.note(f"{curve.name} failed: {error.what}")
                 _set_aside(directory)
@@ -74,7 +74,7 @@ def run_campaign(
                     raise
                 continue
             failures = 0
-        ladders.setdefault(_key(curve), _ladder(directory))
+        ladders.setdefault(key, _ladder(directory))
         runs.append(directory)
     return tuple(runs)
 
@@ -95,10 +95,6 @@ def _claim(design: CampaignDesign, out: Path) -> None:
         write_file(note, text.encode())
 
 
-def _is_done(directory: Path) -> bool:
-    return (directory / RUN_FILE).exists() and RunReader(directory).info.status == "done"
-
-
 def _set_aside(directory: Path) -> Path:
     """Renames an unfinished curve's directory: a curve is one sweep, from first trial to last.
 
@@ -113,14 +109,6 @@ def _set_aside(directory: Path) -> Path:
     return directory
 
 
-def _key(curve: PlannedCurve) -> tuple[object, ...]:
-    return tuple(curve.levels.items())
-
-
-def _design_ladder(design: CampaignDesign) -> tuple[float, ...] | None:
-    return None if design.offered_pps == "auto" else tuple(sorted(design.offered_pps))
-
-
 def _ladder(directory: Path) -> tuple[float, ...]:
     """The loads that a finished curve was offered."""
     trials = RunReader(directory).trials()
@@ -130,6 +118,8 @@ def _ladder(directory: Path) -> tuple[float, ...]:
 def _plan(
     design: CampaignDesign, curve: PlannedCurve, loads: tuple[float, ...] | None
 ) -> SweepPlan:
+    if loads is None and design.offered_pps != "auto":
+        loads = tuple(sorted(design.offered_pps))
     return SweepPlan(
         sut=curve.sut,
         loads_pps=loads,

@@ -170,10 +170,6 @@ class RemoteHosts:
     """As `RunInfo.emulated`."""
 
 
-def _stations(design: Design, remote: RemoteHosts | None) -> Stations:
-    return Stations(design, None if remote is None else remote.pair)
-
-
 def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
     """Reads this machine's state around trials; None where other hosts are measured."""
     return LocalWatch(offloads=nic_offloads) if remote is None else None
@@ -181,7 +177,7 @@ def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
 
 def dry_run(design: Design, remote: RemoteHosts | None = None) -> Schedule:
     """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps."""
-    with _stations(design, remote) as stations:
+    with Stations(design, None if remote is None else remote.pair) as stations:
         unavailable = stations.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
@@ -207,7 +203,7 @@ def start(
     (kpis.jsonl). `quick` fits the design to its deadline.
     """
     check_free(out)
-    with _stations(design, remote) as stations:
+    with Stations(design, None if remote is None else remote.pair) as stations:
         unavailable = stations.unavailable(cells_of(design))
         for refusal in refusals(unavailable):
             progress.note(f"left out: {refusal}")
@@ -281,7 +277,7 @@ def resume(
         info = extended(RunReader(out), blocks)
     design, ladders = _stored(info, out)
     skipped = _skipped(info, cells_of(design))
-    with _stations(design, remote) as stations:
+    with Stations(design, None if remote is None else remote.pair) as stations:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
             if not blocks:
@@ -434,6 +430,7 @@ def begin(
 ) -> RunInfo:
     """The RunInfo of a run that begins now."""
     now = datetime.now(UTC)
+    reasons = ("" if remote is None else remote.emulated, built.emulated)
     return RunInfo(
         run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         title=title,
@@ -442,7 +439,7 @@ def begin(
         seed=seed,
         hosts=_by_role(host, remote),
         testbed={} if remote is None else dict(remote.testbed),
-        emulated=_emulated(built, remote),
+        emulated="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
         differences=dict(built.differences),
         started=now,
         sessions=(Session(started=now, first_order=0),),
@@ -470,12 +467,6 @@ def _info(
     return begin(design.title, stored, design.seed, host, remote, built).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}
     )
-
-
-def _emulated(built: Stations | Built, remote: RemoteHosts | None) -> str:
-    """Why times are not those of hardware: reasons of the hosts and of their guests."""
-    reasons = (remote.emulated if remote is not None else "", built.emulated)
-    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, ...]]]:

@@ -105,7 +105,10 @@ def sweep(
         elif plan.within_reach:
             loads = reachable(loads, measurer.max_load_pps, progress)
         if not loads or (plan.within_reach and len(loads) < _LEAST_LOADS and earlier is None):
-            loads = _pilot_ladder(measurer, plan)
+            max_pps = measurer.max_load_pps
+            pilot = measurer.trial(max_pps, PILOT_S)
+            forwarded_pps = pilot.received / (pilot.duration_s or PILOT_S)
+            loads = ladder_around(forwarded_pps, plan.steps, max_pps)
         records.clear()
         measured = [0]
         info = _sweep_info(plan, loads, host, remote, measurer.built)
@@ -234,13 +237,6 @@ def reachable(loads_pps: Sequence[float], max_pps: float, progress: Progress) ->
         beyond = ", ".join(rate_text(load) for load in loads_pps if load > max_pps)
         progress.note(f"left out, because the generator sends {rate_text(max_pps)} now: {beyond}")
     return sendable
-
-
-def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
-    max_pps = measurer.max_load_pps
-    run = measurer.trial(max_pps, PILOT_S)
-    forwarded = run.received / (run.duration_s or PILOT_S)
-    return ladder_around(forwarded, plan.steps, max_pps)
 
 
 def _sweep_info(

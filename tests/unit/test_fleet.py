@@ -97,7 +97,7 @@ def test_of_nodes_that_cannot_be_told_apart_nothing_is_said() -> None:
     effects = node_effects(7, [Meeting(a, b, 1.0 + a) for a, b in pairs]).nodes
     assert all(math.isnan(one.effect) and one.p == 1 and one.why for one in effects)
     assert "needs more" in effects[0].why
-    assert "no pair" in effects[6].why
+    assert "none of its pairs" in effects[6].why
 
 
 def test_without_residuals_no_error_is_made_up() -> None:

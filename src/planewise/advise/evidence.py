@@ -116,7 +116,8 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             rivals=tuple(overall),
             rtt_p50=_by_load(places["rtt_p50"], plane),
             rtt_p99=_by_load(places["rtt_p99"], plane),
-            forwarded=_idle_first(_by_load(places["forwarded"], plane)),
+            forwarded=(rates := _by_load(places["forwarded"], plane)).get("none")
+            or rates.get(ALL_LOADS),
             forwarded_bytes=_common_size(done, plane),
             cpu=_by_load(places["cpu"], plane).get(ALL_LOADS),
             lost=sum(trial.counts.lost for trial in _rtt(done, plane) if trial.counts),
@@ -214,10 +215,6 @@ def _rtt(trials: Iterable[TrialRecord], plane: str) -> list[TrialRecord]:
 
 def _by_load(places: Iterable[RankedPlane], plane: str) -> dict[str, RankedPlane]:
     return {place.load_type: place for place in places if place.plane == plane}
-
-
-def _idle_first(places: Mapping[str, RankedPlane]) -> RankedPlane | None:
-    return places.get("none") or places.get(ALL_LOADS)
 
 
 def _common_size(trials: Iterable[TrialRecord], plane: str) -> int | None:

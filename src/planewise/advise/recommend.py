@@ -210,7 +210,11 @@ def _rank(name: str, observed: Observed) -> list[RankedPlane]:
     if not observed.observations:
         return []
     family = compare_levels(observed, "plane", by="load_type")
-    loads = {_load_type(stratum): stratum for stratum in family.strata if stratum != OVERALL}
+    loads = {
+        "none" if stratum == IDLE else stratum: stratum
+        for stratum in family.strata
+        if stratum != OVERALL
+    }
     if not loads:  # a single load: it is all loads, too
         only = {
             str(observation.cell.get("load_type", "none")) for observation in observed.observations
@@ -223,10 +227,6 @@ def _rank(name: str, observed: Observed) -> list[RankedPlane]:
         for load, stratum in [*((load, loads[load]) for load in order), (ALL_LOADS, OVERALL)]
         for place in _places(name, load, stratum, family)
     ]
-
-
-def _load_type(stratum: str) -> str:
-    return "none" if stratum == IDLE else stratum
 
 
 def _places(name: str, load: str, stratum: str, family: Family) -> list[RankedPlane]:

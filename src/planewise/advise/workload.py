@@ -61,7 +61,7 @@ def advise(
         sentence=_sentence(profile, ranking, workload),
         ranking=ranking,
         changes=tuple(changes(base, workload, best)),
-        notes=(*_notes(base), *_gained(gain, workload)),
+        notes=tuple(_notes(base, gain, workload)),
     )
 
 
@@ -173,14 +173,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
 
 
-def _gained(gain: GainProfile | None, workload: Workload) -> Iterator[Statement]:
-    if gain is not None:
-        rate_pps = workload.rate_pps
-        # Each function sends its share, and receives as much.
-        yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.functions)
-
-
-def _notes(base: EvidenceBase) -> Iterator[Statement]:
+def _notes(base: EvidenceBase, gain: GainProfile | None, workload: Workload) -> Iterator[Statement]:
     profile = base.profile
     for plane in MODELLED:
         if profile is None or profile.emulated:
@@ -208,6 +201,7 @@ def _notes(base: EvidenceBase) -> Iterator[Statement]:
         yield Statement(
             f"Of {run} the order of planes counts, no figure: {reason}.", "measurement", run
         )
-
-
-__all__ = ["Advice", "PlaneForecast", "Statement", "Workload", "advise", "course", "why_not"]
+    if gain is not None:
+        rate_pps = workload.rate_pps
+        # Each function sends its share, and receives as much.
+        yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.functions)

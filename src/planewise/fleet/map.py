@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from planewise.fleet.analysis import NodeResult, Ranking
@@ -100,12 +101,7 @@ def _panel(rows: Sequence[Row]) -> Spec:
 
 def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     """A sort key in which node 9 comes before node 10."""
-    parts: list[str] = []
-    for letter in name:
-        if parts and parts[-1].isdigit() == letter.isdigit():
-            parts[-1] += letter
-        else:
-            parts.append(letter)
+    parts = re.split(r"([0-9]+)", name)
     return tuple((part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from planewise.errors import PlanewiseError
 from planewise.fleet.plan import Fleet
@@ -85,7 +84,8 @@ def names(fleet: Fleet, match: Match) -> tuple[str, str]:
 
 def in_a_process(fleet: Fleet, match: Match, stop: threading.Event) -> str:
     """Measures a pair (see `Measure`) in a process that dies with this one."""
-    argv = pair_command(fleet.path, match.index)
+    pair = ("--resume", str(fleet.path), "--index", str(match.index))
+    argv = (sys.executable, "-m", "planewise", "--quiet", "fleet", "run", *pair)
     with closing(LocalHost("fleet")) as host, host.start(argv) as process:
         while True:
             try:
@@ -111,14 +111,6 @@ def _stopped(process: HostProcess) -> str:
     except ProcessTimeoutError:
         process.stop()
     return "stopped"
-
-
-def pair_command(fleet: Path, index: int) -> Sequence[str]:
-    """The command that measures one pair. Pure."""
-    return (
-        *(sys.executable, "-m", "planewise", "--quiet"),
-        *("fleet", "run", "--resume", str(fleet), "--index", str(index)),
-    )
 
 
 def match_of(fleet: Fleet, index: int) -> Match:
