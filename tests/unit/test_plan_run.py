@@ -156,7 +156,7 @@ def test_a_budget_is_foretold_and_refused_without_room_for_a_block() -> None:
     half = estimate_s(whole) / 2
     blocks = blocks_within(whole, half)
     assert 1 <= blocks < 8
-    assert f"room for about {blocks} of 8 blocks" in check_budget(budgeted(half), whole)
+    assert f"fits about {blocks} of 8 blocks" in check_budget(budgeted(half), whole)
     with pytest.raises(BadInputError, match="budget_s: one block of the design takes about"):
         check_budget(budgeted(0.1), whole)
 
@@ -179,7 +179,7 @@ def test_quick_measures_as_much_as_eight_blocks_have_time_for(
 
 
 def test_quick_without_a_plane_says_who_knows_why() -> None:
-    with pytest.raises(UnsupportedError, match="none of the planes"):
+    with pytest.raises(UnsupportedError, match="none of Planewise's planes"):
         Quick([], time.monotonic() + 180)
 
 
