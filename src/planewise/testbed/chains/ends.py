@@ -117,7 +117,7 @@ def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, 
     return tuple(steps)
 
 
-_INDEX = 24_000
+_PORT_INDEX = 24_000
 
 
 def port_of(token: str, number: int) -> str:
@@ -167,6 +167,8 @@ def _interface(token: str, chain: Chain, number: int, queues: int) -> Sequence[S
         return list(add_tap("", port, port_mac(mac), MTU_BYTES, queues))
     inside = netns(token, f"v{number}")
     return [
-        add_veth("", port, _INDEX + number, port_mac(mac), inside, GUEST_INTERFACE, mac, MTU_BYTES),
+        add_veth(
+            "", port, _PORT_INDEX + number, port_mac(mac), inside, GUEST_INTERFACE, mac, MTU_BYTES
+        ),
         set_up(inside, GUEST_INTERFACE),
     ]
