@@ -197,9 +197,9 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
     if name in _OF_TRIAL:
         return _of_trial(samples, _METRICS[name], _OF_TRIAL[name])
     if name == "throughput":
-        return _of_load(samples, _METRICS[name], forwarded_at_best(samples))
+        return _of_load(samples, _METRICS[name], _forwarded_at_best)
     if name in _OF_BLOCK:
-        return _of_load(samples, _METRICS[name], _OF_BLOCK[name])
+        return _of_load(samples, _METRICS[name], lambda sample: _OF_BLOCK[name])
     if (figure := figures_in(samples).get(name)) is not None:
         metric = Metric(name, figure.title, figure.unit, figure.lower_is_better)
         return _of_trial(samples, metric, lambda trial: figure_of(trial, name))
@@ -340,11 +340,12 @@ def _loss(trial: TrialRecord) -> MeasuredValue | None:
 def _of_load(
     samples: Sequence[RunSample],
     metric: Metric,
-    of_block: Callable[[Sequence[TrialRecord], RunInfo], MeasuredValue | None],
+    of_sample: Callable[[RunSample], Callable[..., MeasuredValue | None]],
 ) -> Observed:
-    """One value for all load trials of a cell in a block."""
+    """One value for all load trials of a cell in a block, by a sample's own function of them."""
     observations = []
     for sample in samples:
+        of_block = of_sample(sample)
         groups: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
         for trial in _done(sample):
             if trial.kind == "load" and trial.load is not None and trial.counts is not None:
@@ -356,17 +357,14 @@ def _of_load(
     return Observed(metric, tuple(observations))
 
 
-def forwarded_at_best(
-    samples: Sequence[RunSample],
-) -> Callable[[Sequence[TrialRecord], RunInfo], MeasuredValue | None]:
+def _forwarded_at_best(sample: RunSample) -> Callable[..., MeasuredValue | None]:
     """What a block of a cell forwarded at the load that is best for the cell over all blocks."""
     cells: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
-    for sample in samples:
-        for trial in _done(sample):
-            if trial.kind == "load":
-                cells[(sample.info.run, *sorted(trial.cell.items()))].append(trial)
+    for trial in _done(sample):
+        if trial.kind == "load":
+            cells[tuple(sorted(trial.cell.items()))].append(trial)
     best = {cell: best_load(trials) for cell, trials in cells.items()}
-    return lambda trials, info: forwarded(trials, best[(info.run, *sorted(trials[0].cell.items()))])
+    return lambda trials, info: forwarded(trials, best[tuple(sorted(trials[0].cell.items()))])
 
 
 def figures_in(samples: Sequence[RunSample]) -> dict[str, Figure]:
