@@ -20,7 +20,7 @@ from planewise.measure.designs.design_file import load_design
 from planewise.measure.runs.chains import Chains, _missing
 from planewise.measure.trials.chain_readings import ReadingDelta, result
 from planewise.store.models import FrameAccount
-from planewise.testbed.chains import describe
+from planewise.testbed.chains import describe, ends
 from planewise.testbed.chains.account import account, at_rest, frame_path
 from planewise.testbed.chains.dpdk import memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
@@ -503,3 +503,13 @@ def test_an_xdp_program_that_no_driver_runs_is_said() -> None:
     assert _remarks([native, generic]) == (
         "the kernel runs the XDP program of vnf2 (generic XDP): the NIC's driver has no XDP",
     )
+
+
+def test_no_two_interfaces_of_a_chains_host_have_one_index() -> None:
+    chain, token = Chain("bridge", "east-west", 3), "0" * 8
+    site = ends.site_of("br0", ends.CABLES)
+    steps = (*ends.cables(token), *ends.ports(token, chain, site, ends.CABLES))
+    indices = [
+        step.words.split(" index ")[1].split()[0] for step in steps if " index " in step.words
+    ]
+    assert len(set(indices)) == len(indices) == 5
