@@ -206,7 +206,7 @@ def test_requests_have_a_rate_quantiles_and_cpu_time_where_cpus_are_known() -> N
 
 
 def test_a_design_may_ask_for_requests_by_several_transports(tmp_path: Path) -> None:
-    text = "factors: {plane: veth}\nrr: {transports: [udp, tcp]}\nblocks: 1\n"
+    text = "factors: {plane: veth}\nrr: {transports: [udp, tcp]}\ncrr: {count: 20}\nblocks: 1\n"
     (visit,) = make_schedule(read(tmp_path, text), {}, {}).visits
     names = [trial.name.split(":")[0] for trial in visit.trials]
-    assert sorted(names) == ["rr-tcp", "rr-udp"]
+    assert sorted(names) == ["crr", "rr-tcp", "rr-udp"]

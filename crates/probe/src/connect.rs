@@ -1,6 +1,6 @@
-//! Measures how long TCP connections take to be made, and accepts them. Sends no data.
+//! Measures how long TCP connections take to be made, and a request on each; accepts them.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -38,11 +38,15 @@ pub struct Args {
     /// Give a connection up after this time [s]
     #[arg(long, value_name = "S", default_value = "5", value_parser = units::seconds)]
     pub timeout: Duration,
+    /// Also send so many bytes and wait for as many (`pw-probe accept --echo BYTES`)
+    #[arg(long, value_name = "BYTES", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=1_048_576))]
+    pub request: u32,
     #[command(flatten)]
     pub lifetime: Lifetime,
 }
 
-/// Accepts TCP connections on a port, and closes them.
+/// Accepts TCP connections on a port, answers a request on each if told to, and closes them.
 ///
 /// Prints `ready` on stderr once it listens, and how many there were when it ends.
 #[derive(Debug, clap::Args)]
@@ -50,6 +54,10 @@ pub struct AcceptArgs {
     /// Where to listen
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
+    /// Read so many bytes from each and send them back; one connection after another
+    #[arg(long, value_name = "BYTES", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=1_048_576))]
+    pub echo: u32,
     #[command(flatten)]
     pub lifetime: Lifetime,
 }
@@ -82,6 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
     let schedule = Schedule::steady(args.rate);
     let mut times = LatencyRecorder::default();
     let (mut failed, mut why) = (0, None);
+    let mut request = vec![0; args.request as usize];
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     let mut free_ns = start_ns;
@@ -93,7 +102,11 @@ pub fn run(args: &Args) -> Result<()> {
         let begun_ns = begun_ns(free_ns, due_ns, clock::wait_until(due_ns));
         let stream = TcpStream::connect_timeout(&args.to, args.timeout);
         free_ns = clock::monotonic_ns();
-        match stream.and_then(|stream| reset(&stream)) {
+        let answered = stream.and_then(|stream| {
+            exchange(&stream, &mut request, args.timeout)?;
+            reset(&stream)
+        });
+        match answered {
             Ok(()) => times.record(free_ns - begun_ns),
             Err(error) => {
                 failed += 1;
@@ -120,6 +133,31 @@ const fn begun_ns(free_ns: i64, due_ns: i64, woken_ns: i64) -> i64 {
     if free_ns > due_ns { due_ns } else { woken_ns }
 }
 
+/// Sends a request and waits for its answer, of the same length; nothing of an empty one.
+fn exchange(mut stream: &TcpStream, request: &mut [u8], timeout: Duration) -> io::Result<()> {
+    if request.is_empty() {
+        return Ok(());
+    }
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.write_all(request)?;
+    stream.read_exact(request)
+}
+
+/// Reads a request and sends it back; nothing of an empty one.
+fn echo(mut stream: &TcpStream, request: &mut [u8]) -> io::Result<()> {
+    if request.is_empty() {
+        return Ok(());
+    }
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.read_exact(request)?;
+    stream.write_all(request)
+}
+
+/// How long a request may take to arrive: the next connection waits meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Makes the connection end by a reset when it is dropped, which frees its port at once.
 fn reset(stream: &TcpStream) -> io::Result<()> {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -144,9 +182,13 @@ pub fn accept(args: &AcceptArgs) -> Result<()> {
     listener.set_nonblocking(true).map_err(failed)?;
     eprintln!("ready");
     let mut accepted = 0;
+    let mut request = vec![0; args.echo as usize];
     while !stop::requested() {
         match listener.accept() {
-            Ok(_) => accepted += 1,
+            Ok((stream, _)) => {
+                accepted += 1;
+                let _ = echo(&stream, &mut request); // the client counts it as failed
+            }
             // Reset by the client before it was accepted: it was made all the same.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => accepted += 1,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for(&listener),
@@ -165,8 +207,6 @@ fn wait_for(listener: &TcpListener) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use super::*;
 
     #[test]
@@ -174,6 +214,19 @@ mod tests {
         assert_eq!(begun_ns(50, 100, 103), 103);
         assert_eq!(begun_ns(100, 100, 103), 103);
         assert_eq!(begun_ns(140, 100, 141), 100);
+    }
+
+    #[test]
+    fn a_request_comes_back_whole() -> io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let stream = TcpStream::connect(listener.local_addr()?)?;
+        let (accepted, _) = listener.accept()?;
+        let server = std::thread::spawn(move || echo(&accepted, &mut [0; 100]));
+        let mut request: Vec<u8> = (0..100).collect();
+        exchange(&stream, &mut request, Duration::from_secs(5))?;
+        assert!(server.join().is_ok_and(|answered| answered.is_ok()));
+        assert_eq!(request, (0..100).collect::<Vec<u8>>());
+        Ok(())
     }
 
     #[test]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from hdrh.histogram import HdrHistogram
 from pydantic import Field, NonNegativeInt
@@ -25,8 +25,8 @@ _PORT = 7000
 _READY_S = 240.0
 """Starting a program takes an emulated guest as long as a trial."""
 _QUANTILES = (
-    ("connect", "median time to connect", 0.5),
-    ("connect_p99", "99th percentile of the time to connect", 0.99),
+    ("", "median", 0.5),
+    ("_p99", "99th percentile of the", 0.99),
 )
 
 
@@ -56,6 +56,11 @@ class ConnectTrial(Trial):
 
     count: int
     per_s: float
+    request_bytes: int = 0
+    """A request of this size is sent on each, and its answer awaited; 0: none."""
+    figure: ClassVar[str] = "connect"
+    """Name of its median; those of the others begin with it."""
+    timed: ClassVar[str] = "time to connect"
 
     @property
     def expected_s(self) -> float:
@@ -68,6 +73,9 @@ class ConnectTrial(Trial):
         to = server.at(_PORT)
         accept = [server.host.probe, "accept", "--listen", to]
         connect = [client.host.probe, "connect", to, "--count", str(self.count)]
+        if self.request_bytes:
+            accept += ["--echo", str(self.request_bytes)]
+            connect += ["--request", str(self.request_bytes)]
         with server.host.start(accept, netns=server.netns) as accepting:
             accepting.wait_ready("ready", _READY_S)
             finished = client.host.run(
@@ -91,30 +99,32 @@ class ConnectTrial(Trial):
                 kind="other",
                 started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
                 duration_s=output.duration_s,
-                figures=figures(output.time, output.made, output.failed),
+                figures=figures(output.time, output.made, output.failed, self.figure, self.timed),
                 limits=("sut",),
                 warnings=(failed,) if output.failed else (),
             )
         )
 
 
-def figures(time: Latency, made: int, failed: int) -> dict[str, Figure]:
+def figures(
+    time: Latency, made: int, failed: int, figure: str = "connect", timed: str = "time to connect"
+) -> dict[str, Figure]:
     """Quantiles of all connections, failed ones as infinitely late; and their share. Pure."""
     attempts = made + failed
     times = HdrHistogram.decode(time.hdr)
     by_name = {}
-    for name, title, quantile in _QUANTILES:
+    for ending, title, quantile in _QUANTILES:
         of_made = quantile * attempts / made
         if of_made <= 1:
             value = float(times.get_value_at_percentile(100 * of_made))
-            by_name[name] = Figure(
-                title=title,
+            by_name[figure + ending] = Figure(
+                title=f"{title} {timed}",
                 unit="ns",
                 lower_is_better=True,
                 value=value,
                 resolution=HISTOGRAM_SHARE * value,
             )
-    by_name["connect_failed"] = Figure(
+    by_name[f"{figure}_failed"] = Figure(
         title="connections that were not made",
         unit="share",
         lower_is_better=True,
