@@ -116,9 +116,10 @@ def test_another_ending_names_the_one_there_is(tmp_path: Path) -> None:
     assert ".csv" in raised.value.remedy
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     source = tmp_path / "source.csv"
     source.write_text(samples.csv_rows(samples.trials()))
+    (tmp_path / "nowhere").write_text("a file")
 
     with pytest.raises(PlanewiseError, match=r"cannot write .*nowhere"):
         exporters.write(importers.read(source), tmp_path / "nowhere" / "trials.csv")

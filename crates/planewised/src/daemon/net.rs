@@ -1,5 +1,4 @@
-//! Netlink of a host's and a guest's interfaces: bonds, veths, forwarding entries of bridges and NICs.
-//! Works in the namespace that its socket was opened in.
+//! Netlink of the interfaces in its socket's namespace: bonds, veths, forwarding entries.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
