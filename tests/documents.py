@@ -35,14 +35,21 @@ def guides() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 
 
+def lines(document: Path) -> Iterator[tuple[int, str, bool]]:
+    """Each line's number, the line, and whether it is fenced; output (```text) is left out."""
+    fence = ""
+    for number, line in enumerate(document.read_text().splitlines(), start=1):
+        if _FENCE.match(line):
+            fence = "" if fence else line
+        elif fence != "```text":
+            yield number, line, bool(fence)
+
+
 def commands(document: Path) -> Iterator[Shown]:
     """Every command of ours in a document, in code blocks and within sentences."""
     name = str(document.relative_to(ROOT))
-    fenced = False
-    for number, line in enumerate(document.read_text().splitlines(), start=1):
-        if _FENCE.match(line):
-            fenced = not fenced
-        elif fenced or line.startswith("    "):
+    for number, line, fenced in lines(document):
+        if fenced or line.startswith("    "):
             command = _SPLIT.split(line.strip(), maxsplit=1)[0].removeprefix("sudo ")
             if command.split()[:1] and command.split()[0] in PROGRAMS:
                 yield Shown(name, number, command.removesuffix("&").strip(), step=True)
@@ -58,11 +65,8 @@ _OTHERS = re.compile(r"(?!cannot )[a-z][a-z0-9]*( (?!=)|=\$\()")
 def commands_of_others(document: Path) -> Iterator[Shown]:
     """Every line in a document's blocks that a shell gives to a program that is not ours."""
     name = str(document.relative_to(ROOT))
-    fenced = False
-    for number, line in enumerate(document.read_text().splitlines(), start=1):
-        if _FENCE.match(line):
-            fenced = not fenced
-        elif (fenced or re.match(r" {4}\S", line)) and _OTHERS.match(line.strip()):
+    for number, line, fenced in lines(document):
+        if (fenced or re.match(r" {4}\S", line)) and _OTHERS.match(line.strip()):
             command = _SPLIT.split(line.strip(), maxsplit=1)[0]
             if command.split()[0] not in PROGRAMS:
                 yield Shown(name, number, command, step=True)

@@ -23,12 +23,12 @@ from tests.unit.made_up_run import MadeUp
 pytestmark = pytest.mark.linux
 
 ELSEWHERE = {
-    r"make test": (".ci/run", "make test"),
     r"make (quick|lab|nfv|docker-rtt)|planewise quick": ("Makefile", "setup"),
     r"planewise run experiments/nfv-.*": ("tests/linux/test_chains.py", "vhost-user"),
     r"planewise run experiments/docker-rtt.*": ("tests/linux/test_designs.py", "docker-rtt.yaml"),
     r"planewise run experiments/kvm-.*": ("tests/vm/test_run.py", "kvm-rtt"),
     r"planewise run experiments/my-first.yaml --live": ("tests/linux/test_live.py", "--live"),
+    r"planewise run experiments/settings.yaml": ("tests/linux/test_settings.py", "planted"),
     r"planewise run my-design.yaml --lab": ("tests/lab/test_vms.py", "passthrough"),
     r"planewise lab .*": ("tests/lab/test_lab.py", '"lab", "run"'),
     r"planewised vf setup .*": ("tests/lab/test_vf.py", '"vf", "setup"'),
@@ -59,6 +59,7 @@ OF_OTHERS = {
         PACKAGE,
         "enable --now planewised",
     ),
+    r"apt purge planewised": (PACKAGE, "purge -y -qq planewised"),
     r"tar -C / -czf .*": (PACKAGE, "tar -C / -czf"),
     r"tar -xzf planewise-static-.*": (
         "tests/release/test_archives.py",
