@@ -74,10 +74,11 @@ def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
     for size, unit in units:
         # 999.6 ns rounds to 1000 ns, which is written 1 µs
         if abs(value) >= size * 0.9995:
-            return f"{_three_digits(value / size)} {unit}"
-    return f"{_three_digits(value)} {units[-1][1]}"
+            return f"{three_digits(value / size)} {unit}"
+    return f"{three_digits(value)} {units[-1][1]}"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """`value` to three digits, without an exponent."""
     text = f"{value:.3g}"
     return f"{value:.0f}" if "e" in text else text

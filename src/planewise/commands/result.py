@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from planewise.commands.console import Rows, out, print_json
-from planewise.units import RATES, TIMES, unit_of
+from planewise.units import RATES, TIMES, three_digits, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,10 +139,10 @@ def _print_ranking(metric: str, places: Sequence[RankedPlane]) -> None:
 def _value(place: RankedPlane, size: float) -> str:
     from planewise.judge.statistics.sentences import bound_text
 
-    text = bound_text(place.bound, f"{place.value / size:.3g}")
+    text = bound_text(place.bound, three_digits(place.value / size))
     if place.low is not None and place.high is not None:
         # With two replicates an interval may reach from picoseconds to minutes.
         is_wide = place.high > WIDE * place.low
-        ends = f"{place.low / size:.3g} to {place.high / size:.3g}"
+        ends = f"{three_digits(place.low / size)} to {three_digits(place.high / size)}"
         text += " (too few)" if is_wide else f" ({ends})"
     return text
