@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,7 +51,7 @@ class LoadedTrial(Trial):
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         """See `Trial`."""
         client, server = station.ends["sender"], station.ends["responder"]
-        idle = _ping(station, self.part, "0")
+        idle = _ping(station, self.part)
         load_s = self.part.duration_s + 2 * _RAMP_S
         argv = [
             *(IPERF, "-c", server.address, "-p", str(IPERF_PORT), "--json"),
@@ -60,7 +61,8 @@ class LoadedTrial(Trial):
             iperf_server(server.host, server.netns, server.address),
             client.host.start(argv, netns=client.netns, expected_s=load_s) as sending,
         ):
-            loaded = _ping(station, self.part, f"{_RAMP_S:g}")
+            time.sleep(_RAMP_S)
+            loaded = _ping(station, self.part)
             if not sending.running:
                 parse_iperf(sending.wait(0))  # raises its own error
                 raise PlanewiseError(
@@ -81,15 +83,14 @@ class LoadedTrial(Trial):
         )
 
 
-def _ping(station: Station, part: LoadedPart, delay_s: str) -> PingOutput:
-    """Probes for the part's duration, begun after a delay; PlanewiseError if none came back."""
+def _ping(station: Station, part: LoadedPart) -> PingOutput:
+    """Probes for the part's duration; PlanewiseError if none came back."""
     client, server = station.ends["sender"], station.ends["responder"]
-    ping = [
+    argv = [
         *(client.host.probe, "ping", server.address, "--proto", "icmp", "--no-watch"),
         *("--rate", f"{part.frequency_pps:g}", "--duration", f"{part.duration_s:g}"),
         *("--size", "128", "--patience", f"{station.patience_s:g}"),
     ]
-    argv = ["sh", "-c", 'sleep "$1"; shift; exec "$@"', "ping", delay_s, *ping]
     limit_s = _SLACK_S + station.patience_s + 2 * part.duration_s
     finished = client.host.run(
         argv, netns=client.netns, timeout_s=limit_s, expected_s=part.duration_s
@@ -111,14 +112,16 @@ def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[st
     assert before is not None
     assert under is not None
 
-    def time(title: str, value_ns: float) -> Figure:
+    def duration(title: str, value_ns: float) -> Figure:
         fine = HISTOGRAM_SHARE * value_ns
         return Figure(title=title, unit="ns", lower_is_better=True, value=value_ns, resolution=fine)
 
     ratio = under.p50_ns / before.p50_ns
     return {
-        "loaded_rtt": time("median RTT while TCP saturates the path", under.p50_ns),
-        "loaded_rtt_p99": time("99th percentile of RTT while TCP saturates the path", _p99(under)),
+        "loaded_rtt": duration("median RTT while TCP saturates the path", under.p50_ns),
+        "loaded_rtt_p99": duration(
+            "99th percentile of RTT while TCP saturates the path", _p99(under)
+        ),
         "loaded_increase": Figure(
             title="median RTT under TCP, relative to idle",
             unit="share",
