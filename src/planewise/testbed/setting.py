@@ -114,6 +114,8 @@ class Arrangement:
     sites: Mapping[HostRole, Site]
     ports: Mapping[HostRole, str]
     """The host side of the main guests; empty where there is none."""
+    replaced: tuple[Guest, ...] = ()
+    """Guests that had ended and were started anew: the next trial says so."""
 
     @property
     def own_kernels(self) -> bool:

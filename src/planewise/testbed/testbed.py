@@ -182,8 +182,10 @@ class Testbed:
             work.setdefault(state.role, []).extend(requests[role])
         guests = {role: self._guests_on(self._states[role], setting.kind) for role in work}
 
+        replaced: list[Guest] = []
+
         def prepare(role: HostRole) -> None:
-            self._prepare(self._states[role], setting, work[role])
+            replaced.extend(self._prepare(self._states[role], setting, work[role]))
 
         def end_guests() -> None:
             for kind in guests.values():
@@ -206,6 +208,7 @@ class Testbed:
                 {role: tuple(one.guest for one in placed[role][1:]) for role in HOSTS},
                 {role: placed[role][0].site for role in HOSTS},
                 {role: self._port(states[role], placed[role][0]) for role in HOSTS},
+                replaced=tuple(replaced),
             )
             if setting.kind != "vm":
                 self.check_alive(setting)
@@ -264,11 +267,11 @@ class Testbed:
 
     def _prepare(
         self, state: _HostState, setting: Setting, requests: Sequence[GuestRequest]
-    ) -> None:
-        """Makes the guests that are missing on a host, also in place of those that ended."""
+    ) -> list[Guest]:
+        """Makes the guests that are missing on a host; returns those that replace ended ones."""
         for switch in state.switches_made():
             switch.resume(state)
-        _remove_lost(state)
+        lost = _remove_lost(state)
         if self._with_vfs:
             _ = state.vfs  # the NIC has them all the time
         steps = self._attach_nic(state, setting, requests)
@@ -294,6 +297,7 @@ class Testbed:
         for switch in state.switches_made():
             if switch.name not in setting.switches:
                 switch.pause(state)
+        return [state.placed[request].guest for request in missing if request in lost]
 
     def _make_room(
         self, state: _HostState, requests: Sequence[GuestRequest], missing: Sequence[GuestRequest]
@@ -442,8 +446,9 @@ def _switch_of(request: GuestRequest) -> str:
     return "" if switch is None else switch.name
 
 
-def _remove_lost(state: _HostState) -> None:
-    """Removes guests that ended or never came up, with their VFs."""
+def _remove_lost(state: _HostState) -> set[GuestRequest]:
+    """Removes guests that ended or never came up, with their VFs; returns the former."""
+    lost: set[GuestRequest] = set()
     for kind, guests in state.guests.items():
         placed = {request: one for request, one in state.placed.items() if request.kind == kind}
         ready = [one for one in placed.values() if one.ready]
@@ -451,6 +456,8 @@ def _remove_lost(state: _HostState) -> None:
         for request, one in placed.items():
             if not one.ready or id(one) in ended:
                 state.remove(request)
+                lost |= {request} if one.ready else set()
+    return lost
 
 
 @contextmanager
