@@ -367,7 +367,7 @@ def sockperf_log(rtts_us: Sequence[float], *, old: bool = False) -> str:
 
 
 def irtt(rtts_us: Sequence[float]) -> str:
-    """Packets, of which the second got lost."""
+    """Packets; the second one was lost."""
     trips = [
         {"seqno": place, "lost": "true" if place == 1 else "false",
          "delay": {} if place == 1 else {"receive": 10, "rtt": round(rtt * 1e3), "send": 20}}

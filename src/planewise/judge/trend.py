@@ -27,7 +27,7 @@ from planewise.units import percent_text
 Floats = NDArray[np.float64]
 
 RECENT = 3
-"""The newest runs, at each of which a change is looked for first: few places tell more."""
+"""How many of the newest runs are checked for a change first: fewer places give more power."""
 ALPHA_RECENT, ALPHA_EARLIER = 0.04, 0.01
 """Shares of unchanged series in which a change is seen among the newest runs, and before them."""
 LEAST = 8
