@@ -66,6 +66,15 @@ def test_what_iperf3_says_of_its_failure_is_the_error_and_other_text_is_refused(
         parse_iperf(finished('{"end": {}}'))
 
 
+def test_a_client_that_was_stopped_in_its_midst_has_not_failed() -> None:
+    told = json.dumps(REPORT | {"error": "interrupt - the client has terminated"})
+    assert parse_iperf(finished(told, 1), stopped=True).end.sum_sent.seconds == 1.6
+    with pytest.raises(PlanewiseError, match="has terminated"):
+        parse_iperf(finished(told, 1))
+    with pytest.raises(PlanewiseError, match="unable to connect"):
+        parse_iperf(finished('{"error": "unable to connect"}', 1), stopped=True)
+
+
 class Sending:
     """A client that still runs, or has printed what it had to say."""
 

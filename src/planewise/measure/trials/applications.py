@@ -59,12 +59,12 @@ def _await_listening(
 
 
 @contextmanager
-def iperf_server(host: Host, netns: str, address: str) -> Iterator[None]:
+def iperf_server(host: Host, netns: str, address: str) -> Iterator[HostProcess]:
     """A server in a guest that listens, for one client. Errors as `_await_listening`."""
-    argv = [IPERF, "-s", "-1", "-B", address, "-p", str(IPERF_PORT)]
+    argv = [IPERF, "-s", "-1", "-B", address, "-p", str(IPERF_PORT), "--json"]
     with host.start(argv, netns=netns) as server:
         _await_listening(host, netns, IPERF, address, IPERF_PORT, server)
-        yield
+        yield server
 
 
 def start_redis(host: Host, guests: Iterable[tuple[str, str]], stack: ExitStack) -> None:

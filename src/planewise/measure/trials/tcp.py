@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, ClassVar
 
@@ -25,6 +25,8 @@ from planewise.testbed.hosts.host import FinishedProcess, HostProcess
 _SLACK_S = 120.0
 """Starting iperf3 takes an emulated guest as long as a trial."""
 SAMPLE_S = 1.0
+_STOPPED = "the client has terminated"
+"""Both ends say so in their reports."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ def _read(client: End, sent: Counters | None = None) -> GaugeReading:
     return GaugeReading(time.monotonic(), counted, cpu_ticks(stat))
 
 
-def parse_iperf(finished: FinishedProcess) -> IperfReport:
-    """What an iperf3 client printed. Pure.
+def parse_iperf(finished: FinishedProcess, *, stopped: bool = False) -> IperfReport:
+    """What an iperf3 client printed, or a server; `stopped`: the client was, in its midst. Pure.
 
     Raises:
         UnsupportedError: it is not the JSON that is known of iperf3.
@@ -178,7 +180,10 @@ def parse_iperf(finished: FinishedProcess) -> IperfReport:
     """
     if finished.exit_code != 0:
         with suppress(ValueError, TypeError, KeyError):
-            raise PlanewiseError(f"{IPERF} failed: {json.loads(finished.stdout)['error']}")
+            error = json.loads(finished.stdout)["error"]
+            if not (stopped and _STOPPED in error):
+                raise PlanewiseError(f"{IPERF} failed: {error}")
+            finished = replace(finished, exit_code=0)
     try:
         return IperfReport.model_validate_json(finished.check().stdout)
     except ValidationError as error:
