@@ -298,10 +298,13 @@ dockerd --data-root /run/test-docker/data --exec-root /run/test-docker/exec \\
 """A daemon as an administrator has it: not Planewise's, and at the usual place."""
 
 
-def test_a_docker_that_runs_is_taken_and_a_vf_moves_into_a_container_by_name(
+def test_a_docker_that_runs_is_left_alone_and_a_vf_moves_into_its_container_by_name(
     hosts: dict[str, LabHost],
 ) -> None:
-    from planewise.testbed.guests.docker import Docker
+    import docker
+
+    from planewise.testbed.guests.docker import Docker, image
+    from planewise.testbed.hosts.host import find_probe
     from planewise.testbed.vfs.nic import Tool
 
     host = hosts["a"]
@@ -309,18 +312,32 @@ def test_a_docker_that_runs_is_taken_and_a_vf_moves_into_a_container_by_name(
     daemon = host.start(["sh", "-c", DOCKERD])
     try:
         daemon.wait_ready("up", 120)
-        with Docker(host, "test") as docker:
-            assert docker._daemon is None  # it started none of its own
-            docker.run("pw-test-guest")
-            (container,) = docker.locate(["pw-test-guest"])
-            tool.run("setup", "pf1", "--count", "1", "--owner", "pw-test")
-            into = ["--to", "container:pw-test-guest", "--name", "vf0"]
-            tool.run("move", "pf1/0", *into, "--owner", "pw-test")
-            links = ["nsenter", "-t", str(container.pid), "-n", "ip", "-o", "link"]
-            assert " vf0: " in host.run(links).check().stdout
-            done = host.run([tool.path, "vf", "move", "pf1/0", "--to", "container:nobody"])
-            assert done.exit_code != 0
-            assert "there is no container nobody" in done.stderr
+        theirs = docker.DockerClient(f"unix://{host.socket('/run/docker.sock')}", timeout=120)
+        with Docker(host, "test") as ours:
+            ours.run("pw-test-guest")
+            assert ours.running() == {"pw-test-guest"}
+            assert theirs.containers.list(all=True) == []
+        api = theirs.api
+        api.import_image_from_data(image(Path(find_probe())), repository="guest")
+        made = api.create_container(
+            "guest",
+            entrypoint=["/pw-probe"],
+            command=["cpu"],
+            name="guest",
+            stop_signal="SIGKILL",
+            host_config=api.create_host_config(network_mode="none"),
+        )
+        api.start(made)
+        pid = api.inspect_container(made)["State"]["Pid"]
+        tool.run("setup", "pf1", "--count", "1", "--owner", "pw-test")
+        into = ["--to", "container:guest", "--name", "vf0"]
+        tool.run("move", "pf1/0", *into, "--owner", "pw-test")
+        links = ["nsenter", "-t", str(pid), "-n", "ip", "-o", "link"]
+        assert " vf0: " in host.run(links).check().stdout
+        done = host.run([tool.path, "vf", "move", "pf1/0", "--to", "container:nobody"])
+        assert done.exit_code != 0
+        assert "there is no container nobody" in done.stderr
+        api.remove_container(made, force=True)
         # The container is gone, and with it the namespace that the VF was in.
         tool.run("restore", "--owner", "pw-test")
         (pf,) = tool.run("list", "pf1", "--json").json()["pfs"]

@@ -98,8 +98,7 @@ def missing(
     # Without KVM, QEMU emulates: slower, and every printed time says so.
     if not (which("qemu-system-x86_64") or which("qemu-kvm") or which("qemu-system-aarch64")):
         lacking["vm"] = "no QEMU for virtual machines"
-    # A running daemon is used; else planewise starts its own.
-    if not which("dockerd") and not (root / "run/docker.sock").exists():
+    if not which("dockerd"):
         lacking["docker"] = "no Docker"
     groups = root / "sys/kernel/iommu_groups"
     if not (groups.is_dir() and any(groups.iterdir())):

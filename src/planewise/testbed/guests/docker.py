@@ -1,8 +1,7 @@
-"""Docker on a host: its daemon (found or started), our image, containers and networks.
+"""A Docker of our own on a host: its daemon, our image, containers and networks.
 
-A daemon that is started here runs in
-process and mount namespaces of its own: the kernel ends it, its containers and its mounts with the
-program that started it, however that ends. In a daemon that was found, our objects have a label.
+It runs in process and mount namespaces of its own, beside a Docker that the host may have: the
+kernel ends it, its containers and its mounts with the program that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -31,11 +30,6 @@ from planewise.testbed.hosts.host import (
 if TYPE_CHECKING:
     import docker
 
-LABEL = "planewise"
-"""Label of our objects in a daemon that was found; its value is the token."""
-
-STANDARD_SOCKET = "/run/docker.sock"
-
 GUEST_MIB = 20
 """Memory that an idle container takes: its shim's 15 MiB, pw-probe and the kernel's share."""
 
@@ -46,12 +40,14 @@ API_TIMEOUT_S = 120
 
 _IMAGE = "pw-guest"
 
-# The tmpfs and /proc are this daemon's alone. With --kill-child the kernel ends the daemon with
-# unshare; and with the first process of a process namespace everything in it.
+# The tmpfs and /proc are this daemon's alone. It would use a containerd that it finds, whose
+# containers outlive it. With --kill-child the kernel ends the daemon with unshare; and with the
+# first process of a process namespace everything in it.
 _INSIDE = """
 set -e
 mount -t proc proc /proc
 mount -t tmpfs -o mode=711 pw-docker "$1/data"
+[ ! -d /run/containerd ] || mount -t tmpfs pw-containerd /run/containerd
 (until [ -S "$1/docker.sock" ]; do sleep 0.1; done; echo LISTENS >&2) &
 exec dockerd --data-root "$1/data/root" --exec-root "$1/data/exec" --pidfile "$1/data/pid" \\
     --host "unix://$1/docker.sock" --exec-opt native.cgroupdriver=cgroupfs --bridge none \\
@@ -91,13 +87,13 @@ def why_no_docker() -> str:
     """Why this machine's Docker cannot be used for guests; empty where it can."""
     if os.geteuid() != 0:
         return "and only root may give its containers interfaces"
-    if not (shutil.which("dockerd") or Path(STANDARD_SOCKET).exists()):
+    if not shutil.which("dockerd"):
         return "there is none on this machine (Debian, Ubuntu: docker.io)"
     return ""
 
 
 class Docker:
-    """Docker on a host; leaving its `with` block removes our objects, or ends our daemon.
+    """Our Docker on a host; leaving its `with` block ends it and its containers.
 
     Raises on entry:
         UnsupportedError: the host has no Docker, or its daemon does not start.
@@ -113,11 +109,6 @@ class Docker:
         self._started: dict[str, _Started] = {}
 
     @property
-    def cgroup(self) -> str:
-        """The parent of our containers' control groups."""
-        return f"/pw-{self._token}"
-
-    @property
     def api(self) -> docker.DockerClient:
         """Docker's API; only inside the `with` block."""
         if self._api is None:
@@ -126,8 +117,7 @@ class Docker:
 
     def __enter__(self) -> Docker:
         try:
-            path = self._running_socket() or self._start()
-            self._connect(path)
+            self._connect(self._start())
             with _sentences(self._host.place):
                 self.api.api.import_image_from_data(
                     image(Path(find_probe())), repository=_IMAGE, tag=self._token
@@ -167,13 +157,11 @@ class Docker:
                 entrypoint=["/pw-probe"],
                 command=["cpu"],
                 name=name,
-                labels={LABEL: self._token},
                 stop_signal="SIGKILL",
                 **configuration,
                 host_config=api.create_host_config(
                     network_mode=network or "none",
-                    # A daemon that was found places control groups itself.
-                    **({} if self._daemon is None else {"cgroup_parent": self.cgroup}),
+                    cgroup_parent=f"/pw-{self._token}",
                     # It has no addresses but those that Planewise sets.
                     sysctls={
                         "net.ipv6.conf.all.disable_ipv6": "0",
@@ -220,7 +208,7 @@ class Docker:
     def running(self) -> frozenset[str]:
         """Names of our containers that run."""
         with _sentences(self._host.place):
-            listed = self.api.api.containers(filters={"label": f"{LABEL}={self._token}"})
+            listed = self.api.api.containers()
         names = frozenset(name.lstrip("/") for container in listed for name in container["Names"])
         ended = self._ended(sorted(names & self._started.keys()))
         for name in ended:  # Docker is notified a moment after the end
@@ -280,8 +268,10 @@ class Docker:
         """Ends and removes a container; a missing one is no error."""
         started = self._started.pop(name, None)
         if started is not None:
-            with _sentences(self._host.place):
-                _remove_container(self.api, started.id)
+            import docker.errors
+
+            with _sentences(self._host.place), suppress(docker.errors.NotFound):
+                self.api.api.remove_container(started.id, force=True, v=True)
 
     def add_network(self, name: str, bridge: str, subnet: str, gateway: str, mtu: int) -> None:
         """Makes a network of Docker's driver `bridge`, on an interface called `bridge`.
@@ -295,7 +285,6 @@ class Docker:
             self.api.networks.create(
                 name,
                 driver="bridge",
-                labels={LABEL: self._token},
                 ipam=docker.types.IPAMConfig(
                     pool_configs=[docker.types.IPAMPool(subnet=subnet, gateway=gateway)]
                 ),
@@ -307,12 +296,9 @@ class Docker:
             )
 
     def close(self) -> None:
-        """Removes our objects, or ends our own daemon."""
+        """Ends the daemon. Idempotent."""
         self._started.clear()
         if self._api is not None:
-            if self._daemon is None:
-                with suppress(PlanewiseError):
-                    remove_objects(self._api, self._token)
             self._api.close()
             self._api = None
         if self._daemon is not None:
@@ -323,18 +309,6 @@ class Docker:
             self._daemon = None
             with suppress(PlanewiseError):
                 self._host.run(["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{self._token}"])
-
-    def _running_socket(self) -> str | None:
-        has_socket = self._host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0
-        return STANDARD_SOCKET if has_socket and self._answers() else None
-
-    def _answers(self) -> bool:
-        """Whether a daemon listens: a socket may outlive one."""
-        try:
-            self._connect(STANDARD_SOCKET)
-        except PlanewiseError:
-            return False
-        return True
 
     def _start(self) -> str:
         directory = f"{self._host.directory}/docker"
@@ -455,25 +429,6 @@ def join_command(container: Container, argv: Sequence[str]) -> list[str]:
     joins = "".join(f"echo $$ >{shlex.quote(file)} && " for file in container.cgroups)
     enter = f"exec nsenter --net=/run/netns/{shlex.quote(container.name)} --"
     return ["sh", "-c", f'{joins}{enter} "$@"', "sh", *argv]
-
-
-def remove_objects(api: docker.DockerClient, token: str) -> None:
-    """Removes every container, network and image of this token from a daemon."""
-    label = {"label": f"{LABEL}={token}"}
-    with _sentences("this host"):
-        for container in api.api.containers(all=True, filters=label):
-            _remove_container(api, container["Id"])
-        for network in api.api.networks(filters=label):
-            api.api.remove_network(network["Id"])
-        with suppress(PlanewiseError), _sentences("this host"):
-            api.api.remove_image(f"{_IMAGE}:{token}", force=True)
-
-
-def _remove_container(api: docker.DockerClient, identity: str) -> None:
-    import docker.errors
-
-    with suppress(docker.errors.NotFound):
-        api.api.remove_container(identity, force=True, v=True)
 
 
 def raise_from_log(daemon: HostProcess, place: str) -> None:

@@ -91,7 +91,7 @@ class MachineState:
 
     @property
     def docker(self) -> Docker:
-        """Docker there, opened at the first use.
+        """Our Docker there, started at the first use.
 
         Raises:
             UnsupportedError: the host has no Docker, or its daemon does not start.
@@ -180,8 +180,8 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
         'cat "/sys/class/net/$1/device/sriov_totalvfs" 2>/dev/null || echo 0; '
         'basename "$(readlink "/sys/class/net/$1/device/driver" || echo none)"; '
         "sed -n 's/^MemAvailable: *//p' /proc/meminfo; "
-        "if command -v dockerd >/dev/null || [ -S /run/docker.sock ]; then echo yes; "
-        "else echo no; fi; command -v ovs-vswitchd >/dev/null && echo yes || echo no; "
+        "command -v dockerd >/dev/null && echo yes || echo no; "
+        "command -v ovs-vswitchd >/dev/null && echo yes || echo no; "
         f"[ -x {DPDK_PROGRAM} ] && echo yes || echo no; "
         "grep -q Hugepagesize /proc/meminfo && echo yes || echo no; "
         'ip -json address show dev "$1" 2>/dev/null'

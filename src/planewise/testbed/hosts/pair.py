@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab.state import state_root
-from planewise.testbed.guests.docker import REMOVE_CGROUPS, STANDARD_SOCKET, remove_objects
+from planewise.testbed.guests.docker import REMOVE_CGROUPS
 from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import ledger, netns, signals
 from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
@@ -315,14 +315,6 @@ def _clean(host: RemoteHost, note: HostNote, token: str) -> None:
             pass  # without it no VF was ever touched
         else:
             tool.restore(f"pw-{token}")
-        if host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0:
-            import docker
-            import docker.errors
-
-            with suppress(docker.errors.DockerException):
-                api = docker.DockerClient(base_url=f"unix://{host.socket(STANDARD_SOCKET)}")
-                remove_objects(api, token)
-                api.close()
         remove_traces(host, note.nic, token)
         return_nics([host], [note])
 
