@@ -10,7 +10,6 @@ from planewise.measure.search.goals import Goal
 from planewise.measure.search.run import algorithm_named, run_search
 from planewise.measure.station import Place
 from planewise.measure.trials.connect import ConnectTrial
-from planewise.measure.trials.crr import CrrTrial
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.loaded import LoadedPart, LoadedTrial
 from planewise.measure.trials.rr import RrPart, RrTrial
@@ -48,7 +47,7 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 TcpTrial("tcp", 1000, 1.0, 0, 1),
                 ConnectTrial("connect", 20, 200),
                 LoadedTrial("loaded", LoadedPart(duration_s=0.2)),
-                CrrTrial("crr", 20, 200, 100),
+                ConnectTrial("crr", 20, 200, 100),
                 RrTrial("rr", RrPart(duration_s=0.2, per_s=500)),
             ):
                 samples: list[object] = []

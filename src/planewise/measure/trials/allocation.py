@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from planewise.errors import PlanewiseError
-from planewise.measure.designs.design import Policy, Protocol
+from planewise.measure.designs.design import Policy
 from planewise.measure.station import Place, Station, TrialResult
 from planewise.measure.trials.applications import (
     IPERF,
     IPERF_PORT,
     iperf_server,
-    start_redis,
+    start_answering,
 )
 from planewise.measure.trials.requests import (
     RequestStream,
@@ -60,7 +60,7 @@ from planewise.testbed.hosts.host import Host, HostProcess
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import Guest
 from planewise.testbed.vfs.alloc_client import Client, MoveStatus, Status, guest_path
-from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Stance
+from planewise.testbed.vfs.allocator import AllocatorSettings, Stance
 
 if TYPE_CHECKING:
     from planewise.measure.trials.alloc import AllocTrial
@@ -285,7 +285,8 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
     settings = settings_of(trial, [stream.guest for stream in streams])
     file_server = allocator.guests[-1]
     with allocator.running(settings) as client, ExitStack() as running:
-        _start_servers(allocator, trial.protocol, running)
+        at = [(guest.netns, guest.ipv4) for guest in allocator.guests]
+        start_answering(trial.protocol, allocator.host, at, running)
         if part.download_mib is not None:
             running.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
         started = datetime.now(UTC)
@@ -320,17 +321,6 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
     alloc = alloc.model_copy(update={"download": downloaded})
     record = record.model_copy(update={"alloc": alloc, "figures": figures_of(downloaded)})
     return TrialResult(record, sent.packets, recording)
-
-
-def _start_servers(allocator: Allocator, protocol: Protocol, running: ExitStack) -> None:
-    """Starts what answers requests in every guest, where the kernel does not."""
-    host = allocator.host
-    if protocol == "stamp":
-        for guest in allocator.guests:
-            reflect = host.start([host.probe, "reflect"], netns=guest.netns)
-            running.enter_context(reflect).wait_ready("ready", _SLACK_S)
-    elif protocol == "redis":
-        start_redis(host, [(guest.netns, guest.ipv4) for guest in allocator.guests], running)
 
 
 def download_command(guest: Guest, size_mib: int) -> list[str]:

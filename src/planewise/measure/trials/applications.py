@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from planewise.errors import PlanewiseError
+from planewise.measure.trials.probe import START_S
 from planewise.testbed.hosts.host import Host, HostProcess
 
 IPERF = "iperf3"
@@ -67,9 +68,17 @@ def iperf_server(host: Host, netns: str, address: str) -> Iterator[HostProcess]:
         yield server
 
 
-def start_redis(host: Host, guests: Iterable[tuple[str, str]], stack: ExitStack) -> None:
-    """A server in each guest (namespace and address) while `stack` is open; returns once all
-    listen."""
+def start_answering(
+    protocol: str, host: Host, guests: Iterable[tuple[str, str]], stack: ExitStack
+) -> None:
+    """Starts what answers probes of a protocol in each guest (namespace and address) while `stack`
+    is open, where the kernel does not; returns once all listen."""
+    if protocol == "stamp":
+        for netns, _ in guests:
+            reflector = stack.enter_context(host.start([host.probe, "reflect"], netns=netns))
+            reflector.wait_ready("ready", START_S)
+    if protocol != "redis":
+        return
     servers = [
         (netns, address, stack.enter_context(host.start(redis_command(address), netns=netns)))
         for netns, address in guests

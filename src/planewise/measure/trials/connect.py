@@ -1,29 +1,28 @@
 """Trials of connections: how long a guest takes to make a TCP connection to another, by `pw-probe`.
 
 The smallest kind of trial: it has its own part of a design, and figures instead of a record.
+Beside it connect, request, close: what a client feels that opens a connection for each request
+(netperf's TCP_CRR). Both are open loop: a connection that is due while the one before lasts counts
+from when it was due.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from hdrh.histogram import HdrHistogram
 from pydantic import Field, NonNegativeInt
 
 from planewise.errors import PlanewiseError
-from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.probe import ProbeOutput, parse
-from planewise.store.models import Figure, Latency, TrialRecord
+from planewise.measure.trials.probe import START_S, TimedOutput, parse, result_of, time_figure
+from planewise.store.models import Figure, Latency
 
 _PORT = 7000
-_READY_S = 240.0
-"""Starting a program takes an emulated guest as long as a trial."""
 _QUANTILES = (
     ("", "median", 0.5),
     ("_p99", "99th percentile of the", 0.99),
@@ -39,11 +38,16 @@ class ConnectPart(DesignModel):
     """Connections due a second; one that waits for the previous counts from when it was due."""
 
 
-class ConnectOutput(ProbeOutput):
+class CrrPart(ConnectPart):
+    """Trials of connect, request, close: one a cell and block."""
+
+    request_bytes: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Of a request, and of its answer."""
+
+
+class ConnectOutput(TimedOutput):
     """`pw-probe connect`."""
 
-    started_ns: int
-    duration_s: float
     made: NonNegativeInt
     failed: NonNegativeInt
     why: str | None = None
@@ -58,9 +62,6 @@ class ConnectTrial(Trial):
     per_s: float
     request_bytes: int = 0
     """A request of this size is sent on each, and its answer awaited; 0: none."""
-    figure: ClassVar[str] = "connect"
-    """Name of its median; those of the others begin with it."""
-    timed: ClassVar[str] = "time to connect"
 
     @property
     def expected_s(self) -> float:
@@ -77,11 +78,11 @@ class ConnectTrial(Trial):
             accept += ["--echo", str(self.request_bytes)]
             connect += ["--request", str(self.request_bytes)]
         with server.host.start(accept, netns=server.netns) as accepting:
-            accepting.wait_ready("ready", _READY_S)
+            accepting.wait_ready("ready", START_S)
             finished = client.host.run(
                 [*connect, "--rate", f"{self.per_s:g}"],
                 netns=client.netns,
-                timeout_s=_READY_S + 2 * self.expected_s,
+                timeout_s=START_S + 2 * self.expected_s,
                 expected_s=self.expected_s,
             )
         output = parse(finished, ConnectOutput)
@@ -93,23 +94,15 @@ class ConnectTrial(Trial):
                 remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
             )
         failed = f"{output.failed} connections were not made, the first: {output.why}"
-        return TrialResult(
-            TrialRecord(
-                **place.fields,
-                kind="other",
-                started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
-                duration_s=output.duration_s,
-                figures=figures(output.time, output.made, output.failed, self.figure, self.timed),
-                limits=("sut",),
-                warnings=(failed,) if output.failed else (),
-            )
-        )
+        found = figures(output.time, output.made, output.failed, bool(self.request_bytes))
+        return result_of(place, output, found, warnings=(failed,) if output.failed else ())
 
 
-def figures(
-    time: Latency, made: int, failed: int, figure: str = "connect", timed: str = "time to connect"
-) -> dict[str, Figure]:
+def figures(time: Latency, made: int, failed: int, requests: bool = False) -> dict[str, Figure]:
     """Quantiles of all connections, failed ones as infinitely late; and their share. Pure."""
+    figure, timed = "connect", "time to connect"
+    if requests:
+        figure, timed = "crr", "time to connect, request and close"
     attempts = made + failed
     times = HdrHistogram.decode(time.hdr)
     by_name = {}
@@ -117,13 +110,7 @@ def figures(
         of_made = quantile * attempts / made
         if of_made <= 1:
             value = float(times.get_value_at_percentile(100 * of_made))
-            by_name[figure + ending] = Figure(
-                title=f"{title} {timed}",
-                unit="ns",
-                lower_is_better=True,
-                value=value,
-                resolution=HISTOGRAM_SHARE * value,
-            )
+            by_name[figure + ending] = time_figure(f"{title} {timed}", value)
     by_name[f"{figure}_failed"] = Figure(
         title="connections that were not made",
         unit="share",
@@ -153,4 +140,22 @@ class Connect(Kind):
         yield "connect.per_s", 4 * ConnectPart.model_validate(design.others[self.part]).per_s
 
 
-KIND = Connect()
+class Crr(Kind):
+    """See `Kind`."""
+
+    rank = 8
+    part = "crr"
+    own_part = CrrPart
+
+    def trials(self, request: TrialRequest) -> list[Trial]:
+        """One."""
+        part = CrrPart.model_validate(request.design.others[self.part])
+        name = f"crr:{request.cell.name}#r{request.block}"
+        return [ConnectTrial(name, part.count, part.per_s, part.request_bytes)]
+
+    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+        """Seven packets a connection, which is reset at last."""
+        yield "crr.per_s", 7 * CrrPart.model_validate(design.others[self.part]).per_s
+
+
+KINDS = (Connect(), Crr())

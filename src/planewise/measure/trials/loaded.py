@@ -5,23 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import Field
 
-from planewise.errors import PlanewiseError
 from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.probe import PingOutput, parse
+from planewise.measure.trials.probe import START_S, PingOutput, ping, result_of, time_figure
 from planewise.measure.trials.tcp import parse_iperf
-from planewise.store.models import Figure, Latency, TrialRecord
+from planewise.store.models import Figure
 
-_SLACK_S = 240.0
-"""Starting a program takes an emulated guest as long as a trial."""
 _RAMP_S = 0.5
 """TCP has reached its rate by then."""
 
@@ -51,9 +47,9 @@ class LoadedTrial(Trial):
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         """See `Trial`."""
         client, server = station.ends["sender"], station.ends["responder"]
-        idle = _ping(station, self.part)
+        idle = _probe(station, self.part)
         # TCP ends when the probes have, however late a busy or emulated guest starts them.
-        limit_s = round(self.part.duration_s + station.patience_s + 2 * _SLACK_S)
+        limit_s = round(self.part.duration_s + station.patience_s + 2 * START_S)
         argv = [
             *(IPERF, "-c", server.address, "-p", str(IPERF_PORT), "--json"),
             *("-t", str(limit_s), "-P", str(self.part.streams)),
@@ -63,48 +59,17 @@ class LoadedTrial(Trial):
             client.host.start(argv, netns=client.netns) as sending,
         ):
             time.sleep(_RAMP_S)
-            loaded = _ping(station, self.part)
+            loaded = _probe(station, self.part)
             sent = parse_iperf(sending.stop(), stopped=True).end.sum_sent
-            received = parse_iperf(receiving.wait(_SLACK_S), stopped=True).end.sum_received
-        return TrialResult(
-            TrialRecord(
-                **place.fields,
-                kind="other",
-                started=datetime.fromtimestamp(loaded.started_ns / 1e9, UTC),
-                duration_s=loaded.duration_s,
-                counts=loaded.counts,
-                figures=figures(
-                    # A server whose client is stopped says what came, but not in how long.
-                    idle,
-                    loaded,
-                    8 * received.bytes / sent.seconds,
-                ),
-                limits=("sut",),
-            )
-        )
+            received = parse_iperf(receiving.wait(START_S), stopped=True).end.sum_received
+        # A server whose client is stopped says what came, but not in how long.
+        found = figures(idle, loaded, 8 * received.bytes / sent.seconds)
+        return result_of(place, loaded, found, loaded.counts)
 
 
-def _ping(station: Station, part: LoadedPart) -> PingOutput:
-    """Probes for the part's duration; PlanewiseError if none came back."""
-    client, server = station.ends["sender"], station.ends["responder"]
-    argv = [
-        *(client.host.probe, "ping", server.address, "--proto", "icmp", "--no-watch"),
-        *("--rate", f"{part.frequency_pps:g}", "--duration", f"{part.duration_s:g}"),
-        *("--size", "128", "--patience", f"{station.patience_s:g}"),
-    ]
-    limit_s = _SLACK_S + station.patience_s + 2 * part.duration_s
-    finished = client.host.run(
-        argv, netns=client.netns, timeout_s=limit_s, expected_s=part.duration_s
-    )
-    output = parse(finished, PingOutput)
-    if output.interrupted:
-        raise KeyboardInterrupt
-    if output.rtt_user is None:
-        raise PlanewiseError(
-            f"none of {output.counts.sent} probes came back",
-            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
-        )
-    return output
+def _probe(station: Station, part: LoadedPart) -> PingOutput:
+    """Probes for the part's duration."""
+    return ping(station, "icmp", part.frequency_pps, part.duration_s, 128, "--no-watch")
 
 
 def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[str, Figure]:
@@ -113,15 +78,11 @@ def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[st
     assert before is not None
     assert under is not None
 
-    def duration(title: str, value_ns: float) -> Figure:
-        fine = HISTOGRAM_SHARE * value_ns
-        return Figure(title=title, unit="ns", lower_is_better=True, value=value_ns, resolution=fine)
-
     ratio = under.p50_ns / before.p50_ns
     return {
-        "loaded_rtt": duration("median RTT while TCP saturates the path", under.p50_ns),
-        "loaded_rtt_p99": duration(
-            "99th percentile of RTT while TCP saturates the path", _p99(under)
+        "loaded_rtt": time_figure("median RTT while TCP saturates the path", under.p50_ns),
+        "loaded_rtt_p99": time_figure(
+            "99th percentile of RTT while TCP saturates the path", max(0.0, under.p99_ns)
         ),
         "loaded_increase": Figure(
             title="median RTT under TCP, relative to idle",
@@ -138,10 +99,6 @@ def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[st
             resolution=1.0,
         ),
     }
-
-
-def _p99(latency: Latency) -> float:
-    return max(0.0, latency.p99_ns)
 
 
 class Loaded(Kind):

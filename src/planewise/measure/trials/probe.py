@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from planewise.store.models import Counts, Latency, Limit, OfferedLoad
+from planewise.errors import PlanewiseError
+from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
+from planewise.measure.station import Place, Station, TrialResult
+from planewise.store.models import Counts, Figure, Latency, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.host import FinishedProcess
+
+START_S = 240.0
+"""How long a probe may take to start: an emulated guest on an emulated host needs over a minute
+while others send."""
 
 
 class ProbePart(BaseModel):
@@ -24,6 +32,13 @@ class ProbeOutput(ProbePart):
     command: str
     version: str
     interrupted: bool = False
+
+
+class TimedOutput(ProbeOutput):
+    """What trials begin with."""
+
+    started_ns: int
+    duration_s: float
 
 
 class CpuUsage(ProbePart):
@@ -53,11 +68,9 @@ class BurstOutput(ProbePart):
         return self.achieved_kernel_pps or self.achieved_pps or 0.0
 
 
-class PingOutput(ProbeOutput):
+class PingOutput(TimedOutput):
     """`pw-probe ping`."""
 
-    started_ns: int
-    duration_s: float
     load: OfferedLoad
     burst: BurstOutput | None = None
     counts: Counts
@@ -175,6 +188,61 @@ OutputT = TypeVar("OutputT", bound=ProbeOutput)
 def parse(finished: FinishedProcess, model: type[OutputT]) -> OutputT:
     """The probe's JSON; PlanewiseError when it failed or speaks another format."""
     return programs.checked(finished.json(), model, "pw-probe")
+
+
+def ping(
+    station: Station, protocol: str, rate_pps: float, duration_s: float, size_bytes: int, *more: str
+) -> PingOutput:
+    """Probes from the sender's end to the responder's; `more` are further options.
+
+    Raises:
+        PlanewiseError: it failed, or none came back.
+    """
+    end = station.ends["sender"]
+    argv = [
+        *(end.host.probe, "ping", station.ends["responder"].address, "--proto", protocol),
+        *("--rate", f"{rate_pps:g}", "--duration", f"{duration_s:g}"),
+        *("--size", str(size_bytes), "--patience", f"{station.patience_s:g}", *more),
+    ]
+    limit_s = START_S + station.patience_s + 2 * duration_s
+    finished = end.host.run(argv, netns=end.netns, timeout_s=limit_s, expected_s=duration_s)
+    output = parse(finished, PingOutput)
+    if output.interrupted:
+        raise KeyboardInterrupt
+    if output.rtt_user is None:
+        raise PlanewiseError(
+            f"none of {output.counts.sent} {protocol} probes was answered",
+            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+        )
+    return output
+
+
+def time_figure(title: str, value_ns: float) -> Figure:
+    """A quantile of a histogram, as a figure. Pure."""
+    fine = HISTOGRAM_SHARE * value_ns
+    return Figure(title=title, unit="ns", lower_is_better=True, value=value_ns, resolution=fine)
+
+
+def result_of(
+    place: Place,
+    output: TimedOutput,
+    figures: dict[str, Figure],
+    counts: Counts | None = None,
+    warnings: tuple[str, ...] = (),
+) -> TrialResult:
+    """The result of a trial of a kind that has figures. Pure."""
+    return TrialResult(
+        TrialRecord(
+            **place.fields,
+            kind="other",
+            started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
+            duration_s=output.duration_s,
+            counts=counts,
+            figures=figures,
+            limits=("sut",),
+            warnings=warnings,
+        )
+    )
 
 
 def known_limits(limits: Collection[str]) -> tuple[Limit, ...]:

@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planewise.errors import PlanewiseError
-from planewise.judge.statistics.metrics import HISTOGRAM_SHARE, USER_HZ
+from planewise.judge.statistics.metrics import USER_HZ
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.applications import REDIS, start_redis
+from planewise.measure.trials.applications import REDIS, start_answering
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.probe import PingOutput, parse
+from planewise.measure.trials.probe import PingOutput, ping, result_of, time_figure
 from planewise.store.levels import CPU_WINDOW_S
-from planewise.store.models import Figure, TrialRecord
+from planewise.store.models import Figure
 
-_SLACK_S = 240.0
-"""Starting a program takes an emulated guest as long as a trial."""
 _IDLE = ("idle", "iowait", "steal", "unaccounted")
 Transport = Literal["udp", "tcp"]
 _PROTOCOLS = {"udp": "stamp", "tcp": "redis"}
@@ -59,47 +55,15 @@ class RrTrial(Trial):
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         """See `Trial`."""
         client, server, part = station.ends["sender"], station.ends["responder"], self.part
-        argv = [
-            *(client.host.probe, "ping", server.address, "--proto", _PROTOCOLS[self.transport]),
-            *("--rate", f"{part.per_s:g}", "--duration", f"{part.duration_s:g}"),
-            *("--size", str(part.size_bytes), "--patience", f"{station.patience_s:g}"),
-        ]
+        protocol = _PROTOCOLS[self.transport]
         with ExitStack() as running:
-            if self.transport == "tcp":
-                start_redis(server.host, [(server.netns, server.address)], running)
-            else:
-                reflect = [server.host.probe, "reflect"]
-                reflector = running.enter_context(server.host.start(reflect, netns=server.netns))
-                reflector.wait_ready("ready", _SLACK_S)
-            finished = client.host.run(
-                argv,
-                netns=client.netns,
-                timeout_s=_SLACK_S + station.patience_s + 2 * part.duration_s,
-                expected_s=part.duration_s,
-            )
-        output = parse(finished, PingOutput)
-        if output.interrupted:
-            raise KeyboardInterrupt
-        if output.rtt_user is None:
-            raise PlanewiseError(
-                f"none of {output.counts.sent} requests was answered",
-                remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
-            )
+            start_answering(protocol, server.host, [(server.netns, server.address)], running)
+            output = ping(station, protocol, part.per_s, part.duration_s, part.size_bytes)
         # A virtual machine's probe sees its own CPUs alone, a server's those of one host.
         whole = not station.separate and not client.machine
         cpus = client.host.read_text("/proc/stat").count("\ncpu") if whole else 0
-        return TrialResult(
-            TrialRecord(
-                **place.fields,
-                kind="other",
-                started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
-                duration_s=output.duration_s,
-                counts=output.counts,
-                figures=figures(output, self.transport, cpus),
-                limits=("sut",),
-                warnings=output.warnings,
-            )
-        )
+        found = figures(output, self.transport, cpus)
+        return result_of(place, output, found, output.counts, output.warnings)
 
 
 def figures(output: PingOutput, transport: Transport, cpus: int) -> dict[str, Figure]:
@@ -111,15 +75,10 @@ def figures(output: PingOutput, transport: Transport, cpus: int) -> dict[str, Fi
     assert times is not None
     name, words = f"rr_{transport}", f"requests by {transport.upper()}"
 
-    def time(title: str, value: float, resolution: float) -> Figure:
-        return Figure(
-            title=title, unit="ns", lower_is_better=True, value=value, resolution=resolution
-        )
-
     p50, p99 = max(0.0, times.p50_ns), max(0.0, times.p99_ns)
     found = {
-        name: time(f"median time of {words}", p50, HISTOGRAM_SHARE * p50),
-        f"{name}_p99": time(f"99th percentile of {words}", p99, HISTOGRAM_SHARE * p99),
+        name: time_figure(f"median time of {words}", p50),
+        f"{name}_p99": time_figure(f"99th percentile of {words}", p99),
         f"{name}_rate": Figure(
             title=f"answered {words} a second",
             unit="pps",
@@ -130,10 +89,12 @@ def figures(output: PingOutput, transport: Transport, cpus: int) -> dict[str, Fi
     }
     if cpus and output.cpu is not None and output.duration_s >= CPU_WINDOW_S:
         busy = sum(share for mode, share in output.cpu.all.items() if mode not in _IDLE)
-        found[f"{name}_cpu"] = time(
-            f"busy CPU time for each of {words}",
-            busy * output.duration_s * cpus * 1e9 / answered,
-            1e9 / USER_HZ / answered,
+        found[f"{name}_cpu"] = Figure(
+            title=f"busy CPU time for each of {words}",
+            unit="ns",
+            lower_is_better=True,
+            value=busy * output.duration_s * cpus * 1e9 / answered,
+            resolution=1e9 / USER_HZ / answered,
         )
     return found
 

@@ -17,9 +17,16 @@ from planewise.measure.designs.cells import combinations
 from planewise.measure.designs.design import AS_IS, Design, Problem, Protocol
 from planewise.measure.designs.pattern import STEADY, bursts_of
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.applications import REDIS, start_redis
+from planewise.measure.trials.applications import REDIS, start_answering
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.probe import CpuOutput, PingOutput, TapOutput, known_limits, parse
+from planewise.measure.trials.probe import (
+    START_S,
+    CpuOutput,
+    PingOutput,
+    TapOutput,
+    known_limits,
+    parse,
+)
 from planewise.measure.trials.stamps import (
     distribution,
     join_stamps,
@@ -43,10 +50,6 @@ from planewise.testbed.hosts.host import HostProcess, ProcessTimeoutError
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import CapturePoint, HostRole
 from planewise.units import rate_text, time_text
-
-READY_S = 240.0
-"""How long a probe may take to start: an emulated guest on an emulated host needs over a minute
-while others send."""
 
 _CHECK_S = 2.0
 """How often guests are checked while packets are late."""
@@ -209,12 +212,8 @@ def _measure(
             if point.name.endswith("_nic"):
                 set_rx_usecs(station.hosts[point.host], point.interface, trial.rx_usecs)
     responder = station.ends["responder"]
-    if trial.protocol == "stamp":
-        reflect = [responder.host.probe, "reflect"]
-        reflector = running.enter_context(responder.host.start(reflect, netns=responder.netns))
-        reflector.wait_ready("ready", READY_S)
-    if trial.protocol == "redis":
-        start_redis(responder.host, [(responder.netns, responder.address)], running)
+    at = [(responder.netns, responder.address)]
+    start_answering(trial.protocol, responder.host, at, running)
     taps = _start_taps(station, points, trial.protocol, running)
     watches = _watch_cpus(station, running)
     ping, packets = _ping(station, trial, directory)
@@ -293,7 +292,7 @@ def _start_taps(
         process = running.enter_context(host.start(argv, netns=guest))
         taps.append((role, guest, process, file))
     for _, _, process, _ in taps:
-        process.wait_ready("ready", READY_S)
+        process.wait_ready("ready", START_S)
     return taps
 
 
@@ -370,7 +369,7 @@ def _steady(
     watches = _watch_cpus(station, running)
     argv = [*_command(station, trial), "--duration", f"{seconds:g}"]
     with end.host.start(argv, netns=end.netns) as process:
-        finished = process.wait(READY_S + station.patience_s + 2 * seconds)
+        finished = process.wait(START_S + station.patience_s + 2 * seconds)
     steady = parse(finished, PingOutput)
     cpu = _cpu(steady, watches)
     load = steady.load
