@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.commands.alloc.simulate import simulate
+from planewise.commands.alloc.simulate import OWN_WORDS, simulate
 from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
 
@@ -237,4 +237,4 @@ def page(
             return
 
 
-app.command()(simulate)
+app.command(context_settings=OWN_WORDS)(simulate)
