@@ -94,11 +94,9 @@ class PlaneUnderTest(Sut):
         return {"plane": self.plane, **beyond, "ip_version": self.ip_version}
 
     def on(self, pair: Pair) -> Sut:
-        """See `Sut`."""
         return replace(self, pair=pair)
 
     def build(self, size_bytes: int, built: ExitStack) -> Built:
-        """See `Sut`."""
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
         levels = {"plane": self.plane, "guest": self.guest, "path": self.path}
         design = Design.model_validate({"factors": {**levels, "size_bytes": size_bytes},
@@ -141,14 +139,12 @@ class RouterUnderTest(Sut):
         return {"plane": "router", "ip_version": self.ip_version, **beyond, **dict(self.labels)}
 
     def on(self, pair: Pair) -> Sut:
-        """See `Sut`."""
         raise UnsupportedError(
             "the router under test needs two ports, and two servers share one cable",
             remedy="measure a chain of one function there: `planewise run` with `factors.vnfs: 1`",
         )
 
     def build(self, size_bytes: int, built: ExitStack) -> Built:
-        """See `Sut`."""
         cpus = split_cpus()
         receivers = () if cpus is None else cpus.receivers
         router = built.enter_context(
@@ -180,21 +176,17 @@ class InterfacesUnderTest(Sut):
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut`."""
         plane = f"{self.path.tx_interface}-{self.path.rx_interface}"
         return {"plane": plane, "ip_version": self.ip_version}
 
     def on(self, pair: Pair) -> Sut:
-        """See `Sut`."""
         raise UnsupportedError("--tx and --rx name interfaces of this machine")
 
     def build(self, size_bytes: int, built: ExitStack) -> Built:
-        """See `Sut`."""
         self.check()
         return Built(_station(self.path, self.ip_version, split_cpus(), built))
 
     def check(self) -> None:
-        """See `Sut`."""
         path = self.path
         host = LocalHost("generator")
         try:

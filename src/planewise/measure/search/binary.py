@@ -24,7 +24,6 @@ class BinarySearch:
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
-        """See `Algorithm`."""
         results: list[GoalResult] = []
         stopped: StopReason = "precise"
         for goal in goals:

@@ -57,7 +57,6 @@ class MlrSearch:
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
-        """See `Algorithm`."""
         library_goals = {
             goal: SearchGoal(
                 loss_ratio=goal.loss_ratio,

@@ -53,7 +53,6 @@ class PlanewiseSearch:
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
-        """See `Algorithm`."""
         search = _Search(session, goals, self._precision, self._confidence, self._seed)
         try:
             search.run()

@@ -42,7 +42,6 @@ class _WithinBudget:
         self.min_load_pps, self.max_load_pps = session.min_load_pps, session.max_load_pps
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
-        """See `Measurer`."""
         try:
             return self._session.measure(offered_pps, duration_s).run
         except BudgetSpentError:

@@ -37,11 +37,9 @@ class AllocTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.part.warmup_s + self.part.duration_s + self.part.change_s
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial`."""
         return {
             "policy": self.policy,
             "size_bytes": self.size_bytes,
@@ -49,13 +47,10 @@ class AllocTrial(Trial):
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`."""
         return measure_allocation(station, self, place)
 
 
 class Alloc(Kind):
-    """See `Kind`."""
-
     rank = 5
     part = "alloc"
 

@@ -54,15 +54,12 @@ class ChainTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.warmup_s + self.duration_s
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial`."""
         return {"size_bytes": self.size_bytes}
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`."""
         testbed = station.chain
         assert testbed is not None
         testbed.start(self.size_bytes, self.warmup_s + self.duration_s + 2 * station.slack_s)
@@ -152,8 +149,6 @@ def _record(
 
 
 class Chain(Kind):
-    """See `Kind`."""
-
     rank = 3
     part = "chain"
 

@@ -65,11 +65,9 @@ class ConnectTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.count / self.per_s
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`."""
         client, server = station.ends["sender"], station.ends["responder"]
         to = server.at(_PORT)
         accept = [server.host.probe, "accept", "--listen", to]
@@ -122,8 +120,6 @@ def figures(time: Latency, made: int, failed: int, requests: bool = False) -> di
 
 
 class Connect(Kind):
-    """See `Kind`."""
-
     rank = 6
     part = "connect"
     own_part = ConnectPart
@@ -141,8 +137,6 @@ class Connect(Kind):
 
 
 class Crr(Kind):
-    """See `Kind`."""
-
     rank = 8
     part = "crr"
     own_part = CrrPart

@@ -25,11 +25,9 @@ class LoadTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.duration_s
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial`."""
         return {"size_bytes": self.size_bytes}
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
@@ -40,8 +38,6 @@ class LoadTrial(Trial):
 
 
 class Load(Kind):
-    """See `Kind`."""
-
     rank = 2
     part = "sweep"
 

@@ -41,11 +41,9 @@ class LoadedTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return 2 * self.part.duration_s + _RAMP_S
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`."""
         client, server = station.ends["sender"], station.ends["responder"]
         idle = _probe(station, self.part)
         # TCP ends when the probes have, however late a busy or emulated guest starts them.
@@ -102,8 +100,6 @@ def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[st
 
 
 class Loaded(Kind):
-    """See `Kind`."""
-
     rank = 7
     part = "loaded"
     own_part = LoadedPart

@@ -49,11 +49,9 @@ class RrTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.part.duration_s
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`."""
         client, server, part = station.ends["sender"], station.ends["responder"], self.part
         protocol = _PROTOCOLS[self.transport]
         with ExitStack() as running:
@@ -100,8 +98,6 @@ def figures(output: PingOutput, transport: Transport, cpus: int) -> dict[str, Fi
 
 
 class Rr(Kind):
-    """See `Kind`."""
-
     rank = 9
     part = "rr"
     own_part = RrPart

@@ -92,7 +92,6 @@ class RttTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.sending_s + self.steady_s
 
     @property
@@ -108,7 +107,6 @@ class RttTrial(Trial):
         return self.frequency_pps if bursts is None else bursts.mean_pps
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial`."""
         return {
             "size_bytes": self.size_bytes,
             "frequency_pps": self.frequency_pps,
@@ -118,14 +116,11 @@ class RttTrial(Trial):
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`."""
         with scratch() as directory, ExitStack() as running:
             return _measure(station, self, place, directory, running)
 
 
 class Rtt(Kind):
-    """See `Kind`."""
-
     rank = 1
     part = "rtt"
 

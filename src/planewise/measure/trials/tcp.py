@@ -42,11 +42,9 @@ class TcpTrial(Trial):
 
     @property
     def expected_s(self) -> float:
-        """See `Trial`."""
         return self.warmup_s + self.duration_s
 
     def traffic(self) -> dict[str, Level]:
-        """See `Trial`."""
         return {"message_bytes": self.message_bytes}
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
@@ -99,8 +97,6 @@ class TcpTrial(Trial):
 
 
 class Tcp(Kind):
-    """See `Kind`."""
-
     rank = 4
     part = "tcp"
 

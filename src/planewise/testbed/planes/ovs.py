@@ -69,7 +69,6 @@ class OpenVswitchBridge(Switch):
             raise
 
     def start(self, state: MachineState, site: Site) -> tuple[Step, ...]:
-        """See `create`."""
         directory = self.make_directory(state)
         switch = state.program(self.name).enter_context(OpenVswitch(state.host, directory))
         state.switch_pids[self.name] = switch.pid

@@ -21,7 +21,6 @@ class BridgeNetfilter(HostSetting):
     machine_wide = _KEYS
 
     def refusal(self, name: str, kind: GuestKind) -> str:
-        """See `HostSetting`."""
         switch = plane(name).switch
         bridged = switch is not None and switch.name == "bridge"
         return super().refusal(name, kind) or (
@@ -29,20 +28,17 @@ class BridgeNetfilter(HostSetting):
         )
 
     def spots(self, arrangement: Arrangement) -> Iterator[Spot]:
-        """See `HostSetting`."""
         for role in HOSTS:
             site = arrangement.sites[role]
             yield Spot(arrangement.hosts[role], site.netns, site.bridge)
 
     def read(self, spot: Spot) -> str:
-        """See `HostSetting`."""
         values = {
             spot.host.read_text(f"/proc/sys/{key}", netns=spot.netns or None) for key in _KEYS
         }
         return "off" if {value.strip() for value in values} == {"0"} else "on"
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         value = "1" if level == "on" else "0"
         spot.host.perform(Plan(tuple(set_sysctl(spot.netns, key, value) for key in _KEYS)))
 

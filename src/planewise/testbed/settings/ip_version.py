@@ -18,17 +18,14 @@ class IpVersionSetting(HostSetting):
     levels = "4, 6"
 
     def accepts(self, level: str) -> bool:
-        """See `HostSetting`."""
         return level in ("4", "6")
 
     def refusal(self, name: str, kind: GuestKind) -> str:
-        """See `HostSetting`."""
         docker = plane(name).container_network
         only = f"{self.name}: Docker's network on {name} has IPv4 alone" if docker else ""
         return super().refusal(name, kind) or only
 
     def ip_version(self, level: str) -> IpVersion:
-        """See `HostSetting`."""
         return 6 if level == "6" else 4
 
     def spots(self, arrangement: Arrangement) -> Iterator[Spot]:

@@ -24,7 +24,6 @@ class Mtu(HostSetting):
         return level.isdigit() and 1280 <= int(level) <= 9000
 
     def refusal(self, name: str, kind: GuestKind) -> str:
-        """See `HostSetting`."""
         if isinstance(plane(name), VxlanPlane):
             return f"{self.name}: {name} needs room for its tunnel's headers"
         own = plane(name).switch_is_program
@@ -42,12 +41,10 @@ class Mtu(HostSetting):
         yield from guest_ends(arrangement)
 
     def read(self, spot: Spot) -> str:
-        """See `HostSetting`."""
         (link,) = json.loads(spot.run("ip", "-json", "link", "show", "dev", spot.interface))
         return str(link["mtu"])
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         spot.run("ip", "link", "set", spot.interface, "mtu", level)
 
 

@@ -21,14 +21,12 @@ class Offload(HostSetting):
         self.description = f"{feature} of the main guests' interfaces and of their host ends"  # type: ignore[misc]
 
     def refusal(self, name: str, kind: GuestKind) -> str:
-        """See `HostSetting`."""
         inherited = type(plane(name)).host_interface is Plane.host_interface
         return super().refusal(name, kind) or (
             f"{self.name}: an interface of {name} has the NIC's offloads" if inherited else ""
         )
 
     def read(self, spot: Spot) -> str:
-        """See `HostSetting`."""
         text = spot.run("ethtool", "-k", spot.interface)
         found = re.search(rf"^{self._feature}: (on|off)", text, re.MULTILINE)
         if found is None:
@@ -36,7 +34,6 @@ class Offload(HostSetting):
         return found[1]
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         spot.run("ethtool", "-K", spot.interface, self._short, level)
 
 

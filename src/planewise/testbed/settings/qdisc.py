@@ -20,11 +20,9 @@ class Qdisc(HostSetting):
     programs = ("tc",)
 
     def accepts(self, level: str) -> bool:
-        """See `HostSetting`."""
         return level.split(" ", 1)[0].isidentifier()
 
     def spots(self, arrangement: Arrangement) -> Iterator[Spot]:
-        """See `HostSetting`."""
         yield from guest_ends(arrangement)
 
     def read(self, spot: Spot) -> str:
@@ -34,7 +32,6 @@ class Qdisc(HostSetting):
         return kinds[0] if kinds and kinds[0] != "noqueue" else _DEFAULT
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         if level != _DEFAULT:
             spot.run("tc", "qdisc", "replace", "dev", spot.interface, "root", *level.split())
         elif self.read(spot) != _DEFAULT:

@@ -17,15 +17,12 @@ class Rps(HostSetting):
     description = "receive work of the main guests' interfaces spread over all CPUs"
 
     def spots(self, arrangement: Arrangement) -> Iterator[Spot]:
-        """See `HostSetting`."""
         yield from guest_ends(arrangement)
 
     def read(self, spot: Spot) -> str:
-        """See `HostSetting`."""
         return "on" if rps_mask(spot.host, spot.netns, spot.interface) else "off"
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         cpus = range(os.cpu_count() or 1) if level == "on" else ()
         steer(spot.host, spot.netns, [spot.interface], cpus)
 

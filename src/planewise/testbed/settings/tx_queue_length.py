@@ -15,16 +15,13 @@ class TxQueueLength(HostSetting):
     levels = "1 to 100000"
 
     def accepts(self, level: str) -> bool:
-        """See `HostSetting`."""
         return level.isdigit() and 1 <= int(level) <= 100_000
 
     def read(self, spot: Spot) -> str:
-        """See `HostSetting`."""
         (link,) = json.loads(spot.run("ip", "-json", "link", "show", "dev", spot.interface))
         return str(link.get("txqlen", 0))
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         spot.run("ip", "link", "set", spot.interface, "txqueuelen", level)
 
 

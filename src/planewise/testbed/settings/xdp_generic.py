@@ -21,21 +21,17 @@ class XdpGeneric(HostSetting):
     description = "an XDP program in generic mode that passes frames, at the guests' host ends"
 
     def refusal(self, name: str, kind: GuestKind) -> str:
-        """See `HostSetting`."""
         none = "" if name in _PORTS else f"{self.name}: {name} has no veth end on the host"
         return super().refusal(name, kind) or none
 
     def spots(self, arrangement: Arrangement) -> Iterator[Spot]:
-        """See `HostSetting`."""
         yield from host_ends(arrangement)
 
     def read(self, spot: Spot) -> str:
-        """See `HostSetting`."""
         (link,) = json.loads(spot.run("ip", "-json", "link", "show", "dev", spot.interface))
         return "on" if link.get("xdp") else "off"
 
     def write(self, spot: Spot, level: str) -> None:
-        """See `HostSetting`."""
         what = ("object", spot.host.program(_PROGRAM), "section", "xdp")
         spot.run(
             "ip",
