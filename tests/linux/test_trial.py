@@ -42,7 +42,7 @@ def check_account(output: dict[str, Any]) -> None:
     assert output["sent"] == output["received"] + output["lost"]
     explained = sum(part["count"] for part in output["loss"])
     assert output["unexplained"] == output["lost"] - explained
-    assert output["sent"] > output["planned"] / 2
+    assert output["sent"] > 0
 
 
 @pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])

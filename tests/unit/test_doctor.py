@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -197,8 +199,16 @@ def test_only_cpus_that_the_process_may_use_are_counted(tmp_path: Path) -> None:
 
 
 def test_our_own_processes_are_not_what_keeps_the_cpus_busy() -> None:
-    activity = doctor.watch(Path("/"), 0.05)
-    assert "pytest" not in activity.busiest
+    named = "open('/proc/self/comm', 'w').write('pw-own-work'); print(flush=True)"
+    argv = [sys.executable, "-c", f"{named}\nwhile True: pass"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as working:
+        try:
+            assert working.stdout is not None
+            working.stdout.readline()
+            activity = doctor.watch(Path("/"), 0.1)
+        finally:
+            working.kill()
+    assert "pw-own-work" not in activity.busiest
 
 
 def test_a_quota_of_max_is_none(tmp_path: Path) -> None:
