@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from planewise.testbed.availability import missing
 from planewise.testbed.chains.dpdk import Driver
 from planewise.testbed.chains.ends import MTU_BYTES
 from planewise.testbed.chains.model import Chain, Placement
-from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
+from planewise.testbed.chains.testbed import ChainTestbed, states_on
 from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.model import GuestKind
 from planewise.testbed.planes import PLANES as ALL
@@ -47,9 +47,14 @@ def local_chain(
     """
     with (
         local_pair(MTU_BYTES, what=f"chain of {chain.vnfs} on {chain.plane}") as pair,
-        ChainHosts.of(pair) as hosts,
+        ExitStack() as opened,
         ChainTestbed(
-            chain, placement, hosts, lambda: offered_pps, offered_pps=offered_pps, uplink=uplink
+            chain,
+            placement,
+            states_on(pair, opened),
+            lambda: offered_pps,
+            offered_pps=offered_pps,
+            uplink=uplink,
         ) as testbed,
     ):
         yield testbed

@@ -303,7 +303,7 @@ NOTHING = HostCounters(0.0, "", {}, {})
 
 def pollers_of(function: Answering) -> Pollers:
     chain = Chain("vf", "north-south", 1, forwarder="testpmd")
-    parts = ChainParts(chain, Placement({0: chain.names}), cast("MachineState", None), True)
+    parts = ChainParts(chain, Placement({0: chain.names}), cast("MachineState", None))
     made = Pollers(parts, None)
     made._functions[1] = cast("Function", function)
     made._vfs[1] = ListedVf(

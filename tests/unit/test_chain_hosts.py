@@ -23,7 +23,7 @@ from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
 from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters
 from planewise.testbed.chains.routing import routing
-from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
+from planewise.testbed.chains.testbed import ChainTestbed
 from planewise.testbed.guests.vms.domain import Passthrough
 from planewise.testbed.guests.vms.guests import HostGuests
 from planewise.testbed.hosts import hugepages
@@ -349,15 +349,13 @@ def test_ports_of_machines_on_another_host_go_with_their_chain_once_these_have_e
     monkeypatch.setattr(testbed, "remove_traces", lambda *_: done.append("traces"))
     monkeypatch.setattr(ChainTestbed, "_build", lambda self: self._functions.make())
     chain = Chain(plane, "north-south", 1, "vm")
-    state = SimpleNamespace(host=None, machine=SimpleNamespace(nic="pf0"), token="t")
-    hosts = SimpleNamespace(
-        pair=SimpleNamespace(separate=True, token="t"), states=dict.fromkeys(HOSTS, state)
-    )
+    machine = SimpleNamespace(nic="pf0", netns="")
+    state = cast("MachineState", SimpleNamespace(host=None, machine=machine, token="t"))
     machines = SimpleNamespace(suspend=lambda: done.append("end"), take_vfs=lambda _: {1: "m"})
     with ChainTestbed(
         chain,
         Placement({0: chain.names}),
-        cast("ChainHosts", hosts),
+        dict.fromkeys(HOSTS, state),
         lambda: 1.0,
         machines=cast("FunctionMachines", machines),
     ):

@@ -32,13 +32,13 @@ from planewise.testbed.chains.model import (
     assign_cpus,
     assign_in_turn,
 )
-from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, ChainTestbed
+from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainTestbed, states_on
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.guests.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import Host, LocalHost
-from planewise.testbed.hosts.machine import Resources, survey
+from planewise.testbed.hosts.machine import MachineState, Resources, survey
 from planewise.testbed.hosts.pair import Pair, local_pair
 from planewise.testbed.hosts.steering import may_steer
 from planewise.testbed.hosts.xdp import XDP_ROUTER, attach
@@ -49,6 +49,9 @@ from planewise.testbed.switches.dpdk_switch import PROGRAM as OVS
 
 SLACK_S = 60.0
 """On a busy machine a trial may begin this much late, and take this much longer."""
+
+
+States = Mapping[HostRole, MachineState]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Chains:
         self._local = LocalHost("this machine")
         self._pair = pair
         self._resources: dict[HostRole, Resources] = {}
-        self._hosts: ChainHosts | None = None
+        self._states: States = {}
         self._machines: FunctionMachines | None = None
         self._generator_pps: dict[str, float] = {}
         self._opened = ExitStack()
@@ -214,15 +217,15 @@ class Chains:
     def station(self, cell: Cell) -> Iterator[Station]:
         """The cell's chain, built."""
         chain = chain_of(cell)
-        with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as hosts:
-            machines = self._machines_on(hosts, chain) if chain.kind == "vm" else None
+        with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as states:
+            machines = self._machines_on(states, chain) if chain.kind == "vm" else None
             if machines is None and chain.on_vfs:
-                self._free_vfs(hosts, chain.vnfs)
+                self._free_vfs(states, chain.vnfs)
             with ChainTestbed(
                 chain,
                 self._place(chain),
-                hosts,
-                lambda: self._max_pps(hosts),
+                states,
+                lambda: self._max_pps(states),
                 offered_pps=self._part.offered_pps,
                 uplink=self._driver(chain),
                 machines=machines,
@@ -236,7 +239,7 @@ class Chains:
                 ]
                 emulated_twice = machines is not None and self._pair is not None
                 with Station(
-                    {role: state.host for role, state in hosts.states.items()},
+                    {role: state.host for role, state in states.items()},
                     dict(zip(HOSTS, ends, strict=True)),
                     sent=lambda: {
                         name: (counters.packets, counters.bytes)
@@ -248,26 +251,29 @@ class Chains:
                     yield station
 
     @contextmanager
-    def _on_hosts(self, label: str) -> Iterator[ChainHosts]:
+    def _on_hosts(self, label: str) -> Iterator[States]:
         """The hosts; on this machine a pair of namespaces, made for one chain."""
         if self._pair is not None:
-            if self._hosts is None:
-                self._hosts = self._opened.enter_context(ChainHosts.of(self._pair))
-                self._hosts.set_up({role for role in HOSTS if self._resources[role].vfs})
-            yield self._hosts
+            if not self._states:
+                self._states = states_on(self._pair, self._opened)
+                for role, state in self._states.items():
+                    if self._resources[role].vfs:
+                        _ = state.vfs  # all chains find the same NIC
+                    # A VF sends nothing before its PF is up.
+                    state.host.run(["ip", "link", "set", state.machine.nic, "up"]).check()
+            yield self._states
             return
-        with local_pair(MTU_BYTES, what=label) as pair, ChainHosts.of(pair) as hosts:
-            try:
-                yield hosts
-            finally:
-                self._end_machines()
+        with local_pair(MTU_BYTES, what=label) as pair, ExitStack() as opened:
+            states = states_on(pair, opened)
+            opened.callback(self._end_machines)
+            yield states
 
-    def _machines_on(self, hosts: ChainHosts, chain: Chain) -> FunctionMachines:
+    def _machines_on(self, states: States, chain: Chain) -> FunctionMachines:
         """The host's virtual machines for such a chain; ends those for a chain of another kind."""
         options, machines = self._options_of(chain), self._machines
         if machines is None or (machines.plane, machines.guests.options) != (chain.plane, options):
             self._end_machines()
-            state, platform = hosts.states[FUNCTIONS], self._platform(options)
+            state, platform = states[FUNCTIONS], self._platform(options)
             machines = FunctionMachines(state, chain.plane, platform, options).__enter__()
             self._machines = machines
         return machines
@@ -277,15 +283,15 @@ class Chains:
         if machines is not None:
             machines.close()
 
-    def _free_vfs(self, hosts: ChainHosts, functions: int) -> None:
+    def _free_vfs(self, states: States, functions: int) -> None:
         """Ends the virtual machines where the VFs that they hold are needed."""
         held = 0 if self._machines is None else self._machines.vfs_held
-        if held and hosts.states[FUNCTIONS].vfs.free < functions:
+        if held and states[FUNCTIONS].vfs.free < functions:
             self._end_machines()
 
-    def _max_pps(self, hosts: ChainHosts) -> float:
+    def _max_pps(self, states: States) -> float:
         """The generator's own maximum on its host [packet/s], measured once."""
-        host = hosts.states[GENERATING].host
+        host = states[GENERATING].host
         if host.name not in self._generator_pps:
             self._generator_pps[host.name] = generator_pps(host)
         return self._generator_pps[host.name]
@@ -297,7 +303,7 @@ class Chains:
         try:
             self._end_machines()
         finally:
-            self._hosts = None
+            self._states = {}
             self._opened.close()
             self._local.close()
 

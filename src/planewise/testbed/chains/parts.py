@@ -22,8 +22,6 @@ class ChainParts:
     placement: Placement
     state: MachineState
     """The functions' host."""
-    separate: bool
-    """Whether the generator has a host of its own."""
     opened: ExitStack = field(default_factory=ExitStack)
     """Ends what was started, the last first."""
 

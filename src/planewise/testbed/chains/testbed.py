@@ -7,10 +7,10 @@ hosts are namespaces, each end has a veth pair of its own to the responder, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Self
@@ -64,38 +64,12 @@ _REST_S = 20.0
 """Most time that frames are waited for at the end; only busy or emulated hosts take long."""
 
 
-@dataclass
-class ChainHosts:
-    """State of a pair of hosts for chains; leaving its `with` block restores the hosts."""
-
-    pair: Pair
-    states: Mapping[HostRole, MachineState]
-
-    @classmethod
-    def of(cls, pair: Pair) -> ChainHosts:
-        """State of a pair on which nothing stands."""
-        states = {role: MachineState(pair.machines[role], role, pair.token) for role in HOSTS}
-        return cls(pair, states)
-
-    def set_up(self, with_vfs: Collection[HostRole]) -> None:
-        """Sets up the NICs of two machines for all chains: up, and with VFs on hosts in `with_vfs`.
-
-        Raises:
-            PlanewiseError: a NIC is in use, or its VFs cannot be set up.
-        """
-        for role, state in self.states.items():
-            if role in with_vfs:
-                _ = state.vfs
-            # A VF sends nothing before its PF is up.
-            state.host.run(["ip", "link", "set", state.machine.nic, "up"]).check()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with ExitStack() as last:
-            for state in self.states.values():
-                last.callback(state.close)
+def states_on(pair: Pair, opened: ExitStack) -> dict[HostRole, MachineState]:
+    """States of a pair on which nothing stands; closing `opened` restores the hosts."""
+    states = {role: MachineState(pair.machines[role], role, pair.token) for role in HOSTS}
+    for state in states.values():
+        opened.callback(state.close)
+    return states
 
 
 class ChainTestbed:
@@ -110,7 +84,7 @@ class ChainTestbed:
         self,
         chain: Chain,
         placement: Placement,
-        hosts: ChainHosts,
+        states: Mapping[HostRole, MachineState],
         max_pps: Callable[[], float],
         *,
         offered_pps: float | None = None,
@@ -122,7 +96,7 @@ class ChainTestbed:
         Args:
             chain: what is built.
             placement: on which CPUs.
-            hosts: where; they outlive it.
+            states: of its hosts; they outlive it.
             max_pps: the generator's own maximum [packet/s], called where `offered_pps` is None.
             offered_pps: by the generator [packet/s]; None: as much as it can.
             uplink: driver of a DPDK switch's uplink; None: the generator is on the switch.
@@ -131,9 +105,9 @@ class ChainTestbed:
         """
         self.chain = chain
         self.placement = placement
-        self._pair = hosts.pair
-        self._responder, self._sender = hosts.states[FUNCTIONS], hosts.states[GENERATING]
-        self._parts = ChainParts(chain, placement, self._responder, self._pair.separate)
+        self._responder, self._sender = states[FUNCTIONS], states[GENERATING]
+        self._token, self._separate = self._responder.token, not self._responder.machine.netns
+        self._parts = ChainParts(chain, placement, self._responder)
         self._switch: DpdkSwitch | None = None
         if chain.plane == "vhost-user":
             self._switch = DpdkSwitch(self._parts, uplink)
@@ -147,7 +121,7 @@ class ChainTestbed:
         else:
             self._functions = _ROUTERS[chain.forwards](self._parts)
         names = [self._end(place) for place in PLACES]
-        alone = None if self._pair.separate or not self._external else placement.cpu(GENERATOR)
+        alone = None if self._separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(
             self._sender.host,
             (f"{GUEST_INTERFACE}@{names[0]}", f"{GUEST_INTERFACE}@{names[1]}"),
@@ -167,7 +141,7 @@ class ChainTestbed:
     def __enter__(self) -> Self:
         opened = self._parts.opened
         opened.callback(self._ends_reader.shutdown)
-        if self._pair.separate:  # namespaces of this machine go with the pair
+        if self._separate:  # namespaces of this machine go with the pair
             for state in (self._sender, self._responder):
                 opened.callback(remove_traces, state.host, state.machine.nic, state.token)
             if self._machines is not None and not self.chain.on_vfs:
@@ -188,14 +162,14 @@ class ChainTestbed:
         self._parts.opened.close()
 
     def _end(self, place: str) -> str:
-        return ends.netns(self._pair.token, place)
+        return ends.netns(self._token, place)
 
     def _build(self) -> None:
         parts, chain, host = self._parts, self.chain, self._responder.host
         if huge_pages_bytes := memory_bytes(chain):
             parts.opened.enter_context(hugepages.reserved(host, huge_pages_bytes))
         _ = parts.directory
-        together([self._build_ends, self._make], workers=2 if self._pair.separate else 1)
+        together([self._build_ends, self._make], workers=2 if self._separate else 1)
         if self._switch is not None:
             self._switch.build(self._ends)
         elif not chain.on_vfs:
@@ -204,7 +178,7 @@ class ChainTestbed:
         if self._switch is not None:
             self._switch.await_functions()
         if self._addressed:
-            self._sender.perform(ends.addresses(self._pair.token, chain, self._macs))
+            self._sender.perform(ends.addresses(self._token, chain, self._macs))
         if not chain.polls:
             threads = ksoftirqd(host)
             self._ksoftirqd = {
@@ -215,13 +189,13 @@ class ChainTestbed:
         self._macs = self._functions.make()
 
     def _build_ends(self) -> None:
-        if not self._pair.separate:
-            self._responder.perform(ends.cables(self._pair.token))
+        if not self._separate:
+            self._responder.perform(ends.cables(self._token))
             return
         names = [self._end(place) for place in PLACES]
         self._sender.perform([step for name in names for step in new_namespace(name)])
         guests = [
-            replace(function_guest(self._pair.token, side, "vf", ""), netns=name)
+            replace(function_guest(self._token, side, "vf", ""), netns=name)
             for side, name in enumerate(names)
         ]
         macs = move_vfs(self._sender, self._parts.opened, guests)
@@ -238,7 +212,7 @@ class ChainTestbed:
         created = switch.create(switch_state, site)
         # Known only now: a switch that is no program has none.
         site = replace(site, directory=switch_state.directory)
-        if self._pair.separate:
+        if self._separate:
             nics = dict.fromkeys(self._ends.nics)
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
             self._parts.opened.callback(_ignore_errors, partial(state.perform, release))
@@ -256,7 +230,7 @@ class ChainTestbed:
             state.host.run(["taskset", "-acp", str(cpu), str(pid)]).check()
         cpus = [self.placement.cpu(function) for function in self.chain.names]
         entries = cpus[:1] if self.chain.through else cpus
-        if self._pair.separate:
+        if self._separate:
             bind_interrupts(state.host, None, state.machine.nic, entries)
         else:
             steer(state.host, state.machine.netns, [self._ends.nics[0]], entries)
@@ -385,7 +359,7 @@ class ChainTestbed:
             kernel_s=None
             if polls or self._switch is not None
             else self._kernel_s(counters, spent_s),
-            host=FUNCTIONS if self._pair.separate else "",
+            host=FUNCTIONS if self._separate else "",
             machines=self.chain.kind == "vm",
             uplink=uplink,
         )
