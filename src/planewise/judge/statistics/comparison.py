@@ -12,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Literal
 
@@ -140,12 +141,23 @@ class Family:
     comparisons: tuple[Comparison, ...]
     not_measurable: Mapping[Level, str]
     """Levels for which the metric does not exist, with the reason."""
-    kendall: tuple[KendallBar, ...]
-    """Correlation of each level's indicator with the metric, by stratum."""
     notes: tuple[str, ...]
     """What a reader should know of these comparisons, sentences."""
+    replicates: Callable[[str], Sequence[tuple[Level, float, Key]]]
+    """Level, value and block of each replicate of a stratum."""
     block_s: float = 0.0
     """How long a block took; 0 where it is not recorded."""
+
+    @cached_property
+    def kendall(self) -> tuple[KendallBar, ...]:
+        """Correlation of each level's indicator with the metric, by stratum."""
+        return tuple(
+            KendallBar(level, stratum, tau_b([of == level for of in levels], values, blocks))
+            for stratum in self.strata
+            if (found := self.replicates(stratum))
+            for levels, values, blocks in [zip(*found, strict=True)]
+            for level in self.levels
+        )
 
     def find(self, a: Level, b: Level, stratum: str = OVERALL) -> Comparison | None:
         """The comparison of `a` against `b`, turned round where it was made the other way."""
@@ -247,8 +259,8 @@ def compare_levels(
         values=tuple(table.level_values()),
         comparisons=tuple(comparisons),
         not_measurable=missing,
-        kendall=tuple(table.bars()),
         notes=(*table.notes(pairs), *notes),
+        replicates=table.replicates,
         block_s=observed.block_s,
     )
 
@@ -302,7 +314,7 @@ class _Table:
             for key in self._pairing.keys[id(observation)]:
                 values[observation.cell[factor]][key].append(observation)
         self._values = {
-            level: {key: _merged(group) for key, group in by_key.items()}
+            level: {key: _merged(group, self.scale) for key, group in by_key.items()}
             for level, by_key in values.items()
         }
         self._keys: dict[tuple[Level, str], list[Key]] = defaultdict(list)
@@ -332,9 +344,7 @@ class _Table:
             fine = max(x.resolution, y.resolution)
             if self.scale == "ratio":
                 fine /= y.value.value
-            by_block[self._pairing.block[key]].append(
-                minus(self._scaled(x.value), self._scaled(y.value))
-            )
+            by_block[self._pairing.block[key]].append(minus(x.scaled, y.scaled))
             resolutions.append(fine)
             references.append(y.value.value)
         extra = (math.inf, -math.inf)
@@ -376,9 +386,6 @@ class _Table:
         }
         return [key for key in keys if context[key] in telling]
 
-    def _scaled(self, value: Bounded) -> Bounded:
-        return mapped(value, math.log) if self.scale == "ratio" else value
-
     def _count_interval(self, values: Iterable[_Value]) -> tuple[float, float]:
         lost, sent = (sum(part) for part in zip(*(value.counts for value in values), strict=True))
         return count_interval(lost, sent, self._dispersion)
@@ -401,7 +408,7 @@ class _Table:
         values = self._values[level]
         blocks: dict[Key, list[Bounded]] = defaultdict(list)
         for key in keys:
-            blocks[self._pairing.block[key]].append(self._scaled(values[key].value))
+            blocks[self._pairing.block[key]].append(values[key].scaled)
         # A block that lacks a context would shift the mean: only whole ones count.
         size = max(len(group) for group in blocks.values())
         unscaled = exp if self.scale == "ratio" else float
@@ -423,19 +430,13 @@ class _Table:
             bound=bound_of(centre.low, centre.high),
         )
 
-    def bars(self) -> Iterable[KendallBar]:
-        """Each level's correlation with the metric in each stratum, over all replicates."""
-        for stratum in self.strata:
-            cells = [
-                (level, key, self._values[level][key].value.value)
-                for level in self.levels
-                for key in self._keys[level, stratum]
-            ]
-            values = [value for _, _, value in cells]
-            clusters = [self._pairing.block[key] for _, key, _ in cells]
-            for level in self.levels:
-                correlation = tau_b([other == level for other, _, _ in cells], values, clusters)
-                yield KendallBar(level, stratum, correlation)
+    def replicates(self, stratum: str) -> list[tuple[Level, float, Key]]:
+        """Level, value and block of each replicate of a stratum."""
+        return [
+            (level, self._values[level][key].value.value, self._pairing.block[key])
+            for level in self.levels
+            for key in self._keys[level, stratum]
+        ]
 
     def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterable[str]:
         """What cannot be compared, and, in one sentence, replicates that have no partner."""
@@ -469,14 +470,18 @@ def _finite(value: float, end: float) -> float | None:
 @dataclass(frozen=True, slots=True)
 class _Value:
     value: Bounded
+    scaled: Bounded
+    """The value, its logarithm where ratios are compared."""
     resolution: float
     counts: tuple[int, int]
 
 
-def _merged(group: Sequence[Observation]) -> _Value:
+def _merged(group: Sequence[Observation], scale: Scale) -> _Value:
     counts = [observation.counts or (0, 0) for observation in group]
+    value = median_of([observation.bounded for observation in group])
     return _Value(
-        median_of([observation.bounded for observation in group]),
+        value,
+        mapped(value, math.log) if scale == "ratio" else value,
         statistics.median(observation.resolution for observation in group),
         (sum(lost for lost, _ in counts), sum(sent for _, sent in counts)),
     )

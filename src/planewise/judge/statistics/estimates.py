@@ -21,13 +21,12 @@ def rank_biserial(shifts: ArrayLike) -> float:
 
     Kerby 2014, doi 10.2466/11.IT.3.1.
     """
-    from scipy.stats import rankdata  # half a second to import
-
     values = np.asarray(shifts, dtype=np.float64)
     values = values[values != 0]
     if not values.size:
         return 0.0
-    ranks = rankdata(np.abs(values))
+    _, place, ties = np.unique(np.abs(values), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]
     return float((np.sign(values) * ranks).sum() / ranks.sum())
 
 

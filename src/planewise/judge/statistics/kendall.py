@@ -13,10 +13,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 from planewise.store.models import Level
+
+Floats = NDArray[np.floating]
+Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -46,33 +49,49 @@ def tau_b(indicator: ArrayLike, values: ArrayLike, clusters: Sequence[Hashable])
 
     None where one of the two groups is empty, or all values are equal.
     """
-    from scipy.stats import kendalltau, rankdata  # half a second to import
-
     chosen = np.asarray(indicator, dtype=np.bool_)
     y = np.asarray(values, dtype=np.float64)
     inside, outside = y[chosen], y[~chosen]
     m, n = inside.size, outside.size
     if not m or not n or y.min() == y.max():
         return None
-    tau = float(kendalltau(chosen, y).statistic)
-    ranks = rankdata(y)
+    below, upto = placed(inside, np.sort(outside))
     # Share of the other group that each value exceeds, ties counted half.
-    place_in = (ranks[chosen] - rankdata(inside)) / n
-    place_out = 1 - (ranks[~chosen] - rankdata(outside)) / m
+    place_in = (below + upto) / (2 * n)
+    place_out = 1 - np.add(*placed(outside, np.sort(inside))) / (2 * m)
     area = float(place_in.mean())
     names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
     codes = np.array([names[name] for name in clusters])
     size = len(names)
-    _, counts = np.unique(y, return_counts=True)
-    untied = float(y.size * (y.size - 1) - (counts * (counts - 1)).sum()) / 2
     low, high = -1.0, 1.0
     if size > 1:
         sum_in = np.bincount(codes[chosen], weights=place_in - area, minlength=size)
         sum_out = np.bincount(codes[~chosen], weights=place_out - area, minlength=size)
         squares = float(((sum_in / m + sum_out / n) ** 2).sum())
         low, high = _interval(2 * area - 1, 2 * math.sqrt(size / (size - 1) * squares), size, m * n)
-    scale = math.sqrt(m * n / untied)
-    return TauB(tau, low * scale, high * scale, y.size, size)
+    scale = scale_of_area(np.sort(inside), np.sort(outside), int((upto - below).sum()))
+    return TauB((2 * area - 1) * scale, low * scale, high * scale, y.size, size)
+
+
+def placed(values: Floats, others: Floats) -> tuple[Places, Places]:
+    """How many of the sorted `others` are below each value, and how many are not above it."""
+    below = np.searchsorted(others, values, side="left")
+    return below, np.searchsorted(others, values, side="right")
+
+
+def scale_of_area(x: Floats, y: Floats, shared: int) -> float:
+    """Tau-b over 2·area − 1, for two sorted groups with so many ties between them; 0 where all
+    values are tied."""
+    size = float(x.size + y.size)
+    ties = sum(float((count * (count - 1)).sum()) for count in map(tie_counts, (x, y)))
+    untied = (size * (size - 1) - ties) / 2 - shared
+    return math.sqrt(float(x.size) * y.size / untied) if untied else 0.0
+
+
+def tie_counts(ordered: Floats) -> NDArray[np.float64]:
+    """How often each of the sorted values occurs."""
+    ends = np.flatnonzero(np.diff(ordered)) + 1
+    return np.diff(np.concatenate([[0], ends, [ordered.size]])).astype(np.float64)
 
 
 def _interval(difference: float, error: float, clusters: int, pairs: int) -> tuple[float, float]:

@@ -85,6 +85,11 @@ class RunSample:
     """Factors of the whole run, such as its kernel, added to every cell."""
 
     @cached_property
+    def done(self) -> Sequence[TrialRecord]:
+        """Trials that came to a result at the levels of their cell."""
+        return [trial for trial in self.trials if keeps_levels(trial)]
+
+    @cached_property
     def block_s(self) -> float:
         """How long a block took, the median; 0 where there is none."""
         begins: dict[int, float] = {}
@@ -143,7 +148,7 @@ NAMES = (*_METRICS, "cpu")
 
 def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
     """The names of all metrics that the trials have, CPU by host and mode, in the usual order."""
-    kinds = {trial.kind for sample in samples for trial in _done(sample)}
+    kinds = {trial.kind for sample in samples for trial in sample.done}
     names: list[str] = []
     if "rtt" in kinds:
         names += _OF_RTT
@@ -161,7 +166,7 @@ def cpu_metrics(samples: Sequence[RunSample], *, modes: bool = True) -> tuple[st
     """`cpu:HOST` of each host, and (with `modes`) each mode that any trial spent time in."""
     hosts: dict[str, set[str]] = {}
     for sample in samples:
-        for trial in _done(sample):
+        for trial in sample.done:
             for host, shares in cpu_of(trial).items():
                 hosts.setdefault(host, set()).update(m for m, share in shares.items() if share > 0)
     names = []
@@ -222,11 +227,6 @@ def _observation(sample: RunSample, trial: TrialRecord, value: MeasuredValue) ->
     return Observation(**vars(value), run=sample.label, block=trial.block, cell=sample.cell(trial))
 
 
-def _done(sample: RunSample) -> Iterable[TrialRecord]:
-    """Trials that came to a result at the levels of their cell."""
-    return (trial for trial in sample.trials if keeps_levels(trial))
-
-
 def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
     """The metric at each rate and pattern of the probes apart; whole where there is one.
 
@@ -277,7 +277,7 @@ def _not_measurable(
     return tuple(
         (sample.cell(trial), why)
         for sample in samples
-        for trial in _done(sample)
+        for trial in sample.done
         for part, why in trial.not_measurable.items()
         if part == name
     )
@@ -347,7 +347,7 @@ def _of_load(
     for sample in samples:
         of_block = of_sample(sample)
         groups: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
-        for trial in _done(sample):
+        for trial in sample.done:
             if trial.kind == "load" and trial.load is not None and trial.counts is not None:
                 groups[(trial.block, *sorted(trial.cell.items()))].append(trial)
         for trials in groups.values():
@@ -360,7 +360,7 @@ def _of_load(
 def _forwarded_at_best(sample: RunSample) -> Callable[..., MeasuredValue | None]:
     """What a block of a cell forwarded at the load that is best for the cell over all blocks."""
     cells: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
-    for trial in _done(sample):
+    for trial in sample.done:
         if trial.kind == "load":
             cells[tuple(sorted(trial.cell.items()))].append(trial)
     best = {cell: best_load(trials) for cell, trials in cells.items()}
@@ -372,7 +372,7 @@ def figures_in(samples: Sequence[RunSample]) -> dict[str, Figure]:
     return {
         name: figure
         for sample in samples
-        for trial in _done(sample)
+        for trial in sample.done
         for name, figure in trial.figures.items()
     }
 
@@ -387,7 +387,7 @@ def _of_trial(
     observations = [
         _observation(sample, trial, measured)
         for sample in samples
-        for trial in _done(sample)
+        for trial in sample.done
         if kind in (None, trial.kind) and (measured := value(trial)) is not None
     ]
     return Observed(metric, tuple(observations))
@@ -419,7 +419,7 @@ def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> Measu
 def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
     """Busy share, or the share of one mode, of one host's CPUs."""
     host, _, mode = name.partition(":")[2].partition(":")
-    hosts = {h for sample in samples for trial in _done(sample) for h in cpu_of(trial)}
+    hosts = {h for sample in samples for trial in sample.done for h in cpu_of(trial)}
     if not host:
         if len(hosts) > 1:
             raise BadInputError(
@@ -441,11 +441,11 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
         if mode
         else Metric(f"cpu:{host}", f"{prefix}, busy", "share", True)
     )
-    kinds = {trial.kind for sample in samples for trial in _done(sample) if cpu_of(trial)}
+    kinds = {trial.kind for sample in samples for trial in sample.done if cpu_of(trial)}
     kind = "rtt" if "rtt" in kinds else "load"
     observations = []
     for sample in samples:
-        for trial in _done(sample):
+        for trial in sample.done:
             modes = cpu_of(trial).get(host)
             if trial.kind != kind or not modes:
                 continue

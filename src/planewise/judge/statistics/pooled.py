@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from planewise.judge.statistics.kendall import Floats, placed, scale_of_area, tie_counts
 from planewise.judge.statistics.metrics import Observation, Observed
 from planewise.judge.statistics.pairing import Key, Pairing, default_by, level_order
 from planewise.store.models import Level
-
-Floats = NDArray[np.floating]
 
 WARNING = (
     "As published: every packet, and every trial's CPU reading, counts as a replicate of its own. "
@@ -147,7 +145,7 @@ def log10_p(shifts: Floats) -> float:
     upto = np.searchsorted(sizes, plus, side="right")
     rank_sum = float((below + upto + 1).sum()) / 2
     n = float(sizes.size)
-    ties = _tie_counts(sizes)
+    ties = tie_counts(sizes)
     squares = n * (n + 1) * (2 * n + 1) / 6 - float((ties**3 - ties).sum()) / 12
     least = min(rank_sum, n * (n + 1) / 2 - rank_sum)
     z = min(0.0, (least + 0.5 - n * (n + 1) / 4) / (math.sqrt(squares) / 2))
@@ -158,15 +156,6 @@ def tau_b(x: Floats, y: Floats) -> float:
     """Tau-b of the indicator of x, by the area under the ROC curve: fast for millions of packets,
     which `scipy.stats.kendalltau` is not."""
     x, y = np.sort(x), np.sort(y)
-    wins = np.searchsorted(y, x, side="left").sum() + np.searchsorted(y, x, side="right").sum()
-    pairs = float(x.size) * y.size
-    size = float(x.size + y.size)
-    ties = _tie_counts(np.sort(np.concatenate([x, y]), kind="stable"))
-    untied = (size * (size - 1) - float((ties * (ties - 1)).sum())) / 2
-    return (float(wins) / pairs - 1) * math.sqrt(pairs / untied) if untied else 0.0
-
-
-def _tie_counts(ordered: Floats) -> Floats:
-    """How often each value occurs."""
-    ends = np.flatnonzero(np.diff(ordered)) + 1
-    return np.diff(np.concatenate([[0], ends, [ordered.size]])).astype(np.float64)
+    below, upto = placed(x, y)
+    area = (float(below.sum()) + float(upto.sum())) / (2 * float(x.size) * y.size)
+    return (2 * area - 1) * scale_of_area(x, y, int((upto - below).sum()))
