@@ -245,6 +245,15 @@ class TestFiles:
 
         assert "--from" in raised.value.remedy
 
+    def test_the_text_that_iperf_prints_for_people(self, tmp_path: Path) -> None:
+        file = tmp_path / "iperf.txt"
+        file.write_text(
+            "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
+            "[  5]   0.00-1.00   sec   131 MBytes  1.10 Gbits/sec  275    872 KBytes\n"
+        )
+        with pytest.raises(BadInputError, match="text that iperf prints"):
+            importers.content(file)
+
     def test_json_that_is_damaged_has_its_line_named(self, tmp_path: Path) -> None:
         file = tmp_path / "results.json"
         file.write_text('{\n"something": [\n')

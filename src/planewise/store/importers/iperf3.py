@@ -10,11 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from planewise.errors import BadInputError
 from planewise.store.importers.fields import Fields, LooseNumber, LooseText, at, check, entries
 from planewise.store.importers.text import values
 from planewise.store.readings import Collected, Readings
 
 NAME = "iperf3"
+_TEXT = b"[ ID] Interval"
+"""Heads the table for people."""
 
 
 class _Sum(Fields):
@@ -35,13 +38,19 @@ class _Run(Fields):
 
 def recognise(head: bytes, path: Path) -> float:
     """The version that iperf3 writes first, or rates within intervals."""
-    if b"iperf 3" in head and (b'"version"' in head or b'"start"' in head):
+    if _TEXT in head or (b"iperf 3" in head and (b'"version"' in head or b'"start"' in head)):
         return 0.95
     return 0.8 if b'"bits_per_second"' in head and b'"interval' in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:
     """Each direction's throughput; of UDP loss and jitter, too. BadInputError for a failed run."""
+    if _TEXT.decode() in text:
+        raise BadInputError(
+            "this is the text that iperf prints for people, with rounded figures",
+            where=str(path),
+            remedy="measure with `iperf3 --json`",
+        )
     found = Collected(path, NAME)
     error = ""
     stream: dict[str, Any] = {"intervals": []}
