@@ -122,6 +122,15 @@ class TestImporters:
 
         assert sorted(found) == ["Ping (ms) ICMP", "TCP up"]
 
+    def test_k8s_netperfs_table_of_losses_is_read_and_that_of_pods_refused(
+        self, tmp_path: Path
+    ) -> None:
+        means = "Profile,# of Samples,Message Size,"
+        lost = f"Type,{means}Value\nUDP Percent Loss,UDP_STREAM,3,1024,0.25\n"
+        assert read(tmp_path, lost)["UDP loss"].values.tolist() == [0.0025]
+        with pytest.raises(BadInputError, match="no throughput, no latency and no loss"):
+            read(tmp_path, f"Role,{means}Utilization\nServer,UDP_STREAM,3,1024,35.6\n")
+
     def test_k8s_netperfs_means_keep_their_interval(self, tmp_path: Path) -> None:
         one = read(tmp_path, samples.k8s_netperf_csv(900, 9))["throughput"]
 

@@ -56,9 +56,8 @@ class _Result(Fields):
 
 
 def recognise(head: bytes, path: Path) -> float:
-    """The names of the throughput's unit and of the samples."""
-    named = b'"tputMetric"' in head or (b"Throughput Metric" in head and b"# of Samples" in head)
-    return 0.95 if named else 0.0
+    """The name of the throughput's unit, or of the samples in each of its tables."""
+    return 0.95 if b'"tputMetric"' in head or b",# of Samples," in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:
@@ -86,7 +85,7 @@ def parse(text: str, path: Path) -> list[Readings]:
         lost = number_of(str(result.udpLossPercent))
         if "UDP" in where and lost >= 0:
             found.add_number("UDP loss", "share", lost / 100, where, runs=runs)
-    return found.finish("it has no throughput and no latency")
+    return found.finish("it has no throughput, no latency and no loss")
 
 
 def _rows(text: str, path: Path) -> Iterator[object]:
@@ -99,7 +98,8 @@ def _rows(text: str, path: Path) -> Iterator[object]:
         return
     try:
         for row in csv.DictReader(io.StringIO(text)):
-            yield {name: row[title] for name, title in _CSV.items() if row.get(title)}
+            lost = {"udpLossPercent": "Value"} if row.get("Type") == "UDP Percent Loss" else {}
+            yield {name: row[of] for name, of in (_CSV | lost).items() if row.get(of)}
     except csv.Error:
         return
 
