@@ -13,9 +13,7 @@ from planewise.commands import console
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from planewise.judge.campaign import Campaign
     from planewise.publications.claims import Publication
-    from planewise.publications.evidence import AskedRun, Recordings
     from planewise.publications.page import PublicationAnswers
 
 QEMU = "qemu-system-x86_64"
@@ -85,8 +83,7 @@ def publications(
         shown = (*(run for run in loaded if run.name in sources), *of_routers)
         answered.append(
             page.PublicationAnswers(
-                one, claims, shown, published if one.key == "nfv-brief" else None,
-                _campaigns(recorded, of_routers) if one.key == "pastrami" else (),
+                one, claims, shown, published if one.key == "nfv-brief" else None
             )
         )  # fmt: skip
     if json:
@@ -99,25 +96,6 @@ def publications(
                 print(file)
         print(page.write_front(answered, out))
         print(save(out, found))
-
-
-def _campaigns(
-    recorded: Recordings | None, routers: Sequence[AskedRun]
-) -> tuple[tuple[str, Campaign], ...]:
-    """Curves by aspect: the recordings', and those of our routers."""
-    from planewise.judge.campaign import campaign as sum_up
-    from planewise.judge.campaign import member
-    from planewise.judge.files import judge_file
-
-    ours = [
-        member(judged.trials, judged.verdict)
-        for run in routers
-        for judged in judge_file(run.path, None)
-        if judged.verdict is not None
-    ]
-    theirs = [curve for curve, _ in recorded.experiments] if recorded is not None else []
-    titles = (("The recordings by aspect", theirs), ("Curves of ours by aspect", ours))
-    return tuple((title, sum_up(curves)) for title, curves in titles if curves)
 
 
 def _print(answered: Sequence[PublicationAnswers]) -> None:

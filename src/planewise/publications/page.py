@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import get_args
 
-from planewise.judge.campaign import Campaign, Figures
 from planewise.publications import figures as own_figures
 from planewise.publications.answers import DECIDED, Answer, Word
 from planewise.publications.claims import Claim, Publication
@@ -20,7 +19,6 @@ from planewise.report.figure import Figure, save, slug
 from planewise.store.cells import ALL_TRIALS
 from planewise.store.files import write_file
 from planewise.store.rundir import RunReader
-from planewise.units import rate_text
 
 MOST_FIGURES = 6
 """Most figures of a page; a run's report has all."""
@@ -36,8 +34,6 @@ class PublicationAnswers:
     runs: tuple[AskedRun, ...] = ()
     """Runs that gave one of the answers."""
     tables: PublishedTables | None = None
-    campaigns: tuple[tuple[str, Campaign], ...] = ()
-    """Summaries of load-loss curves by aspect, each with its title."""
 
     @property
     def counted(self) -> Counter[Word]:
@@ -112,8 +108,6 @@ def text(answered: PublicationAnswers, figures: Sequence[tuple[str, str]]) -> st
             f"{_escaped(measured(claim, answer))} |"
         )
     lines += ["", "</div>"]
-    for title, campaign in answered.campaigns:
-        lines += ["", f"## {title}", "", *_aspects(campaign)]
     if figures:
         lines += ["", "## Figures", ""]
         for name, title in figures:
@@ -131,41 +125,6 @@ def measured(claim: Claim, answer: Answer) -> str:
     if answer.emulated:
         words.append(f"Hosts were emulated: {claim.trust}.")
     return " ".join(words)
-
-
-def _aspects(campaign: Campaign) -> list[str]:
-    """Verdicts, PDR and saturation by aspect, and how often repetitions agree."""
-    lines = [campaign.agreement.sentence, ""]
-    if not campaign.rows:
-        return [*lines, "No aspect varies."]
-    lines += [
-        "| aspect | level | curves | GOOD · BAD · UNDECIDED | GOOD by the paper | PDR | "
-        "at saturation |",
-        "| --- | --- | ---: | --- | ---: | --- | --- |",
-    ]
-    for row in campaign.rows:
-        words = " · ".join(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED"))
-        lines.append(
-            f"| {row.aspect} | {row.level} | {row.curves} | {words} | {row.pastrami_good} | "
-            f"{rates_cell(row.pdr)} | {rates_cell(row.saturation)} |"
-        )
-    return [
-        *lines,
-        "",
-        "PDR, and throughput at saturation: the median over curves (least to greatest, in the "
-        "same unit; of how many).",
-    ]
-
-
-def rates_cell(figures: Figures | None) -> str:
-    """As `figures_text`, on two lines that do not wrap, for a table of seven columns."""
-    if figures is None:
-        return "not known"
-    median, unit = rate_text(figures.median_pps).split()
-    scale = {"pps": 1.0, "kpps": 1e3, "Mpps": 1e6, "Gpps": 1e9}[unit]
-    low, high = (f"{float(f'{pps / scale:.3g}'):g}" for pps in (figures.low_pps, figures.high_pps))
-    cell = f"{median} {unit}<br>({low} to {high}; {figures.known})"
-    return cell.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _recipe(publication: Publication) -> list[str]:
