@@ -296,34 +296,20 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
 
     from planewise.judge.statistics.sentences import sentence
 
-    sending = family.metric.sending
+    metric, sending, held = family.metric, family.metric.sending, asdict(family)
+    for comparison, shown in zip(family.comparisons, held["comparisons"], strict=True):
+        shown["sentence"] = sentence(comparison, family)
     return {
-        "metric": family.metric.name,
-        "title": family.metric.title,
+        **held,
+        "metric": metric.name,
+        "title": metric.title,
         "frequency_pps": sending.frequency_pps if sending else None,
         "pattern": sending.pattern if sending else None,
         "application": sending.application if sending else None,
-        "unit": family.metric.unit,
-        "lower_is_better": family.metric.lower_is_better,
-        "factor": family.factor,
-        "by": family.by,
-        "levels": list(family.levels),
-        "strata": list(family.strata),
-        "scale": family.scale,
-        "not_measurable": {str(level): why for level, why in family.not_measurable.items()},
-        "values": [asdict(value) for value in family.values],
-        "comparisons": [
-            {**asdict(comparison), "sentence": sentence(comparison, family)}
-            for comparison in family.comparisons
-        ],
+        "unit": metric.unit,
+        "lower_is_better": metric.lower_is_better,
         "kendall": [
-            {
-                "level": bar.level,
-                "stratum": bar.stratum,
-                **(asdict(bar.correlation) if bar.correlation else {"tau": None}),
-            }
-            for bar in family.kendall
+            {**(bar.pop("correlation") or {"tau": None}), **bar} for bar in held["kendall"]
         ],
         "ranking": asdict(ranking) if ranking else None,
-        "notes": list(family.notes),
     }

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic_core import CoreSchema
@@ -181,29 +182,27 @@ MEASURES = tuple(TRAFFIC_FACTORS)
 """The parts of a design that measure something."""
 
 
-class Where(DesignModel):
+class _Where(DesignModel):
     """Some factors, with some of their levels each."""
-
-    plane: Levels[str] | None = None
-    guest: Levels[GuestKind] | None = None
-    background_plane: Levels[str] | None = None
-    background_guests: Levels[GuestCount] | None = None
-    load_type: Levels[LoadType] | None = None
-    load_location: Levels[LoadLocation] | None = None
-    path: Levels[TrafficPath] | None = None
-    frequency_pps: Levels[Rate] | None = None
-    pattern: Levels[Pattern] | None = None
-    size_bytes: Levels[FrameBytes | Imix] | None = None
-    protocol: Levels[Protocol] | None = None
-    rx_usecs: Levels[RxUsecs] | None = None
-    setting: Levels[str] | None = None
-    vnfs: Levels[VnfCount] | None = None
-    message_bytes: Levels[MessageBytes] | None = None
-    policy: Levels[Policy] | None = None
 
     def named(self) -> dict[str, tuple[Level, ...]]:
         """The factors that it names, with their levels."""
         return {name: levels for name, levels in self if levels is not None}
+
+
+if TYPE_CHECKING:
+    Where = _Where
+else:
+    Where = create_model(
+        "Where",
+        __base__=_Where,
+        __doc__=_Where.__doc__,
+        **{
+            name: (hint | None, None)
+            for name, hint in get_type_hints(Factors, include_extras=True).items()
+            if name in Factors.model_fields
+        },
+    )
 
 
 class Constraint(DesignModel):

@@ -7,7 +7,7 @@ which at least half of all trials lose no more than the goal's share. `ndr` is t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from planewise.errors import BadInputError
@@ -122,15 +122,7 @@ class GoalResult:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; keys are the field names, `goal` is its name."""
-        return {
-            "goal": self.goal.name,
-            "status": self.status,
-            "pps": self.pps,
-            "low_pps": self.low_pps,
-            "high_pps": self.high_pps,
-            "interval": self.interval,
-            "note": self.note,
-        }
+        return asdict(self) | {"goal": self.goal.name}
 
 
 @dataclass(frozen=True)
@@ -202,7 +194,7 @@ class SearchResult:
             "total_seconds_s": self.total_seconds_s,
             "overhead_s": self.overhead_s,
             "final_duration_s": self.final_duration_s,
-            "warnings": [{"code": f.code, "message": f.message} for f in self.findings],
+            "warnings": [asdict(finding) for finding in self.findings],
             "trial_list": [
                 {
                     "offered_pps": trial.offered_pps,
