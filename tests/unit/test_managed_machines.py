@@ -22,7 +22,7 @@ from planewise.measure.runs import stations
 from planewise.measure.runs.stations import Allocators
 from planewise.measure.trials import vm_options
 from planewise.measure.trials.alloc import AllocTrial
-from planewise.testbed.guests.vms.domain import DomainSpec, VmOptions, domain_xml
+from planewise.testbed.guests.vms.domain import VmOptions, domain_xml
 from planewise.testbed.guests.vms.guests import HostGuests, nic_of
 from planewise.testbed.guests.vms.image import GuestImage
 from planewise.testbed.guests.vms.managed import managed_guests
@@ -115,11 +115,10 @@ def test_a_machine_that_is_managed_has_the_mark_slots_for_a_vf_and_a_nic_that_ma
         running = HostGuests(host, PLATFORM, options)
         (guest,) = managed_guests("ab12", 1)
         nic = nic_of("virtio", guest, "tap0", running)
-        spec: DomainSpec = running.domain(guest, nic, 1500)
-        plain = domain_xml(replace(spec, managed=False, nic=replace(nic, standby=False)))
     finally:
         host.close()
-    domain = ElementTree.fromstring(domain_xml(spec))
+    plain = domain_xml(guest, PLATFORM, VmOptions(), "/c", replace(nic, standby=False))
+    domain = ElementTree.fromstring(domain_xml(guest, PLATFORM, options, "/c", nic))
     assert domain.findtext("name") == guest.name
     assert domain.find("metadata/{urn:planewise:libvirt:1}managed") is not None
     machine = domain.find("os/type")

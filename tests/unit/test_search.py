@@ -14,7 +14,7 @@ from planewise.measure.search.goals import Goal, SearchResult
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.planewise import PlanewiseSearch
 from planewise.measure.search.run import ALGORITHMS, run_search
-from planewise.measure.search.session import BudgetSpentError, Limits, SearchSession
+from planewise.measure.search.session import BudgetSpentError, SearchSession
 from planewise.measure.search.verdict import ladder_loads
 from tests import shapes
 from tests.adversaries import Adversary, CapacityFactors
@@ -287,7 +287,7 @@ def test_what_the_measurer_raises_reaches_the_caller_as_it_is():
 
 
 def test_a_session_counts_pauses_and_refuses_what_it_cannot_afford():
-    session = SearchSession(Scripted(lambda _load, _n: 0.0), Limits(budget_s=4.0, overhead_s=0.5))
+    session = SearchSession(Scripted(lambda _load, _n: 0.0), budget_s=4.0)
     session.measure(1e6, 1.0)
     session.measure(1e9, 1.0)
     assert session.trials[1].offered_pps == 1e7

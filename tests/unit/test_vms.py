@@ -26,7 +26,7 @@ from planewise.measure.trials.load_two_ended import send_command
 from planewise.measure.trials.rtt import await_late_end
 from planewise.testbed.guests.vms import agent, image
 from planewise.testbed.guests.vms.agent import GuestAgent
-from planewise.testbed.guests.vms.domain import DomainSpec, Nic, VmOptions, domain_xml, nic_xml
+from planewise.testbed.guests.vms.domain import Nic, VmOptions, domain_xml, nic_xml
 from planewise.testbed.guests.vms.guests import last_words
 from planewise.testbed.guests.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.guests.vms.image import GuestImage
@@ -50,18 +50,6 @@ HOST_PLANES = [
 """Planes that attach a virtual machine without help from hardware."""
 
 NIC = Nic("virtio", "02:70:77:00:00:00", "tap-m0", vhost=False, queues=1, offloads=False)
-DOMAIN = DomainSpec(
-    name="pw-0-sm0",
-    accelerator="tcg",
-    emulator="/usr/bin/qemu",
-    kernel="/k",
-    initrd="/i",
-    command_line="console=ttyS0 a<b",
-    memory_mib=80,
-    vcpus=1,
-    console="/c",
-    nic=NIC,
-)
 IMAGE = GuestImage(Path("/k"), Path("/i"), "6.12", 80)
 
 
@@ -71,6 +59,10 @@ QEMU = {"qemu": "http://libvirt.org/schemas/domain/qemu/1.0"}
 def platform(name: str, vhost: bool) -> VmPlatform:
     accelerator = Accelerator("kvm" if name == "kvm" else "tcg", "it was tried")
     return VmPlatform("/usr/bin/qemu", accelerator, vhost, IMAGE)
+
+
+GUEST = make_guest("0", "sender", "main", 0, "virtio-bridge")
+DOMAIN = domain_xml(GUEST, platform("tcg", vhost=False), VmOptions(), "/c", NIC, ["a<b"])
 
 
 def test_a_receive_ring_is_the_devices_own_and_only_where_one_is_asked_for() -> None:
@@ -84,7 +76,7 @@ def test_a_receive_ring_is_the_devices_own_and_only_where_one_is_asked_for() -> 
 
 
 def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:
-    domain = ElementTree.fromstring(domain_xml(DOMAIN))
+    domain = ElementTree.fromstring(DOMAIN)
     assert domain.get("type") == "qemu"
     assert domain.findtext("features/tcg/tb-cache") == "32"
     timer = domain.find("clock/timer")
@@ -95,21 +87,21 @@ def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:
     assert port.get("ports") == "2"
     arguments = [one.get("value") for one in domain.findall("qemu:commandline/qemu:arg", QEMU)]
     assert arguments == ["-global", "virtio-net-device.guest_announce=off"]
-    assert domain.findtext("os/cmdline") == "console=ttyS0 a<b"
+    assert str(domain.findtext("os/cmdline")).endswith("nr_cpus=1 pw.a<b")
     assert {domain.findtext(f"on_{event}") for event in ("poweroff", "reboot", "crash")} == {
         "destroy"
     }
 
 
 def test_a_virtio_nic_has_its_offloads_off_unless_they_are_asked_for() -> None:
-    driver = ElementTree.fromstring(domain_xml(DOMAIN)).find("devices/interface/driver")
+    driver = ElementTree.fromstring(DOMAIN).find("devices/interface/driver")
     assert driver is not None
     assert driver.get("name") == "qemu"
     assert {child.tag: child.get("csum") for child in driver} == {"host": "off", "guest": "off"}
 
 
 def test_a_domain_opens_the_port_that_the_plan_made() -> None:
-    interface = ElementTree.fromstring(domain_xml(DOMAIN)).find("devices/interface")
+    interface = ElementTree.fromstring(DOMAIN).find("devices/interface")
     assert interface is not None
     assert interface.get("type") == "ethernet"
     target = interface.find("target")

@@ -12,7 +12,7 @@ from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopR
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
 from planewise.measure.search.planewise import PlanewiseSearch
-from planewise.measure.search.session import Limits, OnTrial, SearchSession
+from planewise.measure.search.session import OVERHEAD_S, OnTrial, SearchSession
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
 DEFAULT_GOALS = (Goal(0.0), Goal(0.005))
@@ -96,7 +96,7 @@ def run_search(
     if not budget_s > 0:
         raise BadInputError(f"a search cannot work with a budget of {budget_s} s")
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
-    session = SearchSession(measurer, Limits(budget_s), on_trial)
+    session = SearchSession(measurer, budget_s, on_trial)
     results, stopped = chosen.search(session, unique)
     searched = len(session.trials)
     verdict = find_verdict(session, results, chosen.final_duration_s) if with_verdict else None
@@ -108,7 +108,7 @@ def run_search(
         verdict_trials=len(session.trials) - searched,
         trials=tuple(session.trials),
         stopped=stopped,
-        overhead_s=session.limits.overhead_s,
+        overhead_s=OVERHEAD_S,
         findings=tuple(session.findings),
         final_duration_s=chosen.final_duration_s,
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from planewise.errors import BadInputError
 from planewise.measure.search.goals import SearchTrial, ViolatedAssumption
@@ -22,22 +21,21 @@ class BudgetSpentError(Exception):
     """The next trial would exceed the budget. Never leaves `run_search`."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Budget of a search."""
-
-    budget_s: float = math.inf
-    """Traffic time plus overhead of all trials."""
-    overhead_s: float = 0.5
-    """Time a trial costs beyond its traffic (CSIT: about 0.5 s)."""
-    max_trials: int = 2000
+OVERHEAD_S = 0.5
+"""Time that a trial costs beyond its traffic (CSIT: about 0.5 s)."""
+MAX_TRIALS = 2000
 
 
 class SearchSession:
     """Trials so far and what is left to spend."""
 
-    def __init__(self, measurer: Measurer, limits: Limits, on_trial: OnTrial | None = None) -> None:
-        """BadInputError when the measurer's range of loads is empty or not finite."""
+    def __init__(
+        self, measurer: Measurer, budget_s: float = math.inf, on_trial: OnTrial | None = None
+    ) -> None:
+        """`budget_s` is for traffic and overhead of all trials.
+
+        BadInputError when the measurer's range of loads is empty or not finite.
+        """
         low, high = float(measurer.min_load_pps), float(measurer.max_load_pps)
         if not (0 < low < high < math.inf):
             raise BadInputError(
@@ -45,7 +43,7 @@ class SearchSession:
             )
         self.min_load_pps = low
         self.max_load_pps = high
-        self.limits = limits
+        self._budget_s = budget_s
         self.trials: list[SearchTrial] = []
         self.findings: list[ViolatedAssumption] = []
         self.spent_s = 0.0
@@ -60,9 +58,9 @@ class SearchSession:
 
     def measure(self, offered_pps: float, duration_s: float) -> SearchTrial:
         """Runs one trial at the nearest allowed load. BudgetSpentError beyond the budget."""
-        cost_s = duration_s + self.limits.overhead_s
-        over_budget = self.spent_s + cost_s > self.limits.budget_s * (1 + 1e-9)
-        if over_budget or len(self.trials) >= self.limits.max_trials:
+        cost_s = duration_s + OVERHEAD_S
+        over_budget = self.spent_s + cost_s > self._budget_s * (1 + 1e-9)
+        if over_budget or len(self.trials) >= MAX_TRIALS:
             raise BudgetSpentError
         offered_pps = self.clamp(offered_pps)
         run = self._measurer.trial(offered_pps, duration_s)

@@ -37,8 +37,7 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
     host = LocalHost("booted")
     guests = HostGuests(host, emulated, options)
     try:
-        spec = guests.domain(guest, None, 1500)
-        identity = f"{domain_xml(replace(spec, console=''))}{_boot()}"
+        identity = f"{domain_xml(guest, emulated, options, '')}{_boot()}"
         cache = packages.cache_directory()
         path = cache / f"booted-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.save"
         with (cache / ".booted.lock").open("w") as lock:
@@ -48,7 +47,7 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
             else:
                 remove_unused(cache, "booted-*.save")
                 with guests:
-                    guests.boot(spec, guest)
+                    guests.boot(guest)
                     partial = path.with_suffix(".part")
                     with suppress(FileNotFoundError):
                         partial.unlink()

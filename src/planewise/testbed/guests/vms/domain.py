@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from xml.etree import ElementTree
 
 from planewise.errors import BadInputError
 from planewise.testbed.guests.vms.image import AGENT_PORT
+from planewise.testbed.model import Guest
+
+if TYPE_CHECKING:
+    from planewise.testbed.guests.vms.platform import VmPlatform
 
 NicModel = Literal["e1000", "virtio"]
 
@@ -96,49 +101,40 @@ class Passthrough:
 AnyNic = Nic | Passthrough
 
 
-@dataclass(frozen=True)
-class DomainSpec:
-    """A virtual machine."""
+def domain_xml(
+    guest: Guest,
+    platform: VmPlatform,
+    options: VmOptions,
+    console: str,
+    nic: AnyNic | None = None,
+    network: Sequence[str] = (),
+) -> str:
+    """libvirt's description of a transient domain: https://libvirt.org/formatdomain.html.
 
-    name: str
-    accelerator: Literal["kvm", "tcg"]
-    emulator: str
-    kernel: str
-    initrd: str
-    command_line: str
-    memory_mib: int
-    vcpus: int
-    console: str
-    """File with the output of its serial console."""
-    nic: AnyNic | None
-    shared_memory: bool = False
-    cpus: tuple[int, ...] = ()
-    """CPUs of the host that it may run on; empty: all."""
-    managed: bool = False
-    """Whether planewised may plug VFs into it: it has the mark for that, and slots of PCI Express,
-    which the partner of a standby NIC needs."""
-
-
-def domain_xml(spec: DomainSpec) -> str:
-    """libvirt's description of a transient domain: https://libvirt.org/formatdomain.html."""
-    kvm = spec.accelerator == "kvm"
+    `console` is the file with the output of its serial console, `network` the arguments of
+    `pw-probe network` in it. A managed one has the mark by which planewised may plug VFs into it,
+    and slots of PCI Express, which the partner of a standby NIC needs.
+    """
+    kvm, image = platform.accelerator.name == "kvm", platform.image
+    cpus = options.main_cpus if guest.role == "main" else options.background_cpus
     domain = ElementTree.Element("domain", type="kvm" if kvm else "qemu")
-    _add(domain, "name", spec.name)
-    _add(domain, "memory", str(spec.memory_mib), unit="MiB")
-    if spec.managed:
+    _add(domain, "name", guest.netns)
+    _add(domain, "memory", str(options.memory_mib or image.memory_mib), unit="MiB")
+    if options.managed:
         _add(_add(domain, "metadata"), f"{{{_MARK}}}managed")
-    if spec.shared_memory:
+    if options.shared_memory:
         backing = _add(domain, "memoryBacking")
         _add(backing, "source", type="memfd")
         _add(backing, "access", mode="shared")
-    vcpu = _add(domain, "vcpu", str(spec.vcpus))
-    if spec.cpus:
-        vcpu.set("cpuset", ",".join(str(cpu) for cpu in spec.cpus))
+    vcpu = _add(domain, "vcpu", str(options.vcpus))
+    if cpus:
+        vcpu.set("cpuset", ",".join(str(cpu) for cpu in cpus))
     system = _add(domain, "os")
-    _add(system, "type", "hvm", arch="x86_64", machine="q35" if spec.managed else "pc")
-    _add(system, "kernel", spec.kernel)
-    _add(system, "initrd", spec.initrd)
-    _add(system, "cmdline", spec.command_line)
+    _add(system, "type", "hvm", arch="x86_64", machine="q35" if options.managed else "pc")
+    _add(system, "kernel", str(image.kernel))
+    _add(system, "initrd", str(image.initrd))
+    line = image.command_line(cpus=options.vcpus, network=tuple(network))
+    _add(system, "cmdline", line)
     features = _add(domain, "features")
     _add(features, "acpi")
     if not kvm:
@@ -149,14 +145,14 @@ def domain_xml(spec: DomainSpec) -> str:
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         _add(domain, event, "destroy")
     devices = _add(domain, "devices")
-    _add(devices, "emulator", spec.emulator)
-    if spec.managed:
+    _add(devices, "emulator", platform.qemu)
+    if options.managed:
         for index in range(1, 1 + _SLOTS):
             _add(devices, "controller", type="pci", index=str(index), model="pcie-root-port")
-    if spec.nic is not None:
-        _add_device(devices, spec.nic)
+    if nic is not None:
+        _add_device(devices, nic)
     serial = _add(devices, "serial", type="file")
-    _add(serial, "source", path=spec.console)
+    _add(serial, "source", path=console)
     _add(serial, "target", type="isa-serial", port="0")
     # 31 ports, the default, are 62 queues, each with a file that QEMU polls whenever it wakes.
     _add(devices, "controller", type="virtio-serial", ports="2")

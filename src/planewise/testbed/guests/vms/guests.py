@@ -21,7 +21,6 @@ from planewise.testbed.guests.vms.agent import GuestAgent
 from planewise.testbed.guests.vms.daemon import Libvirt
 from planewise.testbed.guests.vms.domain import (
     AnyNic,
-    DomainSpec,
     Nic,
     NicModel,
     VmOptions,
@@ -119,16 +118,19 @@ class HostGuests:
         Raises:
             PlanewiseError: it did not come up; it is left as it is.
         """
+        network = network_of(guest, mtu_bytes, neighbours)
         if self._saved is None:
-            self.boot(self.domain(guest, nic, mtu_bytes, neighbours), guest)
+            self.boot(guest, nic, network)
         else:
-            self._wake(self._saved, guest, nic, network_of(guest, mtu_bytes, neighbours))
+            self._wake(self._saved, guest, nic, network)
 
-    def boot(self, spec: DomainSpec, guest: Guest) -> None:
-        """As `start`, with the virtual machine's description."""
+    def boot(self, guest: Guest, nic: AnyNic | None = None, network: Sequence[str] = ()) -> None:
+        """As `start`; without a NIC it has no network."""
         begun = time.monotonic()
         agent = self._agent_of(guest)
-        self.hypervisor.start(domain_xml(spec), guest.netns)
+        console = self._console(guest)
+        xml = domain_xml(guest, self.platform, self.options, console, nic, network)
+        self.hypervisor.start(xml, guest.netns)
         self._await_ready(guest, agent, begun)
 
     def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> None:
@@ -246,35 +248,6 @@ class HostGuests:
         else:
             self.hypervisor.suspend(guest.netns)
             self._asleep.add(guest.netns)
-
-    def domain(
-        self,
-        guest: Guest,
-        nic: AnyNic | None,
-        mtu_bytes: int,
-        neighbours: Mapping[str, str] | None = None,
-    ) -> DomainSpec:
-        """Description of a guest's virtual machine; without a NIC it has no network. Pure."""
-        platform, options = self.platform, self.options
-        network = network_of(guest, mtu_bytes, neighbours)
-        return DomainSpec(
-            name=guest.netns,
-            accelerator=platform.accelerator.name,
-            emulator=platform.qemu,
-            kernel=str(platform.image.kernel),
-            initrd=str(platform.image.initrd),
-            command_line=platform.image.command_line(
-                cpus=options.vcpus,
-                network=() if nic is None else network,
-            ),
-            memory_mib=options.memory_mib or platform.image.memory_mib,
-            vcpus=options.vcpus,
-            console=self._console(guest),
-            nic=nic,
-            shared_memory=options.shared_memory,
-            cpus=options.main_cpus if guest.role == "main" else options.background_cpus,
-            managed=options.managed,
-        )
 
     def _console(self, guest: Guest) -> str:
         return f"{self.host.directory}/{guest.netns}.console"
