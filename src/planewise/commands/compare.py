@@ -296,11 +296,10 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
 
     from planewise.judge.statistics.sentences import sentence
 
-    metric, sending, held = family.metric, family.metric.sending, asdict(family)
-    for comparison, shown in zip(family.comparisons, held["comparisons"], strict=True):
-        shown["sentence"] = sentence(comparison, family)
+    metric, sending = family.metric, family.metric.sending
+    names = ("factor", "by", "levels", "strata", "scale", "notes")
     return {
-        **held,
+        **{name: getattr(family, name) for name in names},
         "metric": metric.name,
         "title": metric.title,
         "frequency_pps": sending.frequency_pps if sending else None,
@@ -308,8 +307,15 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
         "application": sending.application if sending else None,
         "unit": metric.unit,
         "lower_is_better": metric.lower_is_better,
+        "not_measurable": {str(level): why for level, why in family.not_measurable.items()},
+        "values": [asdict(value) for value in family.values],
+        "comparisons": [
+            {**asdict(comparison), "sentence": sentence(comparison, family)}
+            for comparison in family.comparisons
+        ],
         "kendall": [
-            {**(bar.pop("correlation") or {"tau": None}), **bar} for bar in held["kendall"]
+            {**(bar.pop("correlation") or {"tau": None}), **bar}
+            for bar in map(asdict, family.kendall)
         ],
         "ranking": asdict(ranking) if ranking else None,
     }
