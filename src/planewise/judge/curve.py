@@ -127,27 +127,16 @@ class RunTable(Sequence[Run]):
     def concatenate(cls, tables: Sequence[RunTable]) -> RunTable:
         """All runs of `tables`, one after the other."""
         return cls(
-            np.concatenate([table.sent for table in tables]),
-            np.concatenate([table.received for table in tables]),
-            duration_s=np.concatenate([table.duration_s for table in tables]),
-            order=np.concatenate([table.order for table in tables]),
-            drops=np.concatenate([table.drops for table in tables]),
-            limited=np.concatenate([table.limited for table in tables]),
-            busy=np.concatenate([table.busy for table in tables]),
+            **{
+                name: np.concatenate([getattr(table, name) for table in tables])
+                for name in cls.__slots__
+            }
         )
 
     def take(self, indices: ArrayLike) -> RunTable:
         """The runs at `indices` (or where a bool mask is true), in that order."""
         at = np.asarray(indices)
-        return RunTable(
-            self.sent[at],
-            self.received[at],
-            duration_s=self.duration_s[at],
-            order=self.order[at],
-            drops=self.drops[at],
-            limited=self.limited[at],
-            busy=self.busy[at],
-        )
+        return RunTable(**{name: getattr(self, name)[at] for name in self.__slots__})
 
     def in_order(self) -> RunTable:
         """The runs in the experiment's order where it is known for all, else as given."""

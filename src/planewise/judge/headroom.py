@@ -48,7 +48,7 @@ class Headrooms:
     pdr_low_pps: Floats
     """0 where the first load is over the limit."""
     pdr_high_pps: Floats
-    """If throughput were flat up to the first load over the limit; infinite where there is none."""
+    """At most; infinite where no load is over the limit."""
     low: Floats
     high: Floats
     """Headroom at the two readings of PDR. Infinite `high`: the ladder does not bound it."""
@@ -77,7 +77,7 @@ def headrooms(offered_pps: Floats, plr: Floats, limit: float) -> Headrooms:
     first = over(plr, limit)
     beyond = np.arange(size) >= first[:, None]
     best_at = np.where(beyond, forwarded, -np.inf).argmax(axis=1)
-    low_pps, knee_pps, high_pps = _readings(offered_pps, plr, forwarded, first, best_at, limit)
+    low_pps, high_pps = _readings(offered_pps, plr, forwarded, first, best_at, limit)
     level, slope = _tails(offered_pps, forwarded, first)
     bounded = (first > 0) & (first < size - 1)
     at_pdr = np.where(bounded, low_pps, 1.0) * (1 - limit)
@@ -90,7 +90,7 @@ def headrooms(offered_pps: Floats, plr: Floats, limit: float) -> Headrooms:
     high_by_load[~bounded] = np.inf
     high = np.maximum(high_by_load.max(axis=1), low_by_load.max(axis=1))
     return Headrooms(
-        low_pps, knee_pps, low_by_load.max(axis=1), high, low_by_load, high_by_load, first
+        low_pps, high_pps, low_by_load.max(axis=1), high, low_by_load, high_by_load, first
     )
 
 
@@ -117,8 +117,8 @@ def exact_headroom(
 
 def _readings(
     offered: Floats, plr: Floats, forwarded: Floats, first: Ints, best_at: Ints, limit: float
-) -> tuple[Floats, Floats, Floats]:
-    """PDR at least; at most if throughput does not fall up to there; at most if it is concave."""
+) -> tuple[Floats, Floats]:
+    """PDR at least and at most."""
     size = offered.size
     rows = np.arange(plr.shape[0])
     at = np.minimum(first, size - 1)
@@ -134,7 +134,6 @@ def _readings(
         near = offered[at] * (lost - plr_at) / (lost - limit)
         lowest = np.maximum(lowest, np.where(first > 0, np.minimum(near, offered[at]), 0.0))
         least = np.where(first > 0, lowest, 0.0)
-    knee = np.clip(offered[at] * (1 - plr_at) / (1 - limit), lowest, offered[at])
     # The line R_at − slope · (O_at − O) meets O · (1 − limit).
     rate, run = forwarded[rows, at], offered[best_at] - offered[at]
     rise = np.maximum(forwarded[rows, best_at] - rate, 0)
@@ -152,7 +151,6 @@ def _readings(
     never_over = first == size
     return (
         np.where(never_over, offered[-1], least),
-        np.where(never_over, np.inf, knee),
         np.where(never_over, np.inf, meets),
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import stdtrit
 
+from planewise.judge.interval import lag1
 from planewise.store.loads import Floats
 from planewise.store.readings import Readings
 from planewise.units import BITS, RATES, TIMES, count_text, percent_text, unit_of
@@ -105,10 +106,7 @@ def estimate(readings: Readings) -> Estimate:
 
 def _independent(values: Floats) -> float:
     """How many independent values say as much as these, by their lag-1 correlation."""
-    deviations = values - values.mean()
-    spread = float(deviations @ deviations)
-    lag = float(deviations[1:] @ deviations[:-1]) / spread if spread > 0 else 0.0
-    lag = min(max(lag, 0.0), 0.99)
+    lag = min(max(lag1(values), 0.0), 0.99)
     return max(len(values) * (1 - lag) / (1 + lag), 2.0)
 
 
