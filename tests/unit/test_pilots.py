@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from planewise.judge.curve import Curve, LoadPoint, Run
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.designs.ladders import ladder_at_pdr, loads_of_block
-from planewise.measure.runs.pilots import MOST_PILOTS, find_pdr
+from planewise.measure.runs.pilots import MOST_PILOTS, Range, find_pdr
+from planewise.pipeline import QUICK_SHAPES, QuickShape, quick_design
 
 Pilot = tuple[float, float]
 """Loss ratio and forwarding rate."""
@@ -85,7 +86,10 @@ def test_the_highest_loads_are_in_every_block_and_the_lowest_take_turns() -> Non
 
 
 def judged(
-    ladder: tuple[float, ...], per_block: int | None, capacity_pps: float, noise: float
+    ladder: tuple[float, ...],
+    per_block: int | None,
+    capacity_pps: float,
+    noise: float,
 ) -> Verdict:
     """The verdict on eight blocks of a system that is flat from its capacity on."""
     chance = random.Random(5)
@@ -111,6 +115,16 @@ def test_a_ladder_at_pdr_lacks_no_load_though_pilots_are_a_little_off(
     assert verdict.open != "ladder too short", verdict.reason
     assert verdict.pdr is not None
     assert verdict.pdr.bounded
+
+
+@pytest.mark.parametrize("shape", QUICK_SHAPES, ids=lambda shape: f"{shape.loads} loads")
+@pytest.mark.parametrize("off", [1.0, 1.03])
+def test_quick_decides_a_clear_curve_with_any_shape(shape: QuickShape, off: float) -> None:
+    sweep = quick_design(["macvlan"], shape).sweep
+    assert sweep is not None
+    ladder = Range(1e6, 1e8, off * 1e6).ladder(sweep)
+    verdict = judged(ladder, sweep.loads_per_block, 1e6, 0.005)
+    assert verdict.verdict == "GOOD", verdict.reason
 
 
 @given(
