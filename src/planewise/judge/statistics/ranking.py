@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planewise.judge.statistics.comparison import MARGIN, Family, LevelValue, compare_levels
 from planewise.judge.statistics.looks import ALPHA
 from planewise.judge.statistics.metrics import Observed
-from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL
+from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL, stratum_of
 from planewise.store.models import Level
 
 LOAD = "load"
@@ -53,12 +53,12 @@ def check_ranking(
     observed: Observed, factor: str, *, margin: float = MARGIN, alpha: float = ALPHA
 ) -> RankingCheck | None:
     """None where there is but one load, or the factor is a part of the load itself."""
-    if factor in LOAD_FACTORS:
+    measured = (one for one in observed.observations if math.isfinite(one.value))
+    cells = [one.cell for one in measured if factor in one.cell]
+    loads, levels = {stratum_of(cell, LOAD) for cell in cells}, {cell[factor] for cell in cells}
+    if factor in LOAD_FACTORS or len(loads) < 2 or len(levels) < 2:
         return None
     family = compare_levels(observed, factor, by=LOAD, margin=margin, alpha=alpha)
-    loads = [stratum for stratum in family.strata if stratum != OVERALL]
-    if len(loads) < 2 or len(family.levels) < 2:
-        return None
     single = [comparison for comparison in family.comparisons if comparison.stratum != OVERALL]
     changes = []
     for a, b in dict.fromkeys((comparison.a, comparison.b) for comparison in single):
@@ -71,7 +71,9 @@ def check_ranking(
     return RankingCheck(
         metric=family.metric.name,
         factor=factor,
-        loads=tuple(LoadRanking(load, _order(family, load)) for load in loads),
+        loads=tuple(
+            LoadRanking(load, _order(family, load)) for load in family.strata if load != OVERALL
+        ),
         changes=tuple(changes),
         decided=decided,
         comparisons=len(single),
