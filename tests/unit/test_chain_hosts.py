@@ -125,10 +125,8 @@ def test_what_has_a_vf_by_vfio_wants_an_iommu_before_anything_is_built(
     there = SimpleNamespace(host=Answering(place="lab:b"))
     pair = SimpleNamespace(machines=dict.fromkeys(HOSTS, there), separate=True)
     stage = Chains(design, cast("Pair", pair))
-    stage._resources = {role: resources(7) for role in HOSTS}
-    stage.__dict__["_memory"] = Resources(
-        "lab:b", "pf0", "igb", 7, 4000, False, cpus=2, iommu=iommu
-    )
+    found = Resources("lab:b", "pf0", "igb", 7, 4000, False, cpus=2, iommu=iommu)
+    stage._resources = dict.fromkeys(HOSTS, found)
     (cell,) = cells_of(design)
     why = stage.unavailable([cell]).get(cell, "")
     assert said in why

@@ -182,27 +182,24 @@ class Chains:
                 return f"{reason} on {place}"
             if not self._resources:
                 machines = self._pair.machines
-                self._resources = {role: survey(machines[role]) for role in HOSTS}
+                self._resources = {
+                    role: survey(machines[role], with_vfs=role == FUNCTIONS) for role in HOSTS
+                }
             if reason := nic_shortage(chain, self._resources):
                 return reason
-        if chain.by_vfio and not self._memory.iommu:
-            return no_iommu(self._memory.place)
+        if chain.by_vfio and not self._resources[FUNCTIONS].iommu:
+            return no_iommu(self._resources[FUNCTIONS].place)
         if chain.kind != "vm":
             return ""
         options = self._options_of(chain)
         if self._pair is None:
             free = procfs.memory(host.read_text("/proc/meminfo")).get("MemAvailable", 0) >> 20
         else:
-            free = self._memory.free_mib
+            free = self._resources[FUNCTIONS].free_mib
         if reason := memory_shortage(chain.vnfs, vm_mib(options), place, free):
             return reason
         _ = self._platform(options)
         return ""
-
-    @cached_property
-    def _memory(self) -> Resources:
-        assert self._pair is not None
-        return survey(self._pair.machines[FUNCTIONS], with_vfs=True)
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is not a task: its work is done where a frame comes from.

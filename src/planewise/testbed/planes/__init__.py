@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.testbed.model import GUEST_WORDS, Forwarder, GuestKind
-from planewise.testbed.planes.plane import Plane, Switch
-from planewise.testbed.planes.vm import VmPlane
+from planewise.testbed.planes.plane import Plane as Plane
+from planewise.testbed.planes.plane import Switch as Switch
+from planewise.testbed.planes.vm import VmPlane as VmPlane
 
 
 def _find() -> tuple[Plane, ...]:
@@ -117,20 +118,3 @@ def vm_plane(name: str) -> VmPlane:
     raise BadInputError(
         f"virtual machines have no plane {name} on a testbed", remedy=f"theirs are: {names}"
     )
-
-
-__all__ = [
-    "FUNCTIONS_OF",
-    "GUESTS_OF",
-    "PLANES",
-    "Plane",
-    "Switch",
-    "VmPlane",
-    "plane",
-    "plane_for",
-    "plane_names",
-    "planes_of",
-    "refusal",
-    "switch_named",
-    "vm_plane",
-]

@@ -102,15 +102,3 @@ def applied(level: str, arrangement: Arrangement) -> Iterator[None]:
 def _write_all(setting: HostSetting, levels: list[tuple[Spot, str]]) -> None:
     for spot, level in levels:
         setting.write(spot, level)
-
-
-__all__ = [
-    "DEFAULT",
-    "SETTINGS",
-    "HostSetting",
-    "applied",
-    "ip_version",
-    "parsed",
-    "programs_of",
-    "refusal",
-]
