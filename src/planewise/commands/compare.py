@@ -155,7 +155,7 @@ def _print_family(
     if family.comparisons:
         out.print()
         table = console.Rows(
-            *([_by_title(family.by)] if several else []),
+            *([family.by.replace("_", " ")] if several else []),
             "compared",
             "answer",
             "change",
@@ -180,7 +180,7 @@ def _print_family(
                 ),
                 "too few blocks" if low == high == "unbounded" else f"{low} to {high}",
                 f"{comparison.rank_biserial:+.2f}",
-                _p_text(comparison.p_family),
+                "< 0.0001" if comparison.p_family < 0.0001 else f"{comparison.p_family:.4f}",
                 str(comparison.blocks),
             )
         table.print()
@@ -196,14 +196,6 @@ def _print_family(
         out.print(ranking.sentence)
     for line in summary(family):
         out.print(line, style="bold" if line[:3] != "But" else None)
-
-
-def _by_title(by: str) -> str:
-    return by.replace("_", " ")
-
-
-def _p_text(p: float) -> str:
-    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def _print_kendall(family: Family) -> None:

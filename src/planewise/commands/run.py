@@ -15,8 +15,6 @@ from planewise.commands.sut import NicOption, ResponderOption, SenderOption
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    import socket
-
     from planewise.measure.designs.campaign import CampaignDesign
 
 
@@ -101,7 +99,11 @@ def run(
     verbosity: Verbosity = context.obj
     other_hosts = targets.chosen(sender, responder, nic, lab, resume)
     # Before a user namespace is entered: the page must be reachable from outside.
-    listening = _listen(live_port) if live and not dry_run else None
+    listening = None
+    if live and not dry_run:
+        from planewise.live.server import listen
+
+        listening = listen(live_port)
     host = targets.examined(other_hosts)
     from planewise import pipeline
     from planewise.commands.dry_run import print_schedule
@@ -167,9 +169,3 @@ def _run_campaign(
     summarise(list(runs), json=json)
     if not json:
         console().print(f"Curves: {folder}; `planewise campaign {folder}/*` summarises them again.")
-
-
-def _listen(port: int) -> socket.socket:
-    from planewise.live.server import listen
-
-    return listen(port)

@@ -383,7 +383,8 @@ class Testbed:
         for rival in state.switches_made():
             if switch.user_space and rival.user_space:
                 for request in list(state.placed):
-                    if rival.name in (request.switch, _switch_of(request)):
+                    own = plane(request.plane).switch
+                    if rival.name in (request.switch, own and own.name):
                         state.remove(request)
                 state.end_program(rival.name)
 
@@ -439,11 +440,6 @@ class Testbed:
             for switch in state.switches_made():  # after guests, which ask it as they stop
                 with suppress(PlanewiseError):
                     switch.pause(state)
-
-
-def _switch_of(request: GuestRequest) -> str:
-    switch = plane(request.plane).switch
-    return "" if switch is None else switch.name
 
 
 def _remove_lost(state: _HostState) -> set[GuestRequest]:

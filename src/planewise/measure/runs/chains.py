@@ -217,7 +217,9 @@ class Chains:
         with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as states:
             machines = self._machines_on(states, chain) if chain.kind == "vm" else None
             if machines is None and chain.on_vfs:
-                self._free_vfs(states, chain.vnfs)
+                held = 0 if self._machines is None else self._machines.vfs_held
+                if held and states[FUNCTIONS].vfs.free < chain.vnfs:
+                    self._end_machines()  # they hold VFs that are needed
             with ChainTestbed(
                 chain,
                 self._place(chain),
@@ -279,12 +281,6 @@ class Chains:
         machines, self._machines = self._machines, None
         if machines is not None:
             machines.close()
-
-    def _free_vfs(self, states: States, functions: int) -> None:
-        """Ends the virtual machines where the VFs that they hold are needed."""
-        held = 0 if self._machines is None else self._machines.vfs_held
-        if held and states[FUNCTIONS].vfs.free < functions:
-            self._end_machines()
 
     def _max_pps(self, states: States) -> float:
         """The generator's own maximum on its host [packet/s], measured once."""

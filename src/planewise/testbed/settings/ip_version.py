@@ -33,10 +33,10 @@ class IpVersionSetting(HostSetting):
         return iter(())
 
     def read(self, spot: Spot) -> str:
-        """Never called: there is nothing to change."""
-        raise NotImplementedError
+        return ""
 
-    write = change = read  # type: ignore[assignment]
+    def write(self, spot: Spot, level: str) -> None:
+        """Changes nothing."""
 
 
 SETTING = IpVersionSetting()
