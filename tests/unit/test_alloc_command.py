@@ -24,6 +24,16 @@ def test_a_simulation_is_printed_as_json() -> None:
     assert outcomes["benefit"]["mean_latency_us"] < outcomes["paravirtual"]["mean_latency_us"]
 
 
+def test_shards_that_are_merged_are_the_whole(tmp_path: Path) -> None:
+    fleet = ["alloc", "simulate", "flapping", "--hosts", "2", "--duration=60", "--seed", "3"]
+    files = [tmp_path / f"{number}.json" for number in (1, 2)]
+    for number, file in enumerate(files, start=1):
+        file.write_text(invoked(*fleet, "--shard", f"{number}/2", raising=True).stdout)
+    merged = invoked("alloc", "simulate", "--merge", *files, "--json", raising=True)
+    whole = invoked(*fleet, "--json", raising=True)
+    assert json.loads(merged.stdout)["outcomes"] == json.loads(whole.stdout)["outcomes"]
+
+
 def test_a_scenario_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path) -> None:
     scenario = tmp_path / "host.toml"
     scenario.write_text("vfs = 1\nnosuch = 2\n")
