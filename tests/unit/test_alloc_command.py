@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from planewise.commands.alloc import POLICIES
+from planewise.commands.alloc import POLICIES, show
 from planewise.errors import BadInputError
 from tests.command import invoked
 
@@ -82,3 +82,10 @@ def test_words_that_planewised_does_not_take_are_said_as_all_errors_are(tmp_path
     with pytest.raises(BadInputError) as raised:
         invoked(*trace, "--vfs", "1", "--mix", "64:x", raising=True)
     assert str(raised.value).startswith("invalid value '64:x' for '--mix")
+
+
+@pytest.mark.parametrize(("moves", "words"), [(1, "decided: 1 move"), (2, "decided: 2 moves")])
+def test_watch_counts_moves_in_words(moves: int, words: str) -> None:
+    sentence = show.event("event", {"event": "decided", "moves": moves})
+    assert sentence is not None
+    assert sentence.endswith(words)

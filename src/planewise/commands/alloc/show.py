@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +17,7 @@ from planewise.testbed.vfs.alloc_client import (
     Status,
     printable,
 )
-from planewise.units import duration_text, rate_text, time_text
+from planewise.units import count_text, duration_text, rate_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,11 +43,11 @@ def status(daemon: Status, console: Console) -> None:
     else:
         console.print("No PF with VFs is managed.")
     if daemon.guests:
-        console.print(_guests(daemon.guests, daemon.at_unix_ms))
+        console.print("", _guests(daemon.guests, daemon.at_unix_ms), sep="\n")
     else:
         console.print("No guest is managed yet.")
     if daemon.moves:
-        console.print(_moves(daemon.moves[-LATEST:]))
+        console.print("", _moves(daemon.moves[-LATEST:]), sep="\n")
     for error in daemon.errors[-LATEST:]:
         console.print(_text(f"{_clock(error.at_unix_ms)} error: {error.what}", style="red"))
         if error.remedy:
@@ -98,7 +97,7 @@ def _ended(event: dict[str, Any]) -> str:
 
 
 def _decided(event: dict[str, Any]) -> str | None:
-    return f"decided: {event['moves']} moves" if event["moves"] else None
+    return f"decided: {count_text(event['moves'], 'move')}" if event["moves"] else None
 
 
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
@@ -172,7 +171,7 @@ def _moves(moves: Iterable[MoveStatus]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
