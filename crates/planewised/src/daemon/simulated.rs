@@ -10,7 +10,6 @@ use std::time::Instant;
 use pw_alloc::evidence::User;
 use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, PfId, VfId};
-use pw_alloc::signal::Reading;
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::traffic::{Flow, Traffic};
 use pw_alloc::world::{GuestState, HostState, VfPlace, VfPlacement};
@@ -499,18 +498,15 @@ impl World {
         let mut view = PoolView { pfs: [(PfId::from(PF), pf)].into(), ..PoolView::default() };
         for (id, vf) in &state.host.vfs {
             let pool_vf = PoolVf {
-                address: "ffff:00:00.0".parse()?,
-                changed: None,
-                link_up: false,
                 mac: vf.mac,
-                driver: None,
+                link_up: false,
                 user: user_of(&vf.place, hidden, state.fault),
                 strayed: match vf.place {
                     VfPlace::Foreign(_) | VfPlace::Unknown(_) => false,
                     VfPlace::Lost | VfPlace::Guest(_) => true,
                     VfPlace::Pool => hidden,
                 },
-                counters: Reading::Unsupported,
+                ..PoolVf::unused("ffff:00:00.0".parse()?)
             };
             view.vfs.insert(id.clone(), pool_vf);
         }

@@ -169,6 +169,12 @@ impl MadeUp {
         self.links.push(Link { device: Some(address), representor: false, netdev });
     }
 
+    /// Makes the PF's switch forward by the host's rules.
+    pub fn represent(&mut self, pf: PciAddress) {
+        self.add_netdev(pf, "pf0vf0", Mac([2, 0x70, 0x77, 0x6c, 1, 0]), true);
+        self.links.last_mut().expect("just made").representor = true;
+    }
+
     fn vf_index(&self, address: PciAddress) -> Option<u32> {
         let pf = PF.parse().expect("valid");
         self.tree.vfs(pf).into_iter().find(|(_, vf)| *vf == address).map(|(index, _)| index)

@@ -54,6 +54,16 @@ fn a_vf_that_a_process_drives_is_never_taken_away() {
 }
 
 #[test]
+fn a_pf_with_representors_is_in_switchdev_mode_and_keeps_its_own_interface() {
+    let mut scene = Scene::new(MadeUp::new());
+    assert!(!scene.pf().switchdev);
+    scene.kernel.inner.represent(made_up::PF.parse().expect("valid"));
+    let pf = scene.pf();
+    assert!(pf.switchdev);
+    assert_eq!(pf.netdev.map(|netdev| netdev.name).as_deref(), Some("pf0"));
+}
+
+#[test]
 fn a_vf_that_cannot_be_seen_delays_no_step_of_another() {
     let mut scene = Scene::new(MadeUp::new());
     let pool = scene.operator().setup("pf0", &setup(2)).expect("set up").now;

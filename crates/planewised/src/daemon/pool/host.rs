@@ -435,16 +435,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let state = State::new(directory.path());
         let (pf, vf_id) = ("0000:01:00.0".parse().expect("valid"), VfId::new("pf0", 0));
-        let seen = PoolVf {
-            address: "0000:01:10.0".parse::<PciAddress>().expect("valid"),
-            mac: Mac::ZERO,
-            driver: None,
-            user: User::Nobody,
-            changed: None,
-            link_up: true,
-            strayed: false,
-            counters: Reading::Unsupported,
-        };
+        let seen = PoolVf::unused("0000:01:10.0".parse().expect("valid"));
         let seen_pf = PoolPf { index: 1, address: pf, numa: None, link_up: true, bridge: None };
         let view = PoolView {
             pfs: [("pf0".into(), seen_pf)].into(),

@@ -48,6 +48,22 @@ pub struct PoolVf {
     pub counters: Reading,
 }
 
+impl PoolVf {
+    /// A VF that has a link and that nobody uses.
+    pub const fn unused(address: PciAddress) -> Self {
+        Self {
+            address,
+            mac: Mac::ZERO,
+            driver: None,
+            user: User::Nobody,
+            changed: None,
+            link_up: true,
+            strayed: false,
+            counters: Reading::Unsupported,
+        }
+    }
+}
+
 /// The last reading of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PoolView {

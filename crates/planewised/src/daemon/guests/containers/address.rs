@@ -73,7 +73,7 @@ impl Addresses<'_> {
 mod tests {
     use super::*;
     use crate::daemon::net::tests::link;
-    use crate::daemon::pool::PoolPf;
+    use crate::daemon::pool::{PoolPf, PoolVf};
 
     const MINE: Mac = Mac([2, 0x70, 0, 0, 0, 1]);
 
@@ -132,16 +132,8 @@ mod tests {
         let come_home = |links: &mut Vec<Link>, pool: &mut PoolView| {
             let vf = Link { device: Some("0000:01:10.0".into()), ..link(9, "vf0", None, None) };
             links.push(Link { mac: Some(MINE), ..vf });
-            let seen = crate::daemon::pool::PoolVf {
-                address: "0000:01:10.0".parse().expect("valid"),
-                mac: MINE,
-                driver: None,
-                user: pw_alloc::evidence::User::Nobody,
-                changed: None,
-                link_up: true,
-                strayed: false,
-                counters: pw_alloc::signal::Reading::Unsupported,
-            };
+            let unused = PoolVf::unused("0000:01:10.0".parse().expect("valid"));
+            let seen = PoolVf { mac: MINE, ..unused };
             pool.vfs.insert(pw_alloc::model::VfId::new("pf0", 0), seen);
         };
         assert_eq!(conflict(|links, _, pool| come_home(links, pool)), None);

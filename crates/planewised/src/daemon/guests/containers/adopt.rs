@@ -486,6 +486,36 @@ mod tests {
         assert_eq!(refused.expect_err("it is refused").what, "its network namespace is the host's");
     }
 
+    #[test]
+    fn a_guest_whose_frames_tc_redirects_or_whose_interface_is_a_member_already_is_refused() {
+        let refusal = |script: &'static str| {
+            let done = std::thread::spawn(move || {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+                let set_up = "ip link add eth0 type veth peer far; ip link add br0 type bridge";
+                let script = format!("{set_up}; {script}");
+                let done = std::process::Command::new("sh").args(["-ec", &script]).status();
+                done.ok().filter(std::process::ExitStatus::success)?;
+                let spec = Spec {
+                    netns: Netns::Path("/proc/thread-self/ns/net".into()),
+                    interface: Some("eth0".into()),
+                    container: None,
+                    macs: Vec::new(),
+                    wish: pw_alloc::model::Wish::default(),
+                };
+                let mut net = Net::open().expect("Linux");
+                let recorded = record_state(&"kata".into(), &spec, &mut net, |_| Ok(7));
+                Some(recorded.err().map(|error| error.what))
+            });
+            done.join().expect("no panic")
+        };
+        let Some(plain) = refusal("true") else { return eprintln!("skipped: needs root and ip") };
+        assert_eq!(plain, None);
+        let kata = refusal("tc qdisc add dev eth0 ingress").flatten();
+        assert!(kata.is_some_and(|why| why.contains("tc redirects the frames")));
+        let member = refusal("ip link set eth0 master br0").flatten();
+        assert!(member.is_some_and(|why| why.contains("is a member of a bond or bridge")));
+    }
+
     /// Two namespaces, and a guest that makes an interface whose peer has the index of another's port.
     #[test]
     fn a_guest_cannot_claim_the_port_of_another_by_choosing_an_index() {

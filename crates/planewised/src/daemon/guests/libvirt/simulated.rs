@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pw_alloc::evidence::User;
 use pw_alloc::execute::Performed;
 use pw_alloc::model::{Mac, PfId, VfId};
-use pw_alloc::signal::{Counters, Reading};
+use pw_alloc::signal::Counters;
 use pw_alloc::step::{Path, Step};
 use pw_error::Result;
 use pw_sriov::address::PciAddress;
@@ -136,16 +136,8 @@ impl Simulated {
             world.machines.insert(uuid(n), machine(n));
         }
         for index in 0..vfs {
-            let pooled = PoolVf {
-                address: address(index),
-                mac: Mac::ZERO,
-                driver: Some("igbvf".into()),
-                user: User::Nobody,
-                changed: None,
-                link_up: true,
-                strayed: false,
-                counters: Reading::Unsupported,
-            };
+            let driver = Some("igbvf".into());
+            let pooled = PoolVf { driver, ..PoolVf::unused(address(index)) };
             world.vfs.insert(vf(index), pooled);
         }
         Self { world: Arc::new(Mutex::new(world)) }
