@@ -186,7 +186,7 @@ MOST_LINES = {
     "src/planewise/store": 4_700,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
     "src": 59_350,  # goal: 41,800
-    "crates/planewised": 20_700,  # goal: 14,000
+    "crates/planewised": 20_750,  # goal: 14,000
     "crates/probe": 13_600,  # goal: 11,000
     "crates/alloc": 8_900,  # goal: 6,500
     "crates/sriov crates/linux": 6_700,  # goal: 5,300
