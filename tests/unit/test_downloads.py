@@ -12,14 +12,14 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.trials.alloc import KIND
 from planewise.measure.trials.allocation import download_command, download_of, figures_of
-from planewise.measure.trials.applications import IPERF
+from planewise.measure.trials.applications import IPERF, iperf_connects
 from planewise.measure.trials.tcp import parse_iperf
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.sections.allocation import sections
 from planewise.store.models import Download, DownloadInterval, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
-from planewise.testbed.hosts.host import FinishedProcess, HostProcess
+from planewise.testbed.hosts.host import FinishedProcess, HostProcess, LocalHost
 from planewise.testbed.model import Guest
 from tests.command import invoked
 from tests.unit import made_up_run
@@ -84,6 +84,26 @@ class Sending:
 
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         return finished(self._text or "")
+
+
+class Sockets(LocalHost):
+    """A guest whose port has a socket in each of these states, look by look."""
+
+    def __init__(self, *states: str) -> None:
+        super().__init__("guest")
+        self.states = list(states)
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        state = self.states.pop(0)
+        return f"  sl  local_address\n   0: 0100C6C6:1451 0200C6C6:8000 {state} 0:0\n"
+
+
+def test_a_client_has_connected_only_once_the_servers_port_has_a_connection() -> None:
+    waiting, ended = (cast("HostProcess", Sending(text)) for text in (None, ""))
+    host = Sockets("0A", "03", "01", "0A")
+    assert iperf_connects(host, "pw-x", "198.198.0.1", waiting)
+    assert host.states == ["0A"], "it looked three times"
+    assert not iperf_connects(Sockets(), "pw-x", "198.198.0.1", ended)
 
 
 def test_the_client_asks_the_guest_to_send_and_outliving_the_trial_is_told_by_keys() -> None:

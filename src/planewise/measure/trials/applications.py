@@ -15,7 +15,8 @@ IPERF_PORT = 5201
 REDIS = "redis-server"
 REDIS_PORT = 6379
 
-_LISTEN = "0A"
+_LISTEN, _ESTABLISHED = "0A", "01"
+"""States of a socket in /proc/net/tcp."""
 _START_S = 120.0
 """Starting a program takes an emulated guest as long as a trial."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
@@ -30,6 +31,22 @@ def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:
     return ""
 
 
+def _await_socket(
+    host: Host, netns: str, address: str, port: int, state: str, process: HostProcess
+) -> bool:
+    """Whether a TCP port of a guest came into this state before the process ended, and in time."""
+    deadline = time.monotonic() + _START_S
+    pause_s = _FIRST_POLL_S
+    while process.running and time.monotonic() < deadline:
+        text = host.read_text(f"/proc/net/tcp{'6' * (':' in address)}", netns=netns)
+        rows = [line.split() for line in text.splitlines()[1:]]
+        if any(row[1].endswith(f":{port:04X}") and row[3] == state for row in rows):
+            return True
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_POLL_S)
+    return False
+
+
 def _await_listening(
     host: Host, netns: str, program: str, address: str, port: int, process: HostProcess
 ) -> None:
@@ -38,25 +55,22 @@ def _await_listening(
     Raises:
         PlanewiseError: the process ended, or does not listen in time.
     """
-    deadline = time.monotonic() + _START_S
-    pause_s = _FIRST_POLL_S
-    while True:
-        text = host.read_text(f"/proc/net/tcp{'6' * (':' in address)}", netns=netns)
-        rows = [line.split() for line in text.splitlines()[1:]]
-        if any(row[1].endswith(f":{port:04X}") and row[3] == _LISTEN for row in rows):
-            return
-        if not process.running:
-            finished = process.wait().check()
-            raise PlanewiseError(
-                f"{program} ended before it listened: {finished.stdout[-200:].strip()}"
-            )
-        if time.monotonic() > deadline:
-            raise PlanewiseError(
-                f"{program} does not listen within {_START_S:g} s",
-                remedy="stop other work on the machine, and try again",
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LAST_POLL_S)
+    if _await_socket(host, netns, address, port, _LISTEN, process):
+        return
+    if not process.running:
+        finished = process.wait().check()
+        raise PlanewiseError(
+            f"{program} ended before it listened: {finished.stdout[-200:].strip()}"
+        )
+    raise PlanewiseError(
+        f"{program} does not listen within {_START_S:g} s",
+        remedy="stop other work on the machine, and try again",
+    )
+
+
+def iperf_connects(host: Host, netns: str, address: str, client: HostProcess) -> bool:
+    """Waits until a client has a connection to iperf's server in a guest; whether it came."""
+    return _await_socket(host, netns, address, IPERF_PORT, _ESTABLISHED, client)
 
 
 @contextmanager

@@ -12,14 +12,14 @@ from pydantic import Field
 from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
+from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_connects, iperf_server
 from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.probe import START_S, PingOutput, ping, result_of, time_figure
 from planewise.measure.trials.tcp import parse_iperf
 from planewise.store.models import Figure
 
 _RAMP_S = 0.5
-"""TCP has reached its rate by then."""
+"""TCP has reached its rate so long after it connected."""
 
 
 class LoadedPart(DesignModel):
@@ -56,6 +56,8 @@ class LoadedTrial(Trial):
             iperf_server(server.host, server.netns, server.address) as receiving,
             client.host.start(argv, netns=client.netns) as sending,
         ):
+            if not iperf_connects(server.host, server.netns, server.address, sending):
+                parse_iperf(sending.stop())  # raises its own error
             time.sleep(_RAMP_S)
             loaded = _probe(station, self.part)
             sent = parse_iperf(sending.stop(), stopped=True).end.sum_sent
