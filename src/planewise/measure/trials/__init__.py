@@ -1,4 +1,4 @@
-"""The kinds of trials: each file here that defines `KIND` (or `KINDS`) is found by itself."""
+"""The kinds of trials: each file here that defines `KIND` is found by itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from planewise.testbed.planes import PLANES
 
 
 def _find() -> tuple[Kind, ...]:
-    kinds: list[Kind] = []
-    for module in pkgutil.iter_modules(__path__):
-        content = importlib.import_module(f"{__name__}.{module.name}")
-        kinds += getattr(content, "KINDS", ())
-        kinds += (content.KIND,) if hasattr(content, "KIND") else ()
+    modules = (
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+    )
+    kinds = (module.KIND for module in modules if hasattr(module, "KIND"))
     return tuple(sorted(kinds, key=lambda kind: kind.rank))
 
 

@@ -1,16 +1,14 @@
 """Trials of connections: how long a guest takes to make a TCP connection to another, by `pw-probe`.
 
 The smallest kind of trial: it has its own part of a design, and figures instead of a record.
-Beside it connect, request, close: what a client feels that opens a connection for each request
-(netperf's TCP_CRR). Both are open loop: a connection that is due while the one before lasts counts
-from when it was due.
+Open loop: a connection that is due while the one before lasts counts from when it was due.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from hdrh.histogram import HdrHistogram
 from pydantic import Field, NonNegativeInt
@@ -36,13 +34,6 @@ class ConnectPart(DesignModel):
     """Connections of a trial."""
     per_s: Annotated[float, Field(gt=0, le=1e6)] = 100.0
     """Connections due a second; one that waits for the previous counts from when it was due."""
-
-
-class CrrPart(ConnectPart):
-    """Trials of connect, request, close: one a cell and block."""
-
-    request_bytes: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Of a request, and of its answer."""
 
 
 class ConnectOutput(TimedOutput):
@@ -122,7 +113,9 @@ def figures(time: Latency, made: int, failed: int, requests: bool = False) -> di
 class Connect(Kind):
     rank = 6
     part = "connect"
-    own_part = ConnectPart
+    own_part: ClassVar[type[ConnectPart]] = ConnectPart
+    packets: ClassVar[int] = 4
+    """Of a connection, which is reset at once."""
 
     def trials(self, request: TrialRequest) -> list[Trial]:
         """One."""
@@ -132,24 +125,9 @@ class Connect(Kind):
         ]
 
     def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """Four packets a connection, which is reset at once."""
-        yield "connect.per_s", 4 * ConnectPart.model_validate(design.others[self.part]).per_s
+        """The packets of all connections."""
+        part = self.own_part.model_validate(design.others[self.part])
+        yield f"{self.part}.per_s", self.packets * part.per_s
 
 
-class Crr(Kind):
-    rank = 8
-    part = "crr"
-    own_part = CrrPart
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One."""
-        part = CrrPart.model_validate(request.design.others[self.part])
-        name = f"crr:{request.cell.name}#r{request.block}"
-        return [ConnectTrial(name, part.count, part.per_s, part.request_bytes)]
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """Seven packets a connection, which is reset at last."""
-        yield "crr.per_s", 7 * CrrPart.model_validate(design.others[self.part]).per_s
-
-
-KINDS = (Connect(), Crr())
+KIND = Connect()

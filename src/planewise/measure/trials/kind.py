@@ -27,7 +27,7 @@ class TrialRequest:
 
 
 class Kind(ABC):
-    """A kind of trial; files of this package define them as `KIND` or `KINDS`."""
+    """A kind of trial; each file of this package that defines `KIND` has one."""
 
     rank: ClassVar[int]
     """Position in a visit; unique."""
