@@ -73,14 +73,14 @@ QUICK_SHAPES = (
 )
 """Quick takes the first with room for `QUICK_BLOCKS` blocks: many blocks tell more than long ones.
 
-A verdict needs loads on both sides of PDR and one far beyond, and so four loads a block.
+A block needs four loads: a verdict rests on loads on both sides of PDR and on one far beyond.
 
 Of 100 packets at 1 kpps, one that leaves 1.2 ms late makes the trial miss its rate by over 1 %.
 """
 
 _LOWER_LOADS = 4
-"""Loads below PDR of which each block measures one: fewer lie more than a fifth of PDR apart. With
-`QUICK_BLOCKS` blocks each runs twice, as GOOD needs: one run leaves open what a load loses."""
+"""Loads below PDR. Each block measures one of them, so `QUICK_BLOCKS` blocks measure each twice: a
+single run does not tell what a load loses. Fewer loads would leave gaps of over a fifth of PDR."""
 
 QUICK_BLOCKS = 8
 """Blocks that tell a difference of 10 % apart for each load at 3 % noise

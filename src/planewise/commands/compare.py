@@ -306,8 +306,12 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
             for comparison in family.comparisons
         ],
         "kendall": [
-            {**(bar.pop("correlation") or {"tau": None}), **bar}
-            for bar in map(asdict, family.kendall)
+            {
+                "level": bar.level,
+                "stratum": bar.stratum,
+                **(asdict(bar.correlation) if bar.correlation else {"tau": None}),
+            }
+            for bar in family.kendall
         ],
         "ranking": asdict(ranking) if ranking else None,
     }

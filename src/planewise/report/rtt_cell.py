@@ -211,6 +211,24 @@ class RttCell:
     achieved_pps: tuple[float, ...] = ()
     """Probes sent a second, by trial that recorded it."""
 
+    @property
+    def share_lost(self) -> float:
+        """Of the probes sent."""
+        return self.counts.lost / (self.counts.sent or 1)
+
+    def why_no(self, part: str) -> str:
+        """Why it lacks this part of the round trip."""
+        if not self.parts_ns:
+            return self.no_parts
+        if part == "between":
+            return "see its parts: the hosts see these packets"
+        if part == "instrument":
+            return "no kernel stamps in every trial"
+        if part in ("sender_stack", "responder_stack"):
+            return self.no_stacks
+        unseen = "the hosts do not see these packets"
+        return self.overhead if isinstance(self.overhead, str) else unseen
+
 
 def summarise(
     plane: str,

@@ -38,7 +38,7 @@ from planewise.judge.statistics.estimates import (
     rank_biserial,
 )
 from planewise.judge.statistics.flips import Floats
-from planewise.judge.statistics.kendall import KendallBar, tau_b
+from planewise.judge.statistics.kendall import KendallBar, bars
 from planewise.judge.statistics.looks import ALPHA, Found, Mask, least_blocks, over_looks
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.pairing import (
@@ -152,11 +152,9 @@ class Family:
     def kendall(self) -> tuple[KendallBar, ...]:
         """Correlation of each level's indicator with the metric, by stratum."""
         return tuple(
-            KendallBar(level, stratum, tau_b([of == level for of in levels], values, blocks))
+            bar
             for stratum in self.strata
-            if (found := self.replicates(stratum))
-            for levels, values, blocks in [zip(*found, strict=True)]
-            for level in self.levels
+            for bar in bars(self.levels, stratum, self.replicates(stratum))
         )
 
     def find(self, a: Level, b: Level, stratum: str = OVERALL) -> Comparison | None:

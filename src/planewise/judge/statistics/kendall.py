@@ -44,6 +44,21 @@ class KendallBar:
     or there is no other level."""
 
 
+def bars(
+    levels: Sequence[Level], stratum: str, replicates: Sequence[tuple[Level, float, Hashable]]
+) -> list[KendallBar]:
+    """Each level's bar in a stratum, from the level, value and cluster of each replicate."""
+    values = [value for _, value, _ in replicates]
+    clusters = [cluster for _, _, cluster in replicates]
+    return [
+        KendallBar(
+            level, stratum, tau_b([of == level for of, _, _ in replicates], values, clusters)
+        )
+        for level in levels
+        if replicates
+    ]
+
+
 def tau_b(indicator: ArrayLike, values: ArrayLike, clusters: Sequence[Hashable]) -> TauB | None:
     """Tau-b between an indicator (0 or 1) and values, all of shape (n,).
 

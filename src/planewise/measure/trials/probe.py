@@ -35,7 +35,7 @@ class ProbeOutput(ProbePart):
 
 
 class TimedOutput(ProbeOutput):
-    """What trials begin with."""
+    """An output that says when it began and how long it took."""
 
     started_ns: int
     duration_s: float
@@ -193,7 +193,9 @@ def parse(finished: FinishedProcess, model: type[OutputT]) -> OutputT:
 def ping(
     station: Station, protocol: str, rate_pps: float, duration_s: float, size_bytes: int, *more: str
 ) -> PingOutput:
-    """Probes from the sender's end to the responder's; `more` are further options.
+    """Probes from the sender's end to the responder's.
+
+    `size_bytes` is the Ethernet frame with FCS, `more` are further options of `pw-probe ping`.
 
     Raises:
         PlanewiseError: it failed, or none came back.

@@ -26,7 +26,7 @@ _SLACK_S = 120.0
 """Starting iperf3 takes an emulated guest as long as a trial."""
 SAMPLE_S = 1.0
 _STOPPED = "the client has terminated"
-"""Both ends say so in their reports."""
+"""What both ends report when the client was stopped."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _read(client: End, sent: Counters | None = None) -> GaugeReading:
 
 
 def parse_iperf(finished: FinishedProcess, *, stopped: bool = False) -> IperfReport:
-    """What an iperf3 client printed, or a server; `stopped`: the client was, in its midst. Pure.
+    """What iperf3 printed; with `stopped`, an end that we brought about is no failure. Pure.
 
     Raises:
         UnsupportedError: it is not the JSON that is known of iperf3.

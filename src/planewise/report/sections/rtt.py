@@ -208,16 +208,12 @@ def losses_lead(cells: Sequence[RttCell]) -> str:
     if not lost:
         return f"None of {theme.count(sent)} probe packets was lost."
     common = common_factors(cell.factors for cell in cells)
-    worst = max(cells, key=_share_lost)
+    worst = max(cells, key=lambda cell: cell.share_lost)
     return (
         f"{theme.count(lost)} of {theme.count(sent)} probe packets were lost "
         f"({percent_text(lost / sent)}); most with {worst.plane}, {words(worst.factors, common)}: "
-        f"{percent_text(_share_lost(worst))}. Trials with losses are kept."
+        f"{percent_text(worst.share_lost)}. Trials with losses are kept."
     )
-
-
-def _share_lost(cell: RttCell) -> float:
-    return cell.counts.lost / (cell.counts.sent or 1)
 
 
 def _columns(
@@ -462,7 +458,7 @@ def _dots(
 
 def _losses(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
     """The share of lost probe packets."""
-    span = Span.of([share for cell in data.rtt if (share := _share_lost(cell))], log_from=20)
+    span = Span.of([share for cell in data.rtt if (share := cell.share_lost)], log_from=20)
     far = " The axis is logarithmic; without a dot nothing was lost." if span.log else ""
     for name, title, panels in by_panels(conditions.panels, "lost", "Lost probe packets"):
         cells = facets.contents(panels)
@@ -470,7 +466,7 @@ def _losses(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
         for panel in panels:
             bars: list[Row] = []
             for row in panel.rows:
-                share = _share_lost(row.item.content)
+                share = row.item.content.share_lost
                 hover = f"{row.label}, {words(row.item.factors)}: {percent_text(share)} lost"
                 bar = {"from": 0.0, "to": share, "text": percent_text(share), "hover": hover}
                 bars.append({"label": row.label, "series": row.series, **bar})
@@ -582,7 +578,7 @@ def parts_table(cells: Sequence[RttCell]) -> Table:
         def of(cell: RttCell) -> Entry:
             if part in cell.parts_ns:
                 return PrintedNumber.time(cell.parts_ns[part])
-            return Missing(_why(cell, part))
+            return Missing(cell.why_no(part))
 
         return of
 
@@ -602,16 +598,3 @@ def parts_table(cells: Sequence[RttCell]) -> Table:
             ),
         },
     )
-
-
-def _why(cell: RttCell, part: str) -> str:
-    """Why a cell lacks this part."""
-    if not cell.parts_ns:
-        return cell.no_parts
-    if part == "between":
-        return "see its parts: the hosts see these packets"
-    if part == "instrument":
-        return "no kernel stamps in every trial"
-    if part in ("sender_stack", "responder_stack"):
-        return cell.no_stacks
-    return cell.overhead if isinstance(cell.overhead, str) else "the hosts do not see these packets"
