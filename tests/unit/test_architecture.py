@@ -178,14 +178,14 @@ REPOSITORY = CRATES.parent
 
 MOST_LINES = {
     "src/planewise/testbed": 15_900,  # goal: 11,000
-    "src/planewise/measure": 9_550,  # goal: 7,500
+    "src/planewise/measure": 9_600,  # goal: 7,500
     "src/planewise/report": 5_500,  # goal: 4,800
     "src/planewise/judge": 6_800,  # goal: 4,000
     "src/planewise/commands": 5_000,  # goal: 3,800
     "src/planewise/advise": 4_200,  # goal: 2,500
     "src/planewise/store": 4_700,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
-    "src": 59_350,  # goal: 41,800
+    "src": 59_400,  # goal: 41,800
     "crates/planewised": 20_750,  # goal: 14,000
     "crates/probe": 13_600,  # goal: 11,000
     "crates/alloc": 8_900,  # goal: 6,500

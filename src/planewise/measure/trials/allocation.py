@@ -31,6 +31,7 @@ from planewise.measure.trials.applications import (
     iperf_server,
     start_answering,
 )
+from planewise.measure.trials.probe import START_S
 from planewise.measure.trials.requests import (
     RequestStream,
     SentRequests,
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 """Between two polls of the daemon, which gather its moves; their times are its own."""
-_SLACK_S = 180.0
-"""Starting the probes, and reading what they wrote, takes an emulated host so long at most."""
 _DOWNLOAD_END_S = 5.0
 _CLOCK_READINGS = 5
 _LEAST_SHARE = 0.5
@@ -291,7 +290,7 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
             running.enter_context(iperf_server(allocator.host, file_server.netns, file_server.ipv4))
         started = datetime.now(UTC)
         with sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
-            load.wait_ready("READY", _SLACK_S)
+            load.wait_ready("READY", START_S)
             watcher, begun_s = _Watcher(client), time.monotonic()
             steady_s = begun_s + part.warmup_s
             begin, begin_metrics = watcher.poll_until(steady_s, load)
@@ -308,7 +307,7 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
             end, end_metrics = watcher.poll_until(steady_s + part.duration_s, load)
             watcher.poll_until(begun_s + trial.expected_s, load)
             clocks = [_clock_offset(host) for host in (sender, allocator.host)]
-            text = load.wait(_SLACK_S).check().stdout
+            text = load.wait(START_S).check().stdout
             downloaded = None if download is None else download_of(file_server.name, download)
         watcher.poll()
         observation = DaemonObservation(begin, end, begin_metrics, end_metrics, watcher.moves)

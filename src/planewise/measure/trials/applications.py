@@ -17,8 +17,6 @@ REDIS_PORT = 6379
 
 _LISTEN, _ESTABLISHED = "0A", "01"
 """States of a socket in /proc/net/tcp."""
-_START_S = 120.0
-"""Starting a program takes an emulated guest as long as a trial."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 
 
@@ -35,7 +33,7 @@ def _await_socket(
     host: Host, netns: str, address: str, port: int, state: str, process: HostProcess
 ) -> bool:
     """Whether a TCP port of a guest came into this state before the process ended, and in time."""
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + START_S
     pause_s = _FIRST_POLL_S
     while process.running and time.monotonic() < deadline:
         text = host.read_text(f"/proc/net/tcp{'6' * (':' in address)}", netns=netns)
@@ -63,7 +61,7 @@ def _await_listening(
             f"{program} ended before it listened: {finished.stdout[-200:].strip()}"
         )
     raise PlanewiseError(
-        f"{program} does not listen within {_START_S:g} s",
+        f"{program} does not listen within {START_S:g} s",
         remedy="stop other work on the machine, and try again",
     )
 

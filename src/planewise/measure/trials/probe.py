@@ -16,7 +16,7 @@ from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.host import FinishedProcess
 
 START_S = 240.0
-"""How long a probe may take to start: an emulated guest on an emulated host needs over a minute
+"""How long a program may take to start: an emulated guest on an emulated host needs over a minute
 while others send."""
 
 

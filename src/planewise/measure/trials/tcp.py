@@ -18,12 +18,11 @@ from planewise.measure.runs import meter
 from planewise.measure.station import Counters, End, OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
 from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.probe import START_S
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
 from planewise.testbed.hosts.gauges import GaugeReading, busy, cpu_ticks
 from planewise.testbed.hosts.host import FinishedProcess, HostProcess
 
-_SLACK_S = 120.0
-"""Starting iperf3 takes an emulated guest as long as a trial."""
 SAMPLE_S = 1.0
 _STOPPED = "the client has terminated"
 """What both ends report when the client was stopped."""
@@ -74,7 +73,7 @@ class TcpTrial(Trial):
 
             _sample(sending, self.duration_s, sample)
             last = _read(client)
-            finished = sending.wait(self.duration_s + _SLACK_S)
+            finished = sending.wait(self.duration_s + START_S)
         report = parse_iperf(finished)
         used = busy(first, last)
         return TrialResult(
