@@ -11,7 +11,7 @@ from planewise.errors import BadInputError
 from planewise.judge.from_store import curve_from_trials, curves_from_trials
 from planewise.store import importers
 from planewise.store.importers.run import from_records
-from planewise.store.models import Counts, Level, LossPart, OfferedLoad, TrialRecord
+from planewise.store.models import Counts, HostState, Level, LossPart, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit import made_up_run
 from tests.unit.importer_samples import trials
@@ -87,6 +87,13 @@ def test_busy_cpus_are_the_curves_only_without_background_load() -> None:
     )
     found = [curve.points[0].runs[0].busy for _, curve in curves]
     assert found == [pytest.approx(0.97), pytest.approx(0.97), None]
+
+
+def test_what_other_programs_took_is_the_curves_whatever_the_load() -> None:
+    hosts = {"shared": HostState(foreign_cpu=0.7)}
+    loaded = record(0, 1000, 1000, cell={"plane": "veth", "load_type": "cpu"}, host=hosts)
+    found = [c.points[0].runs[0] for _, c in curves_from_trials([loaded, record(1, 1000, 1000)])]
+    assert [run.foreign for run in found] == [0.7, None]
 
 
 def test_time_of_no_mode_is_neither_busy_nor_idle() -> None:

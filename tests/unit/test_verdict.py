@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,20 @@ def test_on_a_machine_that_is_busy_with_other_things_nothing_is_bad() -> None:
     assert verdict.verdict == "UNDECIDED"
     assert "the host's CPUs were 97 % busy even at 100 kpps" in verdict.reason
     assert "host-busy" in {warning.code for warning in verdict.warnings}
+
+
+def rising_with(**columns: float) -> Curve:
+    points = curve(RISING).points
+    runs = {p.offered_pps: [replace(run, **columns) for run in p.runs] for p in points}
+    return Curve.from_runs("shared", runs)
+
+
+def test_where_other_programs_take_most_of_the_cpus_nothing_is_bad() -> None:
+    verdict = judge(rising_with(foreign=0.7, busy=0.9))
+    assert verdict.verdict == "UNDECIDED"
+    assert "other programs took 70 % of the host's CPUs at 100 kpps" in verdict.reason
+    assert "host-busy" in {warning.code for warning in verdict.warnings}
+    assert judge(rising_with(foreign=0.1, busy=0.9)).verdict == "BAD"
 
 
 def test_cpus_that_are_busy_at_high_loads_alone_are_the_systems_own_work() -> None:

@@ -26,6 +26,8 @@ Bools = NDArray[np.bool_]
 
 _UNKNOWN = -1
 """In the integer columns of a RunTable: not recorded."""
+_REAL = ("duration_s", "busy", "foreign")
+"""Columns of a RunTable in which NaN says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Run:
     busy: float | None = None
     """Busy share (0 to 1) of the CPUs of the host that forwarded; None where it is not known, or
     where the trial loaded them on purpose."""
+    foreign: float | None = None
+    """Share (0 to 1) of those CPUs' time that other programs took; None where it is not known."""
 
     def __post_init__(self) -> None:
         """BadInputError for counts and durations that no trial can have."""
@@ -68,11 +72,13 @@ class Run:
 class RunTable(Sequence[Run]):
     """Many runs by column, so that a million of them cost memory and not time.
 
-    `sent` and `received` are int64 of shape (K,), `duration_s` and `busy` float64 (NaN: unknown),
-    `order` and `drops` int64 (−1: unknown), `limited` bool.
+    `sent` and `received` are int64 of shape (K,), `duration_s`, `busy` and `foreign` float64 (NaN:
+    unknown), `order` and `drops` int64 (−1: unknown), `limited` bool.
     """
 
-    __slots__ = ("busy", "drops", "duration_s", "limited", "order", "received", "sent")
+    __slots__ = (
+        "busy", "drops", "duration_s", "foreign", "limited", "order", "received", "sent"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,21 +90,23 @@ class RunTable(Sequence[Run]):
         drops: ArrayLike | None = None,
         limited: ArrayLike | None = None,
         busy: ArrayLike | None = None,
+        foreign: ArrayLike | None = None,
     ) -> None:
         """BadInputError names the first run whose counts or duration no trial can have."""
         self.sent: Ints = _counts(sent, "sent")
         size = self.sent.size
         self.received: Ints = _counts(received, "received")
-        self.duration_s: Floats = (
-            np.full(size, np.nan) if duration_s is None else _column(duration_s, np.float64)
+        unknown = np.full(size, np.nan)
+        self.duration_s, self.busy, self.foreign = (
+            unknown if column is None else _column(column, np.float64)
+            for column in (duration_s, busy, foreign)
         )
         self.order: Ints = np.full(size, _UNKNOWN) if order is None else _column(order, np.int64)
         self.drops: Ints = np.full(size, _UNKNOWN) if drops is None else _column(drops, np.int64)
         self.limited: Bools = (
             np.zeros(size, np.bool_) if limited is None else _column(limited, np.bool_)
         )
-        self.busy: Floats = np.full(size, np.nan) if busy is None else _column(busy, np.float64)
-        for name in ("received", "duration_s", "order", "drops", "limited", "busy"):
+        for name in self.__slots__:
             if getattr(self, name).shape != (size,):
                 raise BadInputError(
                     f"the column {name} has {getattr(self, name).size} values for {size} runs"
@@ -116,11 +124,13 @@ class RunTable(Sequence[Run]):
         return cls(
             [run.sent for run in runs],
             [run.received for run in runs],
-            duration_s=[math.nan if run.duration_s is None else run.duration_s for run in runs],
+            **{
+                name: [math.nan if (v := getattr(run, name)) is None else v for run in runs]
+                for name in _REAL
+            },
             order=[_UNKNOWN if run.order is None else run.order for run in runs],
             drops=[_UNKNOWN if run.drops is None else run.drops for run in runs],
             limited=[run.limited for run in runs],
-            busy=[math.nan if run.busy is None else run.busy for run in runs],
         )
 
     @classmethod
@@ -159,24 +169,24 @@ class RunTable(Sequence[Run]):
     def __getitem__(self, index: int | slice) -> Run | RunTable:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        duration_s, busy = float(self.duration_s[index]), float(self.busy[index])
+        real = (float(getattr(self, name)[index]) for name in _REAL)
+        duration_s, busy, foreign = (None if math.isnan(value) else value for value in real)
         return Run(
             int(self.sent[index]),
             int(self.received[index]),
-            None if math.isnan(duration_s) else duration_s,
+            duration_s,
             None if self.order[index] == _UNKNOWN else int(self.order[index]),
             None if self.drops[index] == _UNKNOWN else int(self.drops[index]),
             bool(self.limited[index]),
-            None if math.isnan(busy) else busy,
+            busy,
+            foreign,
         )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RunTable):
             return NotImplemented
         return all(
-            np.array_equal(
-                getattr(self, name), getattr(other, name), equal_nan=name in ("duration_s", "busy")
-            )
+            np.array_equal(getattr(self, name), getattr(other, name), equal_nan=name in _REAL)
             for name in self.__slots__
         )
 

@@ -27,8 +27,9 @@ _STRAY_SHARE = 1e-3
 _ACHIEVED_SHARE = 0.01
 """How far what was sent may be from the offered load."""
 _MIN_RUNS_DRIFT = 9
-_BUSY = 0.95
-"""Busy share of a host's CPUs from which on there was no room for what is measured."""
+_BUSY, _FOREIGN = 0.95, 0.5
+"""Share of a host's CPUs that was busy, or that other programs took, from which on there was too
+little room for what is measured."""
 _LITTLE = 0.5
 """Offered loads up to this share of the best throughput give the system little to do."""
 
@@ -81,28 +82,34 @@ def _limited(curve: Curve) -> Iterator[Caution]:
 
 
 def host_busy(curve: Curve) -> tuple[Caution, ...]:
-    """Whether the host's CPUs were taken even where the system had little to do.
+    """Whether other work took the host's CPUs, so that the system's share was a matter of chance.
 
-    Then other work shared them with the system, and how much it got was a matter of chance. Where
-    the ladder has no low load, its lowest is looked at.
+    By what other programs are recorded to have taken, or by CPUs that were busy even where the
+    system had little to do. Where the ladder has no low load, its lowest is looked at.
     """
     best_pps = float(curve.forwarded_pps.max())
     low = [point for point in curve.points if point.offered_pps <= _LITTLE * best_pps]
     points = low or curve.points[:1]
-    shares = np.concatenate([point.table.busy for point in points])
-    shares = shares[~np.isnan(shares)]
-    if not shares.size or float(np.median(shares)) < _BUSY:
-        return ()
-    busy = float(np.median(shares))
-    return (
-        Caution(
-            "host-busy",
-            f"the host's CPUs were {percent_text(round(busy, 2))} busy even at "
-            f"{rate_text(points[0].offered_pps)}, where the system has little to do: other work "
-            "took its time",
-            {"busy": busy, "offered_pps": points[0].offered_pps, "runs": int(shares.size)},
-        ),
+    load_pps = points[0].offered_pps
+    busy, foreign = (
+        (float(np.median(known)), known.size) if known.size else (0.0, 0)
+        for name in ("busy", "foreign")
+        for shares in [np.concatenate([getattr(point.table, name) for point in points])]
+        for known in [shares[~np.isnan(shares)]]
     )
+    if foreign[0] >= _FOREIGN:
+        taken = percent_text(round(foreign[0], 2))
+        text = f"other programs took {taken} of the host's CPUs at {rate_text(load_pps)}"
+        evidence = {"foreign": foreign[0], "offered_pps": load_pps, "runs": foreign[1]}
+    elif busy[0] >= _BUSY:
+        text = (
+            f"the host's CPUs were {percent_text(round(busy[0], 2))} busy even at "
+            f"{rate_text(load_pps)}, where the system has little to do: other work took its time"
+        )
+        evidence = {"busy": busy[0], "offered_pps": load_pps, "runs": busy[1]}
+    else:
+        return ()
+    return (Caution("host-busy", text, evidence),)
 
 
 def _offered_not_sent(curve: Curve) -> Iterator[Caution]:

@@ -42,6 +42,7 @@ def curve_from_trials(trials: LoadTrials) -> Curve:
         drops=_counts_or_unknown(trials.drops),
         limited=trials.limited,
         busy=_busy(trials),
+        foreign=trials.foreign,
     )
     ends = np.cumsum(np.bincount(at, minlength=len(loads)))
     points = tuple(

@@ -54,6 +54,8 @@ class LoadTrials:
     """Packets counted by drop counters of the system under test."""
     cpu: Floats | None = None
     """Busy share of the system under test's CPUs, 0 to 1."""
+    foreign: Floats | None = None
+    """Share of their time that other programs took, 0 to 1."""
     limited: Bools | None = None
     """Trials that something other than the system under test limited (generator, sink, clock)."""
     curve: str = ""
@@ -96,10 +98,13 @@ class TrialColumns:
         duration_s: float = np.nan,
         drops: float = np.nan,
         cpu: float = np.nan,
+        foreign: float = np.nan,
         limited: bool = False,
     ) -> None:
         """Adds one trial. `line` is 0 where the file has no lines."""
-        self._rows.append((line, offered_pps, sent, received, duration_s, drops, cpu, limited))
+        self._rows.append(
+            (line, offered_pps, sent, received, duration_s, drops, cpu, foreign, limited)
+        )
 
     def add_columns(
         self,
@@ -116,18 +121,9 @@ class TrialColumns:
         """Adds many trials at once, arrays of one length."""
         self._flush()
         unknown = np.full(len(line), np.nan)
-        self._parts.append(
-            (
-                line,
-                offered_pps,
-                sent,
-                received,
-                unknown if duration_s is None else duration_s,
-                unknown if drops is None else drops,
-                unknown if cpu is None else cpu,
-                np.zeros(len(line)) if limited is None else limited.astype(np.float64),
-            )
-        )
+        optional = (duration_s, drops, cpu, None, limited)
+        filled = [unknown if column is None else column.astype(np.float64) for column in optional]
+        self._parts.append((line, offered_pps, sent, received, *filled))
 
     def _flush(self) -> None:
         if self._rows:
@@ -158,8 +154,8 @@ class TrialColumns:
         if self._parts:
             columns = tuple(np.concatenate(parts) for parts in zip(*self._parts, strict=True))
         else:
-            columns = tuple(np.empty(0) for _ in range(8))
-        line, offered, sent, received, duration, drops, cpu, limited = columns
+            columns = tuple(np.empty(0) for _ in range(9))
+        line, offered, sent, received, duration, drops, cpu, foreign, limited = columns
         self._check(line, offered, sent, received, duration)
         places = np.arange(len(line)) if order is None else np.asarray(order, dtype=np.float64)
         notes = list(notes)
@@ -178,7 +174,7 @@ class TrialColumns:
                 )
         if (keep := ~(silent | flooded)).sum() < len(line):
             places = places[keep]
-            offered, sent, received, duration, drops, cpu, limited = (
+            offered, sent, received, duration, drops, cpu, foreign, limited = (
                 column[keep] for column in columns[1:]
             )
         if group_measured and len(offered):
@@ -198,6 +194,7 @@ class TrialColumns:
             duration_s=_complete(duration),
             drops=_complete(drops),
             cpu=_complete(cpu),
+            foreign=_complete(foreign),
             limited=limited > 0 if (limited > 0).any() else None,
             curve=curve,
             info=dict(info or {}),

@@ -465,6 +465,12 @@ class TrialRecord(Record):
             return None
         return 1 - sum(modes.get(mode, 0.0) for mode in ("idle", "iowait", "unaccounted"))
 
+    @property
+    def foreign_cpu(self) -> float | None:
+        """Share of the same CPUs' time that programs other than Planewise's took."""
+        state = self.host.get("responder") or self.host.get("shared")
+        return None if state is None else state.foreign_cpu
+
 
 class Throughput(Record):
     """What was transmitted during one interval."""

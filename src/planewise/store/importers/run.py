@@ -112,6 +112,7 @@ def by_cell(
             duration_s=record.duration_s or float("nan"),
             drops=sum(part.count for part in record.loss) if record.loss else float("nan"),
             cpu=math.nan if (busy := record.busy) is None else busy,
+            foreign=math.nan if (foreign := record.foreign_cpu) is None else foreign,
             limited=record.is_bound,
         )
         order.append(record.order)
