@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -20,8 +19,9 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.fleet.plan import check_node
-from planewise.testbed.hosts.kubernetes import KubernetesHost, NodeTarget, parse_node, pod
+from planewise.testbed.hosts.kubernetes import NodeTarget, parse_node, pod
 from planewise.testbed.hosts.remote import open_host
+from planewise.testbed.hosts.remote_host import own_words
 
 # Notes what it is asked. `exec` drops the way into the node and runs the rest here.
 _KUBECTL = """#!/bin/sh
@@ -111,12 +111,14 @@ def test_the_pod_is_for_its_node_alone_and_ends_by_itself() -> None:
     assert not spec["automountServiceAccountToken"]
 
 
-@given(st.binary(max_size=40), st.integers(1, 255))
-def test_kubectls_word_on_the_end_is_told_from_the_commands_words(words: bytes, code: int) -> None:
-    host, ended = object.__new__(KubernetesHost), Mock(returncode=1)
-    said = words + b"command terminated with exit code %d\n" % code
-    assert host.outcome(ended, said) == (code, words)
-    assert host.outcome(ended, b"error: the connection was lost\n")[0] is None
+@given(st.text(max_size=40), st.integers(0, 255))
+def test_a_commands_words_are_told_from_those_of_the_program_that_ran_it(
+    words: str, code: int
+) -> None:
+    said = f"Warning: no TTY\npw-begun 77\n{words}"
+    lost = "error: the connection was lost\n"
+    assert own_words(f"{said}pw-ended {code}\n{lost}") == (words, code)
+    assert own_words(said + lost) == (words + lost, None)
 
 
 def test_commands_run_on_the_node_and_nothing_is_left(kubectl: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Protocol
 from planewise.boot import accelerator, kernel, packages, process, tools
 from planewise.boot import qemu as boot_qemu
 from planewise.boot.process import ProcessInfo
-from planewise.errors import BadInputError, PlanewiseError, StorageError
+from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
 from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.model import HOSTS, PREFIX, LabPaths, LabPlatform, LabSpec, process_name
 from planewise.lab.state import HostRecord, LabRecord
@@ -250,10 +251,8 @@ def _running_lab(spec: LabSpec, paths: LabPaths, boot_limit_s: float) -> LabStat
 def _write_files(
     spec: LabSpec, paths: LabPaths, platform: LabPlatform, boot_limit_s: float
 ) -> LabRecord:
-    import asyncssh
-
-    user_key = asyncssh.generate_private_key("ssh-ed25519", comment=f"{PREFIX}{spec.name}")
-    host_keys = {host: asyncssh.generate_private_key("ssh-ed25519") for host in HOSTS}
+    user_key = _key_pair(f"{PREFIX}{spec.name}")
+    host_keys = {host: _key_pair(host) for host in HOSTS}
     ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
     record = LabRecord(
         name=spec.name,
@@ -268,20 +267,20 @@ def _write_files(
         created_s=time.time(),
         boot_limit_s=boot_limit_s,
         hosts={
-            host: HostRecord(port=ports[host], host_key=_line(host_keys[host].export_public_key()))
+            host: HostRecord(port=ports[host], host_key=host_keys[host][1].decode().rstrip())
             for host in HOSTS
         },
     )
     with _storage_errors(paths.directory):
         base = platform.base_initrd.read_bytes()
         paths.key.touch(mode=0o600)
-        paths.key.write_bytes(user_key.export_private_key())
+        paths.key.write_bytes(user_key[0])
         for host in HOSTS:
             personal = initramfs.personal(
                 host,
                 platform.layers if spec.root == "/" else platform.kernel_layers,
-                host_keys[host].export_private_key(),
-                user_key.export_public_key(),
+                host_keys[host][0],
+                user_key[1],
                 path_inside() if spec.root == "/" else _SYSTEM_PATH,
                 Path("/etc/passwd").read_text(),
                 Path("/etc/group").read_text(),
@@ -493,8 +492,22 @@ def _free_ports(count: int) -> tuple[int, ...]:
             listener.close()
 
 
-def _line(public_key: bytes) -> str:
-    return " ".join(public_key.decode().split()[:2])
+def _key_pair(comment: str) -> tuple[bytes, bytes]:
+    """The private and the public file of a new key for ssh.
+
+    Raises:
+        UnsupportedError: there is no ssh-keygen.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "key"
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
+        try:
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        except FileNotFoundError as error:
+            raise UnsupportedError(
+                "there is no program `ssh-keygen` on this machine", remedy="install openssh-client"
+            ) from error
+        return file.read_bytes(), file.with_suffix(".pub").read_bytes()
 
 
 @contextmanager

@@ -337,14 +337,6 @@ class Host(ABC):
         self.fetch(remote, local)
 
     @abstractmethod
-    def put(self, local: Path, remote: str) -> None:
-        """Copies a file to the host.
-
-        Raises:
-            PlanewiseError: it cannot be copied.
-        """
-
-    @abstractmethod
     def fetch(self, remote: str, local: Path) -> None:
         """Copies a file from the host.
 
@@ -406,10 +398,20 @@ class LocalProcess(HostProcess):
             )
             os.close(self._out)
             os.close(self._err)
+            self.tell(None)
         return self._finished
 
     def printed(self) -> str:
         return self._finished.stderr if self._finished else _text(self._err)
+
+    def tell(self, words: bytes | None) -> None:
+        """Writes to its stdin, where that was left open; None closes it."""
+        with suppress(OSError, ValueError):  # it has ended, or the stdin was closed
+            if self._process.stdin is not None and words is None:
+                self._process.stdin.close()
+            elif self._process.stdin is not None and words is not None:
+                self._process.stdin.write(words)
+                self._process.stdin.flush()
 
     def send(self, number: signal.Signals) -> None:
         if self.running:
@@ -469,7 +471,26 @@ class LocalHost(Host):
     def probe(self) -> str:
         return find_probe()
 
+    def start_open(self, argv: Sequence[str]) -> LocalProcess:
+        """As `start`, with a stdin for `LocalProcess.tell`, which ends with planewise.
+
+        Raises:
+            UnsupportedError: there is no such program.
+        """
+        return self._spawn(tuple(argv), None, subprocess.PIPE)
+
     def _start(self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None) -> LocalProcess:
+        if stdin is None:
+            return self._spawn(argv, netns, subprocess.DEVNULL)
+        source = os.memfd_create("stdin")
+        try:
+            os.write(source, stdin)
+            os.lseek(source, 0, os.SEEK_SET)
+            return self._spawn(argv, netns, source)
+        finally:
+            os.close(source)
+
+    def _spawn(self, argv: tuple[str, ...], netns: str | None, stdin: int) -> LocalProcess:
         started = self._in_namespaces.call(netns or self._home, _spawn, argv, stdin)
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
@@ -501,11 +522,12 @@ class LocalHost(Host):
             return False
         return True
 
-    def put(self, local: Path, remote: str) -> None:
-        _copy(local, Path(remote))
-
     def fetch(self, remote: str, local: Path) -> None:
-        _copy(Path(remote), local)
+        try:
+            shutil.copy(remote, local)
+        except OSError as error:
+            reason = error.strerror
+            raise PlanewiseError(f"{remote} cannot be copied to {local}: {reason}") from error
 
     def close(self) -> None:
         for process in self._processes:
@@ -529,27 +551,22 @@ def find_probe() -> str:
     return programs.find("pw-probe")
 
 
-def _spawn(argv: tuple[str, ...], stdin: bytes | None) -> LocalProcess:
+def _spawn(argv: tuple[str, ...], stdin: int) -> LocalProcess:
     # setpriv ties the process to the thread that starts it, without a fork in between and
     # without a Python hook, which would cost a copy of this process's page tables.
     setpriv = shutil.which("setpriv")
     program = shutil.which(argv[0])
     if not setpriv or not program:
         raise UnsupportedError(
-            f"there is no program `{argv[0] if setpriv else 'setpriv'}` on this machine",
-            remedy="install it" if setpriv else "install util-linux",
+            f"there is no program `{'setpriv' if program else argv[0]}` on this machine",
+            remedy="install util-linux" if program else "install it",
         )
     out = os.memfd_create("stdout")
     err = os.memfd_create("stderr")
-    source = subprocess.DEVNULL
-    if stdin is not None:
-        source = os.memfd_create("stdin")
-        os.write(source, stdin)
-        os.lseek(source, 0, os.SEEK_SET)
     try:
         process = subprocess.Popen(
             [setpriv, "--pdeathsig", "KILL", "--", program, *argv[1:]],
-            stdin=source,
+            stdin=stdin,
             stdout=out,
             stderr=err,
             process_group=0,
@@ -558,9 +575,6 @@ def _spawn(argv: tuple[str, ...], stdin: bytes | None) -> LocalProcess:
         os.close(out)
         os.close(err)
         raise
-    finally:
-        if source >= 0:
-            os.close(source)
     return LocalProcess(argv, process, out, err)
 
 
@@ -571,10 +585,3 @@ def _content(descriptor: int) -> bytes:
 
 def _text(descriptor: int) -> str:
     return _content(descriptor).decode(errors="replace")
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        shutil.copy(source, target)
-    except OSError as error:
-        raise PlanewiseError(f"{source} cannot be copied to {target}: {error.strerror}") from error

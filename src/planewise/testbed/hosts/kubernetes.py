@@ -6,20 +6,18 @@ deleted when planewise ends, however that ends: `kubectl delete` waits here for 
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import json
 import re
 import secrets
+import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed.hosts.host import FinishedProcess
-from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, Command, RemoteHost
+from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, RemoteHost
 
 IMAGE = "busybox"
 """The pod's default image: it needs only `sleep` and `nsenter`."""
@@ -30,7 +28,7 @@ _START_S = 120
 """An image may have to be pulled first."""
 _LONGEST_S = 24 * 3600
 """The pod ends by itself then, even without this machine."""
-_COPY_S = 300.0
+_KUBECTL_S = _START_S + 30
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 # The keepers on the node first see the end of their connections, and clean up.
 _DELETER = """
@@ -128,7 +126,6 @@ class KubernetesHost(RemoteHost):
     def __init__(self, name: str, target: NodeTarget) -> None:
         self._target = target
         self._pod = f"planewise-measure-{secrets.token_hex(4)}"
-        self._deleter: asyncio.subprocess.Process | None = None
         super().__init__(name, target.text)
 
     def socket(self, path: str) -> str:
@@ -138,119 +135,67 @@ class KubernetesHost(RemoteHost):
             remedy="measure planes of Docker and of virtual machines by ssh://",
         )
 
-    def put(self, local: Path, remote: str) -> None:
-        """See `Host.put`; the mode is kept."""
-        failure = f"{local} cannot be copied to {self.place}:{remote}"
-        try:
-            content, mode = local.read_bytes(), local.stat().st_mode & 0o7777
-        except OSError as error:
-            raise PlanewiseError(f"{failure}: {error.strerror}") from error
-        self._copy(['cat >"$1" && chmod "$2" "$1"', remote, f"{mode:o}"], failure, content)
-
-    def fetch(self, remote: str, local: Path) -> None:
-        """See `Host.fetch`; the mode is kept."""
-        failure = f"{self.place}:{remote} cannot be copied to {local}"
-        # A process's output is decoded as text, so that the bytes are encoded.
-        done = self._copy(['stat -L -c %a -- "$1" && base64 <"$1"', remote], failure)
-        mode, _, content = done.stdout.partition("\n")
-        try:
-            local.write_bytes(base64.b64decode(content))
-            local.chmod(int(mode, 8))
-        except OSError as error:
-            raise PlanewiseError(f"{failure}: {error.strerror}") from error
-
-    def _copy(
-        self, script: Sequence[str], failure: str, stdin: bytes | None = None
-    ) -> FinishedProcess:
-        text, *arguments = script
-        done = self.run(["sh", "-c", text, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
+    def _connect(self, opened: ExitStack) -> None:
+        manifest = json.dumps(pod(self._target, self._pod)).encode()
+        self._start_deleter(opened)  # before the pod, so that it is always deleted
+        done = self._kubectl("create", "-f", "-", stdin=manifest)
         if done.exit_code != 0:
-            reason = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
-            raise PlanewiseError(f"{failure}: {reason}")
-        return done
+            raise PlanewiseError(
+                f"the measuring pod of {self.place} is refused: {_last(done)}",
+                remedy="it is privileged: its namespace must admit that (label "
+                "pod-security.kubernetes.io/enforce=privileged), and you must be allowed to "
+                "create, exec and delete pods there",
+            )
+        ready = ("--for=condition=Ready", f"pod/{self._pod}", f"--timeout={_START_S}s")
+        done = self._kubectl("wait", *ready)
+        if done.exit_code != 0:
+            raise PlanewiseError(
+                f"the measuring pod does not start on {self.place} within {_START_S} s: "
+                f"{self._pod_failure() or _last(done)}",
+                remedy="name an image that the node has or can pull: "
+                f"k8s://{self._target.node}?image=…; it needs sleep and nsenter",
+            )
 
-    async def _connect(self) -> None:
-        kubectl = self._target.kubectl
-        deletion = ("delete", "pod", self._pod, "--ignore-not-found", "--wait=false")
-        try:
-            # Before the pod, so that it is always deleted.
-            self._deleter = await _kubectl(("sh", "-c", _DELETER, "sh", *kubectl, *deletion))
-            manifest = json.dumps(pod(self._target, self._pod)).encode()
-            code, _, stderr = await _run((*kubectl, "create", "-f", "-"), manifest)
-            if code != 0:
-                raise PlanewiseError(
-                    f"the measuring pod of {self.place} is refused: {_last(stderr)}",
-                    remedy="it is privileged: its namespace must admit that (label "
-                    "pod-security.kubernetes.io/enforce=privileged), and you must be allowed to "
-                    "create, exec and delete pods there",
-                )
-            ready = ("wait", "--for=condition=Ready", f"pod/{self._pod}", f"--timeout={_START_S}s")
-            code, _, stderr = await _run((*kubectl, *ready))
-            if code != 0:
-                raise PlanewiseError(
-                    f"the measuring pod does not start on {self.place} within {_START_S} s: "
-                    f"{await self._pod_failure() or _last(stderr)}",
-                    remedy="name an image that the node has or can pull: "
-                    f"k8s://{self._target.node}?image=…; it needs sleep and nsenter",
-                )
-        except FileNotFoundError as error:
-            raise UnsupportedError(
-                "there is no program `kubectl` on this machine",
-                remedy="install it: Kubernetes nodes are reached by it",
-            ) from error
-        except BaseException:
-            await self._disconnect()
-            raise
+    def _start_deleter(self, opened: ExitStack) -> None:
+        """Starts what deletes the pod with `opened`, or when planewise has ended."""
+        delete = ("delete", "pod", self._pod, "--ignore-not-found", "--wait=false")
+        deleter = subprocess.Popen(
+            ("sh", "-c", _DELETER, "sh", *self._target.kubectl, *delete),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
-    async def _pod_failure(self) -> str:
+        def end() -> None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                deleter.communicate(b"done\n", CONNECT_TIMEOUT_S)
+
+        opened.callback(end)
+
+    def _kubectl(self, *argv: str, stdin: bytes | None = None) -> FinishedProcess:
+        words = (*self._target.kubectl, *argv)
+        return self.desk.run(words, stdin=stdin, timeout_s=_KUBECTL_S)
+
+    def _pod_failure(self) -> str:
         """The cluster's reason why the pod does not run."""
-        code, out, _ = await _run((*self._target.kubectl, "get", "pod", self._pod, "-o", "json"))
-        if code != 0:
+        done = self._kubectl("get", "pod", self._pod, "-o", "json")
+        if done.exit_code != 0:
             return ""
-        status = json.loads(out).get("status", {})
+        status = json.loads(done.stdout).get("status", {})
         for container in status.get("containerStatuses", []):
             if waiting := container.get("state", {}).get("waiting"):
                 return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
         return str(status.get("message") or status.get("reason") or "the node gives no reason")
 
-    async def _spawn(self, command: str) -> Command:
+    def _entering(self, command: str) -> Sequence[str]:
         # Process 1 of the node, which the pod sees, has the node's namespaces. The shell has its
         # path, as busybox may take `sh`, and then `ip`, for its own applets.
         enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "/bin/sh", "-c", command)
         into = ("exec", "-i", self._pod, "--container=measure", "--")
-        return await _kubectl((*self._target.kubectl, *into, *enter))
-
-    def outcome(self, command: Command, stderr: bytes) -> tuple[int | None, bytes]:
-        # kubectl's own line on an exit code follows the command's stderr; it is missing where the
-        # connection was lost.
-        ending = re.search(rb"command terminated with exit code (\d+)\s*\Z", stderr)
-        if ending:
-            return int(ending[1]), stderr[: ending.start()]
-        return 0 if command.returncode == 0 else None, stderr
-
-    async def _disconnect(self) -> None:
-        if self._deleter is None:
-            return
-        with suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self._deleter.communicate(b"done\n"), CONNECT_TIMEOUT_S)
-
-    def _explain(self, error: Exception) -> PlanewiseError:
-        return PlanewiseError(f"kubectl exec on {self.place} failed: {error}", remedy=self.remedy)
+        return (*self._target.kubectl, *into, *enter)
 
 
-async def _kubectl(argv: Sequence[str]) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-    )
-
-
-async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
-    process = await _kubectl(argv)
-    out, err = await process.communicate(stdin)
-    return process.returncode or 0, out.decode(), err.decode(errors="replace")
-
-
-def _last(output: str) -> str:
-    lines = output.strip().splitlines() or ["kubectl printed nothing"]
+def _last(done: FinishedProcess) -> str:
+    lines = done.stderr.strip().splitlines() or ["kubectl printed nothing"]
     return lines[-1].removeprefix("error: ")

@@ -1,63 +1,47 @@
-"""Hosts reached by ssh: real servers, and those of a lab. The same protocols as `LocalHost`."""
+"""Hosts reached by the program ssh: real servers, and those of a lab."""
 
 from __future__ import annotations
 
-import asyncio
-import getpass
-import os
 import re
 import shlex
-import threading
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
-
-import asyncssh
 
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.hosts.host import GRACE_S
+from planewise.testbed.hosts.host import FinishedProcess, HostProcess
 from planewise.testbed.hosts.kubernetes import KubernetesHost, parse_node
-from planewise.testbed.hosts.remote_host import BEGUN, CONNECT_TIMEOUT_S, Command, RemoteHost
+from planewise.testbed.hosts.remote_host import CONNECT_TIMEOUT_S, RemoteHost
 from planewise.testbed.hosts.scratch import scratch
-from planewise.testbed.hosts.signals import result_of
 
-_KEEPALIVE_S = 15.0
-# An emulated host stands still for longer on a busy machine; its QEMU's end closes the connection.
-_LAB_KEEPALIVE_S = 60.0
-_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_KEEPALIVE_S = 15
+_LAB_KEEPALIVE_S = 60
+"""An emulated host stands still for longer on a busy machine; its QEMU's end closes the
+connection."""
+_LOGIN_S = 2 * CONNECT_TIMEOUT_S
+_POLL_S = 0.01
 
-
-@dataclass(frozen=True)
-class SshTarget:
-    """A server that ssh can reach."""
-
-    text: str
-    """As the user wrote it."""
-    server: str
-    user: str | None = None
-    port: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    """Beyond what ~/.ssh/config and known_hosts say."""
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none")
 
 
-def parse_target(text: str) -> SshTarget:
-    """`ssh://[user@]server[:port]`, as a value. Pure.
+def check_ssh(text: str) -> None:
+    """Does nothing where `text` is `ssh://[user@]server[:port]`. Pure.
 
     Raises:
-        BadInputError: it is none.
+        BadInputError: it is something else.
     """
     remedy = "ssh://server, ssh://user@server:port, lab:a or lab:b, k8s://node"
     try:
         parts = urlsplit(text)
-        port = parts.port
+        _ = parts.port
     except ValueError as error:
         raise BadInputError(f"`{text}` is not a host: {error}", remedy=remedy) from error
     if parts.scheme != "ssh" or not parts.hostname or parts.path.strip("/") or parts.password:
         raise BadInputError(f"`{text}` is not a host", remedy=remedy)
-    return SshTarget(text, parts.hostname, parts.username, port)
 
 
 def parse_lab(text: str) -> tuple[str, lab.HostId]:
@@ -81,7 +65,7 @@ def check_host(text: str) -> None:
     elif text.startswith("k8s:"):
         parse_node(text)
     else:
-        parse_target(text)
+        check_ssh(text)
 
 
 def open_host(text: str, name: str) -> RemoteHost:
@@ -95,50 +79,44 @@ def open_host(text: str, name: str) -> RemoteHost:
         return LabHost(*parse_lab(text), name=name)
     if text.startswith("k8s:"):
         return KubernetesHost(name, parse_node(text))
-    return SshHost(name, parse_target(text))
+    check_ssh(text)
+    return SshHost(name, text)
 
 
 class SshHost(RemoteHost):
     """A machine reached by ssh; connected when made.
 
-    ~/.ssh/config, known_hosts, keys and agent count as they do for ssh.
+    One ssh has the connection, and those of the commands share it (ControlMaster, ssh_config(5)).
 
     Raises when made:
+        UnsupportedError: there is no ssh on this machine.
         PlanewiseError: it cannot be reached, or it does not let us in.
     """
 
     remedy = "check with `ssh` that the server can be reached without a prompt"
-    errors = asyncssh.Error
+    keepalive_s = _KEEPALIVE_S
 
-    def __init__(self, name: str, target: SshTarget) -> None:
-        self._target = target
-        self._connection: asyncssh.SSHClientConnection
+    def __init__(self, name: str, place: str, destination: Sequence[str] = ()) -> None:
+        """`destination` are ssh's options and its name for the host; empty: `place` is."""
+        self._destination = tuple(destination) or (place,)
+        self._control = ""
+        self._master: HostProcess
         self._sockets: dict[str, str] = {}
-        self._local = ExitStack()
-        self._files: asyncssh.SFTPClient | None = None
-        super().__init__(name, target.text)
+        super().__init__(name, place)
 
     def socket(self, path: str) -> str:
         """See `Host.socket`: forwarded over the connection, gone with it."""
         if path not in self._sockets:
-            local = str(self._local.enter_context(scratch()) / "socket")
-            try:
-                self.call(self._forward(local, path))
-            except OSError as error:
+            local = str(self._opened.enter_context(scratch()) / "socket")
+            forward = ("-S", self._control, "-O", "forward", "-L", f"{local}:{path}")
+            done = self.desk.run(("ssh", *forward, *self._destination))
+            if done.exit_code != 0:
                 raise PlanewiseError(
-                    f"{path} on {self.place} cannot be reached: {error.strerror or error}",
+                    f"{path} on {self.place} cannot be reached: {_last(done)}",
                     remedy="allow AllowStreamLocalForwarding in its sshd_config",
-                ) from error
+                )
             self._sockets[path] = local
         return self._sockets[path]
-
-    def put(self, local: Path, remote: str) -> None:
-        """See `Host.put`; the mode is kept."""
-        self._copy(str(local), remote, f"{local} cannot be copied to {self.place}:{remote}", True)
-
-    def fetch(self, remote: str, local: Path) -> None:
-        """See `Host.fetch`; the mode is kept."""
-        self._copy(remote, str(local), f"{self.place}:{remote} cannot be copied to {local}", False)
 
     def stream(self, command: str) -> int:
         """Runs a shell command with this program's stdin, stdout and stderr; gives its exit code.
@@ -148,102 +126,80 @@ class SshHost(RemoteHost):
         Raises:
             PlanewiseError: the connection was lost.
         """
-        stream = _Terminal()
-        running = asyncio.run_coroutine_threadsafe(
-            stream.run(self._connection, command), self._loop
-        )
+        # Background processes of a command that has ended stay, as with ssh. The shell reports
+        # the exit code, which ssh would not do for a command that a signal ended.
+        group = f"{self.directory}/group"
+        kept = f"echo $$ >{group}; trap : INT TERM; ({command}); code=$?; rm -f {group}; exit $code"
+        ssh = self._ssh(f"exec {shlex.join(['sh', '-c', kept])}", control="none")
+        # ssh shares the terminal's Ctrl-C with this program, which passes it on.
+        ignoring = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh", "setpriv", "--pdeathsig", "KILL")
+        process = subprocess.Popen([*ignoring, *ssh])
         while True:
             try:
-                return self.exit_code(result_of(running), "the command")
+                code = process.wait()
+                break
             except KeyboardInterrupt:
-                if stream.pid:
-                    self.call(self.shell(f"kill -s INT -- -{stream.pid}"))
-            except asyncssh.Error as error:
-                raise self._explain(error) from error
-
-    def close(self) -> None:
-        super().close()
-        self._local.close()
-        self._sockets.clear()
-
-    async def shell(self, command: str) -> None:
-        """Runs a short shell command whose outcome does not matter."""
-        await self._connection.run(command, check=False, timeout=CONNECT_TIMEOUT_S)
-
-    async def _connect(self) -> None:
-        options = dict(self._target.options)
-        if self._target.user is not None:
-            options["username"] = self._target.user
-        if self._target.port is not None:
-            options["port"] = self._target.port
-        _set_client_version()
-        options.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
-        options.setdefault("login_timeout", CONNECT_TIMEOUT_S)
-        options.setdefault("keepalive_interval", _KEEPALIVE_S)
-        try:
-            self._connection = await asyncssh.connect(self._target.server, **options)
-        except TimeoutError as error:
+                self.run(["sh", "-c", 'kill -s INT -- "-$(cat "$1")"', "sh", group])
+        if code == 255 and self._master.ended:
             raise PlanewiseError(
-                f"{self.place} does not answer by ssh within {CONNECT_TIMEOUT_S:g} s",
+                f"the connection to {self.place} was lost while the command ran",
                 remedy=self.remedy,
-            ) from error
-        except (OSError, ValueError) as error:
-            # ValueError: a key or a line of ~/.ssh/config that cannot be read.
-            # asyncio's own message for a refusal has the address instead of the reason.
-            code = getattr(error, "errno", None) or 0
-            reason = os.strerror(code) if code > 0 else getattr(error, "strerror", "") or str(error)
-            if getattr(error, "filename", None):
-                reason = f"{error.filename}: {reason}"  # type: ignore[union-attr]
-            raise PlanewiseError(
-                f"{self.place} cannot be reached by ssh: {reason}", remedy=self.remedy
-            ) from error
+            )
+        return code
 
-    async def _spawn(self, command: str) -> Command:
-        return await self._connection.create_process(command, encoding=None)
+    def _ssh(self, *command: str, control: str = "") -> tuple[str, ...]:
+        options = (*_OPTIONS, "-S", control or self._control)
+        return ("ssh", *options, *self._destination, *command)
 
-    async def _forward(self, local: str, remote: str) -> None:
-        await self._connection.forward_local_path(local, remote)
+    def _entering(self, command: str) -> Sequence[str]:
+        return self._ssh(command)
 
-    def _copy(self, source: str, target: str, failure: str, upload: bool) -> None:
-        async def copy() -> None:
-            if self._files is None:
-                self._files = await self._connection.start_sftp_client()
-            if upload:
-                await self._files.put(source, target, preserve=True)
-            else:
-                await self._files.get(source, target, preserve=True)
+    def _connect(self, opened: ExitStack) -> None:
+        self._control = str(opened.enter_context(scratch()) / "ssh")
+        options = {
+            "ControlMaster": "yes",
+            "ControlPersist": "no",
+            "ConnectTimeout": f"{CONNECT_TIMEOUT_S:.0f}",
+            "ServerAliveInterval": self.keepalive_s,
+            "ClearAllForwardings": "yes",
+        }
+        words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        self._master = self.desk.start((*self._ssh()[:1], *words, "-N", *self._ssh()[1:]))
+        deadline = time.monotonic() + _LOGIN_S
+        while not Path(self._control).exists():
+            if self._master.ended:
+                raise self._explain(self._master.wait())
+            if time.monotonic() > deadline:
+                raise PlanewiseError(
+                    f"{self.place} does not answer by ssh within {_LOGIN_S:g} s", remedy=self.remedy
+                )
+            time.sleep(_POLL_S)
 
-        try:
-            self.call(copy())
-        except OSError as error:
-            raise PlanewiseError(f"{failure}: {error.strerror or error}") from error
-        except PlanewiseError as error:
-            cause = error.__cause__
-            if isinstance(cause, asyncssh.SFTPError):
-                raise PlanewiseError(f"{failure}: {cause.reason}") from cause
-            raise
-
-    async def _disconnect(self) -> None:
-        self._connection.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._connection.wait_closed(), GRACE_S)
-
-    def _explain(self, error: Exception) -> PlanewiseError:
-        if isinstance(error, asyncssh.PermissionDenied):
+    def _explain(self, done: FinishedProcess) -> PlanewiseError:
+        """Why ssh did not connect, by its last words."""
+        last = _last(done)
+        if "Permission denied" in last:
             return PlanewiseError(
-                f"{self.place} refuses us by ssh: {error.reason}",
+                f"{self.place} refuses us by ssh: {last.partition(': ')[2]}",
                 remedy="put your public key into the server's authorized_keys, or name the user: "
                 "ssh://user@server",
             )
-        if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        if "HOST IDENTIFICATION HAS CHANGED" in done.stderr:
+            return PlanewiseError(
+                f"the host key of {self.place} has changed",
+                remedy="`ssh` says where the old one is; remove it if the change is expected",
+            )
+        if "Host key verification failed" in last:
             return PlanewiseError(
                 f"the host key of {self.place} is not known",
-                remedy=f"log in once with `ssh {self._target.server}`, which asks about it",
+                remedy=f"log in once with `ssh {self._destination[-1]}`, which asks about it",
             )
-        return PlanewiseError(
-            f"ssh to {self.place} failed: {getattr(error, 'reason', '') or type(error).__name__}",
-            remedy=self.remedy,
-        )
+        if last.startswith("ssh: "):
+            reason = last.rpartition(": ")[2]
+            return PlanewiseError(
+                f"{self.place} cannot be reached by ssh: {reason}", remedy=self.remedy
+            )
+        return PlanewiseError(f"ssh to {self.place} failed: {last}", remedy=self.remedy)
 
 
 class LabHost(SshHost):
@@ -254,24 +210,14 @@ class LabHost(SshHost):
     """
 
     remedy = "`planewise lab status` shows the state of the host"
+    keepalive_s = _LAB_KEEPALIVE_S
 
     def __init__(self, lab_name: str, host: lab.HostId, *, name: str) -> None:
-        self._lab_use = ExitStack()
-        try:
-            status = self._lab_use.enter_context(lab.using(lab_name))
-            record = status.record.hosts[host]
+        with ExitStack() as lab_use:
+            status = lab_use.enter_context(lab.using(lab_name))
             text = f"lab:{host}" if lab_name == "default" else f"lab:{lab_name}/{host}"
-            options: dict[str, Any] = {
-                "config": None,
-                "agent_path": None,
-                "keepalive_interval": _LAB_KEEPALIVE_S,
-                "client_keys": [str(status.directory / "key")],
-                "known_hosts": ([asyncssh.import_public_key(record.host_key)], [], []),
-            }
-            super().__init__(name, SshTarget(text, "127.0.0.1", "root", record.port, options))
-        except BaseException:
-            self._lab_use.close()
-            raise
+            super().__init__(name, text, ("-F", str(status.directory / "ssh_config"), host))
+            self._lab_use = lab_use.pop_all()
 
     def program(self, local: str) -> str:
         """See `SshHost.program`: it is there, as a lab's hosts see this machine's files."""
@@ -287,66 +233,6 @@ class LabHost(SshHost):
         self._lab_use.close()
 
 
-def _set_client_version() -> None:
-    """asyncssh asks for our own name; a user without an account, as in containers, has none."""
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        os.environ["LOGNAME"] = f"uid{os.getuid()}"
-
-
-class _Terminal:
-    """A command that has this program's stdin, stdout and stderr."""
-
-    def __init__(self) -> None:
-        self.pid = 0
-        """Its process group on the host, once it runs."""
-
-    async def run(self, connection: asyncssh.SSHClientConnection, command: str) -> int | None:
-        """Runs it to its end; gives its exit code, None where the connection was lost."""
-        shell = shlex.join(["sh", "-c", f'echo "{BEGUN}$$" >&2; {command}'])
-        remote = await connection.create_process(f"exec {shell}", encoding=None)
-        first = await remote.stderr.readline()
-        self.pid = int(first.decode().removeprefix(BEGUN) or 0)
-        # The command has the stdin, so that the keeper watches a channel of its own.
-        watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
-        keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._feed, args=(remote, loop), name="stdin", daemon=True).start()
-        await asyncio.gather(
-            self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
-        )
-        await remote.wait_closed()
-        # Background processes of the command stay, as with ssh: the keeper must read this line.
-        keeper.stdin.write("done\n")
-        with suppress(TimeoutError):
-            await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
-        return remote.returncode
-
-    @staticmethod
-    async def _pump(
-        source: asyncssh.SSHReader[bytes], into: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        while part := await source.read(1 << 16):
-            await loop.run_in_executor(None, _write_all, into, part)
-
-    def _feed(
-        self, remote: asyncssh.SSHClientProcess[bytes], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
-        with suppress(OSError, RuntimeError):
-            while part := os.read(_STDIN, 1 << 16):
-                asyncio.run_coroutine_threadsafe(self._write(remote, part), loop).result()
-            loop.call_soon_threadsafe(remote.stdin.write_eof)
-
-    @staticmethod
-    async def _write(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
-        with suppress(OSError, asyncssh.Error):
-            remote.stdin.write(part)
-            await remote.stdin.drain()
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _last(done: FinishedProcess) -> str:
+    lines = done.stderr.strip().splitlines() or [f"it printed nothing ({done.ending})"]
+    return lines[-1].rstrip(".")

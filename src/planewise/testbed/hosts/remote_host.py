@@ -1,22 +1,20 @@
-"""Hosts that are reached over a connection, by ssh or kubectl, and the processes on them.
+"""Hosts reached by another program, ssh or kubectl, which runs shell commands there.
 
-Each command on a host has a keeper, which sees the connection's end when planewise ends, however
-that ends; it then ends the command, or removes copied files.
+Each command on a host has a keeper, which sees the connection end when planewise ends, however that
+happens; it then ends the command, or removes copied files.
 """
 
 from __future__ import annotations
 
-import asyncio
+import base64
+import re
 import shlex
 import signal
-import threading
+import time
 from abc import abstractmethod
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-import asyncssh
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.hosts.host import (
@@ -24,15 +22,16 @@ from planewise.testbed.hosts.host import (
     FinishedProcess,
     Host,
     HostProcess,
+    LocalHost,
+    LocalProcess,
     ProcessTimeoutError,
     find_probe,
 )
-from planewise.testbed.hosts.signals import result_of, uninterrupted
 
 CONNECT_TIMEOUT_S = 30.0
 """An emulated host takes a second or two for a handshake, a busy one longer."""
 
-BEGUN = "pw-begun "
+_BEGUN, _ENDED = "pw-begun ", "pw-ended "
 _NO_PROGRAM = "pw-no-program"
 _NO_NETNS = "pw-no-netns"
 _STOP_S = 20.0
@@ -40,15 +39,14 @@ _STOP_S = 20.0
 _END_TIMEOUT_S = 30.0
 """How long a killed process may take to end, on a busy host."""
 _START_TIMEOUT_S = 60.0
-
-T = TypeVar("T")
-Command = asyncio.subprocess.Process | asyncssh.SSHClientProcess[bytes]
-"""A command on a host, by kubectl or ssh."""
+_COPY_S = 300.0
+_POLL_S = 0.002
 
 # stdin comes from planewise: each line of it is a signal for the process group, its end means that
-# planewise has ended, or needs the process no more. The keeper waits for that in the background and
-# then kills the rest of the process group, itself included. `exec` keeps the process id, which is
-# the group's, too, as sshd starts each command in a session.
+# planewise has ended, or no longer needs the process. The keeper waits for that in the background
+# and then kills the process group, itself included. The shell stays to report the exit code, which
+# ssh would not do for a command that a signal ended; its id is the group's, as sshd starts each
+# command in a session of its own.
 _KEPT = f"""
 netns=$1 length=$2; shift 2
 [ -z "$netns" ] || [ -e "/run/netns/$netns" ] || {{ echo "{_NO_NETNS}" >&2; exit 1; }}
@@ -60,17 +58,26 @@ fi
 (trap '' INT TERM HUP
 while read -r name <&3; do kill -s "$name" -- -$$; done
 kill -s KILL -- -$$) >/dev/null 2>&1 &
-echo "{BEGUN}$$" >&2
-if [ -n "$netns" ]; then exec ip netns exec "$netns" "$@" 3<&-; fi
-exec "$@" 3<&-
+trap : INT TERM HUP
+exec 4>&2 2>/dev/null # where the shell reports a command that a signal ended
+(exec 3<&- 2>&4 4>&-
+read -r pid rest </proc/self/stat
+echo "{_BEGUN}$pid" >&2
+[ -z "$netns" ] || exec ip netns exec "$netns" "$@"
+exec "$@")
+code=$?
+echo "{_ENDED}$code" >&4
+exit $code
 """
 
-# Keeps a directory until planewise closes its stdin, or has ended.
-_DIRECTORY = """
+# Keeps a directory until planewise closes its stdin, or has ended. `group` in it is the process
+# group of a command without a keeper.
+_DIRECTORY = f"""
 trap '' INT TERM HUP
 d=$(mktemp -d /tmp/pw-XXXXXXXX) || exit 1
-echo "$d"
+echo "{_BEGUN}$d" >&2
 cat >/dev/null
+[ ! -e "$d/group" ] || kill -s KILL -- "-$(cat "$d/group")"
 rm -rf "$d"
 """
 
@@ -83,25 +90,34 @@ class RemoteHost(Host):
     """
 
     remedy = ""
-    """The remedy when it cannot be reached any more."""
-
-    errors: type[Exception] | tuple[type[Exception], ...] = ()
-    """Exceptions of its connection, beside PlanewiseError."""
+    """The remedy when it can no longer be reached."""
 
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name, place)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=place, daemon=True)
+        self.desk = LocalHost(place)
+        """This machine, where the programs run that reach the host."""
+        self._opened = ExitStack()
+        self._opened.callback(self.desk.close)
         self._processes: list[RemoteProcess] = []
         self._probe: str | None = None
-        self._keeper: Command | None = None
-        with uninterrupted():
-            self._thread.start()
         try:
-            self.call(self._connect())
+            self._connect(self._opened)
         except BaseException:
-            self._end_loop()
+            self._opened.close()
             raise
+
+    @abstractmethod
+    def _connect(self, opened: ExitStack) -> None:
+        """Connects; `opened` disconnects.
+
+        Raises:
+            PlanewiseError: that failed.
+        """
+
+    @abstractmethod
+    def _entering(self, command: str) -> Sequence[str]:
+        """The command of this machine that runs a shell command on the host, in its own session,
+        with the same stdin, stdout and stderr."""
 
     @property
     def probe(self) -> str:
@@ -123,131 +139,91 @@ class RemoteHost(Host):
     def _start(
         self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
     ) -> RemoteProcess:
-        started = self.call(self._begin(argv, netns, stdin))
+        client = self._run_script(_KEPT, netns or "", str(len(stdin or b"")), *argv)
+        started = RemoteProcess(self, argv, client)
+        started.begin(stdin)
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
         return started
 
+    def _run_script(self, script: str, *arguments: str) -> LocalProcess:
+        """Starts a shell script on the host, with a stdin that stays open."""
+        command = f"exec {shlex.join(['sh', '-c', script, 'sh', *arguments])}"
+        return self.desk.start_open(self._entering(command))
+
     def _read_text(self, path: str, netns: str | None) -> str:
         done = self.run(["cat", "--", path], netns=netns)
         if done.exit_code != 0:
-            reason = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
-            raise PlanewiseError(f"{path} on {self.place} cannot be read: {reason}")
+            raise PlanewiseError(f"{path} on {self.place} cannot be read: {_reason(done)}")
         return done.stdout
 
+    def _make_directory(self) -> str:
+        keeper = self._run_script(_DIRECTORY)
+        if directory := begun(keeper):
+            self._opened.callback(self._end_keeper, keeper)
+            return directory
+        raise PlanewiseError(f"no temporary directory on {self.place}: {_reason(keeper.stop())}")
+
+    @staticmethod
+    def _end_keeper(keeper: LocalProcess) -> None:
+        keeper.tell(None)
+        with suppress(ProcessTimeoutError):
+            keeper.wait(GRACE_S)
+
+    def put(self, local: Path, remote: str) -> None:
+        """Copies a file to the host; the mode is kept.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+        failure = f"{local} cannot be copied to {self.place}:{remote}"
+        try:
+            content, mode = local.read_bytes(), local.stat().st_mode & 0o7777
+        except OSError as error:
+            raise PlanewiseError(f"{failure}: {error.strerror}") from error
+        self._copy('cat >"$1" && chmod "$2" "$1"', failure, remote, f"{mode:o}", stdin=content)
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """See `Host.fetch`; the mode is kept."""
+        failure = f"{self.place}:{remote} cannot be copied to {local}"
+        # A process's output is decoded as text, so that the bytes are encoded.
+        done = self._copy('stat -L -c %a -- "$1" && base64 <"$1"', failure, remote)
+        mode, _, content = done.stdout.partition("\n")
+        try:
+            local.write_bytes(base64.b64decode(content))
+            local.chmod(int(mode, 8))
+        except OSError as error:
+            raise PlanewiseError(f"{failure}: {error.strerror}") from error
+
+    def _copy(
+        self, script: str, failure: str, *arguments: str, stdin: bytes | None = None
+    ) -> FinishedProcess:
+        done = self.run(["sh", "-c", script, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
+        if done.exit_code != 0:
+            raise PlanewiseError(f"{failure}: {_reason(done)}")
+        return done
+
     def close(self) -> None:
-        """See `Host.close`; removes copied files, and disconnects."""
-        if self._loop.is_closed():
-            return
+        """See `Host.close`; removes copied files, and disconnects. Idempotent."""
         with suppress(PlanewiseError):
             for process in self._processes:
                 process.kill()
             for process in self._processes:
                 process.wait(CONNECT_TIMEOUT_S)
         self._processes.clear()
-        with suppress(PlanewiseError):
-            self.call(self._hang_up())
-        self._end_loop()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the connection's thread.
-
-        Raises:
-            PlanewiseError: the connection failed.
-        """
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return result_of(future)
-        except self.errors as error:
-            raise self._explain(error) from error
-        except BaseException:
-            with uninterrupted():
-                future.cancel()
-            raise
-
-    @abstractmethod
-    async def _connect(self) -> None:
-        """Connects. Raises PlanewiseError, or one of `errors`, where that fails."""
-
-    @abstractmethod
-    async def _spawn(self, command: str) -> Command:
-        """Starts a shell command in a session of its own."""
-
-    @abstractmethod
-    async def _disconnect(self) -> None:
-        """Ends the connection."""
-
-    @abstractmethod
-    def _explain(self, error: Exception) -> PlanewiseError:
-        """Translates one of `errors`."""
-
-    def outcome(self, command: Command, stderr: bytes) -> tuple[int | None, bytes]:
-        """An ended command's exit code, negative for a signal, and its own stderr.
-
-        The code is None where the connection was lost.
-        """
-        return command.returncode, stderr
-
-    def exit_code(self, code: int | None, program: str) -> int:
-        """The exit code as a shell counts.
-
-        Raises:
-            PlanewiseError: the connection was lost.
-        """
-        if code is None:
-            raise PlanewiseError(
-                f"the connection to {self.place} was lost while {program} ran", remedy=self.remedy
-            )
-        return 128 - code if code < 0 else code
-
-    async def _begin(
-        self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
-    ) -> RemoteProcess:
-        kept = shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(len(stdin or b"")), *argv])
-        process = RemoteProcess(self, argv, await self._spawn(f"exec {kept}"))
-        await process.begin(stdin)
-        return process
-
-    def _make_directory(self) -> str:
-        async def make() -> str:
-            self._keeper = await self._spawn(f"exec {shlex.join(['sh', '-c', _DIRECTORY])}")
-            assert self._keeper.stdout is not None
-            assert self._keeper.stderr is not None
-            if directory := (await self._keeper.stdout.readline()).decode().strip():
-                return directory
-            stderr = (await self._keeper.stderr.read(1 << 16)).decode(errors="replace")
-            lines = stderr.strip().splitlines() or ["it printed nothing"]
-            raise PlanewiseError(f"no temporary directory on {self.place}: {lines[-1]}")
-
-        return self.call(make())
-
-    async def _hang_up(self) -> None:
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.write_eof()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._keeper.wait(), GRACE_S)
-        await self._disconnect()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._opened.close()
 
 
 class RemoteProcess(HostProcess):
     """A process on a host that is not this machine; it ends with its connection."""
 
-    def __init__(self, host: RemoteHost, argv: tuple[str, ...], command: Command) -> None:
+    def __init__(self, host: RemoteHost, argv: tuple[str, ...], client: LocalProcess) -> None:
         self.argv = argv
         self._host = host
-        self._command = command
-        self._out = bytearray()
-        self._err = bytearray()
-        self._started = asyncio.Event()
+        self._client = client
+        """The program that reached the host."""
         self._pid = 0
-        self._refusal = ""
-        self._has_ended = False
-        self._reader = asyncio.ensure_future(self._read())
+        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -255,28 +231,50 @@ class RemoteProcess(HostProcess):
 
     @property
     def running(self) -> bool:
-        return not self._has_ended
+        return self._client.running
 
     def printed(self) -> str:
-        return bytes(self._err).decode(errors="replace")
+        return own_words(self._client.printed())[0]
+
+    def begin(self, stdin: bytes | None) -> None:
+        """Gives it its stdin; waits until it runs.
+
+        Raises:
+            UnsupportedError: there is no such program.
+            PlanewiseError: there is no such namespace, or the connection was lost.
+        """
+        if stdin:
+            self._client.tell(stdin)
+        if pid := begun(self._client):
+            self._pid = int(pid)
+            return
+        name, place = Path(self.argv[0]).name, self._host.place
+        self._client.kill()
+        done = self._client.wait()
+        words = done.stderr.split()
+        if _NO_PROGRAM in words:
+            raise UnsupportedError(
+                f"there is no program `{self.argv[0]}` on {place}", remedy="install it there"
+            )
+        if _NO_NETNS in words:
+            raise PlanewiseError(f"the namespace of {name} is gone on {place}")
+        reason = (done.stderr.strip().splitlines() or ["the connection was lost"])[-1]
+        raise PlanewiseError(f"{name} could not be started on {place}: {reason}")
 
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         program = Path(self.argv[0]).name
-
-        async def ended() -> None:
-            await asyncio.wait_for(asyncio.shield(self._reader), timeout_s)
-
         try:
-            self._host.call(ended())
-        except TimeoutError as error:
+            done = self._client.wait(timeout_s)
+        except ProcessTimeoutError as error:
             raise ProcessTimeoutError(f"{program} still runs after {timeout_s or 0:g} s") from error
-        code, stderr = self._host.outcome(self._command, bytes(self._err))
-        return FinishedProcess(
-            self.argv,
-            self._host.exit_code(code, program),
-            bytes(self._out).decode(errors="replace"),
-            stderr.decode(errors="replace"),
-        )
+        words, code = own_words(done.stderr)
+        if code is None and not self._killed:
+            raise PlanewiseError(
+                f"the connection to {self._host.place} was lost while {program} ran",
+                remedy=self._host.remedy,
+            )
+        killed = 128 + signal.SIGKILL
+        return FinishedProcess(self.argv, killed if code is None else code, done.stdout, words)
 
     def stop(self) -> FinishedProcess:
         if self.running:
@@ -288,69 +286,36 @@ class RemoteProcess(HostProcess):
 
     def kill(self) -> None:
         """Ends it and its group now: its keeper sees the end of stdin."""
-        self._to_keeper(None)
+        self._killed = True
+        self._client.tell(None)
 
     def send(self, number: signal.Signals) -> None:
-        # Not by ssh's signal request, which not every server honours, and not by a command, which
-        # takes an emulated host a tenth of a second.
-        self._to_keeper(f"{number.name[3:]}\n".encode())
+        # Not by another command, which takes an emulated host a tenth of a second.
+        self._client.tell(f"{number.name[3:]}\n".encode())
 
-    def _to_keeper(self, line: bytes | None) -> None:
-        async def write() -> None:
-            assert self._command.stdin is not None
-            if line is None:
-                self._command.stdin.close()
-                return
-            with suppress(OSError, asyncssh.Error):
-                self._command.stdin.write(line)
 
-        if self.running:
-            self._host.call(write())
+def begun(client: LocalProcess) -> str:
+    """What a script on a host says once it has begun; empty where it does not begin."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended = client.ended
+        if match := re.search(rf"^{_BEGUN}(.+)\n", client.printed(), re.MULTILINE):
+            return match[1]
+        if ended:
+            break
+        time.sleep(_POLL_S)
+    return ""
 
-    async def begin(self, stdin: bytes | None) -> None:
-        """Waits until it runs; gives it its stdin.
 
-        Raises:
-            UnsupportedError: there is no such program.
-            PlanewiseError: there is no such namespace, or the connection was lost.
-        """
-        name, place = Path(self.argv[0]).name, self._host.place
-        if stdin and self._command.stdin is not None:
-            self._command.stdin.write(stdin)
-        await asyncio.wait_for(self._started.wait(), _START_TIMEOUT_S)
-        if self._refusal == _NO_PROGRAM:
-            raise UnsupportedError(
-                f"there is no program `{self.argv[0]}` on {place}", remedy="install it there"
-            )
-        if self._refusal == _NO_NETNS:
-            raise PlanewiseError(f"the namespace of {name} is gone on {place}")
-        if not self._pid:
-            await self._reader
-            lines = f"{self._refusal}\n{self.printed()}".strip().splitlines()
-            reason = lines[-1] if lines else "the connection was lost"
-            raise PlanewiseError(f"{name} could not be started on {place}: {reason}")
+def own_words(stderr: str) -> tuple[str, int | None]:
+    """A command's own part of the stderr of the program that ran it, and its exit code, once it has
+    ended. Pure."""
+    words = re.sub(rf"\A(?s:.*?)^{_BEGUN}.+\n", "", stderr, count=1, flags=re.MULTILINE)
+    own, mark, rest = words.rpartition(_ENDED)
+    if mark and (code := re.match(r"\d+(?=\n)", rest)):
+        return own, int(code[0])
+    return words, None
 
-    async def _read(self) -> None:
-        try:
-            await asyncio.gather(self._read_out(), self._read_err())
-            await self._command.wait()
-        finally:
-            self._has_ended = True
-            self._started.set()
 
-    async def _read_out(self) -> None:
-        assert self._command.stdout is not None
-        while chunk := await self._command.stdout.read(1 << 16):
-            self._out += chunk
-
-    async def _read_err(self) -> None:
-        assert self._command.stderr is not None
-        first = await self._command.stderr.readline()
-        line, newline, _ = first.decode(errors="replace").partition("\n")
-        if newline and line.startswith(BEGUN):
-            self._pid = int(line.removeprefix(BEGUN))
-        else:
-            self._refusal = line
-        self._started.set()
-        while chunk := await self._command.stderr.read(1 << 16):
-            self._err += chunk
+def _reason(done: FinishedProcess) -> str:
+    return done.stderr.strip().rpartition(": ")[2] or done.ending
