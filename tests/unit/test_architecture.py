@@ -183,7 +183,7 @@ MOST_LINES = {
     "src/planewise/judge": 6_800,  # goal: 4,000
     "src/planewise/commands": 5_000,  # goal: 3,800
     "src/planewise/advise": 4_200,  # goal: 2,500
-    "src/planewise/store": 4_700,  # goal: 2,900
+    "src/planewise/store": 4_300,  # goal: 2,900
     "src/planewise/lab src/planewise/boot": 2_650,  # goal: 2,400
     "src": 59_400,  # goal: 41,800
     "crates/planewised": 20_750,  # goal: 14,000

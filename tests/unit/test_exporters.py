@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.store import exporters, importers
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store import exporters, importers, loads
+from planewise.store.loads import LoadTrials, Trial
 from tests.unit import importer_samples as samples
 
 COLUMNS = ("offered_pps", "sent", "received", "duration_s", "drops", "cpu", "limited", "order")
@@ -37,23 +37,16 @@ rows = st.lists(
 
 @st.composite
 def load_trials(draw: st.DrawFn) -> LoadTrials:
-    columns = TrialColumns(Path("made.txt"))
-    drawn = draw(rows)
-    for offered, sent, share, duration, drops, cpu, limited in drawn:
-        columns.add(
-            line=1,
-            offered_pps=offered,
-            sent=sent,
-            received=float(int(sent * share)),
-            duration_s=duration,
-            drops=drops,
-            cpu=cpu,
-            limited=limited,
-        )
-    return columns.finish(
+    trials = [
+        Trial(1, offered, sent, float(int(sent * share)), *more)
+        for offered, sent, share, *more in draw(rows)
+    ]
+    return loads.load_trials(
+        Path("made.txt"),
+        trials,
         format_name=draw(st.sampled_from(importers.MODULES)),
         curve=draw(text | st.just("")),
-        order=draw(st.permutations(range(len(drawn)))),
+        order=draw(st.permutations(range(len(trials)))),
         info=draw(st.dictionaries(text, text | st.integers(-(2**50), 2**50), max_size=3)),
         notes=draw(st.lists(text, max_size=2)),
         reported=draw(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError
 from planewise.store import importers
 from planewise.store.importers import pastrami
-from planewise.store.importers.fields import Fields, check
+from planewise.store.importers.fields import Fields
+from planewise.store.importers.text import values
 from tests.fuzz.importers import ENTRIES
 from tests.unit import importer_samples as samples
 
@@ -201,13 +202,25 @@ def test_a_bad_line_is_named_with_its_number_and_reason(line: str, sentence: str
     assert raised.value.remedy
 
 
-def test_text_that_is_no_number_is_called_so_in_any_format() -> None:
-    class Row(Fields):
-        sent: float
+def test_a_field_that_is_missing_or_no_number_is_named_by_its_path() -> None:
+    row = Fields({"tx": {"pps": "many", "whole": 10**400}}, "a row", "x:1")
 
-    assert check(Row, {"sent": "12"}, "a row", "x:1").sent == 12
-    with pytest.raises(BadInputError, match="x:1: sent is 'many', not a number"):
-        check(Row, {"sent": "many"}, "a row", "x:1")
+    assert row.number("tx.whole") == float("inf")
+    assert row.loose("tx.pps") is None
+    assert row.optional("rx.pps") is None
+    with pytest.raises(BadInputError, match=r"x:1: tx\.pps is 'many', not a number"):
+        row.optional("tx.pps")
+    with pytest.raises(BadInputError, match=r"x:1: tx\.bps is missing"):
+        row.inner("tx").number("bps")
+    with pytest.raises(BadInputError, match=r"x:1: a row is a list, not an object"):
+        Fields([], "a row", "x:1")
+
+
+def test_a_json_line_cut_short_is_named_and_not_the_next_one() -> None:
+    text = '{"total": {}}\n{"total": {"opackets": 1\n{"total": {}}\n'
+
+    with pytest.raises(BadInputError, match=r"somewhere.txt:2: not valid JSON"):
+        list(values(text, HERE))
 
 
 def test_trials_that_sent_nothing_are_left_out_and_named() -> None:

@@ -11,45 +11,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
+from planewise.store.importers.fields import Fields, number
 from planewise.store.importers.text import values
 from planewise.store.readings import Collected, Readings
 
 NAME = "csit"
 
-
-class _Case(Fields):
-    type: LooseText = at("result", "type", default=None)
-    test_id: LooseText = None
-    passed: object = None
-    message: LooseText = None
-
-
-class _Bounds(Fields):
-    lower: Number = at("lower", "rate", "value")
-    upper: LooseNumber = at("upper", "rate", "value", default=None)
-    unit: object = at("lower", "rate", "unit", default=None)
-
-
-class _Search(Fields):
-    ndr: object = at("result", "ndr", default=None)
-    pdr: object = at("result", "pdr", default=None)
-    critical_rate: object = at("result", "critical_rate", default=None)
-
-
-class _Mrr(Fields):
-    values: list[Number] = at("result", "receive_rate", "rate", "values")
-    unit: object = at("result", "receive_rate", "rate", "unit", default=None)
-
-
-class _HostStack(Fields):
-    bps: Number = at("result", "bandwidth", "value")
+_BOUNDS = {
+    "ndrpdr": {"ndr": "NDR", "pdr": "PDR"},
+    "soak": {"critical_rate": "critical rate"},
+}
+"""By type, the fields that have a lower and an upper bound, with their names."""
 
 
 def recognise(head: bytes, path: Path) -> float:
     """`test_id` beside the model's other names."""
-    types = (b'"ndrpdr"', b'"mrr"', b'"soak"', b'"hoststack"')
-    if b'"test_id"' in head and (b'"dut_type"' in head or any(one in head for one in types)):
+    types = (b'"ndrpdr"', b'"mrr"', b'"soak"', b'"hoststack"', b'"dut_type"')
+    if b'"test_id"' in head and any(one in head for one in types):
         return 0.9
     return 0.5 if b'"ndrpdr"' in head and b'"lower"' in head else 0.0
 
@@ -59,34 +37,40 @@ def parse(text: str, path: Path) -> list[Readings]:
     found = Collected(path, NAME)
     why = "the list of test cases is empty"
     for line, value in values(text, path):
-        where = f"{path}:{line}"
-        case = check(_Case, value, "a test case", where)
-        name = case.test_id or ""
-        if case.type == "mrr":
-            mrr = check(_Mrr, value, "a test case", where)
-            _require_pps("the receive rate", mrr.unit, where)
-            found.add("MRR (receive rate at line rate)", "pps", "run", mrr.values, name)
-        elif case.type == "hoststack":
-            stack = check(_HostStack, value, "a test case", where)
-            found.add("throughput", "bit/s", "run", [stack.bps], name)
-        elif case.type in ("ndrpdr", "soak"):
-            search = check(_Search, value, "a test case", where)
-            parts = ("ndr", "pdr") if case.type == "ndrpdr" else ("critical_rate",)
-            for part in parts:
-                bounds = check(_Bounds, getattr(search, part), part, where, f"result.{part}.")
-                _require_pps(part, bounds.unit, where)
-                title = part.upper() if part != "critical_rate" else "critical rate"
-                found.add_number(
-                    title, "pps", bounds.lower, name, low=bounds.lower, high=bounds.upper
-                )
-        elif case.passed is False:
-            why = f"the test failed: {' '.join((case.message or 'no reason given').split())[:150]}"
+        case = Fields(value, "a test case", f"{path}:{line}")
+        kind, name = case.text("result.type"), case.text("test_id")
+        if kind == "mrr":
+            rates = case.get("result.receive_rate.rate.values")
+            _require_pps("the receive rate", case.get("result.receive_rate.rate.unit"), case.where)
+            found.add(
+                "MRR (receive rate at line rate)",
+                "pps",
+                "run",
+                [
+                    number(rate, "a receive rate", case.where)
+                    for rate in (rates if isinstance(rates, list) else [None])
+                ],
+                name,
+            )
+        elif kind == "hoststack":
+            bps = case.number("result.bandwidth.value")
+            found.add("throughput", "bit/s", "run", [bps], name)
+        elif kind in _BOUNDS:
+            for part, title in _BOUNDS[kind].items():
+                rate = case.inner(f"result.{part}")
+                low = rate.number("lower.rate.value")
+                _require_pps(part, rate.get("lower.rate.unit"), case.where)
+                high = rate.loose("upper.rate.value")
+                found.add_number(title, "pps", low, name, low=low, high=high)
+        elif case.get("passed") is False:
+            reason = " ".join(case.text("message").split())[:150]
+            why = f"the test failed: {reason or 'no reason given'}"
         else:
             raise BadInputError(
-                "no result.type: not a test case of CSIT's model 1.x"
-                if case.type is None
-                else f"a test case of type {case.type[:30]!r} has no rate",
-                where=where,
+                f"a test case of type {kind[:30]!r} has no rate"
+                if kind
+                else "no result.type: not a test case of CSIT's model 1.x",
+                where=case.where,
                 remedy="give the .info.json of an ndrpdr, mrr, soak or hoststack test",
             )
     return found.finish(why)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from planewise.errors import BadInputError
+from planewise.store.importers.fields import Fields
 from planewise.store.importers.text import lines
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "csv"
 
@@ -103,25 +103,19 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     rows = _rows(text, path)
     line, header = next(rows, (1, []))
     columns = _columns(header)
-    where = f"{path}:{line}"
     if "offered" not in columns or not _is_enough(columns):
         raise BadInputError(
             "the header names no offered load" if "offered" not in columns else
             "the header names neither two of sent, received and lost, nor received_pps or plr",
-            where=where,
+            where=f"{path}:{line}",
             remedy="the columns are offered_pps, sent, received and, as you have them, "
             "duration_s, order, drops, cpu, curve (docs/reference/formats.md)",
         )  # fmt: skip
-    by_curve: dict[str, tuple[TrialColumns, list[float]]] = {}
-    about_curves = _described(text)
-    notes = []
-    if "duration" not in columns and not _counts_packets(columns):
-        notes.append(
-            "there are neither packet counts nor durations: every trial is taken to last one second"
-        )
-    curve_at = columns.get("curve")
-    numeric = {name: column for name, column in columns.items() if name != "curve"}
-    width = max(column.place for column in columns.values()) + 1
+    described = _described(text, path)
+    trials: dict[str, list[Trial]] = {curve: [] for curve in described}
+    orders: dict[str, list[float]] = {}
+    curve_at = columns.pop("curve", None)
+    width = max(column.place for column in (*columns.values(), *filter(None, [curve_at]))) + 1
     for line, row in rows:
         if len(row) < width:
             raise BadInputError(
@@ -130,62 +124,67 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
                 remedy="the row may have been cut short: complete it, or delete it",
             )
         curve = row[curve_at.place].strip() if curve_at else ""
-        if curve not in by_curve:
-            if len(by_curve) == MAX_CURVES:
-                raise BadInputError(
-                    f"the column {columns['curve'].title} has more than {MAX_CURVES} different "
-                    "values: it does not name curves",
-                    where=f"{path}:{line}",
-                    remedy="give that column another name",
-                )
-            by_curve[curve] = (TrialColumns(path), [])
-        trials, order = by_curve[curve]
-        values = _values(row, numeric, path, line)
-        sent, received = _counts(values)
-        trials.add(
-            line=line,
-            offered_pps=values["offered"],
-            sent=sent,
-            received=received,
-            duration_s=values.get("duration", np.nan),
-            drops=values.get("drops", np.nan),
-            cpu=values.get("cpu", np.nan),
-            limited=values.get("limited", 0.0) == 1.0,
-        )
-        order.append(values.get("order", np.nan))
-    if not by_curve and not about_curves:
+        values = _values(row, columns, path, line)
+        trials.setdefault(curve, []).append(_trial(line, values))
+        orders.setdefault(curve, []).append(values.get("order", math.nan))
+        if curve_at and len(trials) > MAX_CURVES:
+            raise BadInputError(
+                f"the column {curve_at.title} has more than {MAX_CURVES} different values: it does "
+                "not name curves",
+                where=f"{path}:{line}",
+                remedy="give that column another name",
+            )
+    if not trials:
         raise BadInputError(
             "a header and no trials", where=str(path), remedy="add a row for each trial"
         )
-    curves = []
-    for curve, (trials, order) in by_curve.items():
-        about = about_curves.pop(curve, {})
-        curves.append(_finish(trials, curve, about, order, notes))
-    for curve, about in about_curves.items():
-        curves.append(_finish(TrialColumns(path), curve, about, [], []))
-    return curves
+    notes = []
+    if "duration" not in columns and not _counts_packets(columns):
+        notes.append(
+            "there are neither packet counts nor durations: every trial is taken to last one second"
+        )
+    nothing = Fields({}, "", "")
+    return [
+        _finish(path, curve, of_curve, orders.get(curve, ()), described.get(curve, nothing), notes)
+        for curve, of_curve in sorted(trials.items(), key=lambda item: not item[1])
+    ]
 
 
-def facts_of(curve: Mapping[str, object]) -> dict[str, str | int | float] | None:
-    """Facts on the experiment from a curve's description; None without any."""
-    info = curve.get("info")
-    if not isinstance(info, dict):
-        return None
-    return {name: value for name, value in info.items() if isinstance(value, str | int | float)}
+def _finish(
+    path: Path,
+    curve: str,
+    trials: Sequence[Trial],
+    order: Sequence[float],
+    about: Fields,
+    notes: Sequence[str],
+) -> LoadTrials:
+    info, said, reported = (about.get(name) for name in ("info", "notes", "reported"))
+    numbers = reported if isinstance(reported, dict) else {}
+    return load_trials(
+        path,
+        trials,
+        format_name=str(about.get("format") or NAME),
+        name=str(about.get("name") or ""),
+        curve=curve,
+        order=None if any(map(math.isnan, order)) else order,
+        info={name: value for name, value in info.items() if isinstance(value, str | int | float)}
+        if isinstance(info, dict)
+        else None,
+        notes=[*(map(str, said) if isinstance(said, list) else ()), *(notes if trials else ())],
+        reported={k: float(v) for k, v in numbers.items() if isinstance(v, int | float)},
+    )
 
 
-def described(text: str) -> dict[str, dict[str, object]]:
-    """Descriptions of curves, by name, from our exporter's comment; empty for other text."""
-    try:
-        about = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+def _described(text: str, path: Path) -> dict[str, Fields]:
+    """Name, format, info, notes and reported values by curve: our exporter's first line."""
+    if not text.startswith(MARK):
         return {}
-    curves = about.get("curves") if isinstance(about, dict) else None
-    return {
-        str(curve.get("curve", "")): curve
-        for curve in (curves if isinstance(curves, list) else [])
-        if isinstance(curve, dict)
-    }
+    try:
+        about = json.loads(text[len(MARK) :].split("\n", 1)[0])
+        curves = Fields(about, "the description", str(path)).each("curves")
+    except (ValueError, RecursionError, BadInputError):
+        return {}
+    return {str(curve.get("curve") or ""): curve for curve in curves}
 
 
 def _counts_packets(columns: Mapping[str, object]) -> bool:
@@ -199,49 +198,23 @@ def _is_enough(columns: Mapping[str, object]) -> bool:
     return "received_rate" in columns and ("sent" not in columns or "duration" in columns)
 
 
-def _counts(values: Mapping[str, float]) -> tuple[float, float]:
-    """Packets sent and received of a row, from the quantities that it has."""
+def _trial(line: int, values: Mapping[str, float]) -> Trial:
+    """A row's trial, its packets from the quantities that it has."""
+    duration_s = values.get("duration", math.nan)
+    seconds = 1.0 if math.isnan(duration_s) else duration_s
     if _counts_packets(values):
-        sent = values.get("sent", np.nan)
-        if "sent" not in values:
-            sent = values["received"] + values["lost"]
-        return sent, values.get("received", sent - values.get("lost", np.nan))
-    duration_s = values.get("duration", np.nan)
-    duration_s = 1.0 if np.isnan(duration_s) else duration_s
-    sent = values.get("sent", values.get("sent_rate", values["offered"]) * duration_s)
-    if "received_rate" in values:
-        return sent, values["received_rate"] * duration_s
-    return sent, sent * (1 - values["loss_ratio"])
-
-
-def _finish(
-    trials: TrialColumns,
-    curve: str,
-    about: dict[str, object],
-    order: list[float],
-    new_notes: list[str],
-) -> LoadTrials:
-    places = np.array(order)
-    notes = about.get("notes")
-    reported = about.get("reported")
-    return trials.finish(
-        format_name=str(about.get("format", NAME)),
-        name=str(about.get("name", "")),
-        curve=curve,
-        order=None if np.isnan(places).any() else places,
-        info=facts_of(about),
-        notes=[*(map(str, notes) if isinstance(notes, list) else ()), *new_notes],
-        reported={k: float(v) for k, v in reported.items() if isinstance(v, int | float)}
-        if isinstance(reported, dict)
-        else None,
-    )
-
-
-def _described(text: str) -> dict[str, dict[str, object]]:
-    """The exporter's first line: name, format, info, notes and reported values by curve."""
-    if not text.startswith(MARK):
-        return {}
-    return described(text[len(MARK) :].split("\n", 1)[0])
+        lost = values.get("lost", math.nan)
+        sent = values["sent"] if "sent" in values else values["received"] + lost
+        received = values.get("received", sent - lost)
+    else:
+        sent = values.get("sent", values.get("sent_rate", values["offered"]) * seconds)
+        if "received_rate" in values:
+            received = values["received_rate"] * seconds
+        else:
+            received = sent * (1 - values["loss_ratio"])
+    drops, cpu = values.get("drops", math.nan), values.get("cpu", math.nan)
+    limited = values.get("limited") == 1.0
+    return Trial(line, values["offered"], sent, received, duration_s, drops, cpu, limited)
 
 
 def _rows(text: str, path: Path | None = None) -> Iterator[tuple[int, list[str]]]:
@@ -295,7 +268,7 @@ def _values(
         except ValueError:
             text = text.strip()
             if not text and name in _MAY_BE_EMPTY:
-                values[name] = np.nan
+                values[name] = math.nan
             elif name == "limited":
                 values[name] = 1.0 if text.lower() in _TRUE else 0.0
             else:

@@ -1,81 +1,87 @@
-"""Models of other tools' JSON: the fields that are read, and an error for the first wrong one."""
+"""Fields of other tools' JSON by their path, and an error for the first wrong one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
-
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+import math
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import shown
 
 
-class Fields(BaseModel):
-    """The fields that are read of an object; others are ignored."""
+class Fields:
+    """An object of a tool's JSON, and where it lies."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    def __init__(self, value: object, what: str, where: str, prefix: str = "") -> None:
+        """`what` names the object in errors, `prefix` comes before the paths of its fields.
+
+        BadInputError where `value` is no object.
+        """
+        if not isinstance(value, dict):
+            raise _wrong(what, value, "an object", where)
+        self.value = value
+        self.where, self._prefix = where, prefix
+
+    def get(self, path: str) -> object:
+        """What lies at `path`, as `lower.rate.value`; None where nothing does."""
+        found: object = self.value
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def number(self, path: str) -> float:
+        """The number at `path`. BadInputError where there is none."""
+        return number(self.get(path), f"{self._prefix}{path}", self.where)
+
+    def optional(self, path: str) -> float | None:
+        """The number at `path`, if anything is there. BadInputError where it is no number."""
+        return None if self.get(path) is None else self.number(path)
+
+    def loose(self, path: str) -> float | None:
+        """The number at `path`; None where there is something else."""
+        value = self.get(path)
+        return self.number(path) if _is_number(value) else None
+
+    def text(self, path: str) -> str:
+        """The text at `path`; empty where there is something else."""
+        value = self.get(path)
+        return value if isinstance(value, str) else ""
+
+    def inner(self, path: str) -> Fields:
+        """The object at `path`. BadInputError where there is none."""
+        name = f"{self._prefix}{path}"
+        return Fields(self.get(path), name, self.where, f"{name}.")
+
+    def each(self, path: str) -> list[Fields]:
+        """The objects of the list at `path`; none where there is something else."""
+        found = self.get(path)
+        values = found if isinstance(found, list) else ()
+        return [Fields(one, path, self.where) for one in values if isinstance(one, dict)]
 
 
-def at(*path: str, default: Any = ...) -> Any:
-    """A field that lies at `path` within the object."""
-    return Field(default, validation_alias=AliasPath(*path))
+def number(value: object, what: str, where: str) -> float:
+    """`value` as a number; BadInputError naming `what` otherwise. True and "12" are no numbers.
 
-
-M = TypeVar("M", bound=Fields)
-
-Number = Annotated[float, Field(strict=True)]
-"""A JSON number: neither true nor "12". NaN and infinity pass: the columns' check names them."""
-
-
-def _none_unless(kind: Any) -> Callable[[object], object]:
-    def keep(value: object) -> object:
-        return value if isinstance(value, kind) and not isinstance(value, bool) else None
-
-    return keep
-
-
-LooseNumber = Annotated[float | None, BeforeValidator(_none_unless(int | float))]
-"""An optional number; None, and no error, for another type."""
-LooseText = Annotated[str | None, BeforeValidator(_none_unless(str))]
-"""An optional text; None, and no error, for another type."""
-
-
-def entries(value: object) -> list[dict[str, object]]:
-    """The objects of a JSON list; none of anything else."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-_KINDS = {
-    "float_type": "not a number",
-    "float_parsing": "not a number",
-    "list_type": "not a list",
-    "string_type": "not a text",
-    "literal_error": "not what the format says",
-}
-
-
-def check(model: type[M], value: object, what: str, where: str, prefix: str = "") -> M:
-    """`value` as `model`; BadInputError that names the first wrong field.
-
-    `what` names the value itself, `prefix` comes before the path of a field in it.
+    Not-a-number and infinite values pass: `load_trials` names them with their meaning.
     """
+    if not _is_number(value):
+        raise _wrong(what, value, "a number", where)
     try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in fault["loc"])
-    name = f"{prefix}{path}" if path else what
-    a_number = fault["type"] in ("float_type", "float_parsing")
-    problem = (
-        f"{name} is missing"
-        if fault["type"] == "missing" or fault["input"] is None
-        else f"{name} is {shown(fault['input'])}, {_KINDS.get(fault['type'], 'not an object')}"
-    )
-    raise BadInputError(
-        problem,
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _wrong(what: str, value: object, wanted: str, where: str) -> BadInputError:
+    kinds = {dict: "an object", list: "a list"}
+    shown = kinds.get(type(value), repr(value))
+    shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+    return BadInputError(
+        f"{what} is missing" if value is None else f"{what} is {shown}, not {wanted}",
         where=where,
         remedy="correct it, or delete that trial"
-        if a_number
+        if wanted == "a number" and value is not None
         else "this file is not of that format, or damaged: try another with --from",
     )

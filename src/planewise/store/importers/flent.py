@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planewise.store.importers.fields import Fields, LooseText, at, check
+from planewise.store.importers.fields import Fields
 from planewise.store.importers.text import parse_json
 from planewise.store.readings import Collected, Readings, Unit
 
@@ -30,25 +30,19 @@ _UNITS: dict[str, tuple[Unit, float]] = {
 }
 
 
-class _File(Fields):
-    results: dict[str, object]
-    test: LooseText = at("metadata", "NAME", default=None)
-    series: object = at("metadata", "SERIES_META", default=None)
-
-
 def recognise(head: bytes, path: Path) -> float:
     """flent's metadata beside its results."""
     marks = (b'"x_values"', b'"SERIES_META"', b'"DATA_FILENAME"', b'"TEST_PARAMETERS"', b"FLENT")
-    return 0.95 if b'"metadata"' in head and sum(mark in head for mark in marks) > 0 else 0.0
+    return 0.95 if b'"metadata"' in head and any(mark in head for mark in marks) else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:
     """A series each, where its unit is a rate or a time."""
-    file = check(_File, parse_json(text, path), "the file's content", str(path))
+    file = Fields(parse_json(text, path), "the file's content", str(path))
     found = Collected(path, NAME)
-    about = file.series if isinstance(file.series, dict) else {}
-    for name, values in file.results.items():
-        meta = about.get(name)
+    about = file.get("metadata.SERIES_META")
+    for name, values in file.inner("results").value.items():
+        meta = about.get(name) if isinstance(about, dict) else None
         said = str(meta.get("UNITS", "")) if isinstance(meta, dict) else ""
         known = _UNITS.get(said.lower().strip()) or (None if said else _guessed(name))
         if known is None:
@@ -59,7 +53,8 @@ def parse(text: str, path: Path) -> list[Readings]:
             for value in (values if isinstance(values, list) else ())
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
-        found.add(name.strip() or "unnamed", unit, "interval", steps, file.test or "")
+        test = file.text("metadata.NAME")
+        found.add(name.strip() or "unnamed", unit, "interval", steps, test)
     return found.finish("no series in it has values")
 
 

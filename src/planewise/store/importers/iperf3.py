@@ -7,33 +7,18 @@ what it offered, so a client's file has what arrived as one number only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from planewise.errors import BadInputError
-from planewise.store.importers.fields import Fields, LooseNumber, LooseText, at, check, entries
+from planewise.store.importers.fields import Fields
 from planewise.store.importers.text import values
 from planewise.store.readings import Collected, Readings
 
 NAME = "iperf3"
 _TEXT = b"[ ID] Interval"
 """Heads the table for people."""
-
-
-class _Sum(Fields):
-    bits_per_second: LooseNumber = None
-    jitter_ms: LooseNumber = None
-    lost_percent: LooseNumber = None
-    lost_packets: LooseNumber = None
-    packets: LooseNumber = None
-    omitted: object = None
-
-
-class _Run(Fields):
-    protocol: LooseText = at("start", "test_start", "protocol", default=None)
-    error: LooseText = None
-    intervals: object = None
-    end: object = None
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -53,75 +38,71 @@ def parse(text: str, path: Path) -> list[Readings]:
         )
     found = Collected(path, NAME)
     error = ""
-    stream: dict[str, Any] = {"intervals": []}
-    runs: list[object] = []
-    for _, value in values(text, path):
-        if isinstance(value, dict) and isinstance(value.get("event"), str):
-            part, data = value["event"], value.get("data")
-            if part == "interval":
-                stream["intervals"].append(data)
-            else:
-                stream[part] = data
-            if part == "end":
-                runs.append(stream)
-                stream = {"intervals": []}
-        else:
-            runs.append(value)
-    if stream["intervals"]:  # cut short
-        runs.append(stream)
-    for value in runs:
-        run = check(_Run, value, "a run", str(path))
-        error = run.error or error
+    for value in _runs(text, path):
+        run = Fields(value, "a run", str(path))
+        error = " ".join(run.text("error").split())[:150] or error
         for suffix, direction in (("", ""), ("_bidir_reverse", "reverse")):
             _direction(found, run, suffix, direction)
-    why = f": {' '.join(error.split())[:150]}" if error else ""
-    return found.finish(f"iperf3 measured nothing{why}")
+    return found.finish(f"iperf3 measured nothing{f': {error}' if error else ''}")
 
 
-def _direction(found: Collected, run: _Run, suffix: str, direction: str) -> None:
-    end = run.end if isinstance(run.end, dict) else {}
-    sums = [
-        check(_Sum, interval.get(f"sum{suffix}") or _only_stream(interval), "sum", str(found.file))
-        for interval in entries(run.intervals)
-        if not suffix or f"sum{suffix}" in interval
-    ]
-    sums = [part for part in sums if part.omitted is not True and part.bits_per_second is not None]
-    whole = _whole(end, f"sum_received{suffix}", found.file)
-    both = _whole(end, f"sum{suffix}", found.file)
-    udp = (run.protocol or "").upper() == "UDP" or any(one.packets is not None for one in sums)
-    udp = udp or both.lost_percent is not None
-    rates = [part.bits_per_second for part in sums if part.bits_per_second is not None]
-    if not udp:
-        name = "TCP throughput"
-        sent = _whole(end, f"sum_sent{suffix}", found.file)
-        one = whole.bits_per_second or sent.bits_per_second or both.bits_per_second
-        if len(rates) > 1:
-            found.add(name, "bit/s", "interval", rates, direction)
-        elif one is not None:
-            found.add(name, "bit/s", "run", [one], direction)
+def _runs(text: str, path: Path) -> Iterator[object]:
+    """The runs; one that --json-stream wrote event by event as if it were written whole."""
+    stream: dict[str, Any] = {"intervals": []}
+    for _, value in values(text, path):
+        event = value.get("event") if isinstance(value, dict) else None
+        if not isinstance(value, dict) or not isinstance(event, str):
+            yield value
+        elif event == "interval":
+            stream["intervals"].append(value.get("data"))
+        else:
+            stream[event] = value.get("data")
+        if event == "end":
+            yield stream
+            stream = {"intervals": []}
+    if stream["intervals"]:  # cut short
+        yield stream
+
+
+def _direction(found: Collected, run: Fields, suffix: str, direction: str) -> None:
+    parts = []
+    for interval in run.each("intervals"):
+        streams = interval.each("streams")
+        if isinstance(total := interval.get(f"sum{suffix}"), dict):
+            parts.append(Fields(total, "sum", run.where))
+        elif len(streams) == 1 and not suffix:
+            parts.append(streams[0])
+    rates = {
+        part: bps
+        for part in parts
+        if part.get("omitted") is not True and (bps := part.loose("bits_per_second")) is not None
+    }
+
+    def whole(of: str, field: str) -> float | None:
+        return run.loose(f"end.{of}{suffix}.{field}")
+
+    def add(quantity: str, of_intervals: bool, rate: float | None) -> None:
+        if of_intervals:
+            found.add(quantity, "bit/s", "interval", list(rates.values()), direction)
+        elif rate is not None:
+            found.add(quantity, "bit/s", "run", [rate], direction)
+
+    received, both = (whole(of, "bits_per_second") for of in ("sum_received", "sum"))
+    loss, jitter_ms = (
+        value if (value := whole("sum_received", field)) is not None else whole("sum", field)
+        for field in ("lost_percent", "jitter_ms")
+    )
+    udp = run.text("start.test_start.protocol").upper() == "UDP"
+    udp |= whole("sum", "lost_percent") is not None
+    if not udp and all(part.loose("packets") is None for part in rates):
+        rate = received or whole("sum_sent", "bits_per_second") or both
+        add("TCP throughput", len(rates) > 1, rate)
         return
-    name = "UDP received rate"
-    loss = whole.lost_percent if whole.lost_percent is not None else both.lost_percent
-    received = [part for part in sums if part.lost_packets is not None]
-    rate = whole.bits_per_second
-    if not rate and both.bits_per_second is not None and loss is not None:
-        rate = both.bits_per_second * (1 - min(max(loss, 0), 100) / 100)
-    if len(received) > 1:
-        found.add(name, "bit/s", "interval", rates, direction)
-    elif rate is not None and loss is not None:
-        found.add(name, "bit/s", "run", [rate], direction)
+    if not received and both is not None and loss is not None:
+        received = both * (1 - min(max(loss, 0), 100) / 100)
+    of_receiver = sum(part.loose("lost_packets") is not None for part in rates) > 1
+    add("UDP received rate", of_receiver, received if loss is not None else None)
     if loss is not None:
         found.add("UDP loss", "share", "run", [loss / 100], direction)
-    jitter = whole.jitter_ms if whole.jitter_ms is not None else both.jitter_ms
-    if jitter is not None:
-        found.add("UDP jitter", "ns", "run", [jitter * 1e6], direction)
-
-
-def _only_stream(interval: dict[str, object]) -> object:
-    streams = entries(interval.get("streams"))
-    return streams[0] if len(streams) == 1 else {}
-
-
-def _whole(end: dict[str, object], name: str, path: Path) -> _Sum:
-    value = end.get(name)
-    return check(_Sum, value if isinstance(value, dict) else {}, name, str(path))
+    if jitter_ms is not None:
+        found.add("UDP jitter", "ns", "run", [jitter_ms * 1e6], direction)

@@ -8,22 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planewise.store.importers.fields import Fields, LooseNumber, at, check, entries
+from planewise.store.importers.fields import Fields
 from planewise.store.importers.text import values
 from planewise.store.readings import Collected, Readings
 
 NAME = "irtt"
-
-
-class _Result(Fields):
-    round_trips: object = None
-    lost_percent: LooseNumber = at("stats", "packet_loss_percent", default=None)
-    median_ns: LooseNumber = at("stats", "rtt", "median", default=None)
-
-
-class _Trip(Fields):
-    lost: object = None
-    rtt_ns: LooseNumber = at("delay", "rtt", default=None)
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -36,18 +25,14 @@ def parse(text: str, path: Path) -> list[Readings]:
     """RTT by packet, and loss."""
     found = Collected(path, NAME)
     for _, value in values(text, path):
-        result = check(_Result, value, "the file's content", str(path))
-        trips = [
-            check(_Trip, trip, "a round trip", str(path)) for trip in entries(result.round_trips)
-        ]
-        rtts_ns = [
-            trip.rtt_ns
-            for trip in trips
-            if trip.rtt_ns is not None and trip.lost in (False, "false", None)
-        ]
-        found.add("RTT", "ns", "packet", rtts_ns)
-        if not trips and result.median_ns is not None:
-            found.add("RTT, median", "ns", "run", [result.median_ns])
-        if result.lost_percent is not None:
-            found.add("loss", "share", "run", [result.lost_percent / 100])
+        result = Fields(value, "the file's content", str(path))
+        trips = result.each("round_trips")
+        answered = [trip for trip in trips if trip.get("lost") in (False, "false", None)]
+        rtts_ns = [trip.loose("delay.rtt") for trip in answered]
+        found.add("RTT", "ns", "packet", [rtt_ns for rtt_ns in rtts_ns if rtt_ns is not None])
+        median_ns = result.loose("stats.rtt.median")
+        if not trips and median_ns is not None:
+            found.add("RTT, median", "ns", "run", [median_ns])
+        if (lost := result.loose("stats.packet_loss_percent")) is not None:
+            found.add("loss", "share", "run", [lost / 100])
     return found.finish("irtt received no answer in this run")

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from planewise.store.importers.fields import Fields, check, entries
 from planewise.store.importers.text import parse_json
-from planewise.store.readings import Collected, Readings, number_of
+from planewise.store.readings import Collected, Readings, Unit, number_of
 
 NAME = "k8s-netperf"
 
@@ -35,26 +34,6 @@ _CSV = {
 }
 
 
-class _Result(Fields):
-    """A scenario; CSV and JSON write the same value as text or not."""
-
-    driver: object = ""
-    profile: object = ""
-    local: object = False
-    hostNetwork: object = False  # noqa: N815, as the tool writes it
-    service: object = False
-    parallelism: object = 1
-    samples: object = 1
-    messageSize: object = ""  # noqa: N815
-    burst: object = 0
-    throughput: object = None
-    tputMetric: object = ""  # noqa: N815
-    latency: object = None
-    udpLossPercent: object = None  # noqa: N815
-    low: object = None
-    high: object = None
-
-
 def recognise(head: bytes, path: Path) -> float:
     """The name of the throughput's unit, or of the samples in each of its tables."""
     return 0.95 if b'"tputMetric"' in head or b",# of Samples," in head else 0.0
@@ -64,37 +43,37 @@ def parse(text: str, path: Path) -> list[Readings]:
     """Throughput and latency of each scenario. BadInputError for another table of the tool."""
     found = Collected(path, NAME)
     for row in _rows(text, path):
-        result = check(_Result, row, "a result", str(path))
-        said = str(result.tputMetric).lower()
-        unit, scale = ("bit/s", 1e6) if said == "mb/s" else ("1/s", 1.0)
-        where = _scenario(result)
-        runs = number_of(str(result.samples))
+        unit: Unit = "1/s"
+        scale, name = 1.0, "transactions"
+        if row.get("tputMetric", "").lower() == "mb/s":
+            unit, scale, name = "bit/s", 1e6, "throughput"
+        where = _scenario(row)
+        runs = number_of(row.get("samples", "1"))
         runs = int(runs) if 1 <= runs <= 1e6 else 1
         low, value, high = (
-            number * scale if (number := number_of(str(one))) >= 0 else None
-            for one in (result.low, result.throughput, result.high)
+            number * scale if (number := number_of(row.get(one, ""))) >= 0 else None
+            for one in ("low", "throughput", "high")
         )
         if value is not None:
-            name = "throughput" if unit == "bit/s" else "transactions"
-            found.add_number(
-                name, "bit/s" if unit == "bit/s" else "1/s", value, where,
-                runs=runs, low=low, high=high,
-            )  # fmt: skip
-        if (latency := number_of(str(result.latency))) > 0:
+            found.add_number(name, unit, value, where, runs=runs, low=low, high=high)
+        if (latency := number_of(row.get("latency", ""))) > 0:
             found.add_number("99th percentile of latency", "ns", latency * 1e3, where, runs=runs)
-        lost = number_of(str(result.udpLossPercent))
+        lost = number_of(row.get("udpLossPercent", ""))
         if "UDP" in where and lost >= 0:
             found.add_number("UDP loss", "share", lost / 100, where, runs=runs)
     return found.finish("it has no throughput, no latency and no loss")
 
 
-def _rows(text: str, path: Path) -> Iterator[object]:
+def _rows(text: str, path: Path) -> Iterator[Mapping[str, str]]:
+    """The scenarios, every value as text: CSV and JSON write the same ones."""
     if text.lstrip()[:1] in "[{":
         value = parse_json(text, path)
-        for document in entries(value if isinstance(value, list) else [value]):
-            ends = document.get("confidence")
-            two = ends if isinstance(ends, list) and len(ends) == 2 else (None, None)
-            yield {**document, "low": two[0], "high": two[1]}
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                ends = one.get("confidence")
+                two = ends if isinstance(ends, list) and len(ends) == 2 else ("", "")
+                fields = one | {"low": two[0], "high": two[1]}
+                yield {str(name): str(value) for name, value in fields.items()}
         return
     try:
         for row in csv.DictReader(io.StringIO(text)):
@@ -104,17 +83,18 @@ def _rows(text: str, path: Path) -> Iterator[object]:
         return
 
 
-def _scenario(result: _Result) -> str:
-    def yes(value: object) -> bool:
-        return str(value).lower() == "true"
+def _scenario(row: Mapping[str, str]) -> str:
+    def yes(name: str) -> bool:
+        return row.get(name, "").lower() == "true"
 
+    streams, burst = row.get("parallelism", "1"), row.get("burst", "0")
     parts = [
-        f"{result.profile} {result.messageSize} B".strip(),
-        str(result.driver),
-        "host network" if yes(result.hostNetwork) else "pod network",
-        "service" if yes(result.service) else "",
-        "same node" if yes(result.local) else "",
-        f"{result.parallelism} streams" if str(result.parallelism) not in ("1", "0") else "",
-        f"burst {result.burst}" if str(result.burst) not in ("0", "") else "",
+        f"{row.get('profile', '')} {row.get('messageSize', '')} B".strip(),
+        row.get("driver", ""),
+        "host network" if yes("hostNetwork") else "pod network",
+        "service" if yes("service") else "",
+        "same node" if yes("local") else "",
+        f"{streams} streams" if streams not in ("1", "0") else "",
+        f"burst {burst}" if burst not in ("0", "") else "",
     ]
     return ", ".join(part for part in parts if part)[:120]

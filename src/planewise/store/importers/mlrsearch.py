@@ -1,4 +1,4 @@
-"""Trials of MLRsearch: lists of the library's MeasurementResult. Knows that class's fields alone.
+"""Trials of MLRsearch: lists of the library's MeasurementResult.
 
 Followed: MLRsearch 1.2.1 (FD.io CSIT, `MLRsearch/trial_measurement/measurement_result.py`).
 Accepted are JSON lists (or a JSON line a trial) of the class's fields, as `dataclasses.asdict`
@@ -8,31 +8,21 @@ CSIT log, say) with the class's representation, `MeasurementResult(intended_dura
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.fields import Fields, LooseNumber, Number, check
-from planewise.store.importers.text import lines, mapping, values
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store.importers.fields import Fields
+from planewise.store.importers.text import lines, values
+from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "mlrsearch"
 
 _REPR = re.compile(r"\b(?:MeasurementResult|DiscreteResult)\((intended_duration=[^()]*)")
 _LISTS = ("trials", "results", "measurements")
 _COUNTS = ("offered_count", "loss_count", "forwarding_count")
-
-
-class _Trial(Fields):
-    intended_load: Number
-    intended_duration: Number | None = None
-    offered_duration: Number | None = None
-    offered_count: Number | None = None
-    loss_count: Number | None = None
-    forwarding_count: Number | None = None
-    intended_count: LooseNumber = None
+_READ = ("intended_load", "intended_duration", "offered_duration", "intended_count", *_COUNTS)
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -46,36 +36,34 @@ def recognise(head: bytes, path: Path) -> float:
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
     """One curve. BadInputError with file and line for what is not of this format."""
-    columns = TrialColumns(path)
+    trials = []
     unsent = False
     for line, fields in _trials(text, path):
-        unsent |= _add(columns, fields, line, f"{path}:{line}")
-    notes = []
-    if unsent:
-        notes.append(
-            "the generator sent fewer packets than intended in some trials: MLRsearch counts "
-            "those as lost, here only packets that were sent can be lost"
-        )
-    return [columns.finish(format_name=NAME, notes=notes)]
+        trial = _trial(line, fields)
+        trials.append(trial)
+        unsent |= (fields.loose("intended_count") or 0.0) > trial.sent * 1.001
+    notes = [
+        "the generator sent fewer packets than intended in some trials: MLRsearch counts those as "
+        "lost, here only packets that were sent can be lost"
+    ]
+    return [load_trials(path, trials, format_name=NAME, notes=notes if unsent else ())]
 
 
-def _trials(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+def _trials(text: str, path: Path) -> Iterator[tuple[int, Fields]]:
     if text.lstrip()[:1] not in ("[", "{"):
         yield from _from_log(text, path)
         return
     for line, value in values(text, path):
         where = f"{path}:{line}"
-        trial = mapping(value, "a trial", where)
-        inner = next((trial[key] for key in _LISTS if isinstance(trial.get(key), list)), None)
-        if inner is None:
+        trial = Fields(value, "a trial", where)
+        listed = next((inner for key in _LISTS if isinstance(inner := trial.get(key), list)), None)
+        if listed is None:
             yield line, trial
-            continue
-        assert isinstance(inner, list)
-        for index, item in enumerate(inner):
-            yield line, mapping(item, f"trial {index + 1}", where)
+        for index, item in enumerate(listed or (), start=1):
+            yield line, Fields(item, f"trial {index}", where)
 
 
-def _from_log(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+def _from_log(text: str, path: Path) -> Iterator[tuple[int, Fields]]:
     any_trial = False
     for line, content in lines(text):
         for match in _REPR.finditer(content):
@@ -89,28 +77,28 @@ def _from_log(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, object]
         )
 
 
-def _fields(text: str, where: str) -> dict[str, object]:
+def _fields(text: str, where: str) -> Fields:
+    pairs = (part.partition("=") for part in text.split(","))
+    written = {name.strip(): value.strip() for name, _, value in pairs}
     fields: dict[str, object] = {}
-    for part in text.split(","):
-        name, sign, value = part.partition("=")
-        if not sign:
+    for name in _READ:
+        if (value := written.get(name, "None")) == "None":
             continue
         try:
-            fields[name.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            if name.strip() in ("intended_load", "intended_duration", *_COUNTS):
-                raise BadInputError(
-                    f"the field {name.strip()} cannot be read: {value.strip()[:40]}",
-                    where=where,
-                    remedy="the log line may have been cut short: delete it",
-                ) from None
-    return fields
+            fields[name] = float(value)
+        except ValueError:
+            raise BadInputError(
+                f"the field {name} cannot be read: {value[:40]}",
+                where=where,
+                remedy="the log line may have been cut short: delete it",
+            ) from None
+    return Fields(fields, "a trial", where)
 
 
-def _add(columns: TrialColumns, fields: Mapping[str, object], line: int, where: str) -> bool:
-    """Adds a trial, whose third count follows from two; returns whether it sent too few packets."""
-    trial = check(_Trial, fields, "a trial", where)
-    sent, lost, received = trial.offered_count, trial.loss_count, trial.forwarding_count
+def _trial(line: int, fields: Fields) -> Trial:
+    """A trial, whose third count follows from two."""
+    load = fields.number("intended_load")
+    sent, lost, received = (fields.optional(name) for name in _COUNTS)
     if sent is None and lost is not None and received is not None:
         sent = received + lost
     if received is None and lost is not None and sent is not None:
@@ -118,14 +106,8 @@ def _add(columns: TrialColumns, fields: Mapping[str, object], line: int, where: 
     if sent is None or received is None:
         raise BadInputError(
             "a trial needs two of offered_count, loss_count and forwarding_count",
-            where=where,
+            where=fields.where,
             remedy="export the trials with all fields of MeasurementResult",
         )
-    columns.add(
-        line=line,
-        offered_pps=trial.intended_load,
-        sent=sent,
-        received=received,
-        duration_s=trial.offered_duration or trial.intended_duration or -1.0,
-    )
-    return trial.intended_count is not None and trial.intended_count > sent * 1.001
+    duration_s = fields.optional("offered_duration") or fields.optional("intended_duration")
+    return Trial(line, load, sent, received, duration_s or -1.0)

@@ -11,54 +11,20 @@ NFVbench's REST API and OPNFV's result database (xtesting) wrap such results in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
+from planewise.store.importers.fields import Fields
 from planewise.store.importers.text import parse_json
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "nfvbench"
 
 _DEEPEST = 12
 """Most objects and lists around a result."""
-
-
-class _File(Fields):
-    chains: dict[str, object] = at("benchmarks", "network", "service_chain")
-    date: LooseText = None
-    nfvbench_version: LooseText = None
-
-
-class _Chain(Fields):
-    sizes: dict[str, object] = at("result", "result")
-    flow_count: object = at("result", "flow_count", default=None)
-    service_chain_count: object = at("result", "service_chain_count", default=None)
-    bidirectional: object = at("result", "bidirectional", default=None)
-
-
-class _Analysis(Fields):
-    ndr_pps: Number | None = at("ndr", "rate_pps", default=None)
-    ndr_s: Number | None = at("ndr", "duration_sec", default=None)
-    pdr_pps: Number | None = at("pdr", "rate_pps", default=None)
-    pdr_s: Number | None = at("pdr", "duration_sec", default=None)
-    iteration_stats: dict[str, object] | None = None
-
-
-class _Iteration(Fields):
-    tx_pps: Number
-    tx_pkts: Number
-    rx_pkts: Number
-    total_tx_pps: LooseNumber = None
-    warning: LooseText = None
-
-
-class _FixedRate(Fields):
-    offered_pps: Number = at("run_config", "direction-total", "orig", "rate_pps")
-    sent: Number = at("stats", "overall", "tx", "total_pkts")
-    received: Number = at("stats", "overall", "rx", "total_pkts")
-    warning: LooseText = at("run_config", "warning", default=None)
+_COMMON = ("flow_count", "service_chain_count", "bidirectional")
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -77,17 +43,19 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     results = list(_results(content)) or [content]
     curves = []
     for number, value in enumerate(results, start=1):
-        result = check(_File, value, "the file's content", where)
-        info = result.model_dump(include={"date", "nfvbench_version"}, exclude_none=True)
-        for chain, benchmark in result.chains.items():
+        result = Fields(value, "the file's content", where)
+        about = {name: result.text(name) for name in ("date", "nfvbench_version")}
+        for chain, benchmark in result.inner("benchmarks.network.service_chain").value.items():
             place = f"service_chain.{chain}"
-            outer = check(_Chain, benchmark, place, where, f"{place}.")
-            common = {**info, "chain": chain, **_common(outer)}
+            measured = Fields(benchmark, place, where, f"{place}.").inner("result")
+            common = {name: text for name, text in about.items() if text}
+            info = {**common, "chain": chain, **_common(measured)}
             label = chain if len(results) == 1 else f"result {number}: {chain}"
-            for size, analysis in outer.sizes.items():
+            for size, analysis in measured.inner("result").value.items():
                 if size != "warning" and isinstance(analysis, dict):
-                    named = {**common, "frame_size": size}
-                    curves.append(_curve(analysis, path, f"{label} {size}", named))
+                    curve = f"{label} {size}"
+                    fields = Fields(analysis, curve, where, f"{curve}: ")
+                    curves.append(_curve(fields, path, curve, {**info, "frame_size": size}))
     if not curves:
         raise BadInputError(
             "no frame size was measured: there are no trials in it",
@@ -106,61 +74,62 @@ def _results(value: object, depth: int = 0) -> Iterator[object]:
             yield from _results(inner, depth + 1)
 
 
-def _common(outer: _Chain) -> dict[str, str | int | float]:
-    values = (
-        (name, getattr(outer, name))
-        for name in ("flow_count", "service_chain_count", "bidirectional")
-    )
+def _common(measured: Fields) -> dict[str, str | int | float]:
+    known = {name: measured.get(name) for name in _COMMON}
     return {
         name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in values
+        for name, value in known.items()
         if isinstance(value, str | int | float)
     }
 
 
 def _curve(
-    analysis: dict[str, object], path: Path, curve: str, info: dict[str, str | int | float]
+    analysis: Fields, path: Path, curve: str, info: Mapping[str, str | int | float]
 ) -> LoadTrials:
-    columns = TrialColumns(path)
+    bounds = {f"{name}_pps": analysis.optional(f"{name}.rate_pps") for name in ("ndr", "pdr")}
+    reported = {name: pps for name, pps in bounds.items() if pps is not None}
+    trials: list[Trial] = []
     notes = []
-    parts = check(_Analysis, analysis, curve, str(path), f"{curve}: ")
-    reported = parts.model_dump(include={"ndr_pps", "pdr_pps"}, exclude_none=True)
-    duration = parts.ndr_s or parts.pdr_s
-    if parts.iteration_stats is not None:
-        for name, records in parts.iteration_stats.items():
-            for index, record in enumerate(records if isinstance(records, list) else (), start=1):
-                place = f"{curve}: iteration_stats.{name}, iteration {index}"
-                iteration = check(_Iteration, record, place, str(path), f"{place}: ")
-                _add_iteration(columns, iteration, duration)
-    elif "stats" in analysis:
-        fixed = check(_FixedRate, analysis, curve, str(path), f"{curve}: ")
-        columns.add(
-            line=0,
-            offered_pps=fixed.offered_pps,
-            sent=fixed.sent,
-            received=fixed.received,
-            limited=fixed.warning is not None,
+    iterations = analysis.get("iteration_stats")
+    if isinstance(iterations, dict):
+        trials += _iterations(iterations, analysis, curve)
+    elif analysis.get("stats") is not None:
+        trials.append(
+            Trial(
+                0,
+                analysis.number("run_config.direction-total.orig.rate_pps"),
+                analysis.number("stats.overall.tx.total_pkts"),
+                analysis.number("stats.overall.rx.total_pkts"),
+                limited=bool(analysis.text("run_config.warning")),
+            )
         )
-    else:
+    elif reported:
         notes.append(
             "NFVbench kept no iterations of the search (an older version): the numbers are as "
             "reported and nothing can be judged"
         )
-        if not reported:
-            raise BadInputError(
-                f"{curve}: neither iterations nor NDR and PDR are in it", where=str(path)
-            )
-    return columns.finish(format_name=NAME, curve=curve, info=info, notes=notes, reported=reported)
-
-
-def _add_iteration(columns: TrialColumns, record: _Iteration, duration: float | None) -> None:
-    rate = record.total_tx_pps or 0.0
-    duration_s = duration or (record.tx_pkts / rate if rate > 0 else 0.0)
-    columns.add(
-        line=0,
-        offered_pps=record.tx_pps,
-        sent=record.tx_pkts,
-        received=record.rx_pkts,
-        duration_s=duration_s if duration_s > 0 else float("nan"),
-        limited=record.warning is not None,
+    else:
+        raise BadInputError(
+            f"{curve}: neither iterations nor NDR and PDR are in it", where=str(path)
+        )
+    return load_trials(
+        path, trials, format_name=NAME, curve=curve, info=info, notes=notes, reported=reported
     )
+
+
+def _iterations(iterations: Mapping[str, object], analysis: Fields, curve: str) -> Iterator[Trial]:
+    duration_s = analysis.optional("ndr.duration_sec") or analysis.optional("pdr.duration_sec")
+    for name, records in iterations.items():
+        for index, record in enumerate(records if isinstance(records, list) else (), start=1):
+            place = f"{curve}: iteration_stats.{name}, iteration {index}"
+            one = Fields(record, place, analysis.where, f"{place}: ")
+            sent, rate = one.number("tx_pkts"), one.loose("total_tx_pps") or 0.0
+            seconds = duration_s or (sent / rate if rate > 0 else 0.0)
+            yield Trial(
+                0,
+                one.number("tx_pps"),
+                sent,
+                one.number("rx_pkts"),
+                seconds if seconds > 0 else math.nan,
+                limited=bool(one.text("warning")),
+            )

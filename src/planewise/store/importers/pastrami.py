@@ -1,4 +1,4 @@
-"""PASTRAMI's result files: one offered load a line, one triple a run. Knows that format alone.
+"""PASTRAMI's result files: one offered load a line, one triple a run.
 
     [[rate_pps, start_rx_discards], [tx, rx, cumulative_rx_discards], …]
 
@@ -9,14 +9,14 @@ order. The experiment is described by the file's name (`exp_t_10`, `raw_50`, `k6
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
-import numpy as np
-
 from planewise.errors import BadInputError
-from planewise.store.importers.text import lines, number, parse_json
-from planewise.store.loads import MAX_NUMBER, Floats, LoadTrials, TrialColumns
+from planewise.store.importers.fields import number
+from planewise.store.importers.text import lines, parse_json
+from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "pastrami"
 
@@ -46,63 +46,36 @@ def recognise(head: bytes, path: Path) -> float:
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
     """One curve. BadInputError with file and line for what is not of this format."""
-    heads: list[tuple[int, float, float, int]] = []
-    rows: list[list[float]] = []
-    for line, content in lines(text):
-        rate, start_discards, runs = _load(parse_json(content, path, line), f"{path}:{line}")
-        heads.append((line, rate, start_discards, len(runs)))
-        rows += runs
     info = info_from_name(path)
-    columns = TrialColumns(path)
-    if rows:
-        _fill(columns, np.array(heads, dtype=np.float64), _rectangle(rows), info.get("duration_s"))
-    return [columns.finish(format_name=NAME, info=info, notes=_notes(heads))]
-
-
-def _fill(
-    columns: TrialColumns, heads: Floats, runs: Floats, named_s: str | int | float | None
-) -> None:
-    """Adds all runs at once. `heads`: line, rate, discards at the start, number of runs."""
-    line, rate, start, count = heads[heads[:, 3] > 0].T
-    sizes = count.astype(np.int64)
-    begins = np.cumsum(sizes) - sizes
-    sent, received, discards = runs[:, 0], runs[:, 1], runs[:, 2]
-    with np.errstate(all="ignore"):
-        previous = np.concatenate(([np.nan], discards[:-1]))
-        previous[begins] = start
-        drops = discards - previous
-        drops[drops < 0] = np.nan  # the counter was reset during this run
-        duration_s = _durations_s(named_s, np.add.reduceat(sent, begins) / sizes / rate)
-    columns.add_columns(
-        line=np.repeat(line, sizes),
-        offered_pps=np.repeat(rate, sizes),
-        sent=sent,
-        received=received,
-        duration_s=np.repeat(duration_s, sizes),
-        drops=drops,
-        cpu=runs[:, 3] / 100 if runs.shape[1] == 4 else None,
-    )
-
-
-def _notes(heads: list[tuple[int, float, float, int]]) -> list[str]:
-    notes = []
-    first_line: dict[float, int] = {}
-    repeats: dict[float, int] = {}
-    for line, rate, _, _ in heads:
-        if rate in first_line:
-            repeats.setdefault(rate, line)
-        first_line.setdefault(rate, line)
-    if repeats:
-        rate, line = next(iter(repeats.items()))
-        notes.append(
-            f"{len(repeats)} loads appear on more than one line (the first, {rate:.0f} pps, on "
-            f"lines {first_line[rate]} and {line}): their runs are merged"
+    trials: list[Trial] = []
+    lines_of: dict[float, list[int]] = {}
+    empty: list[tuple[int, float]] = []
+    for line, content in lines(text):
+        rate, discards, runs = _load(parse_json(content, path, line), f"{path}:{line}")
+        lines_of.setdefault(rate, []).append(line)
+        if not runs:
+            empty.append((line, rate))
+            continue
+        duration_s = _duration_s(
+            info.get("duration_s"), sum(run[0] for run in runs), len(runs), rate
         )
-    empty = [(line, rate) for line, rate, _, count in heads if not count]
+        for run in runs:
+            drops, discards = run[2] - discards, run[2]
+            # A negative one: the counter was reset during this run.
+            drops = drops if drops >= 0 else math.nan
+            cpu = run[3] / 100 if len(run) == 4 else math.nan
+            trials.append(Trial(line, rate, run[0], run[1], duration_s, drops, cpu))
+    notes = []
+    if repeated := [(rate, places) for rate, places in lines_of.items() if len(places) > 1]:
+        rate, (first, second, *_) = repeated[0]
+        notes.append(
+            f"{len(repeated)} loads appear on more than one line (the first, {rate:.0f} pps, on "
+            f"lines {first} and {second}): their runs are merged"
+        )
     if empty:
         line, rate = empty[0]
         notes.append(f"{len(empty)} loads have no runs (the first: {rate:.0f} pps, line {line})")
-    return notes
+    return [load_trials(path, trials, format_name=NAME, info=info, notes=notes)]
 
 
 def info_from_name(path: Path) -> dict[str, str | int | float]:
@@ -116,18 +89,19 @@ def info_from_name(path: Path) -> dict[str, str | int | float]:
     return info
 
 
-def _durations_s(named_s: str | int | float | None, sent_over_rate_s: Floats) -> Floats:
-    """Each line's trial duration: from the file's name, or what the counts imply.
+def _duration_s(named_s: object, sent: float, runs: int, rate: float) -> float:
+    """Duration of a line's trials: from the file's name, or what the counts imply.
 
     The generator keeps its rate within a percent, so sent / rate is the duration; where the name
     differs by more, the counts decide.
     """
-    seconds = np.where((sent_over_rate_s > 0) & (sent_over_rate_s < 1e6), sent_over_rate_s, np.nan)
-    whole_s = np.round(seconds)
-    seconds = np.where((whole_s > 0) & (np.abs(seconds / whole_s - 1) < 0.01), whole_s, seconds)
-    if isinstance(named_s, int | float) and named_s > 0:
-        seconds = np.where(np.abs(seconds / named_s - 1) < 0.05, float(named_s), seconds)
-    return seconds
+    seconds = sent / runs / rate if rate else math.nan
+    if not 0 < seconds < 1e6:
+        return math.nan
+    if isinstance(named_s, int) and named_s > 0 and abs(seconds / named_s - 1) < 0.05:
+        return named_s
+    whole_s = round(seconds)
+    return whole_s if whole_s and abs(seconds / whole_s - 1) < 0.01 else seconds
 
 
 def _load(value: object, where: str) -> tuple[float, float, list[list[float]]]:
@@ -138,28 +112,12 @@ def _load(value: object, where: str) -> tuple[float, float, list[list[float]]]:
     if len(head) not in (1, 2):
         raise _not_a_line("the line's first list holds the rate and the discard counter", where)
     rate = number(head[0], "the offered load", where)
-    start = number(head[1], "the discard counter", where) if len(head) == 2 else np.nan
+    start = number(head[1], "the discard counter", where) if len(head) == 2 else math.nan
     for index, run in enumerate(runs, start=1):
         if not isinstance(run, list) or len(run) not in (3, 4):
             raise _not_a_line(f"run {index} is not a list of three or four numbers", where)
-        for item in run:
-            if type(item) is not int or abs(item) > MAX_NUMBER:
-                value = number(item, f"a value of run {index}", where)
-                if abs(value) > MAX_NUMBER:
-                    raise BadInputError(
-                        f"a value of run {index} has too many digits",
-                        where=where,
-                        remedy="the line is damaged: restore it, or delete it",
-                    )
+        run[:] = (number(item, f"a value of run {index}", where) for item in run)
     return rate, start, runs
-
-
-def _rectangle(rows: list[list[float]]) -> Floats:
-    """The runs as an array of shape (K, 3) or, when some have a CPU load, (K, 4)."""
-    width = max(map(len, rows))
-    if any(len(row) != width for row in rows):
-        rows = [[*row, np.nan][:width] for row in rows]
-    return np.array(rows, dtype=np.float64)
 
 
 def _not_a_line(what: str, where: str) -> BadInputError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from planewise.errors import BadInputError
 from planewise.store.backends import mixed_backends
 from planewise.store.levels import keeps_levels
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store.loads import LoadTrials, Trial, load_trials
 from planewise.units import count_text
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def by_cell(
 
     A cell whose every trial sent nothing has no rows. `path` is named in errors.
     """
-    cells: dict[tuple[tuple[str, Level], ...], tuple[TrialColumns, list[float]]] = {}
+    cells: dict[tuple[tuple[str, Level], ...], list[tuple[int, Trial]]] = {}
     for line, record in enumerate(records, start=1):
         if record.kind != "load" or not _usable(record):
             continue
@@ -103,27 +103,31 @@ def by_cell(
         cell = tuple(
             sorted((key, value) for key, value in record.cell.items() if key not in _LOAD_FACTORS)
         )
-        columns, order = cells.setdefault(cell, (TrialColumns(path / "trials.jsonl"), []))
-        columns.add(
-            line=line,
-            offered_pps=record.load.intended_pps,
-            sent=record.counts.sent,
-            received=record.counts.received,
-            duration_s=record.duration_s or float("nan"),
-            drops=sum(part.count for part in record.loss) if record.loss else float("nan"),
+        trial = Trial(
+            line,
+            record.load.intended_pps,
+            record.counts.sent,
+            record.counts.received,
+            record.duration_s or math.nan,
+            drops=sum(part.count for part in record.loss) if record.loss else math.nan,
             cpu=math.nan if (busy := record.busy) is None else busy,
             foreign=math.nan if (foreign := record.foreign_cpu) is None else foreign,
             limited=record.is_bound,
         )
-        order.append(record.order)
+        cells.setdefault(cell, []).append((record.order, trial))
     return [
         (
             dict(cell),
-            columns.finish(
-                format_name=NAME, name=path.name or str(path), order=order, info=dict(cell)
+            load_trials(
+                path / "trials.jsonl",
+                [trial for _, trial in trials],
+                format_name=NAME,
+                name=path.name or str(path),
+                order=[order for order, _ in trials],
+                info=dict(cell),
             ),
         )
-        for cell, (columns, order) in cells.items()
+        for cell, trials in cells.items()
     ]
 
 

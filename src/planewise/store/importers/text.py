@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ MAX_BYTES = 1 << 30
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLANK = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
@@ -94,41 +94,32 @@ def read_text(path: Path) -> str:
 
 def parse_json(text: str, path: Path, line: int = 1) -> object:
     """One JSON value; `line` is the line of its begin in the file."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _not_json(error.msg, path, line + error.lineno - 1) from error
-    except (ValueError, RecursionError) as error:
-        raise _not_json(_reason(error), path, line) from error
+    value, end = _decode(text, _skip(text, 0), path, line)
+    if _skip(text, end) < len(text):
+        raise _not_json("more follows its end", path, line + text.count("\n", 0, _skip(text, end)))
+    return value
 
 
 def values(text: str, path: Path) -> Iterator[tuple[int, object]]:
-    """The values of a file that is one JSON value, an array of them, or one a line.
-
-    Yields each with the line of its begin. JSON lines are read strictly by line, so that an error
-    names the line that was cut, not the next one.
-    """
-    decoder = json.JSONDecoder()
-    start = _skip(text, 0)
-    if text.startswith("[", start):
-        yield from _array(decoder, text, start, path)
-        return
-    value, end = _decode(decoder, text, start, path)
-    if _skip(text, end) == len(text):
-        yield text.count("\n", 0, start) + 1, value
-        return
-    if "\n" in text[start:end]:  # pretty-printed values, one after the other
-        line = 1
-        counted = 0
-        while start < len(text):
-            value, end = _decode(decoder, text, start, path)
-            line += text.count("\n", counted, start)
-            counted = start
-            yield line, value
-            start = _skip(text, end)
-        return
-    for line, content in lines(text):
-        yield line, parse_json(content, path, line)
+    """Yields each value with its line, of a file that is an array or values one after the other."""
+    position = _skip(text, 0)
+    within = text.startswith("[", position)
+    position = _skip(text, position + within)
+    line, counted = 1, 0
+    while position < len(text) and not (within and text.startswith("]", position)):
+        line += text.count("\n", counted, position)
+        counted = position
+        value, end = _decode(text, position, path)
+        yield line, value
+        position = _skip(text, end)
+        if within and not text.startswith("]", position):
+            if not text.startswith(",", position):
+                short = position == len(text)
+                reason = "the list is cut short" if short else "a comma is missing"
+                raise _not_json(reason, path, text.count("\n", 0, position) + 1)
+            position = _skip(text, position + 1)
+    if within and _skip(text, position + 1) != len(text):
+        raise _not_json("something follows the list's end", path, text.count("\n", 0, position) + 1)
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
@@ -138,51 +129,23 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, content
 
 
-def _array(
-    decoder: json.JSONDecoder, text: str, start: int, path: Path
-) -> Iterator[tuple[int, object]]:
-    line = text.count("\n", 0, start) + 1
-    counted = start
-    position = _skip(text, start + 1)
-    if not text.startswith("]", position):
-        while True:
-            value, end = _decode(decoder, text, position, path)
-            line += text.count("\n", counted, position)
-            counted = position
-            yield line, value
-            position = _skip(text, end)
-            if text.startswith("]", position):
-                break
-            if not text.startswith(",", position):
-                raise _not_json(
-                    "the list is cut short" if position == len(text) else "a comma is missing",
-                    path,
-                    text.count("\n", 0, position) + 1,
-                )
-            position = _skip(text, position + 1)
-    position = _skip(text, position + 1)
-    if position != len(text):
-        raise _not_json("something follows the list's end", path, text.count("\n", 0, position) + 1)
-
-
-def _decode(decoder: json.JSONDecoder, text: str, start: int, path: Path) -> tuple[object, int]:
+def _decode(text: str, start: int, path: Path, line: int = 1) -> tuple[object, int]:
+    """The value that begins at `start`, and its end."""
     try:
-        return decoder.raw_decode(text, start)
+        return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        raise _not_json(error.msg, path, error.lineno) from error
-    except (ValueError, RecursionError) as error:
-        raise _not_json(_reason(error), path, text.count("\n", 0, start) + 1) from error
+        # A value that was cut ends where the next one begins: its own line is the damaged one.
+        begins = text[error.pos : error.pos + 1] in ("{", "[") and error.colno == 1
+        raise _not_json(error.msg, path, line + error.lineno - 1 - begins) from error
+    except RecursionError as error:
+        raise _not_json("nested too deeply", path, line) from error
+    except ValueError as error:
+        raise _not_json("a number with too many digits", path, line) from error
 
 
 def _skip(text: str, position: int) -> int:
     match = _BLANK.match(text, position)
     return match.end() if match else position
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return "a number with too many digits"
 
 
 def _not_json(reason: str, path: Path, line: int) -> BadInputError:
@@ -191,43 +154,3 @@ def _not_json(reason: str, path: Path, line: int) -> BadInputError:
         where=f"{path}:{line}",
         remedy="the file may have been cut short: copy it again, or delete that line",
     )
-
-
-def number(value: object, what: str, where: str) -> float:
-    """`value` as a number; BadInputError naming `what` otherwise. True and "12" are no numbers.
-
-    Not-a-number and infinite values pass: the columns' check names them with their meaning.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInputError(
-            f"{what} is {shown(value)}, not a number",
-            where=where,
-            remedy="correct it, or delete that trial",
-        )
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def mapping(value: object, what: str, where: str) -> dict[str, object]:
-    """`value` as a JSON object; BadInputError naming `what` otherwise."""
-    if not isinstance(value, dict):
-        raise BadInputError(
-            f"{what} is {shown(value)}, not an object",
-            where=where,
-            remedy="this file is not of that format, or damaged: try another with --from",
-        )
-    return value
-
-
-def shown(value: object) -> str:
-    """`value` as text for an error."""
-    if value is None:
-        return "missing"
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,4 +1,4 @@
-"""TRex's stateless results: statistics of trials, and the NDR benchmark's. Knows those alone.
+"""TRex's stateless results: statistics of trials, and the NDR benchmark's.
 
 Followed: cisco-system-traffic-generator/trex-core, ndr_bench.py (commit 27e0153) and the
 statistics of its stateless client.
@@ -16,22 +16,18 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BeforeValidator
 
 from planewise.errors import BadInputError
-from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
+from planewise.store.importers.fields import Fields
 from planewise.store.importers.text import values
-from planewise.store.loads import LoadTrials, TrialColumns
+from planewise.store.loads import LoadTrials, Trial, load_trials
+from planewise.store.readings import SCALES, number_of
 
 NAME = "trex"
 
-_MULTIPLIER = re.compile(r"\s*([\d.]+(?:[eE][+]?\d+)?)\s*([kmg]?)pps\s*", re.IGNORECASE)
-_SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_MULTIPLIER = re.compile(r"\s*([\d.]+(?:e\+?\d+)?)\s*([kmg]?)pps\s*", re.IGNORECASE)
 QUEUE_FULL_SHARE = 0.01
 """With a larger share of attempts that met a full queue, the generator was the limit."""
-
 
 _MEASURED = (
     "the loads are measured rates (total.tx_pps): the statistics hold no intended load; add "
@@ -43,145 +39,81 @@ _ONE_ITERATION = (
 )
 
 
-class _Statistics(Fields):
-    sent: Number = at("total", "opackets")
-    received: Number = at("total", "ipackets")
-    tx_pps: Number | None = at("total", "tx_pps", default=None)
-    queue_full: LooseNumber = at("global", "queue_full", default=None)
-    tx_expected_pps: LooseNumber = at("global", "tx_expected_pps", default=None)
-
-
-class _Trial(Fields):
-    rate_pps: Number | None = None
-    offered_pps: Number | None = None
-    intended_pps: Number | None = None
-    mult: LooseText = None
-    duration_s: Number | None = None
-    duration: Number | None = None
-    stats: Annotated[
-        dict[str, object] | None,
-        BeforeValidator(lambda value: value if isinstance(value, dict) else None),
-    ] = None
-
-
-class _Benchmark(Fields):
-    tx_pps: Number = at("results", "tx_pps")
-    lost_percent: Number = at("results", "drop_rate_percentage")
-    queue_full_percent: Number = at("results", "queue_full_percentage", default=0.0)
-    title: LooseText = at("results", "title", default=None)
-    iteration_s: Number = at("config", "iteration_duration")
-    allowed_percent: LooseNumber = at("config", "pdr", default=None)
-
-
 def recognise(head: bytes, path: Path) -> float:
     """`opackets` beside `ipackets`, or the benchmark's vocabulary."""
-    if b'"drop_rate_percentage"' in head and b'"rate_tx_bps"' in head:
-        return 0.9
-    if b'"opackets"' in head and b'"ipackets"' in head:
-        return 0.9
-    return 0.0
+    marks = ((b'"drop_rate_percentage"', b'"rate_tx_bps"'), (b'"opackets"', b'"ipackets"'))
+    return 0.9 if any(all(mark in head for mark in both) for both in marks) else 0.0
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
     """One curve. BadInputError with file and line for what is not of this format."""
-    columns = TrialColumns(path)
-    notes: dict[str, None] = {}
+    trials: list[Trial] = []
+    notes: list[str] = []
     reported: dict[str, float] = {}
     info: dict[str, str | int | float] = {}
-    measured = False
     for line, value in values(text, path):
-        where = f"{path}:{line}"
-        if isinstance(value, dict) and isinstance(value.get("results"), dict):
-            benchmark = check(_Benchmark, value, "a trial", where)
-            _benchmark(columns, benchmark, line, where)
-            _keep_result(benchmark, reported, info)
-            notes[_ONE_ITERATION] = None
-            measured = True
+        trial = Fields(value, "a trial", f"{path}:{line}")
+        if isinstance(trial.get("results"), dict):
+            trials.append(_benchmark(trial, line))
+            notes.append(_ONE_ITERATION)
+            if (allowed := trial.loose("config.pdr")) is not None:
+                reported["ndr_pps" if allowed == 0 else "pdr_pps"] = trials[-1].offered_pps
+                info["allowed_loss_percent"] = allowed
+            if title := trial.text("results.title"):
+                info["title"] = title
             continue
-        trial = check(_Trial, value, "a trial", where)
-        stats = value if trial.stats is None else trial.stats
-        statistics = check(_Statistics, stats, "stats", where)
-        intended = _intended_pps(trial, statistics)
-        if intended is None:
-            notes[_MEASURED] = None
-            measured = True
-        _add(columns, trial, statistics, intended, line, where)
+        stats = trial.inner("stats") if isinstance(trial.get("stats"), dict) else trial
+        sent, received = stats.number("total.opackets"), stats.number("total.ipackets")
+        offered = _intended_pps(trial, stats)
+        if offered is None:
+            notes.append(_MEASURED)
+            offered = stats.optional("total.tx_pps")
+        if offered is None:
+            raise BadInputError(
+                "total.tx_pps is missing, and there is no intended load",
+                where=trial.where,
+                remedy="add rate_pps and duration_s to each trial",
+            )
+        seconds = (trial.optional(name) for name in ("duration_s", "duration"))
+        duration_s = next((value for value in seconds if value is not None), math.nan)
+        full = stats.loose("global.queue_full") or 0.0
+        limited = full > QUEUE_FULL_SHARE * sent > 0
+        trials.append(Trial(line, offered, sent, received, duration_s, limited=limited))
     return [
-        columns.finish(
-            format_name=NAME,
-            info=info,
-            notes=list(notes),
-            reported=reported,
-            group_measured=measured,
+        load_trials(
+            path, trials, format_name=NAME, info=info, notes=notes, reported=reported,
+            group_measured=bool(notes),
         )
-    ]
+    ]  # fmt: skip
 
 
-def _add(
-    columns: TrialColumns,
-    trial: _Trial,
-    statistics: _Statistics,
-    intended: float | None,
-    line: int,
-    where: str,
-) -> None:
-    offered = statistics.tx_pps if intended is None else intended
-    if offered is None:
-        raise BadInputError(
-            "total.tx_pps is missing, and there is no intended load",
-            where=where,
-            remedy="add rate_pps and duration_s to each trial",
-        )
-    duration_s = trial.duration_s if trial.duration_s is not None else trial.duration
-    full = statistics.queue_full or 0
-    columns.add(
-        line=line,
-        offered_pps=offered,
-        sent=statistics.sent,
-        received=statistics.received,
-        duration_s=math.nan if duration_s is None else duration_s,
-        limited=full > QUEUE_FULL_SHARE * statistics.sent > 0,
-    )
-
-
-def _intended_pps(trial: _Trial, statistics: _Statistics) -> float | None:
-    for rate in (trial.rate_pps, trial.offered_pps, trial.intended_pps):
-        if rate is not None:
+def _intended_pps(trial: Fields, stats: Fields) -> float | None:
+    for name in ("rate_pps", "offered_pps", "intended_pps"):
+        if (rate := trial.optional(name)) is not None:
             return rate
-    if trial.mult is not None and (match := _MULTIPLIER.fullmatch(trial.mult)):
-        try:
-            return float(match[1]) * _SCALE[match[2].lower()]
-        except ValueError:
-            return None
-    expected = statistics.tx_expected_pps
+    if match := _MULTIPLIER.fullmatch(trial.text("mult")):
+        rate = number_of(match[1]) * SCALES[match[2].lower()]
+        return None if math.isnan(rate) else rate
+    expected = stats.loose("global.tx_expected_pps")
     return expected if expected is not None and expected > 0 else None
 
 
-def _benchmark(columns: TrialColumns, trial: _Benchmark, line: int, where: str) -> None:
+def _benchmark(trial: Fields, line: int) -> Trial:
     # ndr_bench.py doubles the duration it is given and sleeps for half of it.
-    duration_s = trial.iteration_s / 2
-    lost = trial.lost_percent
+    duration_s = trial.number("config.iteration_duration") / 2
+    rate, lost = trial.number("results.tx_pps"), trial.number("results.drop_rate_percentage")
     if not 0 <= lost <= 100:
         raise BadInputError(
-            f"results.drop_rate_percentage is {lost:g}: it must be between 0 and 100", where=where
+            f"results.drop_rate_percentage is {lost:g}: it must be between 0 and 100",
+            where=trial.where,
         )
-    sent = trial.tx_pps * duration_s
-    columns.add(
-        line=line,
-        offered_pps=trial.tx_pps,
-        sent=float(round(sent)) if math.isfinite(sent) else math.inf,
-        received=sent * (1 - lost / 100),
-        duration_s=duration_s,
-        limited=trial.queue_full_percent > 100 * QUEUE_FULL_SHARE,
+    sent = rate * duration_s
+    full = trial.optional("results.queue_full_percentage") or 0.0
+    return Trial(
+        line,
+        rate,
+        float(round(sent)) if math.isfinite(sent) else math.inf,
+        sent * (1 - lost / 100),
+        duration_s,
+        limited=full > 100 * QUEUE_FULL_SHARE,
     )
-
-
-def _keep_result(
-    trial: _Benchmark, reported: dict[str, float], info: dict[str, str | int | float]
-) -> None:
-    allowed = trial.allowed_percent
-    if allowed is not None:
-        reported["ndr_pps" if allowed == 0 else "pdr_pps"] = trial.tx_pps
-        info["allowed_loss_percent"] = allowed
-    if trial.title is not None:
-        info["title"] = trial.title
