@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
 from planewise.store.files import write_file
 from planewise.store.importers import csv as csv_format
-from planewise.store.loads import Floats, LoadTrials
+from planewise.store.loads import LoadTrials
 
-CSV_COLUMNS = (
-    "curve", "offered_pps", "sent", "received", "duration_s", "drops", "cpu", "limited", "order",
-)  # fmt: skip
+_COLUMNS = ("offered_pps", "sent", "received", "duration_s", "drops", "cpu", "limited", "order")
 
 
 def write(curves: Sequence[LoadTrials], path: Path) -> None:
-    """Writes `curves` to the CSV file `path`.
+    """Writes `curves` to the CSV file `path`: a trial a row, after a line that describes them.
 
     Curves of one file or of several may be written together: each gets a name of its own.
     BadInputError for another ending; PlanewiseError when the file cannot be written.
@@ -30,78 +31,48 @@ def write(curves: Sequence[LoadTrials], path: Path) -> None:
             where=f"--export {path}",
             remedy="name a file that ends in .csv",
         )
-    write_file(path, to_csv(_labelled(curves)))
+    labels = _labels(curves)
+    about = [
+        {
+            "name": trials.name,
+            "format": trials.format,
+            "curve": label,
+            "info": dict(trials.info),
+            "notes": list(trials.notes),
+            "reported": dict(trials.reported),
+        }
+        for label, trials in zip(labels, curves, strict=True)
+    ]
+    rows = [csv_format.MARK + json.dumps({"curves": about}, allow_nan=False)]
+    rows.append(",".join(("curve", *_COLUMNS)))
+    for label, trials in zip(labels, curves, strict=True):
+        quoted = '"' + label.replace('"', '""') + '"' if label else ""
+        columns = (_cells(getattr(trials, name), len(trials)) for name in _COLUMNS)
+        rows += [",".join((quoted, *row)) for row in zip(*columns, strict=True)]
+    write_file(path, ("\n".join(rows) + "\n").encode())
 
 
-Labelled = list[tuple[str, LoadTrials]]
-
-
-def _labelled(curves: Sequence[LoadTrials]) -> Labelled:
-    """Each curve with a unique label; a single unnamed curve keeps an empty one."""
+def _labels(curves: Sequence[LoadTrials]) -> list[str]:
+    """A name for each curve, no two alike; a single curve keeps its own, even an empty one."""
     if len(curves) == 1:
-        return [(curves[0].curve, curves[0])]
-    labels: dict[str, LoadTrials] = {}
+        return [curves[0].curve]
+    labels: list[str] = []
     for trials in curves:
-        label = " ".join(part for part in (trials.name, trials.curve) if part)
-        label = " ".join(label.split())
-        place, unique = 2, label
+        unique = label = " ".join(f"{trials.name} {trials.curve}".split())
+        place = 2
         while unique in labels:
             unique = f"{label} ({place})"
             place += 1
-        labels[unique] = trials
-    return list(labels.items())
+        labels.append(unique)
+    return labels
 
 
-def _about(label: str, trials: LoadTrials) -> dict[str, object]:
-    return {
-        "name": trials.name,
-        "format": trials.format,
-        "curve": label,
-        "info": dict(trials.info),
-        "notes": list(trials.notes),
-        "reported": dict(trials.reported),
-    }
-
-
-def _columns(trials: LoadTrials) -> dict[str, list[float | int | None]]:
-    return {
-        "offered_pps": _numbers(trials.offered_pps),
-        "sent": _numbers(trials.sent),
-        "received": _numbers(trials.received),
-        "duration_s": _optional(trials.duration_s, len(trials)),
-        "drops": _optional(trials.drops, len(trials)),
-        "cpu": _optional(trials.cpu, len(trials)),
-        "limited": [0] * len(trials)
-        if trials.limited is None
-        else [int(value) for value in trials.limited],
-        "order": [int(value) for value in trials.order],
-    }
-
-
-def _optional(column: Floats | None, size: int) -> list[float | int | None]:
-    return [None] * size if column is None else _numbers(column)
-
-
-def _numbers(column: Floats) -> list[float | int | None]:
-    """Whole numbers as integers, unknown ones as None."""
+def _cells(column: NDArray[Any] | None, size: int) -> list[str]:
+    """Numbers as text, whole ones without a point; empty where they are not known."""
+    values = np.full(size, np.nan) if column is None else column
     return [
-        None
-        if not np.isfinite(value)
-        else int(value)
-        if value == int(value) and abs(value) < 2**53
-        else value
-        for value in column.tolist()
+        ""
+        if not math.isfinite(value)
+        else repr(int(value) if value == int(value) and abs(value) < 2**53 else value)
+        for value in values.tolist()
     ]
-
-
-def to_csv(curves: Labelled) -> bytes:
-    """A trial a row, after a comment line with the descriptions of the curves."""
-    about = {"curves": [_about(label, trials) for label, trials in curves]}
-    rows = [csv_format.MARK + json.dumps(about, allow_nan=False), ",".join(CSV_COLUMNS)]
-    for label, trials in curves:
-        quoted = '"' + label.replace('"', '""') + '"' if label else ""
-        for row in zip(*_columns(trials).values(), strict=True):
-            rows.append(
-                ",".join([quoted, *("" if value is None else repr(value) for value in row)])
-            )
-    return ("\n".join(rows) + "\n").encode()

@@ -62,14 +62,17 @@ class Collected:
             BadInputError: a value is no possible number.
         """
         if len(values):
-            wrong = [value for value in values if not 0 <= value <= MAX_NUMBER]
-            if wrong:
-                raise BadInputError(
-                    f"{quantity} is {wrong[0]:g}: it must be a possible number, zero or more",
-                    where=str(self.file),
-                    remedy="the file is damaged: copy it again, or delete that result",
-                )
+            self._check(quantity, values)
             self._values.setdefault((quantity, unit, of, condition), []).extend(values)
+
+    def _check(self, quantity: str, values: Sequence[float]) -> None:
+        wrong = [value for value in values if not 0 <= value <= MAX_NUMBER]
+        if wrong:
+            raise BadInputError(
+                f"{quantity} is {wrong[0]:g}: it must be a possible number, zero or more",
+                where=str(self.file),
+                remedy="the file is damaged: copy it again, or delete that result",
+            )
 
     def add_number(
         self,
@@ -84,8 +87,7 @@ class Collected:
     ) -> None:
         """Adds a number whose runs the file does not hold, with the interval that it gives."""
         known = [end for end in (low, value, high) if end is not None]
-        self.add(quantity, unit, "number", known, condition)
-        del self._values[quantity, unit, "number", condition][-len(known) :]
+        self._check(quantity, known)
         if known != sorted(known):
             low = high = None
         self._more.append(

@@ -75,8 +75,8 @@ def _is_number(value: object) -> bool:
 
 
 def _wrong(what: str, value: object, wanted: str, where: str) -> BadInputError:
-    kinds = {dict: "an object", list: "a list"}
-    shown = kinds.get(type(value), repr(value))
+    is_object = isinstance(value, dict)
+    shown = "an object" if is_object else "a list" if isinstance(value, list) else repr(value)
     shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
     return BadInputError(
         f"{what} is missing" if value is None else f"{what} is {shown}, not {wanted}",
