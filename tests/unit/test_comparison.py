@@ -218,6 +218,23 @@ def test_no_loss_at_all_is_no_interval_without_width() -> None:
     assert "rare events" in comparison.why
 
 
+def test_packets_of_the_cell_without_load_count_once_however_many_loads_there_are() -> None:
+    def loss(*loads: str) -> Family:
+        cells = [{"plane": "a", "load_type": load} for load in ("none", *loads)]
+        lost = (
+            Observation(0.0, 1 / 400, counts=(0, 400), run="run", block=block, cell=cell)
+            for block in range(8)
+            for cell in cells
+        )
+        metric = Metric("loss", "loss of probe packets", "share", True)
+        return compare_levels(Observed(metric, tuple(lost)), "load_type")
+
+    one, two = loss("cpu").value("none"), loss("cpu", "network").value("none")
+    assert one is not None
+    assert two is not None
+    assert one.high == two.high
+
+
 def test_equivalence_counts_its_errors_over_the_family() -> None:
     # Each of the pairs differs by a little more than the margin; ten of them are looked at.
     rng = np.random.default_rng(40)

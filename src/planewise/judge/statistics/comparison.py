@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -19,31 +18,21 @@ from typing import Literal
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.judge.bounded import (
-    Bound,
-    Bounded,
-    bound_of,
-    mapped,
-    mean_of,
-    median_of,
-    minus,
-    opposite,
-)
+from planewise.judge.bounded import Bound, Bounded, bound_of, median_of, opposite
 from planewise.judge.statistics import flips
 from planewise.judge.statistics.estimates import (
     count_interval,
     dispersion,
-    exp,
     median_interval,
     rank_biserial,
 )
 from planewise.judge.statistics.flips import Floats
 from planewise.judge.statistics.kendall import KendallBar, bars
-from planewise.judge.statistics.looks import ALPHA, Found, Mask, least_blocks, over_looks
+from planewise.judge.statistics.looks import ALPHA, Found, least_blocks, over_looks
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.pairing import (
     OVERALL,
-    Key,
+    Mask,
     Pairing,
     default_by,
     is_idle,
@@ -143,8 +132,8 @@ class Family:
     """Levels for which the metric does not exist, with the reason."""
     notes: tuple[str, ...]
     """What a reader should know of these comparisons, sentences."""
-    replicates: Callable[[str], Sequence[tuple[Level, float, Key]]]
-    """Level, value and block of each replicate of a stratum."""
+    replicates: Callable[[str], Sequence[tuple[Level, float, int]]]
+    """Level, value and number of the block of each replicate of a stratum."""
     block_s: float = 0.0
     """How long a block took; 0 where it is not recorded."""
 
@@ -234,31 +223,28 @@ def compare_levels(
             where="--factor",
             remedy=f"available factors: {', '.join(sorted(factors))}",
         )
-    base = _level_named(baseline, (*levels, *missing)) if baseline is not None else None
+    pairs = list(combinations(levels, 2))
+    if baseline is not None:  # a against the baseline, never the other way
+        base = _level_named(baseline, (*levels, *missing))
+        pairs = [(b, a) if a == base else (a, b) for a, b in pairs if base in (a, b)]
     by = default_by(observations, factor) if by is None else by
-    table = _Table(observed, factor, by, observations, levels)
-    pairs = [(a, b) for a, b in combinations(levels, 2) if base is None or base in (a, b)]
-    if base is not None:  # a against the baseline, never the other way
-        pairs = [(b, a) if a == base else (a, b) for a, b in pairs]
-    raws = [
-        raw
-        for stratum in table.strata
-        for a, b in pairs
-        if (raw := table.shifts(a, b, stratum)) is not None
-    ]
-    comparisons, notes = _decided(raws, table, observed, margin, alpha) if raws else ([], ())
+    pairing = Pairing(observations, factor, by, observed.run_factors)
+    grid = _Grid(observed.metric, factor, levels, observations, pairing)
+    found = [grid.shifts(a, b, stratum) for stratum in pairing.within for a, b in pairs]
+    shifts = [one for one in found if one is not None]
+    comparisons, notes = _decided(shifts, grid, observed, margin, alpha) if shifts else ([], [])
     return Family(
         metric=observed.metric,
         factor=factor,
         by=by,
         levels=levels,
-        strata=table.strata,
-        scale=table.scale,
-        values=tuple(table.level_values()),
+        strata=tuple(pairing.within),
+        scale=grid.scale,
+        values=tuple(grid.level_values()),
         comparisons=tuple(comparisons),
         not_measurable=missing,
-        notes=(*table.notes(pairs), *notes),
-        replicates=table.replicates,
+        notes=(*grid.notes(pairs), *notes),
+        replicates=grid.replicates,
         block_s=observed.block_s,
     )
 
@@ -275,284 +261,245 @@ def _level_named(text: Level, levels: Sequence[Level]) -> Level:
 
 
 @dataclass(frozen=True)
-class _Raw:
-    """The shifts of one comparison, before the family decides."""
+class _Shifts:
+    """Level `a` less level `b` in each block, before the family decides."""
 
     a: Level
     b: Level
     stratum: str
-    shifts: Mapping[Key, Bounded]
-    """By block."""
+    ends: Floats
+    """Shape (3, blocks): value, low and high; NaN where a block has no pair."""
     resolution: float
     """On the scale of the shifts."""
     reference: float
     """Median of the values of b."""
-    extra: tuple[float, float]
+    counted: tuple[float, float]
     """Least and greatest shift that counts leave open; infinite inwards where there are none."""
 
 
-class _Table:
-    """Replicates by level and by all that a pair has alike."""
+class _Grid:
+    """Replicates by block and by context, with what a pair has alike in one place."""
 
     def __init__(
         self,
-        observed: Observed,
+        metric: Metric,
         factor: str,
-        by: str,
-        observations: Sequence[Observation],
         levels: tuple[Level, ...],
+        observations: Sequence[Observation],
+        pairing: Pairing,
     ) -> None:
-        self.metric, self.factor, self.by, self.levels = observed.metric, factor, by, levels
+        self.metric, self.factor, self.levels, self.pairing = metric, factor, levels, pairing
         positive = all(observation.value > 0 for observation in observations)
-        self.scale: Scale = "ratio" if self.metric.as_ratio and positive else "difference"
-        self._pairing = Pairing(observations, factor, by, observed.run_factors)
-        self.strata = self._pairing.strata
-        values: dict[Level, dict[Key, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-        for observation in observations:
-            for key in self._pairing.keys[id(observation)]:
-                values[observation.cell[factor]][key].append(observation)
-        self._values = {
-            level: {key: _merged(group, self.scale) for key, group in by_key.items()}
-            for level, by_key in values.items()
-        }
-        self._keys: dict[tuple[Level, str], list[Key]] = defaultdict(list)
-        for level, by_key in self._values.items():
-            for key in by_key:
-                for stratum in {self._pairing.stratum[key], OVERALL}:
-                    self._keys[level, stratum].append(key)
-        self.blocks = self._pairing.blocks
-        self._counted = all(observation.counts is not None for observation in observations)
+        self.scale: Scale = "ratio" if metric.as_ratio and positive else "difference"
+        groups: dict[tuple[Level, int, int], list[Observation]] = defaultdict(list)
+        for one in observations:
+            for block, context in pairing.places[id(one)]:
+                groups[one.cell[factor], block, context].append(one)
+        self._values = {level: np.full((4, *pairing.shape), np.nan) for level in levels}
+        """By level, of shape (4, blocks, contexts): value, low and high, and resolution."""
+        self._counts = {level: np.zeros((2, *pairing.shape)) for level in levels}
+        """Packets lost and sent."""
+        for (level, block, context), group in groups.items():
+            merged = median_of([one.bounded for one in group])
+            fine = float(np.median([one.resolution for one in group]))
+            at = np.s_[:, block, context]
+            self._values[level][at] = merged.value, merged.low, merged.high, fine
+            self._counts[level][at] = np.sum([one.counts or (0, 0) for one in group], axis=0)
+        self._there = {level: ~np.isnan(values[0]) for level, values in self._values.items()}
+        self._counted = all(one.counts is not None for one in observations)
         cells: dict[object, list[tuple[int, int]]] = defaultdict(list)
-        for observation in observations if self._counted else ():
-            if observation.counts is not None:
-                cells[frozenset(observation.cell.items())].append(observation.counts)
+        for one in observations if self._counted else ():
+            cells[frozenset(one.cell.items())].append(one.counts or (0, 0))
         self._dispersion = dispersion(cells.values())
 
-    def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
-        """The shifts of a against b, one a block; None where there is no pair."""
-        of_a, of_b = self._values[a], self._values[b]
-        common = [key for key in self._keys[a, stratum] if key in of_b]
-        if not common:
+    def _ends(self, level: Level) -> Floats:
+        """Value, low and high, logarithms where ratios are compared."""
+        ends = self._values[level][:3]
+        if self.scale == "difference":
+            return ends
+        return np.asarray(np.log(ends, out=ends.copy(), where=np.isfinite(ends)))
+
+    def shifts(self, a: Level, b: Level, stratum: str) -> _Shifts | None:
+        """The shifts of a against b; None where there is no pair."""
+        both = self._there[a] & self._there[b] & self.pairing.within[stratum]
+        if not both.any():
             return None
-        common = self._telling(common, of_a, of_b) or common
-        by_block: dict[Key, list[Bounded]] = defaultdict(list)
-        resolutions, references = [], []
-        for key in common:
-            x, y = of_a[key], of_b[key]
-            fine = max(x.resolution, y.resolution)
-            if self.scale == "ratio":
-                fine /= y.value.value
-            by_block[self._pairing.block[key]].append(minus(x.scaled, y.scaled))
-            resolutions.append(fine)
-            references.append(y.value.value)
-        extra = (math.inf, -math.inf)
+        x, y = self._ends(a), self._ends(b)
+        # Where, in every block, both levels are bounds of one kind, something else was measured (a
+        # generator, a shared core). Exchanging the levels leaves this choice alone, so that it
+        # favours neither.
+        of_x, of_y = np.isinf(x[1:]), np.isinf(y[1:])
+        telling = (both & (~of_x.any(axis=0) | (of_x != of_y).any(axis=0))).any(axis=0)
+        if telling.any():
+            both &= telling
+        reference = self._values[b][0]
+        fine = np.maximum(self._values[a][3], self._values[b][3])
+        if self.scale == "ratio":
+            fine = fine / reference
+        counted = (math.inf, -math.inf)
         if self._counted:
-            (low_a, high_a), (low_b, high_b) = (
-                self._count_interval([values[key] for key in common]) for values in (of_a, of_b)
-            )
-            extra = (low_a - high_b, high_a - low_b)
-        return _Raw(
+            (low_a, high_a), (low_b, high_b) = (self._count_interval(one, both) for one in (a, b))
+            counted = (low_a - high_b, high_a - low_b)
+        return _Shifts(
             a,
             b,
             stratum,
-            {block: mean_of(shifts) for block, shifts in by_block.items()},
-            statistics.median(resolutions),
-            statistics.median(references),
-            extra,
+            _means(x - y[[0, 2, 1]], both),
+            float(np.median(fine[both])),
+            float(np.median(reference[both])),
+            counted,
         )
 
-    def looks(self, ends: Mapping[str, Sequence[int]]) -> list[Mask]:
-        """The blocks that were there at each end of the runs, planned and extended.
+    def _count_interval(self, level: Level, at: Mask) -> tuple[float, float]:
+        lost, sent = self._counts[level][:, at].sum(axis=1)
+        return count_interval(int(lost), int(sent), self._dispersion)
 
-        An end with too few blocks to decide anything is no look.
-        """
-        stages = np.array([self._pairing.stage(block, ends) for block in self.blocks])
-        looks = [stages <= stage for stage in np.unique(stages)]
-        return [look for look in looks if look.sum() >= least_blocks() or look.all()]
-
-    def _telling(
-        self, keys: Sequence[Key], of_a: Mapping[Key, _Value], of_b: Mapping[Key, _Value]
-    ) -> list[Key]:
-        """The keys without contexts in which, in every block, both levels are bounds of one kind:
-        there something else was measured (a generator, a shared core). Exchanging the levels
-        leaves this choice alone, so that it favours neither."""
-        context = self._pairing.context
-        telling = {
-            context[key]
-            for key in keys
-            if of_a[key].value.bound == "exact" or of_a[key].value.bound != of_b[key].value.bound
-        }
-        return [key for key in keys if context[key] in telling]
-
-    def _count_interval(self, values: Iterable[_Value]) -> tuple[float, float]:
-        lost, sent = (sum(part) for part in zip(*(value.counts for value in values), strict=True))
-        return count_interval(lost, sent, self._dispersion)
-
-    def level_values(self) -> Iterable[LevelValue]:
+    def level_values(self) -> Iterator[LevelValue]:
         """The typical value of each level in each stratum, with an interval over blocks."""
-        contexts = [
-            {self._pairing.context[key] for key in by_key} for by_key in self._values.values()
-        ]
-        shared = set.intersection(*contexts) if contexts else set()
-        for stratum in self.strata:
+        measured = [there.any(axis=0) for there in self._there.values()]
+        shared = np.logical_and.reduce(measured) if measured else np.zeros(0, dtype=np.bool_)
+        for stratum, within in self.pairing.within.items():
             for level in self.levels:
-                keys = self._keys[level, stratum]
                 # A level's mean over more or other contexts than another's tells nothing of them.
-                keys = [key for key in keys if self._pairing.context[key] in shared] or keys
-                if keys:
-                    yield self._level_value(level, stratum, keys)
+                there = self._there[level] & within
+                at = there & shared if (there & shared).any() else there
+                if at.any():
+                    yield self._level_value(level, stratum, at)
 
-    def _level_value(self, level: Level, stratum: str, keys: Sequence[Key]) -> LevelValue:
-        values = self._values[level]
-        blocks: dict[Key, list[Bounded]] = defaultdict(list)
-        for key in keys:
-            blocks[self._pairing.block[key]].append(values[key].scaled)
+    def _level_value(self, level: Level, stratum: str, at: Mask) -> LevelValue:
+        contexts = at.sum(axis=1)
         # A block that lacks a context would shift the mean: only whole ones count.
-        size = max(len(group) for group in blocks.values())
-        unscaled = exp if self.scale == "ratio" else float
-        complete = [
-            mapped(mean_of(group), unscaled) for group in blocks.values() if len(group) == size
-        ]
-        centre = median_of(complete)
-        ends = median_interval(complete)
-        if self._counted:
-            ends = self._count_interval([values[key] for key in keys])
+        means = _means(self._ends(level), at)[:, contexts == contexts.max()]
+        if self.scale == "ratio":
+            means = _exp(means)
+        blocks = [Bounded(*map(float, block)) for block in means.T]
+        centre = median_of(blocks)
+        low, high = self._count_interval(level, at) if self._counted else median_interval(blocks)
         return LevelValue(
             level=level,
             stratum=stratum,
             value=centre.value,
-            low=_finite(min(ends[0], centre.value), ends[0]),
-            high=_finite(max(ends[1], centre.value), ends[1]),
-            replicates=len(keys),
-            blocks=len(blocks),
+            low=min(low, centre.value) if math.isfinite(low) else None,
+            high=max(high, centre.value) if math.isfinite(high) else None,
+            replicates=int(contexts.sum()),
+            blocks=int((contexts > 0).sum()),
             bound=bound_of(centre.low, centre.high),
         )
 
-    def replicates(self, stratum: str) -> list[tuple[Level, float, Key]]:
-        """Level, value and block of each replicate of a stratum."""
+    def replicates(self, stratum: str) -> list[tuple[Level, float, int]]:
+        """Level, value and number of the block of each replicate of a stratum."""
         return [
-            (level, self._values[level][key].value.value, self._pairing.block[key])
+            (level, float(self._values[level][0, block, context]), int(block))
             for level in self.levels
-            for key in self._keys[level, stratum]
+            for block, context in np.argwhere(self._there[level] & self.pairing.within[stratum])
         ]
 
-    def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterable[str]:
+    def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterator[str]:
         """What cannot be compared, and, in one sentence, replicates that have no partner."""
         alone = []
         for a, b in pairs:
-            only = {
-                level: sum(key not in self._values[other] for key in self._values[level])
-                for level, other in ((a, b), (b, a))
-            }
-            counts = {level: len(self._values[level]) for level in (a, b)}
-            if all(only[level] == counts[level] for level in (a, b)):
+            if not (self._there[a] & self._there[b]).any():
                 yield (
                     f"{a} and {b} were never measured in the same block with all else alike: they "
                     "cannot be compared"
                 )
                 continue
             for level, other in ((a, b), (b, a)):
-                if only[level]:
+                there = self._there[level]
+                if only := int((there & ~self._there[other]).sum()):
                     alone.append(
-                        f"{only[level]} of {counts[level]} replicates of {level} have no partner "
-                        f"of {other}"
+                        f"{only} of {there.sum()} replicates of {level} have no partner of {other}"
                     )
         if alone:
             yield f"left out of these comparisons, in their block: {'; '.join(alone)}"
 
 
-def _finite(value: float, end: float) -> float | None:
-    return value if math.isfinite(end) else None
+def _means(ends: Floats, at: Mask) -> Floats:
+    """Mean of each block over the contexts that count: a bound as soon as one value is.
+
+    `ends` are value, low and high, shape (3, blocks, contexts), the result of shape (3, blocks). A
+    bound is shown by its finite end.
+    """
+    with np.errstate(invalid="ignore"):
+        value, low, high = np.where(at, ends, 0.0).sum(axis=2) / at.sum(axis=1)
+    open_low, open_high = np.isinf(low), np.isinf(high)
+    value = np.where(open_high & ~open_low, low, np.where(open_low & ~open_high, high, value))
+    return np.stack([np.clip(value, low, high), low, high])
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    value: Bounded
-    scaled: Bounded
-    """The value, its logarithm where ratios are compared."""
-    resolution: float
-    counts: tuple[int, int]
-
-
-def _merged(group: Sequence[Observation], scale: Scale) -> _Value:
-    counts = [observation.counts or (0, 0) for observation in group]
-    value = median_of([observation.bounded for observation in group])
-    return _Value(
-        value,
-        mapped(value, math.log) if scale == "ratio" else value,
-        statistics.median(observation.resolution for observation in group),
-        (sum(lost for lost, _ in counts), sum(sent for _, sent in counts)),
-    )
+def _exp(values: Floats) -> Floats:
+    """e to the values where they are finite; infinite beyond floating point."""
+    with np.errstate(over="ignore"):
+        return np.exp(values, out=values.copy(), where=np.isfinite(values))
 
 
 def _decided(
-    raws: Sequence[_Raw], table: _Table, observed: Observed, margin: float, alpha: float
-) -> tuple[list[Comparison], tuple[str, ...]]:
+    all_shifts: Sequence[_Shifts], grid: _Grid, observed: Observed, margin: float, alpha: float
+) -> tuple[list[Comparison], list[str]]:
     """The comparisons with their outcomes, errors counted over all of them; and notes."""
-    low, high, centre = (
-        np.array(
-            [
-                [getattr(raw.shifts.get(block), name, math.nan) for raw in raws]
-                for block in table.blocks
-            ]
-        )
-        for name in ("low", "high", "value")
-    )
-    margins = np.array([_margin(raw, table.scale, margin) for raw in raws])
-    looks = table.looks(observed.ends)
-    strata = [raw.stratum for raw in raws]
+    centre, low, high = np.stack([shifts.ends for shifts in all_shifts], axis=2)
+    margins = np.array([_margin(shifts, grid.scale, margin) for shifts in all_shifts])
+    stages = grid.pairing.stages(observed.ends)
+    # An end with too few blocks to decide anything is no look.
+    looks = [look for stage in np.unique(stages) if _enough(look := stages <= stage)]
+    strata = [shifts.stratum for shifts in all_shifts]
     found = over_looks(low, high, margins, strata, looks, seed=observed.seed, alpha=alpha)
+    comparisons = [
+        _comparison(shifts, grid, float(margins[i]), found, i, alpha)
+        for i, shifts in enumerate(all_shifts)
+    ]
     correlation, p = flips.lag_correlation(centre, observed.seed)
     note = (
         f"differences of neighbouring blocks resemble each other (lag-1 correlation "
         f"{correlation:+.2f}, p = {p:.3f}): something outlasts a block, such as a build that is "
         "kept, so intervals may be too narrow"
     )
-    return [
-        _comparison(raw, table, margins[i], found, i, (low[:, i], high[:, i], centre[:, i]), alpha)
-        for i, raw in enumerate(raws)
-    ], (note,) if p <= LAG_P else ()
+    return comparisons, [note] if p <= LAG_P else []
 
 
-def _margin(raw: _Raw, scale: Scale, margin: float) -> float:
+def _enough(look: Mask) -> bool:
+    return bool(look.sum() >= least_blocks() or look.all())
+
+
+def _margin(shifts: _Shifts, scale: Scale, margin: float) -> float:
     """The margin on the scale of the shifts, never finer than the instrument."""
     if scale == "ratio":
-        return math.log1p(max(margin, raw.resolution))
-    return max(margin * abs(raw.reference), raw.resolution)
+        return math.log1p(max(margin, shifts.resolution))
+    return max(margin * abs(shifts.reference), shifts.resolution)
 
 
 def _comparison(
-    raw: _Raw,
-    table: _Table,
+    shifts: _Shifts,
+    grid: _Grid,
     margin: float,
     found: Found,
     place: int,
-    shifts: tuple[Floats, Floats, Floats],
     alpha: float,
 ) -> Comparison:
-    below, above, centre = (values[~np.isnan(values)] for values in shifts)
-    low = min(float(found.low[place]), raw.extra[0])
-    high = max(float(found.high[place]), raw.extra[1])
+    centre, below, above = shifts.ends[:, ~np.isnan(shifts.ends[0])]
+    low = min(float(found.low[place]), shifts.counted[0])
+    high = max(float(found.high[place]), shifts.counted[1])
     p, p_same = float(found.p[place]), float(found.p_same[place])
-    claims = (abs(p) <= alpha, p_same <= alpha)
-    outcome, why = _outcome(raw, (below, above, centre), (low, high), margin, claims)
+    outcome, why = _outcome(
+        shifts, (centre, below, above), (low, high), margin, (abs(p) <= alpha, p_same <= alpha)
+    )
     if outcome == "better":  # so far only that a is greater or less
-        outcome = "worse" if (p > 0) == table.metric.lower_is_better else "better"
-    middle = flips.centres(np.stack([below, above, centre], axis=1))
-    figures = [middle[2], low, high, centre.min(), centre.max(), margin]
-    if table.scale == "ratio":
-        figures = [exp(v) - 1 if math.isfinite(v) else v for v in figures]
-    change, low, high, least, most, margin = (float(figure) for figure in figures)
+        outcome = "worse" if (p > 0) == grid.metric.lower_is_better else "better"
+    middle = flips.centres(np.stack([centre, below, above], axis=1))
+    figures = np.array([middle[0], low, high, centre.min(), centre.max(), margin])
+    if grid.scale == "ratio":
+        figures = _exp(figures) - np.isfinite(figures)
+    change, low, high, least, most, margin = map(float, figures)
     return Comparison(
-        metric=table.metric.name,
-        factor=table.factor,
-        a=raw.a,
-        b=raw.b,
-        stratum=raw.stratum,
+        metric=grid.metric.name,
+        factor=grid.factor,
+        a=shifts.a,
+        b=shifts.b,
+        stratum=shifts.stratum,
         blocks=len(centre),
-        scale=table.scale,
+        scale=grid.scale,
         change=change,
-        bound=bound_of(middle[0], middle[1]),
+        bound=bound_of(middle[1], middle[2]),
         low=low,
         high=high,
         least=least,
@@ -566,16 +513,16 @@ def _comparison(
 
 
 def _outcome(
-    raw: _Raw,
-    shifts: tuple[Floats, Floats, Floats],
+    shifts: _Shifts,
+    ends: tuple[Floats, Floats, Floats],
     interval: tuple[float, float],
     margin: float,
     claims: tuple[bool, bool],
 ) -> tuple[Outcome, str]:
     """The word, *better* standing for a difference either way; of no claim the reason."""
-    below, above, centre = shifts
+    centre, below, above = ends
     differ, alike = claims
-    counts_allow = raw.extra[0] >= -margin and raw.extra[1] <= margin
+    counts_allow = shifts.counted[0] >= -margin and shifts.counted[1] <= margin
     finite = bool(np.isfinite(below).all() and np.isfinite(above).all())
     # What earlier blocks showed stays shown, but a bound leaves open what a later one was.
     if alike and counts_allow and finite:
@@ -590,10 +537,11 @@ def _outcome(
         return "too few blocks", f"{least} blocks are needed to put a confidence on it"
     if not counts_allow and not centre.any():
         return "not known", "too few packets were sent to tell so rare events apart"
+    why = "the interval includes both no change and a meaningful one"
     if one_way:
-        return "not distinguishable", "among so many comparisons this may be chance"
-    if len(centre) < least:
-        return "not distinguishable", "the difference changes sign between blocks"
-    if interval[0] >= -margin and interval[1] <= margin:
-        return "not distinguishable", "among so many comparisons their likeness may be chance"
-    return "not distinguishable", "the interval includes both no change and a meaningful one"
+        why = "among so many comparisons this may be chance"
+    elif len(centre) < least:
+        why = "the difference changes sign between blocks"
+    elif interval[0] >= -margin and interval[1] <= margin:
+        why = "among so many comparisons their likeness may be chance"
+    return "not distinguishable", why

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planewise.judge.statistics.metrics import Observation
+from planewise.store.cells import SAME
 from planewise.store.models import Level
 
 LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
 """Factors that together make the background load; without load the others have no meaning."""
-SAME = "same"
-"""Level of `background_plane`: the plane of the main guests, whichever that is."""
 OVERALL = "overall"
 IDLE = "idle"
 
-
-Key = int
-"""Stands for factor levels, a block or both: equal within a `Pairing` where those are alike. It is
-a number because tables of thousands of replicates look it up at every step."""
-
-_Parts = tuple[tuple[str, Level], ...]
-
-
-def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
-    """Different levels: numbers by size, then names of loads and places, then other names."""
-    unique = set(levels)
-    numbers = sorted(level for level in unique if not isinstance(level, str))
-    names = sorted(level for level in unique if isinstance(level, str))
-    return (*numbers, *sorted(names, key=lambda name: _USUAL.get(name, len(_USUAL))))
-
+Mask = NDArray[np.bool_]
+Cell = Mapping[str, Level]
+Place = tuple[int, int]
+"""Numbers of a block, and of a context: what replicates have alike beside their block."""
 
 _USUAL = {
     name: place
@@ -40,12 +31,20 @@ _USUAL = {
 """Names that have a usual order."""
 
 
-def is_idle(cell: Mapping[str, Level]) -> bool:
+def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
+    """Different levels: numbers by size, then names of loads and places, then other names."""
+    unique = set(levels)
+    numbers = sorted(level for level in unique if not isinstance(level, str))
+    names = sorted(level for level in unique if isinstance(level, str))
+    return (*numbers, *sorted(names, key=lambda name: _USUAL.get(name, len(_USUAL))))
+
+
+def is_idle(cell: Cell) -> bool:
     """Whether no load is put on the hosts; its location has then no meaning."""
     return cell.get("load_type", "none") == "none"
 
 
-def stratum_of(cell: Mapping[str, Level], by: str) -> str:
+def stratum_of(cell: Cell, by: str) -> str:
     """The name of the cell's level of `by`, `idle` where a load factor has no meaning.
 
     `load` stands for all that makes the background load.
@@ -62,24 +61,17 @@ def stratum_of(cell: Mapping[str, Level], by: str) -> str:
 
 def default_by(observations: Collection[Observation], factor: str) -> str:
     """The load's location where there are several, else its type where there are several."""
+    cells = [observation.cell for observation in observations]
     for name in ("load_location", "load_type"):
-        loaded = {
-            observation.cell[name]
-            for observation in observations
-            if name in observation.cell and not is_idle(observation.cell)
-        }
+        loaded = {cell[name] for cell in cells if name in cell and not is_idle(cell)}
         if name != factor and len(loaded) > 1:
             return name
-    if (
-        factor != "load_type"
-        and len({stratum_of(observation.cell, "load_type") for observation in observations}) > 1
-    ):
-        return "load_type"
-    return ""
+    types = {stratum_of(cell, "load_type") for cell in cells}
+    return "load_type" if factor != "load_type" and len(types) > 1 else ""
 
 
 class Pairing:
-    """The keys of replicates: equal keys, different levels of the factor make a pair."""
+    """Where replicates stand: those of one place, at different levels of the factor, are a pair."""
 
     def __init__(
         self,
@@ -88,93 +80,66 @@ class Pairing:
         by: str,
         run_factors: Collection[str] = (),
     ) -> None:
-        """`by`: the factor whose levels are the strata; empty for none."""
-        self.factor, self.by = factor, by
-        self._across_runs = factor in run_factors
-        self._left_out = {factor, *(run_factors if self._across_runs else ())}
-        self._loads = {
-            _load_of(observation.cell)
-            for observation in observations
-            if not is_idle(observation.cell)
+        """`by`: the factor whose levels are the strata; empty for none. Where one of `run_factors`
+        is compared, a block holds what several runs measured in it."""
+        across = factor in run_factors
+        members: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for one in observations:
+            members["" if across else one.run, one.block].add(one.run)
+        runs = list(dict.fromkeys(["", *(one.run for one in observations)]))
+        self._members = sorted(members.items(), key=lambda item: (runs.index(item[0][0]), item[0]))
+        numbers = {block: number for number, (block, _) in enumerate(self._members)}
+        left_out = {factor, *(run_factors if across else ())}
+        stand_ins = _stand_ins([one.cell for one in observations], factor)
+        contexts: dict[tuple[tuple[str, Level], ...], int] = {}
+        strata: list[str] = []
+
+        def context(cell: Cell) -> int:
+            placeless = is_idle(cell) and factor != "load_type"
+            parts = tuple(
+                sorted(
+                    (name, level)
+                    for name, level in cell.items()
+                    if name not in left_out and not (placeless and name == "load_location")
+                )
+            )
+            if parts not in contexts:
+                # Where loads are compared, the cell without load stands at every location.
+                of = str(cell.get(by, "none")) if factor == "load_type" else stratum_of(cell, by)
+                strata.append(of if by else OVERALL)
+            return contexts.setdefault(parts, len(contexts))
+
+        of_cell: dict[tuple[tuple[str, Level], ...], list[int]] = {}
+        self.places: dict[int, list[Place]] = {}
+        """By identity of the observation; several places where it stands for several cells."""
+        for one in observations:
+            items = tuple(one.cell.items())
+            if items not in of_cell:
+                of_cell[items] = [context(cell) for cell in stand_ins(one.cell)]
+            block = numbers["" if across else one.run, one.block]
+            self.places[id(one)] = [(block, number) for number in of_cell[items]]
+        present = level_order(_number(name) for name in set(strata) if by)
+        names = [str(part) for part in present] if len(present) > 1 else []
+        self.within: dict[str, Mask] = {
+            **{name: np.array(strata, dtype=str) == name for name in names},
+            OVERALL: np.ones(len(strata), dtype=np.bool_),
         }
-        self._backgrounds = _Backgrounds(observation.cell for observation in observations)
-        self.stratum: dict[Key, str] = {}
-        self.context: dict[Key, Key] = {}
-        """By key: what a pair has alike beside its block."""
-        self.block: dict[Key, Key] = {}
-        """By key: run and block."""
-        self._numbers: dict[_Parts, Key] = {}
-        self._contexts: dict[_Parts, _Parts] = {}
-        self._places: dict[tuple[Key, str, int], Key] = {}
-        self.keys = {id(observation): self._keys(observation) for observation in observations}
-        """By identity of the observation: its keys (several where it stands for several cells)."""
-        runs: dict[str, int] = {}
-        places: dict[Key, tuple[int, int]] = {}
-        self._members: dict[Key, set[tuple[str, int]]] = defaultdict(set)
-        for observation in observations:
-            run = runs.setdefault(observation.run, len(runs))
-            for key in self.keys[id(observation)]:
-                places[self.block[key]] = (run, observation.block)
-                self._members[self.block[key]].add((observation.run, observation.block))
-        self.blocks = tuple(sorted(places, key=lambda block: places[block]))
-        """In the order in which they were run: run by run as given, then by number."""
-        present = level_order(_number(name) for name in set(self.stratum.values()) if by)
-        names = tuple(str(part) for part in present)
-        self.strata = (*names, OVERALL) if len(names) > 1 else (OVERALL,)
-        """`overall` last."""
+        """Which contexts count in a stratum, shape (contexts,); `overall` last."""
+        self.shape = len(self._members), len(strata)
+        """Numbers of blocks, in the order in which they were run, and of contexts."""
 
-    def stage(self, block: Key, ends: Mapping[str, Sequence[int]]) -> int:
-        """How often its run had come to an end, by the numbers of blocks in `ends`, before it."""
-        return max(
-            sum(end <= number for end in ends.get(run, ())) for run, number in self._members[block]
+    def stages(self, ends: Mapping[str, Sequence[int]]) -> NDArray[np.intp]:
+        """How often the run of each block had ended before it, by the numbers of blocks in `ends`.
+
+        Shape (blocks,).
+        """
+        return np.array(
+            [
+                max(sum(end <= number for end in ends.get(run, ())) for run in members)
+                for (_, number), members in self._members
+            ],
+            dtype=np.intp,
         )
-
-    def is_in(self, key: Key, stratum: str) -> bool:
-        """Whether the replicates of this key count in the stratum."""
-        return stratum == OVERALL or self.stratum[key] == stratum
-
-    def _keys(self, observation: Observation) -> tuple[Key, ...]:
-        cells = _standing_for(observation.cell, self.factor, self._loads)
-        return tuple(
-            self._key(observation, alike)
-            for cell in cells
-            for alike in self._backgrounds.standing_for(cell, self.factor)
-        )
-
-    def _key(self, observation: Observation, cell: Mapping[str, Level]) -> Key:
-        """Everything but the factor; also notes the key's unit and stratum."""
-        items = tuple(cell.items())
-        context = self._contexts.get(items)
-        if context is None:
-            context = self._contexts[items] = self._context(cell)
-        number = self._number(context)
-        run = "" if self._across_runs else observation.run
-        key = self._places.get((number, run, observation.block))
-        if key is None:
-            block: _Parts = (("#block", observation.block),)
-            if not self._across_runs:
-                block = (("#run", run), *block)
-            parts = (*context, *block)
-            key = self._places[number, run, observation.block] = self._number(parts)
-            self.stratum[key] = self._stratum_of(cell)
-            self.context[key] = number
-            self.block[key] = self._number(block)
-        return key
-
-    def _number(self, parts: _Parts) -> Key:
-        return self._numbers.setdefault(parts, len(self._numbers))
-
-    def _context(self, cell: Mapping[str, Level]) -> _Parts:
-        placeless = is_idle(cell) and self.factor != "load_type"
-        left_out = self._left_out | ({"load_location"} if placeless else set())
-        return tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
-
-    def _stratum_of(self, cell: Mapping[str, Level]) -> str:
-        if not self.by:
-            return OVERALL
-        if self.factor == "load_type":  # the cell without load stands at every location
-            return str(cell.get(self.by, "none"))
-        return stratum_of(cell, self.by)
 
 
 def _number(name: str) -> Level:
@@ -185,77 +150,59 @@ def _number(name: str) -> Level:
         return name
 
 
-class _Backgrounds:
-    """The plane of the background guests: `same`, or by name, which may be the same one."""
+def _stand_ins(cells: Collection[Cell], factor: str) -> Callable[[Cell], list[Cell]]:
+    """The cells whose partner a replicate of a cell can be when `factor` is compared.
 
-    def __init__(self, cells: Iterable[Mapping[str, Level]]) -> None:
-        self._alone: set[Level] = set()
-        """Planes on which all guests are in some cell."""
-        self._beside: set[Level] = set()
-        """Planes on which background guests are beside main guests on another."""
-        for cell in cells:
-            if "background_plane" in cell and "plane" in cell:
-                if _all_on_one(cell):
-                    self._alone.add(cell["plane"])
-                else:
-                    self._beside.add(cell["background_plane"])
+    Without load it is the zero of each part of a load: a design has it once, whatever the location
+    and, without guests, whatever type and number. With all guests on `bridge` it is the partner of
+    all guests on `vf`, and of main guests on `vf` with the others on `bridge`.
+    """
+    loads = {
+        tuple(cell.get(name, default) for name, default in _PARTS.items())
+        for cell in cells
+        if not is_idle(cell)
+    }
+    mixed = {
+        cell["background_plane"]
+        for cell in cells
+        if "background_plane" in cell and "plane" in cell and not _all_on_one(cell)
+    }
+    several = len({cell["plane"] for cell in cells if _all_on_one(cell)}) > 1
 
-    def standing_for(self, cell: Mapping[str, Level], factor: str) -> list[Mapping[str, Level]]:
-        """The cells whose partner it can be when `factor` is compared.
+    def of_load(cell: Cell) -> list[Cell]:
+        guests = cell.get("background_guests", 0)
+        alike = [dict(zip(_PARTS, load, strict=True)) for load in loads]
+        if not is_idle(cell) or not alike:
+            return [cell]
+        if factor == "load_type":
+            fitting = [
+                {**cell, **load, "load_type": cell.get("load_type", "none")}
+                for load in alike
+                if guests in (0, load["background_guests"])
+            ]
+            return _different(fitting) or [cell]
+        if factor == "background_guests" and guests == 0:
+            return [cell, *_different([{**cell, **load, factor: 0} for load in alike])]
+        return [cell]
 
-        With all guests on `bridge` it is the partner of all guests on `vf`, and of main guests on
-        `vf` with the others on `bridge`.
-        """
+    def of_background(cell: Cell) -> list[Cell]:
         if factor == "background_plane" or not _all_on_one(cell):
             return [cell]
-        plane = cell["plane"]
-        levels = [SAME]
-        if factor == "plane" and plane in self._beside:
-            levels = [SAME, str(plane)] if len(self._alone) > 1 else [str(plane)]
+        levels: list[Level] = [SAME]
+        if factor == "plane" and cell["plane"] in mixed:
+            levels = [SAME, cell["plane"]] if several else [cell["plane"]]
         return [{**cell, "background_plane": level} for level in levels]
 
+    return lambda cell: [alike for one in of_load(cell) for alike in of_background(one)]
 
-def _all_on_one(cell: Mapping[str, Level]) -> bool:
+
+_PARTS: Mapping[str, Level] = {"load_type": "none", "load_location": "none", "background_guests": 0}
+"""What makes a load, with the level of a cell that does not say it."""
+
+
+def _different(cells: Iterable[Cell]) -> list[Cell]:
+    return list({tuple(sorted(cell.items())): cell for cell in cells}.values())
+
+
+def _all_on_one(cell: Cell) -> bool:
     return "plane" in cell and cell.get("background_plane") in (SAME, cell["plane"])
-
-
-Load = tuple[Level, Level, Level]
-"""Load type, its location, number of background guests."""
-
-
-def _load_of(cell: Mapping[str, Level]) -> Load:
-    return (
-        cell.get("load_type", "none"),
-        cell.get("load_location", "none"),
-        cell.get("background_guests", 0),
-    )
-
-
-def _standing_for(
-    cell: Mapping[str, Level], factor: str, loads: Collection[Load]
-) -> list[Mapping[str, Level]]:
-    """The cells whose partner a replicate can be: itself, and without load more than that.
-
-    Where the parts of a load are compared, the cell without load is the zero of each of them: a
-    design has it once, whatever the location and, without guests, whatever type and number.
-    """
-    if factor not in ("load_type", "background_guests") or not is_idle(cell):
-        return [cell]
-    guests = cell.get("background_guests", 0)
-    cell_of: dict[Load, Mapping[str, Level]] = {}
-    for load_type, location, number in loads:
-        if factor == "load_type" and guests in (0, number):
-            cell_of[load_type, location, number] = {
-                **cell,
-                "load_location": location,
-                "background_guests": number,
-            }
-        elif factor == "background_guests" and guests == 0:
-            cell_of[load_type, location, 0] = {
-                **cell,
-                "load_type": load_type,
-                "load_location": location,
-            }
-    if factor == "load_type":
-        return list(cell_of.values()) or [cell]
-    return [cell, *cell_of.values()]

@@ -21,7 +21,7 @@ from scipy.special import log_ndtr
 
 from planewise.judge.statistics.kendall import Floats, placed, scale_of_area, tie_counts
 from planewise.judge.statistics.metrics import Observation, Observed
-from planewise.judge.statistics.pairing import Key, Pairing, default_by, level_order
+from planewise.judge.statistics.pairing import Pairing, Place, default_by, level_order
 from planewise.store.models import Level
 
 WARNING = (
@@ -90,20 +90,20 @@ def pooled_tests(
     observations = [reading.trial for reading in used]
     by = default_by(observations, factor) if by is None else by
     pairing = Pairing(observations, factor, by, run_factors)
-    parts: dict[Level, dict[Key, list[Floats]]] = defaultdict(lambda: defaultdict(list))
+    parts: dict[Level, dict[Place, list[Floats]]] = defaultdict(lambda: defaultdict(list))
     for reading in used:
-        for key in pairing.keys[id(reading.trial)]:
-            parts[reading.trial.cell[factor]][key].append(reading.values)
+        for place in pairing.places[id(reading.trial)]:
+            parts[reading.trial.cell[factor]][place].append(reading.values)
     # Contexts that only some levels have would make their pooled packets another mixture.
-    contexts = [{pairing.context[key] for key in keys} for keys in parts.values()]
+    contexts = [{context for _, context in of_level} for of_level in parts.values()]
     shared = set.intersection(*contexts) if contexts else set()
-    jobs: list[tuple[Level, Level, Mapping[Key, Floats], Mapping[Key, Floats], str]] = []
-    for stratum in pairing.strata:
+    jobs: list[tuple[Level, Level, Mapping[Place, Floats], Mapping[Place, Floats], str]] = []
+    for stratum, within in pairing.within.items():
         levels = {
             level: {
-                key: np.concatenate(values)
-                for key, values in parts[level].items()
-                if pairing.context[key] in shared and pairing.is_in(key, stratum)
+                place: np.concatenate(values)
+                for place, values in parts[level].items()
+                if place[1] in shared and within[place[1]]
             }
             for level in level_order(parts)
         }
@@ -117,8 +117,8 @@ def _pooled(
     metric: str,
     a: Level,
     b: Level,
-    of_a: Mapping[Key, Floats],
-    of_b: Mapping[Key, Floats],
+    of_a: Mapping[Place, Floats],
+    of_b: Mapping[Place, Floats],
     stratum: str,
 ) -> PooledTest | None:
     pairs = [
