@@ -23,7 +23,7 @@ from planewise.measure.trials.load_one_process import Generator
 from planewise.store.rundir import RunReader
 from planewise.testbed.hosts import ledger, scratch
 from planewise.testbed.hosts.host import LocalHost, find_probe
-from tests.command import PLANEWISE, planewise
+from tests.command import PLANEWISE, in_this_process, planewise
 from tests.linux.testbeds import here
 
 DESIGN = """\
@@ -68,6 +68,41 @@ def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: 
             packets = RunReader(out).packets(trial)
             assert packets is not None
             assert packets.height == 50
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "measured",
+    ["rtt: {packets: 20}", "sweep: {offered_pps: [5000], duration_s: 0.1}", "sweep: {loads: 4}"],
+)
+def test_a_plane_that_passes_nothing_ends_a_run_with_where_the_frames_were_last_counted(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    measured: str,
+) -> None:
+    design, out, routers = tmp_path / "broken.yaml", tmp_path / "run", set[str]()
+    design.write_text(f"factors: {{plane: routed}}\n{measured}\nblocks: 1\n")
+
+    def broken(station: Station) -> Station:
+        ends = {end.netns for end in station.ends.values()}
+        points = {p.netns for p in station.counter_points if p.host == "responder"}
+        (router,) = points - ends
+        sysctl = ("sysctl", "-qw", "net.ipv4.ip_forward=0")
+        subprocess.run(["ip", "netns", "exec", router, *sysctl], check=True)
+        routers.add(router)
+        return station
+
+    monkeypatch.setattr(Station, "__enter__", broken)
+    code, _, said = in_this_process(capsys, monkeypatch, "run", design, "--out", out)
+
+    said = " ".join(said.split())
+    (router,) = routers
+    assert code == 1
+    assert "nothing arrived at" in said
+    assert f"@{router}" in said
+    assert f"`ip netns exec {router} ip route get" in said
+    assert not out.exists() or RunReader(out).info.status == "failed"
     assert nothing_is_left()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planewise.measure.runs.silence import Counters, nothing_arrived
+from planewise.measure.trials.silence import Counters, nothing_arrived
 from planewise.testbed.model import TrialPath
 
 PATH = TrialPath("a", "tx0", "b", "rx0", "", "", "198.18.2.1", "", "")
@@ -14,6 +14,7 @@ BEFORE: Counters = {
     "r1@r": (0, 0),
     "rx0@b": (0, 0),
     "busy": (0, 0),
+    "r0@r on lab:b": (0, 0),
 }
 
 
@@ -31,7 +32,12 @@ BEFORE: Counters = {
             "received by r0@r and received by busy)",
             "see why r0@r goes no further",
         ),
-        ({}, "no other interface of this machine counted them", "--dst-mac"),
+        ({}, "no other interface counted them", "--dst-mac"),
+        (
+            {"r0@r on lab:b": (510, 0)},
+            "received by r0@r on lab:b)",
+            "see on lab:b why r0@r goes no further: `ip netns exec r ip route get 198.18.2.1`",
+        ),
         ({"rx0@b": (510, 0)}, "rx0@b received frames, but not to 198.18.2.1", "--dst-mac"),
     ],
 )

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from planewise.measure.designs.design import DesignModel, FrameBytes, Levels, LoadLadder
 from planewise.measure.runs.sut import Pinning, RouterUnderTest
+from planewise.measure.trials.load import SMALLEST_BYTES
 from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
 from planewise.testbed.switches.router import RING_PACKETS, Forwarding, RouterPlatform
@@ -26,8 +27,6 @@ Runs = Annotated[int, Field(ge=1, le=10_000)]
 RingPackets = Annotated[int, Field(ge=1, le=65_536)]
 
 MAX_CURVES = 10_000
-SMALLEST_BYTES = {4: 64, 6: 84}
-"""Frame, with FCS, that holds the generator's stamps, by IP version."""
 
 
 class RouterFactors(DesignModel):

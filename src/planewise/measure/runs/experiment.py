@@ -121,6 +121,9 @@ def run(
         with suppress(StorageError):
             runner.close("failed", f"planewise itself failed: {type(error).__name__}")
         raise
+    if runner.last_error and not runner.done and not writer.finished:
+        runner.close("failed", runner.last_error.what)
+        raise runner.last_error
     if left_out and fill:
         return runner.close("done", "", blocks=schedule.blocks - left_out)
     if left_out:
@@ -147,7 +150,7 @@ class _Runner:
     failed_cells: int = 0
     missed: int = 0
     worked_s: float = 0.0
-    last_failure: str = ""
+    last_error: PlanewiseError | None = None
 
     def __post_init__(self) -> None:
         self.order = self.writer.next_order
@@ -256,7 +259,7 @@ class _Runner:
 
     def _keep(self, visit: Visit, trial: Trial, measured: TrialResult | PlanewiseError) -> None:
         if isinstance(measured, PlanewiseError):
-            self._failed(visit, trial, measured.what)
+            self._failed(visit, trial, measured)
             return
         record = marked(measured.record)
         self._warn_of_missed(visit, record)
@@ -279,32 +282,35 @@ class _Runner:
     def _give_up(self, visit: Visit, pending: list[Trial], error: PlanewiseError) -> None:
         """Records what is left of a cell as failed; its reason is the same for all."""
         for number, trial in enumerate(pending):
-            self._failed(visit, trial, error.what, note=number == 0)
+            self._failed(visit, trial, error, note=number == 0)
             self.worked_s += trial_s(trial, self.pace)
         pending.clear()
 
-    def _failed(self, visit: Visit, trial: Trial, reason: str, *, note: bool = True) -> None:
+    def _failed(
+        self, visit: Visit, trial: Trial, error: PlanewiseError, *, note: bool = True
+    ) -> None:
         record = TrialRecord(
             **self._place(visit, trial).fields,
             kind=trial.kind,
             started=datetime.now(UTC),
             duration_s=0,
             status="failed",
-            reason=reason,
+            reason=error.what,
         )
         self.writer.append(record)
         if note:
-            self.progress.note(f"{_where(visit)}: {trial.kind} trial failed: {reason}")
+            self.progress.note(f"{_where(visit)}: {trial.kind} trial failed: {error.what}")
         self.order += 1
         self.failed += 1
-        self.last_failure = reason
+        self.last_error = error
 
     def _count_cell(self, visit: Visit, succeeded: bool) -> None:
         self.failed_cells = 0 if succeeded else self.failed_cells + 1
-        if self.failed_cells >= FAILURES_IN_A_ROW:
+        if self.failed_cells >= FAILURES_IN_A_ROW and (last := self.last_error):
+            remedy = "fix the cause, then continue with `planewise run --resume`"
             raise _TooManyFailuresError(
-                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self.last_failure}",
-                remedy="fix the cause, then continue with `planewise run --resume`",
+                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {last.what}",
+                remedy=f"{last.remedy}; {remedy}" if last.remedy else remedy,
             )
 
     def close(self, status: RunStatus, reason: str, *, blocks: int | None = None) -> Outcome:

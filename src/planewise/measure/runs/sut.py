@@ -15,13 +15,11 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Run
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
-from planewise.measure.runs.silence import counters, nothing_arrived
 from planewise.measure.runs.stations import Stations
 from planewise.measure.station import Place, Station
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.load_one_process import Generator
 from planewise.store.models import Level, TrialRecord
-from planewise.testbed.hosts import netns
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.hosts.steering import CpuSplit, split_cpus, steer
@@ -32,8 +30,6 @@ Pinning = Literal["none", "one", "two", "spread"]
 """CPUs of a router's receive work (`campaign.RouterFactors`)."""
 MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets for a loss ratio."""
-_PROBING_PPS, _PROBING_S = 1700.0, 0.3
-"""Load and duration of the trial that tells a loss of everything from a path that is broken."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +228,6 @@ class SutMeasurer:
         self._opened = ExitStack()
         self._trials = 0
         self._earlier: list[TrialRecord] = []
-        self._arrived = False
         self._built: Built | None = None
 
     @property
@@ -264,8 +259,6 @@ class SutMeasurer:
                 self._earlier.remove(earlier)
                 return _run_of(earlier)
         record = self._measure(offered_pps, duration_s)
-        if record.counts and not self._arrived:
-            self._arrived = record.counts.received > 0 or self._does_arrive()
         self._trials += 1
         if self._on_record is not None:
             self._on_record(record)
@@ -285,22 +278,6 @@ class SutMeasurer:
         except PlanewiseError:
             self.sut.check()
             raise
-
-    def _does_arrive(self) -> bool:
-        """Whether anything arrives at a low load, where a trial lost every frame.
-
-        PlanewiseError with where frames were counted when nothing does.
-        """
-        station = self.built.station
-        path, generator = station.path, station.generator
-        local = path is not None and generator is not None and not station.separate
-        before = counters(generator.host, netns.names()) if local and generator else {}
-        counts = self._measure(_PROBING_PPS, _PROBING_S).counts
-        if path is None or counts is None or counts.received or not counts.sent:
-            return True
-        after = counters(generator.host, netns.names()) if local and generator else {}
-        destination = path.destination(station.ip_version)
-        raise nothing_arrived(path, destination, counts.sent, before, after)
 
     def replay(self, earlier: Sequence[TrialRecord]) -> None:
         """Lets trials that a run measured before it was cut short answer instead of new ones."""

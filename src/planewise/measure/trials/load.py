@@ -11,6 +11,7 @@ from planewise.measure.designs.ladders import loads_of_block
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials import load_one_process, load_two_ended
 from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.silence import along, counters, nothing_arrived
 from planewise.store.models import Level, TrialKind
 
 
@@ -31,10 +32,41 @@ class LoadTrial(Trial):
         return {"size_bytes": self.size_bytes}
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        """See `Trial`. Two machines, and virtual machines, each need a process of their own."""
+        """See `Trial`; fails where nothing arrives at a low load either."""
+        result = self._send(station, place)
+        if (counts := result.record.counts) and counts.sent and not counts.received:
+            check_arrival(station, place, self.size_bytes)
+        return result
+
+    def _send(self, station: Station, place: Place) -> TrialResult:
+        """Two machines, and virtual machines, each need a process of their own."""
         if station.separate or any(end.machine for end in station.ends.values()):
             return load_two_ended.measure(station, self, place)
         return load_one_process.measure(station, self, place)
+
+
+SMALLEST_BYTES = {4: 64, 6: 84}
+"""Of frames that hold the generator's stamps, by version of IP."""
+_PROBING_PPS, _PROBING_S = 1700.0, 0.3
+"""Load and duration of the trial that tells a loss of everything from a path that is broken."""
+
+
+def check_arrival(station: Station, place: Place, size_bytes: int) -> None:
+    """Sends a few frames of a size to the other end, where there is a path for that.
+
+    Raises:
+        PlanewiseError: none arrived; says where they were counted and how to investigate.
+    """
+    path = station.path
+    if path is None:
+        return
+    size_bytes = max(size_bytes, SMALLEST_BYTES[station.ip_version])
+    before = counters(station)
+    probing = LoadTrial("arrival", _PROBING_PPS, size_bytes, _PROBING_S)
+    counts = probing._send(station, place).record.counts
+    if counts and counts.sent and not counts.received:
+        destination, after = path.destination(station.ip_version), counters(station)
+        raise nothing_arrived(path, destination, counts.sent, before, after, along(station))
 
 
 class Load(Kind):

@@ -19,6 +19,7 @@ from planewise.measure.designs.pattern import STEADY, bursts_of
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import REDIS, start_answering
 from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.load import check_arrival
 from planewise.measure.trials.probe import (
     START_S,
     CpuOutput,
@@ -211,7 +212,12 @@ def _measure(
     start_answering(trial.protocol, responder.host, at, running)
     taps = _start_taps(station, points, trial.protocol, running)
     watches = _watch_cpus(station, running)
-    ping, packets = _ping(station, trial, directory)
+    try:
+        ping, packets = _ping(station, trial, directory)
+    except PlanewiseError:
+        station.check()
+        check_arrival(station, place, trial.size_bytes)
+        raise
     cpu = _cpu(ping, watches)
     captures: list[Capture] = []
     for _, _, process, _ in taps:
@@ -226,11 +232,6 @@ def _measure(
         taken = station.hosts[role].take(file, directory, netns=guest)
         packets = join_stamps(packets, read_packets(taken))
     latency = _latency(ping, packets, not_measurable)
-    if not ping.counts.received:
-        raise PlanewiseError(
-            f"none of {ping.counts.sent} probe packets came back to {station.ends['sender'].name}",
-            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
-        )
     record = TrialRecord(
         **place.fields,
         kind="rtt",
@@ -314,7 +315,7 @@ def _cpu(ping: PingOutput, watches: Mapping[str, HostProcess]) -> dict[str, dict
 
 
 def _ping(station: Station, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
-    """The trial's packets; PlanewiseError where none could be sent."""
+    """The trial's packets; PlanewiseError where none could be sent, or none came back."""
     end = station.ends["sender"]
     file = f"{end.host.directory}/ping.csv"
     argv = [*_command(station, trial), "--count", str(trial.packets), "--packets", file]
@@ -326,6 +327,11 @@ def _ping(station: Station, trial: RttTrial, directory: Path) -> tuple[PingOutpu
         output = parse(finished, PingOutput)
         if output.interrupted:
             raise KeyboardInterrupt
+        if output.counts.sent and not output.counts.received:
+            raise PlanewiseError(
+                f"none of {output.counts.sent} probe packets came back to {end.name}",
+                remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+            )
         if output.counts.sent:
             return output, read_packets(end.host.take(file, directory, netns=end.netns))
     raise PlanewiseError(
