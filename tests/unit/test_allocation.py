@@ -37,7 +37,6 @@ from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.sections import allocation as allocations
 from planewise.report.sections.allocation import hold_intervals, sections, timeline
-from planewise.report.sections.predicted import predictions
 from planewise.store.allocations import by_groups
 from planewise.store.levels import keeps_levels
 from planewise.store.models import GuestMove, TrialRecord
@@ -465,31 +464,3 @@ def test_what_flexvf_claims_of_the_busiest_guests_is_asked_of_a_run(run: RunRead
     assert told["F5"].word == "held"
     assert told["F5"].measured.startswith("activity is better than fair")
     assert (told["F6"].word, told["F6"].source) == ("needs hardware", "")
-
-
-def test_latency_is_predicted_from_who_held_a_vf_without_looking_at_the_policys_own_times() -> None:
-    blocks = range(6)
-    # guest1 keeps a VF at random and then takes 1 ms of 4; under activity both busy guests' group
-    # holds one half of the time, and takes the mean of 1 and 4.
-    trials = [trial("none", block, 4.0, 4.0) for block in blocks]
-    for block in blocks:
-        times = {stream.guest: 1.0 if stream.guest == "guest1" else 4.0 for stream in STREAMS}
-        trials.append(trial("static", block, 0, 0, "guest1", sent(times)))
-        trials.append(trial("activity", block, 2.5, 4.0, "guest1"))
-    found = predictions(trials)
-    assert found is not None
-    assert (round(found.saved, 6), found.guests) == (0.75, 6)
-    quiet, busy = found.groups
-    assert (busy.policy, busy.group, busy.held) == ("activity", "40", 0.5)
-    assert busy.predicted_ns == pytest.approx(2.5e6)
-    assert busy.error == pytest.approx(0.0, abs=1e-9)
-    assert quiet.predicted_ns == pytest.approx(4e6)
-    assert busy.low is not None
-    assert busy.high is not None
-    slower = [t for t in trials if t.cell["policy"] != "activity"]
-    slower += [trial("activity", block, 5.0, 4.0, "guest1") for block in blocks]
-    again = predictions(slower)
-    assert again is not None
-    assert again.groups[1].error == pytest.approx(-0.5)
-    assert again.groups[1].predicted_ns == busy.predicted_ns
-    assert predictions(trials[:6]) is None, "nobody kept a VF: nothing is known of what it saves"

@@ -306,15 +306,12 @@ def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
     assert r"\caption{100 \%}" in text
 
 
-def test_a_drawing_whose_process_died_is_drawn_here(data: RunData) -> None:
-    figure = next(iter(choose(data))).figures[0]
-    drawn_here = list(html._drawing(figure, None))
+def test_a_pool_draws_what_is_drawn_here(data: RunData) -> None:
+    figures = next(iter(choose(data))).figures[:1]
+    (drawn_here,) = html.drawn(figures)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert list(html._drawing(figure, pool)) == drawn_here
-        drawings = html._drawing(figure, pool)
-        for process in list(pool._processes.values()):
-            process.kill()
-        assert list(drawings) == drawn_here
+        (drawn,) = html.drawn(figures, pool.map)
+    assert list(drawn.panels) == list(drawn_here.panels)
 
 
 def test_the_sentence_of_a_figure_holds_for_its_cells(data: RunData) -> None:

@@ -10,11 +10,12 @@ import json
 import math
 import multiprocessing
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 
 import vl_convert
@@ -56,7 +57,7 @@ class DrawnFigure:
     """A figure, drawn for the page."""
 
     figure: Figure
-    panels: tuple[Markup, ...]
+    panels: Iterable[Markup]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class DrawnSection:
     """A section with its drawn figures."""
 
     section: Section
-    figures: tuple[DrawnFigure, ...]
+    figures: list[DrawnFigure]
     undrawn: int
     """Figures that only `--figures` draws."""
 
@@ -314,47 +315,27 @@ _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def drawn_sections(data: RunData) -> list[DrawnSection]:
     """The report's sections that this run has data for, their figures drawn."""
-    pool: Executor | None = None
-    if len(data.trials) > _MANY_TRIALS:  # Vega holds Python's lock
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    result = []
-    with pool or nullcontext():
-        pending = []
+    is_large = len(data.trials) > _MANY_TRIALS
+    context = multiprocessing.get_context("spawn")  # Vega holds Python's lock
+    with ProcessPoolExecutor(1, context) if is_large else nullcontext() as pool:
+        result = []
         for section in sections.choose(data):
-            shown: list[Figure] = []
-            for figure in section.figures:
-                if sum(len(one.panels) for one in (*shown, figure)) > _MOST_PANELS and shown:
-                    break
-                shown.append(figure)
-            pending.append((section, shown, [_drawing(figure, pool) for figure in shown]))
-        for section, shown, drawings in pending:
-            figures = tuple(
-                DrawnFigure(figure, tuple(panels))
-                for figure, panels in zip(shown, drawings, strict=True)
-            )
-            result.append(DrawnSection(section, figures, len(section.figures) - len(figures)))
+            panels = accumulate(len(figure.panels) for figure in section.figures)
+            shown = max(1, sum(so_far <= _MOST_PANELS for so_far in panels))
+            figures = drawn(section.figures[:shown], pool.map if pool else map)
+            result.append(DrawnSection(section, figures, max(0, len(section.figures) - shown)))
     return result
 
 
-def drawn(figures: Iterable[Figure]) -> list[DrawnFigure]:
-    """The figures, drawn here."""
-    return [DrawnFigure(figure, tuple(_drawing(figure, None))) for figure in figures]
-
-
-def _drawing(figure: Figure, pool: Executor | None) -> Iterable[Markup]:
-    """The panels of a figure as elements, drawn when they are read, or by the pool meanwhile."""
-    specs = [json.dumps(vega.alone(panel), allow_nan=False) for panel in figure.panels]
-    futures = [pool.submit(vl_convert.vegalite_to_svg, spec) for spec in specs] if pool else []
-
-    def drawings() -> Iterator[Markup]:
-        for place, spec in enumerate(specs):
-            try:
-                svg = futures[place].result() if futures else vl_convert.vegalite_to_svg(spec)
-            except BrokenExecutor:  # its process died: killed, or no memory left
-                svg = vl_convert.vegalite_to_svg(spec)
-            yield inline(svg, f"{figure.name}-{place}")
-
-    return drawings()
+def drawn(figures: Iterable[Figure], draw: Callable[..., Iterable[str]] = map) -> list[DrawnFigure]:
+    """The figures, drawn when they are read; by a pool's `draw`, meanwhile."""
+    result = []
+    for figure in figures:
+        specs = [json.dumps(vega.alone(panel), allow_nan=False) for panel in figure.panels]
+        names = (f"{figure.name}-{place}" for place in range(len(specs)))
+        drawings = map(inline, draw(vl_convert.vegalite_to_svg, specs), names)
+        result.append(DrawnFigure(figure, drawings))
+    return result
 
 
 _ID = re.compile(r'\bid="([^"]+)"')

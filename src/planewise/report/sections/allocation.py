@@ -20,7 +20,6 @@ from planewise.report.facets import Item
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
 from planewise.report.rtt_cell import RttCell, Unread, summarise
 from planewise.report.sections.compared import Compared, comparison_figures
-from planewise.report.sections.predicted import GroupPredictions, predictions
 from planewise.report.sections.rtt import box_figures
 from planewise.report.vega import Row, Span
 from planewise.store.allocations import DOWNLOAD_METRIC, by_groups, members
@@ -106,19 +105,6 @@ def _policies(data: RunData, by_policy: Results) -> Section:
             Compared(family), name=slug(f"policies-{family.metric.title}")
         )
     ]
-    predicted = predictions(data.done)
-    tables = [
-        ("Share of the time in which guests held a VF", shares(data)),
-        ("Costs of the daemon, and its delay", costs(by_policy)),
-    ]
-    if predicted is not None:
-        share = percent_text(round(abs(predicted.saved), 3))
-        saves = f"saves {share} of" if predicted.saved >= 0 else f"adds {share} to"
-        title = (
-            f"Latency predicted from who held a VF, which {saves} the mean RTT (median of "
-            f"{predicted.guests} guests that kept one), against the measured one"
-        )
-        tables.append((title, predicted_table(predicted)))
     first = next(iter(by_policy.values()))[0]
     return Section(
         "policies",
@@ -130,7 +116,10 @@ def _policies(data: RunData, by_policy: Results) -> Section:
             timeline([(policy, of_policy[0]) for policy, of_policy in by_policy.items()]),
             *compared,
         ),
-        tuple(tables),
+        (
+            ("Share of the time in which guests held a VF", shares(data)),
+            ("Costs of the daemon, and its delay", costs(by_policy)),
+        ),
         note=f"In {missed} cases the rate of a group was not kept within 1 %: figures of latency "
         "leave them out."
         if missed
@@ -282,31 +271,6 @@ def shares(data: RunData) -> Table:
         {
             "Policy": lambda policy: policy,
             **{f"Guests with {rate_text(pps)}": of_group(pps) for pps in groups},
-        },
-    )
-
-
-def predicted_table(predicted: GroupPredictions) -> Table:
-    """Latency predicted from the time with a VF, beside the measured latency."""
-
-    def error(value: float) -> str:
-        return percent_text(round(value, 3), signed=True)
-
-    return Table.of(
-        predicted.groups,
-        {
-            "Policy": lambda row: row.policy,
-            "Guests with": lambda row: PrintedNumber.rate(float(row.group)),
-            "Held a VF": lambda row: PrintedNumber.share(row.held, 3),
-            "Mean predicted": lambda row: PrintedNumber.time(row.predicted_ns),
-            "Mean measured": lambda row: PrintedNumber.time(row.measured_ns),
-            "Error": lambda row: PrintedNumber(error(row.error), row.error),
-            "95 % interval": lambda row: (
-                Missing("open: needs six blocks")
-                if row.low is None or row.high is None
-                else theme.interval(error(row.low), error(row.high))
-            ),
-            "Blocks": lambda row: PrintedNumber.plain(row.blocks),
         },
     )
 
