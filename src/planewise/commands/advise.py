@@ -26,34 +26,26 @@ class WorkloadOptions:
     pattern: Annotated[
         str | None,
         typer.Option(
-            "--pattern",
             help="north-south: each function sends back; east-west: a chain of functions through "
-            "the switch; pipeline: a chain of functions that are connected directly.",
+            "the switch; pipeline: a chain of functions that are connected directly."
         ),
     ] = None
-    vnfs: Annotated[int | None, typer.Option("--vnfs", help="Number of network functions (1).")] = (
+    vnfs: Annotated[int | None, typer.Option(help="Number of network functions (1).")] = None
+    chains: Annotated[int | None, typer.Option(help="Chains side by side (1).")] = None
+    switch_cores: Annotated[int | None, typer.Option(help="Cores of the polling switch (1).")] = (
         None
     )
-    chains: Annotated[int | None, typer.Option("--chains", help="Chains side by side (1).")] = None
-    switch_cores: Annotated[
-        int | None, typer.Option("--switch-cores", help="Cores of the polling switch (1).")
-    ] = None
-    vnf_cores: Annotated[
-        int | None, typer.Option("--vnf-cores", help="Cores of each function (1).")
-    ] = None
+    vnf_cores: Annotated[int | None, typer.Option(help="Cores of each function (1).")] = None
     frame_bytes: Annotated[
         int | None,
         typer.Option("--frame", help="Frame size with FCS [bytes] (64).", metavar="BYTES"),
     ] = None
     application: Annotated[
         str | None,
-        typer.Option(
-            "--application", help="polling (DPDK, the default) or kernel (sockets) in the guests."
-        ),
+        typer.Option(help="polling (DPDK, the default) or kernel (sockets) in the guests."),
     ] = None
     rate_mpps: Annotated[
-        float | None,
-        typer.Option("--rate", help="What all functions together must send [Mpps]."),
+        float | None, typer.Option("--rate", help="What all functions together must send [Mpps].")
     ] = None
     latency_us: Annotated[
         float | None,
@@ -68,23 +60,19 @@ class WorkloadOptions:
     isolation: Annotated[
         list[str] | None,
         typer.Option(
-            "--isolation",
             help="memory: no process of the host shares the guests' memory; filtering: the host "
-            "filters every packet; load: neighbours do not matter. May be given more than once.",
+            "filters every packet; load: neighbours do not matter. May be given more than once."
         ),
     ] = None
     guests: Annotated[
-        int | None,
-        typer.Option("--guests", help="Guests that are to have the plane (one a function)."),
+        int | None, typer.Option(help="Guests that are to have the plane (one a function).")
     ] = None
-    vfs: Annotated[int | None, typer.Option("--vfs", help="VFs that are free.")] = None
+    vfs: Annotated[int | None, typer.Option(help="VFs that are free.")] = None
     cores: Annotated[
-        int | None,
-        typer.Option("--cores", help="CPU budget: cores for functions and switch together."),
+        int | None, typer.Option(help="CPU budget: cores for functions and switch together.")
     ] = None
     spare_cores: Annotated[
-        int | None,
-        typer.Option("--spare-cores", help="Cores that the host can give beside the functions'."),
+        int | None, typer.Option(help="Cores that the host can give beside the functions'.")
     ] = None
 
 
@@ -96,8 +84,7 @@ def advise(
         typer.Argument(metavar="WORKLOAD.yaml", help="The workload; options override its keys."),
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option("--profile", help="The host: a file (TOML) or the name of a shipped one."),
+        str | None, typer.Option(help="The host: a file (TOML) or the name of a shipped one.")
     ] = None,
     runs: Annotated[
         list[Path] | None,
@@ -115,13 +102,13 @@ def advise(
         ),
     ] = None,
     why_not: Annotated[
-        str | None, typer.Option("--why-not", help="Explain why this plane is not the answer.")
+        str | None, typer.Option(help="Explain why this plane is not the answer.")
     ] = None,
     show_profile: Annotated[
         bool, typer.Option("--show-profile", help="Print the profile as TOML; advise nothing.")
     ] = False,
     page: Annotated[
-        Path | None, typer.Option("--page", help="Also write an HTML page.", metavar="FILE")
+        Path | None, typer.Option(help="Also write an HTML page.", metavar="FILE")
     ] = None,
     json_: JsonOption = False,
 ) -> None:

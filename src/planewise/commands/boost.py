@@ -31,7 +31,6 @@ def boost(
     moves: Annotated[
         Path | None,
         typer.Option(
-            "--moves",
             help="Output of `planewise alloc status --json` on that host after some moves: the "
             "price of a switch.",
             metavar="FILE",
@@ -103,44 +102,35 @@ def _switch(path: Path) -> SwitchPrice:
 
 
 def _print(gain: Gain, emulated: str) -> None:
-    from rich.table import Table
-
     from planewise.units import rate_text, time_text
 
-    table = Table(title=f"{gain.fast} instead of {gain.slow}", box=None, pad_edge=False)
-    for heading in (
-        "round trips",
-        "frame",
-        "blocks",
-        gain.slow,
-        gain.fast,
-        "boost",
-        "boost of p99",
-    ):
-        table.add_column(heading, justify="right")
-    for row in gain.rows:
-        table.add_row(
-            rate_text(row.frequency_pps),
-            f"{row.size_bytes} B",
-            str(row.blocks),
-            time_text(row.slow_ns.value),
-            time_text(row.fast_ns.value),
-            _share(row.boost),
-            _share(row.boost_p99),
-        )
-    curve = Table(title="what each packet of a guest saves", box=None, pad_edge=False)
-    for heading in ("guest's packets", "saved", "95 % interval"):
-        curve.add_column(heading, justify="right")
+    titles = ("round trips", "frame", "blocks", gain.slow, gain.fast, "boost", "boost of p99")
+    print(f"{gain.fast} instead of {gain.slow}")
+    console.print_rows(
+        titles,
+        [
+            (
+                rate_text(row.frequency_pps),
+                f"{row.size_bytes} B",
+                str(row.blocks),
+                time_text(row.slow_ns.value),
+                time_text(row.fast_ns.value),
+                _share(row.boost),
+                _share(row.boost_p99),
+            )
+            for row in gain.rows
+        ],
+        right=titles,
+    )
+    print("\nwhat each packet of a guest saves")
+    rows = []
     for point in gain.curve:
-        ends = (point.low_us, point.high_us)
-        curve.add_row(
-            rate_text(point.pps),
-            time_text(point.saved_us * 1e3),
-            " to ".join("open" if end is None else time_text(end * 1e3) for end in ends),
-        )
-    console.out().print(table)
-    print()
-    console.out().print(curve)
+        ends = [
+            "open" if end is None else time_text(end * 1e3) for end in (point.low_us, point.high_us)
+        ]
+        rows.append((rate_text(point.pps), time_text(point.saved_us * 1e3), " to ".join(ends)))
+    titles = ("guest's packets", "saved", "95 % interval")
+    console.print_rows(titles, rows, right=titles)
     for cpu in gain.cpu:
         print(
             f"CPU of the kernel a packet of {cpu.size_bytes} bytes: "

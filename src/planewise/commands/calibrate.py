@@ -36,11 +36,10 @@ def calibrate(
     line_gbps: Annotated[
         float | None, typer.Option(help="Line rate of the NIC's port [Gbit/s].", min=0.001)
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the new profile.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new profile.")] = None,
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against",
             help="Another run, or CSV: predict each of its chains, and report the errors.",
             metavar="RUN|FILE",
         ),

@@ -27,7 +27,6 @@ def campaign(
     by: Annotated[
         list[str] | None,
         typer.Option(
-            "--by",
             metavar="ASPECT",
             help="An aspect, such as kernel or nic_ring; may be repeated.",
             show_default="all that vary",
@@ -36,7 +35,6 @@ def campaign(
     repetition: Annotated[
         list[str] | None,
         typer.Option(
-            "--repetition",
             metavar="ASPECT",
             help="An aspect that tells repetitions of one configuration apart, as date and run "
             "do; may be repeated.",
@@ -44,8 +42,7 @@ def campaign(
     ] = None,
     rule: Annotated[str, typer.Option(help="As of `planewise judge`.")] = "planewise",
     format_name: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FORMAT", help="As of `planewise judge`."),
+        str | None, typer.Option("--from", metavar="FORMAT", help="As of `planewise judge`.")
     ] = None,
     plr: PlrOption = 0.005,
     wide: WideOption = False,
@@ -131,23 +128,24 @@ def _print(campaign_summary: Campaign, *, wide: bool) -> None:
         out.print("No aspect varies.")
         return
     out.print()
-    table = console.Rows(
-        "aspect", "level", "curves", "GOOD", "BAD", "UNDECIDED", "of these", "PASTRAMI GOOD",
-        "PDR", "throughput at saturation",
+    console.print_rows(
+        ("aspect", "level", "curves", "GOOD", "BAD", "UNDECIDED", "of these", "PASTRAMI GOOD",
+         "PDR", "throughput at saturation"),
+        [
+            (
+                row.aspect,
+                str(row.level) if row.level != NOT_SAID else "(not given)",
+                str(row.curves),
+                *(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED")),
+                ", ".join(f"{times} {kind}" for kind, times in sorted(row.open.items())) or "-",
+                str(row.pastrami_good),
+                figures_text(row.pdr),
+                figures_text(row.saturation),
+            )
+            for row in campaign_summary.rows
+        ],
         less=("PDR", "of these", "PASTRAMI GOOD", "throughput at saturation"), wide=wide,
     )  # fmt: skip
-    for row in campaign_summary.rows:
-        table.add(
-            row.aspect,
-            str(row.level) if row.level != NOT_SAID else "(not given)",
-            str(row.curves),
-            *(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED")),
-            ", ".join(f"{times} {kind}" for kind, times in sorted(row.open.items())) or "-",
-            str(row.pastrami_good),
-            figures_text(row.pdr),
-            figures_text(row.saturation),
-        )
-    table.print()
     out.print()
     out.print("PDR and throughput: median over curves (least to greatest), number of curves.")
 

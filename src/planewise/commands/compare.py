@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +15,9 @@ from planewise.commands.options import JsonOption, MarginOption, WideOption
 
 if TYPE_CHECKING:
     from planewise.judge.analysis import Analysis
-    from planewise.judge.statistics import Family, RankingCheck
+    from planewise.judge.statistics import Comparison, Family, Metric, RankingCheck
     from planewise.judge.statistics.pooled import PooledTest
+    from planewise.store.models import Level
 
 
 def compare(
@@ -28,15 +31,13 @@ def compare(
     factor: Annotated[
         str,
         typer.Option(
-            "--factor",
             help="Factor to compare; `run` compares runs, `series` planes together with those "
-            "of their background guests.",
+            "of their background guests."
         ),
     ] = "plane",
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            "--metric",
             help="rtt, rtt_p99, rtt_p999, overhead, response, jitter, loss, throughput, ndr, pdr, "
             "cpu_per_packet, transmitted, transmitted_bits, goodput, cpu[:HOST[:MODE]], or all; "
             "may be repeated.",
@@ -46,19 +47,16 @@ def compare(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by",
             help="Factor by whose levels results are compared separately (default: the load's "
-            "location).",
+            "location)."
         ),
     ] = None,
     baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", help="Compare every level with this one only."),
+        str | None, typer.Option(help="Compare every level with this one only.")
     ] = None,
     margin: MarginOption = 0.05,
     tails: Annotated[
-        bool,
-        typer.Option("--tails", help="Also compare the 99th and 99.9th percentiles of RTT."),
+        bool, typer.Option("--tails", help="Also compare the 99th and 99.9th percentiles of RTT.")
     ] = False,
     kendall: Annotated[
         bool,
@@ -138,55 +136,48 @@ def _run_sentences(analysis: Analysis) -> list[str]:
 def _print_family(
     family: Family, ranking: RankingCheck | None, *, kendall: bool, wide: bool
 ) -> None:
-    from planewise.judge.statistics.sentences import bound_text, change_text, level_text, summary
+    from planewise.judge.statistics.sentences import level_text, summary
 
     out = console.out()
+    metric = family.metric
     for level, reason in family.not_measurable.items():
-        out.print(f"{family.metric.title} of {level} is not measurable: {reason}.")
+        out.print(f"{metric.title} of {level} is not measurable: {reason}.")
     several = len(family.strata) > 1
-    values = console.Rows(family.metric.title, *(family.strata if several else ("",)))
-    for level in family.levels:
-        row = []
-        for stratum in family.strata:
-            value = family.value(level, stratum)
-            row.append(level_text(value, family.metric) if value else "not measured")
-        values.add(str(level), *row)
-    values.print()
+
+    def by_stratum(title: str, cell: Callable[[Level, str], str]) -> None:
+        console.print_rows(
+            (title, *(family.strata if several else ("",))),
+            [
+                (str(level), *(cell(level, stratum) for stratum in family.strata))
+                for level in family.levels
+            ],
+        )
+
+    def value(level: Level, stratum: str) -> str:
+        known = family.value(level, stratum)
+        return level_text(known, metric) if known else "not measured"
+
+    def tau(level: Level, stratum: str) -> str:
+        bar = next(b for b in family.kendall if (b.level, b.stratum) == (level, stratum))
+        if bar.correlation is None:
+            return "none"
+        ends = (bar.correlation.tau, bar.correlation.low, bar.correlation.high)
+        return "{:+.2f} ({:+.2f} to {:+.2f})".format(*ends)
+
+    by_stratum(metric.title, value)
     if family.comparisons:
         out.print()
-        table = console.Rows(
-            *([family.by.replace("_", " ")] if several else []),
-            "compared",
-            "answer",
-            "change",
-            "95 % interval",
-            "effect",
-            "p (family)",
-            "blocks",
+        titles = ("compared", "answer", "change", "95 % interval", "effect", "p (family)", "blocks")
+        skipped = 0 if several else 1
+        console.print_rows(
+            (family.by.replace("_", " "), *titles)[skipped:],
+            [_cells(comparison, metric)[skipped:] for comparison in family.comparisons],
             less=("blocks", "p (family)", "effect"),
             wide=wide,
         )
-        for comparison in family.comparisons:
-            low, high = (
-                change_text(end, comparison, family.metric)
-                for end in (comparison.low, comparison.high)
-            )
-            table.add(
-                *([comparison.stratum] if several else []),
-                f"{comparison.a} – {comparison.b}",
-                comparison.outcome,
-                bound_text(
-                    comparison.bound, change_text(comparison.change, comparison, family.metric)
-                ),
-                "too few blocks" if low == high == "unbounded" else f"{low} to {high}",
-                f"{comparison.rank_biserial:+.2f}",
-                "< 0.0001" if comparison.p_family < 0.0001 else f"{comparison.p_family:.4f}",
-                str(comparison.blocks),
-            )
-        table.print()
     if kendall:
         out.print()
-        _print_kendall(family)
+        by_stratum("Kendall's tau-b", tau)
     if family.notes:
         out.print()
     for note in family.notes:
@@ -198,46 +189,51 @@ def _print_family(
         out.print(line, style="bold" if line[:3] != "But" else None)
 
 
-def _print_kendall(family: Family) -> None:
-    table = console.Rows("Kendall's tau-b", *family.strata)
-    for level in family.levels:
-        row = []
-        for stratum in family.strata:
-            bar = next(b for b in family.kendall if (b.level, b.stratum) == (level, stratum))
-            correlation = bar.correlation
-            row.append(
-                "none"
-                if correlation is None
-                else f"{correlation.tau:+.2f} ({correlation.low:+.2f} to {correlation.high:+.2f})"
-            )
-        table.add(str(level), *row)
-    table.print()
+def _cells(comparison: Comparison, metric: Metric) -> tuple[str, ...]:
+    from planewise.judge.statistics.sentences import bound_text, change_text
+
+    ends = (comparison.change, comparison.low, comparison.high)
+    change, low, high = (change_text(end, comparison, metric) for end in ends)
+    return (
+        comparison.stratum,
+        f"{comparison.a} – {comparison.b}",
+        comparison.outcome,
+        bound_text(comparison.bound, change),
+        "too few blocks" if low == high == "unbounded" else f"{low} to {high}",
+        f"{comparison.rank_biserial:+.2f}",
+        "< 0.0001" if comparison.p_family < 0.0001 else f"{comparison.p_family:.4f}",
+        str(comparison.blocks),
+    )
 
 
 def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
     from planewise.judge.statistics.pooled import WARNING
     from planewise.units import percent_text, time_text
 
+    def shift(test: PooledTest) -> str:
+        if test.metric == "rtt":
+            return time_text(test.median_shift)
+        points = percent_text(test.median_shift, signed=True).removesuffix("%").strip()
+        return f"{points} points"
+
     out = console.out()
-    out.print()
-    out.print(f"warning: {WARNING}")
-    out.print()
-    table = console.Rows(
-        "as published", "metric", "compared", "pairs", "median shift", "p", "Kendall's tau-b"
+    out.print(f"\nwarning: {WARNING}\n")
+    titles = ("as published", "metric", "compared", "pairs", "median shift", "p", "Kendall's tau-b")
+    console.print_rows(
+        titles,
+        [
+            (
+                test.stratum,
+                test.metric,
+                f"{test.a} – {test.b}",
+                str(test.pairs),
+                shift(test),
+                f"{test.p:.3g}" if test.log10_p > -300 else f"10^{test.log10_p:.0f}",
+                f"{test.tau:+.3f}",
+            )
+            for test in pooled
+        ],
     )
-    for test in pooled:
-        table.add(
-            test.stratum,
-            test.metric,
-            f"{test.a} – {test.b}",
-            str(test.pairs),
-            time_text(test.median_shift)
-            if test.metric == "rtt"
-            else f"{percent_text(test.median_shift, signed=True).removesuffix('%').strip()} points",
-            f"{test.p:.3g}" if test.log10_p > -300 else f"10^{test.log10_p:.0f}",
-            f"{test.tau:+.3f}",
-        )
-    table.print()
 
 
 # --- for programs -------------------------------------------------------------------------------
@@ -246,6 +242,18 @@ def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
 def _as_json(analysis: Analysis) -> dict[str, object]:
     from planewise.judge.statistics.pooled import WARNING
 
+    pooled = analysis.pooled and {
+        "warning": WARNING,
+        "tests": [
+            {
+                **asdict(test),
+                "unit": "ns" if test.metric == "rtt" else "share",
+                "p": test.p,
+                "kendall_tau_b": test.tau,
+            }
+            for test in analysis.pooled
+        ],
+    }
     return {
         "runs": [
             {"label": sample.label, "path": str(path), "run": sample.info.run}
@@ -255,50 +263,24 @@ def _as_json(analysis: Analysis) -> dict[str, object]:
             {"what": difference.what, "values": dict(difference.values)}
             for difference in analysis.differences
         ],
-        "families": [
-            _family_json(family, ranking)
-            for family, ranking in zip(analysis.families, analysis.rankings, strict=True)
-        ],
-        "as_published": None
-        if analysis.pooled is None
-        else {
-            "warning": WARNING,
-            "tests": [
-                {
-                    "metric": test.metric,
-                    "unit": "ns" if test.metric == "rtt" else "share",
-                    "a": test.a,
-                    "b": test.b,
-                    "stratum": test.stratum,
-                    "pairs": test.pairs,
-                    "median_shift": test.median_shift,
-                    "p": test.p,
-                    "log10_p": test.log10_p,
-                    "kendall_tau_b": test.tau,
-                }
-                for test in analysis.pooled
-            ],
-        },
+        "families": list(map(_family_json, analysis.families, analysis.rankings)),
+        "as_published": pooled,
         "notes": [*_run_sentences(analysis), *analysis.notes],
     }
 
 
 def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, object]:
-    from dataclasses import asdict
-
     from planewise.judge.statistics.sentences import sentence
 
     metric, sending = family.metric, family.metric.sending
-    names = ("factor", "by", "levels", "strata", "scale", "notes")
+    of_family = ("factor", "by", "levels", "strata", "scale", "notes")
+    of_metric = ("title", "unit", "lower_is_better")
+    of_sending = ("frequency_pps", "pattern", "application")
     return {
-        **{name: getattr(family, name) for name in names},
+        **{name: getattr(family, name) for name in of_family},
         "metric": metric.name,
-        "title": metric.title,
-        "frequency_pps": sending.frequency_pps if sending else None,
-        "pattern": sending.pattern if sending else None,
-        "application": sending.application if sending else None,
-        "unit": metric.unit,
-        "lower_is_better": metric.lower_is_better,
+        **{name: getattr(metric, name) for name in of_metric},
+        **{name: getattr(sending, name, None) for name in of_sending},
         "not_measurable": {str(level): why for level, why in family.not_measurable.items()},
         "values": [asdict(value) for value in family.values],
         "comparisons": [

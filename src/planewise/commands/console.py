@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
@@ -91,53 +91,43 @@ def _finite(value: object) -> object:
     return value
 
 
-class Rows:
-    """A table with one line a row, whatever the terminal's width, so that `grep` finds rows.
+def print_rows(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    less: Sequence[str] = (),
+    wide: bool = False,
+    styles: Mapping[str, str] | None = None,
+) -> None:
+    """Prints a table with one line a row, whatever the terminal's width, so that `grep` finds rows.
 
     Columns whose title is in `right` are aligned to the right. On a terminal that is too narrow,
-    columns in `less` are left out, the last first, unless `wide` is set.
+    columns in `less` are left out, the last first, unless `wide` is set; the last line names them.
+    `styles` are those of a row's first cell, by the text of any of its cells.
     """
+    from rich.text import Text
 
-    def __init__(
-        self,
-        *titles: str,
-        right: Collection[str] = (),
-        less: Sequence[str] = (),
-        wide: bool = False,
-    ) -> None:
-        self._titles = titles
-        self._rows = [(titles, "")]
-        self._right = right
-        self._less = () if wide else less
-
-    def add(self, *cells: str, style: str = "") -> None:
-        """Adds a row, a cell for each title; `style` is the first cell's."""
-        self._rows.append((cells, style))
-
-    def print(self) -> None:
-        """Prints the table on stdout, and names the columns that it leaves out."""
-        from rich.text import Text
-
-        console = out()
-        widths = [max(len(row[i]) for row, _ in self._rows) for i in range(len(self._titles))]
-        dropped: list[str] = []
-        shown = list(range(len(self._titles)))
-        for title in reversed(self._less if console.is_terminal else ()):
-            if sum(widths[i] + 2 for i in shown) - 2 > console.width:
-                shown.remove(self._titles.index(title))
-                dropped.insert(0, title)
-        for place, (row, style) in enumerate(self._rows):
-            cells = [
-                row[i].rjust(widths[i])
-                if self._titles[i] in self._right
-                else row[i].ljust(widths[i])
-                for i in shown
-            ]
-            line = Text("  ".join(cells).rstrip(), style="" if place else "bold")
-            line.stylize(style, 0, len(row[0]))
-            console.print(line, soft_wrap=True)
-        if dropped:
-            console.print(f"--wide adds {', '.join(dropped)}", style="dim")
+    console = out()
+    lines = [tuple(titles), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    dropped: list[str] = []
+    shown = list(range(len(titles)))
+    for title in reversed(less if console.is_terminal and not wide else ()):
+        if sum(widths[i] + 2 for i in shown) - 2 > console.width:
+            shown.remove(titles.index(title))
+            dropped.insert(0, title)
+    for row in lines:
+        cells = [
+            row[i].rjust(widths[i]) if titles[i] in right else row[i].ljust(widths[i])
+            for i in shown
+        ]
+        line = Text("  ".join(cells).rstrip(), style="bold" if row is lines[0] else "")
+        for cell in row if styles else ():
+            line.stylize((styles or {}).get(cell, ""), 0, len(row[0]))
+        console.print(line, soft_wrap=True)
+    if dropped:
+        console.print(f"--wide adds {', '.join(dropped)}", style="dim")
 
 
 def open_streams() -> None:

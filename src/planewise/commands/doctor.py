@@ -25,19 +25,16 @@ def doctor(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            "--bundle",
             metavar="FILE.tar.gz",
             help="Write a support bundle: host, versions, the daemon's state and log, the "
             "newest run's description. Secrets and addresses are hidden.",
         ),
     ] = None,
     socket: Annotated[
-        Path | None,
-        typer.Option("--socket", envvar="PLANEWISE_SOCKET", help="The daemon, for --bundle."),
+        Path | None, typer.Option(envvar="PLANEWISE_SOCKET", help="The daemon, for --bundle.")
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option("--config", help="The daemon's configuration, for --bundle."),
+        Path | None, typer.Option(help="The daemon's configuration, for --bundle.")
     ] = None,
 ) -> None:
     """Report which data planes this host can build, and what would disturb a measurement on it.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from planewise.commands.console import out, print_json
+from planewise.commands.console import out, print_json, print_rows
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.schedule import blocks_within, estimate_s
 from planewise.units import count_text, duration_text
@@ -121,8 +121,6 @@ def _long(plane: str) -> bool:
 
 
 def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
-    from rich.table import Table
-
     console = out()
     levels = [cell.levels() for cell in cells]
     varying = [name for name in levels[0] if len({cell[name] for cell in levels}) > 1]
@@ -131,13 +129,17 @@ def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
         console.print(f"In all cells: {', '.join(same)}.")
     trials = {visit.cell: len(visit.trials) for visit in schedule.visits}
     console.print()
-    table = Table(box=None)
-    for name in ("cell", *varying, "trials"):
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for number, (cell, cell_levels) in enumerate(zip(cells, levels, strict=True), start=1):
-        shown = [_levels_text(name, cell_levels) for name in varying]
-        table.add_row(str(number), *shown, str(trials[cell]))
-    console.print(table)
+    print_rows(
+        [name.replace("_", " ") for name in ("cell", *varying, "trials")],
+        [
+            (
+                str(number),
+                *(_levels_text(name, cell_levels) for name in varying),
+                str(trials[cell]),
+            )
+            for number, (cell, cell_levels) in enumerate(zip(cells, levels, strict=True), start=1)
+        ],
+    )
 
 
 def _levels_text(name: str, levels: Mapping[str, Level]) -> str:

@@ -41,47 +41,38 @@ def run(
     design_file: Annotated[
         Path | None, typer.Argument(metavar="DESIGN.yaml", help="What each pair measures.")
     ] = None,
-    nodes: Annotated[
-        Path | None, typer.Option("--nodes", help="File with one host a line.")
-    ] = None,
+    nodes: Annotated[Path | None, typer.Option(help="File with one host a line.")] = None,
     pairs: Annotated[
         int | None,
-        typer.Option(
-            "--pairs", help="Number of pairs; to tell a node from its partners takes two of it."
-        ),
+        typer.Option(help="Number of pairs; to tell a node from its partners takes two of it."),
     ] = None,
     out_directory: Annotated[
         Path | None, typer.Option("--out", help="Fleet directory (default: fleets/<time>).")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="FLEET", help="Continue this directory.")
+        Path | None, typer.Option(metavar="FLEET", help="Continue this directory.")
     ] = None,
     index: Annotated[
-        int | None,
-        typer.Option("--index", envvar=JOB_INDEX, help="Measure this pair alone, from 0."),
+        int | None, typer.Option(envvar=JOB_INDEX, help="Measure this pair alone, from 0.")
     ] = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, help="Pairs of a round to measure at a time.")
+        int, typer.Option(min=1, help="Pairs of a round to measure at a time.")
     ] = 1,
     nic: Annotated[
-        str, typer.Option("--nic", help="The interface to use on all nodes (a lab's: pf0).")
+        str, typer.Option(help="The interface to use on all nodes (a lab's: pf0).")
     ] = "",
     seed: Annotated[
         int | None,
-        typer.Option(
-            "--seed", min=0, help="Seed of the pairing (default: derived from the nodes)."
-        ),
+        typer.Option(min=0, help="Seed of the pairing (default: derived from the nodes)."),
     ] = None,
     budget_pps: Annotated[
-        float | None, typer.Option("--budget-pps", help="Most packets a second to offer to a node.")
+        float | None, typer.Option(help="Most packets a second to offer to a node.")
     ] = None,
     budget_cpu: Annotated[
-        float | None,
-        typer.Option("--budget-cpu", help="Largest share of a node's CPUs to burn (0 to 1)."),
+        float | None, typer.Option(help="Largest share of a node's CPUs to burn (0 to 1).")
     ] = None,
     budget_time: Annotated[
-        float,
-        typer.Option("--budget-time", help="Largest share of the time in which to measure a node."),
+        float, typer.Option(help="Largest share of the time in which to measure a node.")
     ] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the pairs; do nothing.")
@@ -284,7 +275,7 @@ def report(
     directory: Annotated[Path, typer.Argument(metavar="FLEET", help="A fleet directory.")],
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", help="As of compare; may be repeated.", show_default="usual ones"),
+        typer.Option(help="As of compare; may be repeated.", show_default="usual ones"),
     ] = None,
     margin: MarginOption = 0.05,
     out: Annotated[

@@ -138,10 +138,9 @@ def _require_good(judged: list[Judged], compared: list[Readings]) -> None:
 
 def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool, wide: bool) -> None:
     out = console.out()
-    table = console.Rows(*_COLUMNS, right=_NUMBERS, less=_LESS, wide=wide)
-    for result in judged:
-        table.add(*_row(result), style=_STYLES[result.word])
-    table.print()
+    rows = map(_row, judged)
+    styles = {result.label: _STYLES[result.word] for result in judged}
+    console.print_rows(_COLUMNS, rows, right=_NUMBERS, less=_LESS, wide=wide, styles=styles)
     if len(judged) <= LISTED:
         _print_warnings(judged)
     elif not quiet and any(result.warnings for result in judged):

@@ -50,10 +50,7 @@ def up(
     cpus: CpusOption = 2,
     root: RootOption = Path("/"),
     boot_limit: Annotated[
-        float,
-        typer.Option(
-            "--boot-limit", metavar="SECONDS", help="Give up when a host takes longer to boot."
-        ),
+        float, typer.Option(metavar="SECONDS", help="Give up when a host takes longer to boot.")
     ] = 120.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the QEMU command lines; start nothing.")
@@ -92,7 +89,7 @@ def up(
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.")],
-    host: Annotated[str, typer.Option("--host", help="Host to run on: a or b.")] = "a",
+    host: Annotated[str, typer.Option(help="Host to run on: a or b.")] = "a",
     name: NameOption = "default",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Bring up a lab for this command alone.")
@@ -123,7 +120,7 @@ def run(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Option("--name", help="Only this lab.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only this lab.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the state of the labs' hosts: booting, running, hung or dead."""

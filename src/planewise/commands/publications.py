@@ -25,12 +25,10 @@ def publications(
         list[Path] | None, typer.Argument(metavar="[RUN]…", help="Run directories.")
     ] = None,
     tables: Annotated[
-        Path | None,
-        typer.Option("--tables", metavar="FOLDER", help="Publication N's tables (throughput.csv)."),
+        Path | None, typer.Option(metavar="FOLDER", help="Publication N's tables (throughput.csv).")
     ] = None,
     recordings: Annotated[
-        Path | None,
-        typer.Option("--recordings", metavar="FOLDER", help="PASTRAMI's recorded experiments."),
+        Path | None, typer.Option(metavar="FOLDER", help="PASTRAMI's recorded experiments.")
     ] = None,
     out: Annotated[
         Path | None,

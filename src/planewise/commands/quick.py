@@ -20,7 +20,6 @@ def quick(
     minutes: Annotated[
         float,
         typer.Option(
-            "--minutes",
             parser=options.minutes,
             metavar="TIME",
             help="Time to aim at, such as 3, 3m or 1h; more time, more blocks.",

@@ -33,12 +33,12 @@ def print_each(readings: Sequence[Readings]) -> None:
         title = ", ".join(part for part in (file.name, members[0].format, common) if part)
         out.print(title, style="bold")
         names = [""] * len(members) if common else told_apart(conditions)
-        table = console.Rows("quantity", "value", _title(members), right={"value"})
+        rows = []
         for one, name in zip(members, names, strict=True):
             known = estimate(one)
             quantity = f"{one.quantity}, {name}" if name else one.quantity
-            table.add(quantity, value_text(one, known.value), _interval(one, known))
-        table.print()
+            rows.append((quantity, value_text(one, known.value), _interval(one, known)))
+        console.print_rows(("quantity", "value", _title(members)), rows, right={"value"})
         for sentence in can_tell(members):
             out.print(f"{sentence[0].upper()}{sentence[1:]}.")
     if readings:
@@ -51,21 +51,14 @@ def as_json(one: Readings) -> dict[str, object]:
     from planewise.judge.readings import can_tell, estimate
 
     known = estimate(one)
+    names = ("format", "quantity", "condition", "unit", "of", "runs")
     return {
         "file": str(one.file),
-        "format": one.format,
+        **{name: getattr(one, name) for name in names},
         "verdict": None,
         "reason": can_tell([one])[0],
-        "quantity": one.quantity,
-        "condition": one.condition,
-        "unit": one.unit,
-        "value": known.value,
-        "low": known.low,
-        "high": known.high,
-        "least_difference": known.least_difference,
-        "of": one.of,
+        **{name: getattr(known, name) for name in ("value", "low", "high", "least_difference")},
         "values": len(one.values),
-        "runs": one.runs,
     }
 
 
@@ -116,27 +109,27 @@ def _print(one: Compared) -> None:
     out = console.out()
     title = f"{one.quantity}, {one.condition}" if one.condition else one.quantity
     bounds = _title([level.readings for level in one.levels])
-    table = console.Rows(title, "value", bounds, right={"value"})
-    for level in one.levels:
-        table.add(
-            level.name,
-            value_text(level.readings, level.estimate.value),
-            _interval(level.readings, level.estimate),
-        )
-    table.print()
-    answers = console.Rows(
-        "compared", "answer", "change", "95 % interval", right={"change"}, less=("95 % interval",)
+    console.print_rows(
+        (title, "value", bounds),
+        [
+            (
+                level.name,
+                value_text(level.readings, level.estimate.value),
+                _interval(level.readings, level.estimate),
+            )
+            for level in one.levels
+        ],
+        right={"value"},
     )
+    rows = []
     for pair in one.pairs:
-        ends = [end for end in (pair.low, pair.high) if end is not None]
-        answers.add(
-            f"{pair.a} – {pair.b}",
-            pair.outcome,
-            change_text(pair, one.levels[0]),
-            " to ".join(percent_text(end, signed=True) for end in ends) or "–",
-            style=_STYLES.get(pair.outcome, ""),
-        )
-    answers.print()
+        ends = [percent_text(end, signed=True) for end in (pair.low, pair.high) if end is not None]
+        change = change_text(pair, one.levels[0])
+        rows.append((f"{pair.a} – {pair.b}", pair.outcome, change, " to ".join(ends) or "–"))
+    console.print_rows(
+        ("compared", "answer", "change", "95 % interval"), rows,
+        right={"change"}, less=("95 % interval",), styles=_STYLES,
+    )  # fmt: skip
     open_pairs = [pair for pair in one.pairs if pair.outcome == "not distinguishable"]
     if open_pairs:
         widths = [(pair.high or 0.0) - (pair.low or 0.0) for pair in open_pairs]

@@ -22,8 +22,7 @@ def report(
         typer.Option("-o", "--out", help="The page [default: RUN/report.html].", metavar="FILE"),
     ] = None,
     figures: Annotated[
-        Path | None,
-        typer.Option("--figures", help="Also write each figure into this directory."),
+        Path | None, typer.Option(help="Also write each figure into this directory.")
     ] = None,
     formats: Annotated[
         str,
@@ -31,9 +30,7 @@ def report(
     ] = "svg,pdf,png",
     tables: Annotated[
         Path | None,
-        typer.Option(
-            "--tables", help="Also write the comparisons into this directory: Markdown, LaTeX."
-        ),
+        typer.Option(help="Also write the comparisons into this directory: Markdown, LaTeX."),
     ] = None,
 ) -> None:
     """Write a self-contained HTML report, figures and tables, from a run directory alone."""

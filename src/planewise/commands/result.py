@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planewise.commands.console import Rows, out, print_json
+from planewise.commands.console import out, print_json, print_rows
 from planewise.units import RATES, TIMES, three_digits, unit_of
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ def _print_effects(directory: Path, *, wide: bool) -> None:
     known = [effect for effect in found if effect.comparison.outcome in ("better", "worse")]
     if not found:
         return
-    table = Rows("plane", "setting", "metric", "change from the default", "")
-    for effect in found if wide else known:
-        cells = (effect.plane, effect.setting, effect.metric.title, effect.text)
-        table.add(*cells, effect.comparison.outcome)
+    rows = [
+        (one.plane, one.setting, one.metric.title, one.text, one.comparison.outcome)
+        for one in (found if wide else known)
+    ]
     console = out()
     if known or wide:
-        table.print()
+        print_rows(("plane", "setting", "metric", "change from the default", ""), rows)
     if not wide:
         console.print(f"{len(found) - len(known)} other effects are small or not known (--wide).")
     console.print()
@@ -127,12 +127,19 @@ def _print_ranking(metric: str, places: Sequence[RankedPlane]) -> None:
     loads = [load for load in dict.fromkeys(place.load_type for place in places) if load != "all"]
     title, units = _METRICS[metric]
     size, unit = unit_of([place.value for place in places], units)
-    table = Rows(f"{title} [{unit}]", *(_LOADS.get(load, load) for load in loads))
     by_cell = {(place.plane, place.load_type): place for place in places}
-    for plane in dict.fromkeys(place.plane for place in places):
-        cells = (by_cell.get((plane, load)) for load in loads)
-        table.add(plane, *(_value(place, size) if place else "not measured" for place in cells))
-    table.print()
+
+    def cell(plane: str, load: str) -> str:
+        place = by_cell.get((plane, load))
+        return _value(place, size) if place else "not measured"
+
+    print_rows(
+        (f"{title} [{unit}]", *(_LOADS.get(load, load) for load in loads)),
+        [
+            (plane, *(cell(plane, load) for load in loads))
+            for plane in dict.fromkeys(place.plane for place in places)
+        ],
+    )
     out().print()
 
 

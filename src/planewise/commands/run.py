@@ -25,11 +25,10 @@ def run(
     ] = None,
     out_directory: RunOption = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run directory.")
+        Path | None, typer.Option(metavar="RUN", help="Continue this run directory.")
     ] = None,
     blocks: Annotated[
-        int | None,
-        typer.Option("--blocks", help="With --resume: add so many blocks to a finished run."),
+        int | None, typer.Option(help="With --resume: add so many blocks to a finished run.")
     ] = None,
     sender: SenderOption = None,
     responder: ResponderOption = None,
@@ -49,10 +48,7 @@ def run(
         ),
     ] = False,
     live_port: Annotated[
-        int,
-        typer.Option(
-            "--live-port", help="Port of that page on the loopback interface (0: any free one)."
-        ),
+        int, typer.Option(help="Port of that page on the loopback interface (0: any free one).")
     ] = 0,
     wide: WideOption = False,
     json: JsonOption = False,

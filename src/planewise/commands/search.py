@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise import targets
-from planewise.commands.console import Verbosity, print_json
+from planewise.commands.console import Verbosity, print_json, print_rows
 from planewise.commands.console import out as stdout
 from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
 from planewise.commands.progress import ProgressLine
@@ -39,20 +39,14 @@ class SearchOptions:
             show_default=False,
         ),
     ] = None
-    algorithm: Annotated[
-        str, typer.Option("--algorithm", help="planewise, mlrsearch or binary.")
-    ] = "planewise"
+    algorithm: Annotated[str, typer.Option(help="planewise, mlrsearch or binary.")] = "planewise"
     precision: Annotated[
         float,
-        typer.Option(
-            "--precision",
-            help="Relative half-width at which an interval is narrow enough (planewise).",
-        ),
+        typer.Option(help="Relative half-width at which an interval is narrow enough (planewise)."),
     ] = 0.005
-    confidence: Annotated[
-        float,
-        typer.Option("--confidence", help="Confidence of the intervals (planewise)."),
-    ] = 0.95
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals (planewise).")] = (
+        0.95
+    )
     budget_s: Annotated[
         float, typer.Option("--budget", help="Most seconds of traffic and pauses to spend.")
     ] = math.inf
@@ -62,9 +56,7 @@ class SearchOptions:
             "--verdict/--no-verdict", help="Also judge, by a short ladder of loads beyond PDR."
         ),
     ] = True
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the search and of --synthetic.")
-    ] = 1
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search and of --synthetic.")] = 1
 
     def goals_and_algorithm(self) -> tuple[tuple[Goal, ...], Algorithm]:
         """Goals and algorithm by their names. BadInputError: one is unknown."""
@@ -83,7 +75,6 @@ def search(
     synthetic: Annotated[
         str | None,
         typer.Option(
-            "--synthetic",
             metavar="NAME",
             help="Search a simulated system whose truth is known; `list` names them.",
         ),
@@ -203,8 +194,6 @@ def _print_catalogue(json: bool) -> None:
 
 
 def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
-    from rich.table import Table
-
     from planewise.units import rate_text
 
     console = stdout()
@@ -217,14 +206,12 @@ def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
     title = result.goals[0].interval
     if title != "bracket":
         title = f"{title.replace('%', ' %')} interval"
-    table = Table("goal", "load", title, *(["truth"] if truth else []), box=None)
+    rows = []
     for goal in result.goals:
         true_pps = truth.get(goal.goal.name)
-        row = [_title(goal), _load(goal), _interval(goal)]
-        if truth:
-            row.append(rate_text(true_pps) if true_pps else "out of range")
-        table.add_row(*row)
-    console.print(table)
+        true = [rate_text(true_pps) if true_pps else "out of range"] if truth else []
+        rows.append((_title(goal), _load(goal), _interval(goal), *true))
+    print_rows(("goal", "load", title, *(["truth"] if truth else [])), rows)
     console.print()
     console.print(
         f"{len(result.trials)} trials, {result.trial_seconds_s:.1f} s of traffic, "

@@ -56,16 +56,16 @@ class SutOptions:
     """The system under test: one of `--plane`, `--router`, or `--tx` with `--rx`."""
 
     plane: Annotated[
-        str | None, typer.Option("--plane", help="Measure this plane, in a testbed built for it.")
+        str | None, typer.Option(help="Measure this plane, in a testbed built for it.")
     ] = None
     router: Annotated[
         bool, typer.Option("--router", help="Measure a host that routes in its kernel.")
     ] = False
     tx: Annotated[
-        str | None, typer.Option("--tx", metavar="IF[@NETNS]", help="Send by this interface.")
+        str | None, typer.Option(metavar="IF[@NETNS]", help="Send by this interface.")
     ] = None
     rx: Annotated[
-        str | None, typer.Option("--rx", metavar="IF[@NETNS]", help="Receive on this interface.")
+        str | None, typer.Option(metavar="IF[@NETNS]", help="Receive on this interface.")
     ] = None
     destination: Annotated[
         str, typer.Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
@@ -76,11 +76,11 @@ class SutOptions:
     ip_version: Annotated[int, typer.Option("--ip", help="IP version: 4 or 6.")] = 4
     guest: Annotated[
         Literal["namespace", "container", "vm"],
-        typer.Option("--guest", help="Kind of guest that sends and receives."),
+        typer.Option(help="Kind of guest that sends and receives."),
     ] = "namespace"
     path: Annotated[
         Literal["north-south", "east-west"],
-        typer.Option("--path", help="north-south: between two hosts; east-west: within one host."),
+        typer.Option(help="north-south: between two hosts; east-west: within one host."),
     ] = "north-south"
     sender: SenderOption = None
     responder: ResponderOption = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise import targets
-from planewise.commands.console import Verbosity, print_json
+from planewise.commands.console import Verbosity, print_json, print_rows
 from planewise.commands.console import out as stdout
 from planewise.commands.judge import pdr_text
 from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
@@ -29,18 +29,12 @@ def sweep(
     context: typer.Context,
     options: SutOptions,
     loads: Annotated[
-        str,
-        typer.Option(
-            "--loads", help="`auto`, or offered loads [packet/s], such as 100k,200k,300k."
-        ),
+        str, typer.Option(help="`auto`, or offered loads [packet/s], such as 100k,200k,300k.")
     ] = "auto",
-    steps: Annotated[
-        int, typer.Option("--steps", help="Number of loads of an automatic ladder.")
-    ] = 9,
+    steps: Annotated[int, typer.Option(help="Number of loads of an automatic ladder.")] = 9,
     runs: Annotated[
         int | None,
         typer.Option(
-            "--runs",
             help="Trials at each load (5; with --until-verdict 30 on average, at most).",
             show_default=False,
         ),
@@ -53,7 +47,7 @@ def sweep(
             help="Place trials where they decide the verdict; --runs then limits their mean.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the trials' order.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the trials' order.")] = 1,
     out: RunOption = None,
     require_good: RequireGoodOption = False,
     json: JsonOption = False,
@@ -136,18 +130,17 @@ def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
     console.print(f"{verdict.label}: {verdict.reason}", style="bold")
     console.print(f"Stability: {verdict.stability}")
     console.print()
-    from rich.table import Table
-
-    table = Table("offered", "forwarded", "loss", "runs", "", box=None)
-    for point in swept.curve.points:
-        table.add_row(
+    rows = [
+        (
             rate_text(point.offered_pps),
             rate_text(point.forwarded_pps),
             percent_text(point.plr),
             str(point.count),
             "left out, see below" if point.limited == len(point.runs) else "",
         )
-    console.print(table)
+        for point in swept.curve.points
+    ]
+    print_rows(("offered", "forwarded", "loss", "runs", ""), rows)
     console.print()
     pdr = pdr_text(verdict.pdr, verdict.no_pdr, rate_text)
     console.print(f"PDR at {percent_text(verdict.plr)} loss: {pdr}")

@@ -17,7 +17,7 @@ def trend(
     ],
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", help="As `planewise compare` takes them.", show_default="all"),
+        typer.Option(help="As `planewise compare` takes them.", show_default="all"),
     ] = None,
     json: JsonOption = False,
 ) -> None:

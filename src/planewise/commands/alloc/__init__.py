@@ -219,7 +219,7 @@ def watch(socket: Socket = None, json_: JsonOption = False) -> None:
 @app.command()
 def page(
     port: Annotated[
-        int, typer.Option("--port", help="On 127.0.0.1.", min=0, max=65535, show_default="any")
+        int, typer.Option(help="On 127.0.0.1.", min=0, max=65535, show_default="any")
     ] = 0,
     socket: Socket = None,
 ) -> None:
