@@ -129,8 +129,8 @@ def _print(gain: Gain, emulated: str) -> None:
             "open" if end is None else time_text(end * 1e3) for end in (point.low_us, point.high_us)
         ]
         rows.append((rate_text(point.pps), time_text(point.saved_us * 1e3), " to ".join(ends)))
-    titles = ("guest's packets", "saved", "95 % interval")
-    console.print_rows(titles, rows, right=titles)
+    of_curve = ("guest's packets", "saved", "95 % interval")
+    console.print_rows(of_curve, rows, right=of_curve)
     for cpu in gain.cpu:
         print(
             f"CPU of the kernel a packet of {cpu.size_bytes} bytes: "
