@@ -12,9 +12,9 @@ from typing import Literal
 from planewise.errors import BadInputError
 from planewise.fleet.plan import Fleet
 from planewise.fleet.run import names
+from planewise.judge.statistics import Metric, Observation, RunSample, metrics_in, observe
 from planewise.judge.statistics.comparison import MARGIN
 from planewise.judge.statistics.looks import ALPHA
-from planewise.judge.statistics.metrics import Metric, Observation, RunSample, metrics_in, observe
 from planewise.judge.statistics.nodes import Meeting, NodeEffect, false_discovery, node_effects
 from planewise.judge.statistics.runs import described_host
 from planewise.store.models import Fingerprint, Level

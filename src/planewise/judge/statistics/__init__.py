@@ -15,15 +15,12 @@ from planewise.judge.statistics.metrics import (
     Metric,
     Observation,
     Observed,
-    RunSample,
     by_sending,
     metrics_in,
     observe,
 )
-from planewise.judge.statistics.ranking import (
-    RankingCheck,
-    check_ranking,
-)
+from planewise.judge.statistics.ranking import RankingCheck, check_ranking
+from planewise.judge.statistics.values import RunSample
 
 __all__ = [
     "Comparison",

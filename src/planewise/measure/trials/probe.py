@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from planewise.errors import PlanewiseError
-from planewise.judge.statistics.metrics import HISTOGRAM_SHARE
+from planewise.judge.statistics.values import HISTOGRAM_SHARE
 from planewise.measure.station import Place, Station, TrialResult
 from planewise.store.models import Counts, Figure, Latency, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.hosts import programs
