@@ -11,7 +11,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
 from typing import Literal
 
@@ -27,7 +26,7 @@ from planewise.judge.statistics.estimates import (
     rank_biserial,
 )
 from planewise.judge.statistics.flips import Floats
-from planewise.judge.statistics.kendall import KendallBar, bars
+from planewise.judge.statistics.kendall import KendallBar, tau_b
 from planewise.judge.statistics.looks import ALPHA, Found, least_blocks, over_looks
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.pairing import (
@@ -132,19 +131,10 @@ class Family:
     """Levels for which the metric does not exist, with the reason."""
     notes: tuple[str, ...]
     """What a reader should know of these comparisons, sentences."""
-    replicates: Callable[[str], Sequence[tuple[Level, float, int]]]
-    """Level, value and number of the block of each replicate of a stratum."""
+    kendall: tuple[KendallBar, ...]
+    """Correlation of each level's indicator with the metric, by stratum."""
     block_s: float = 0.0
     """How long a block took; 0 where it is not recorded."""
-
-    @cached_property
-    def kendall(self) -> tuple[KendallBar, ...]:
-        """Correlation of each level's indicator with the metric, by stratum."""
-        return tuple(
-            bar
-            for stratum in self.strata
-            for bar in bars(self.levels, stratum, self.replicates(stratum))
-        )
 
     def find(self, a: Level, b: Level, stratum: str = OVERALL) -> Comparison | None:
         """The comparison of `a` against `b`, turned round where it was made the other way."""
@@ -244,7 +234,7 @@ def compare_levels(
         comparisons=tuple(comparisons),
         not_measurable=missing,
         notes=(*grid.notes(pairs), *notes),
-        replicates=grid.replicates,
+        kendall=tuple(grid.kendall()),
         block_s=observed.block_s,
     )
 
@@ -386,13 +376,14 @@ class _Grid:
             bound=bound_of(centre.low, centre.high),
         )
 
-    def replicates(self, stratum: str) -> list[tuple[Level, float, int]]:
-        """Level, value and number of the block of each replicate of a stratum."""
-        return [
-            (level, float(self._values[level][0, block, context]), int(block))
-            for level in self.levels
-            for block, context in np.argwhere(self._there[level] & self.pairing.within[stratum])
-        ]
+    def kendall(self) -> Iterator[KendallBar]:
+        """The correlations of replicates, those of a block being a cluster."""
+        for stratum, within in self.pairing.within.items():
+            of_level = [values[0][:, within] for values in self._values.values()]
+            values = np.stack(of_level) if of_level else np.zeros((0, 0, 0))
+            number, block, _ = at = np.nonzero(~np.isnan(values))
+            for index, level in enumerate(self.levels if number.size else ()):
+                yield KendallBar(level, stratum, tau_b(number == index, values[at], block))
 
     def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterator[str]:
         """What cannot be compared, and, in one sentence, replicates that have no partner."""

@@ -72,11 +72,3 @@ def dispersion(groups: Iterable[Sequence[tuple[int, int]]]) -> float:
             pearson += sum((lost - share * sent) ** 2 / (share * sent) for lost, sent in counts)
             degrees += len(counts) - 1
     return max(1.0, pearson / degrees)
-
-
-def exp(value: float) -> float:
-    """e to the `value`; infinite where that is beyond floating point."""
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf

@@ -9,7 +9,6 @@ cluster is a block with one context, whose values share the state of the host.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,47 +43,28 @@ class KendallBar:
     or there is no other level."""
 
 
-def bars(
-    levels: Sequence[Level], stratum: str, replicates: Sequence[tuple[Level, float, Hashable]]
-) -> list[KendallBar]:
-    """Each level's bar in a stratum, from the level, value and cluster of each replicate."""
-    values = [value for _, value, _ in replicates]
-    clusters = [cluster for _, _, cluster in replicates]
-    return [
-        KendallBar(
-            level, stratum, tau_b([of == level for of, _, _ in replicates], values, clusters)
-        )
-        for level in levels
-        if replicates
-    ]
-
-
-def tau_b(indicator: ArrayLike, values: ArrayLike, clusters: Sequence[Hashable]) -> TauB | None:
-    """Tau-b between an indicator (0 or 1) and values, all of shape (n,).
+def tau_b(indicator: ArrayLike, values: ArrayLike, clusters: ArrayLike) -> TauB | None:
+    """Tau-b between an indicator (0 or 1) and values, all of shape (n,), in numbered clusters.
 
     None where one of the two groups is empty, or all values are equal.
     """
     chosen = np.asarray(indicator, dtype=np.bool_)
     y = np.asarray(values, dtype=np.float64)
+    _, codes = np.unique(np.asarray(clusters), return_inverse=True)
     inside, outside = y[chosen], y[~chosen]
-    m, n = inside.size, outside.size
+    m, n, size = inside.size, outside.size, int(codes.max(initial=-1)) + 1
     if not m or not n or y.min() == y.max():
         return None
-    below, upto = placed(inside, np.sort(outside))
-    # Share of the other group that each value exceeds, ties counted half.
-    place_in = (below + upto) / (2 * n)
-    place_out = 1 - np.add(*placed(outside, np.sort(inside))) / (2 * m)
-    area = float(place_in.mean())
-    names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
-    codes = np.array([names[name] for name in clusters])
-    size = len(names)
+    area, scale = area_and_scale(np.sort(inside), np.sort(outside))
     low, high = -1.0, 1.0
     if size > 1:
-        sum_in = np.bincount(codes[chosen], weights=place_in - area, minlength=size)
-        sum_out = np.bincount(codes[~chosen], weights=place_out - area, minlength=size)
+        # Share of the other group that each value exceeds, ties counted half, against the mean.
+        place_in = np.add(*placed(inside, np.sort(outside))) / (2 * n) - area
+        place_out = 1 - np.add(*placed(outside, np.sort(inside))) / (2 * m) - area
+        sum_in = np.bincount(codes[chosen], weights=place_in, minlength=size)
+        sum_out = np.bincount(codes[~chosen], weights=place_out, minlength=size)
         squares = float(((sum_in / m + sum_out / n) ** 2).sum())
         low, high = _interval(2 * area - 1, 2 * math.sqrt(size / (size - 1) * squares), size, m * n)
-    scale = scale_of_area(np.sort(inside), np.sort(outside), int((upto - below).sum()))
     return TauB((2 * area - 1) * scale, low * scale, high * scale, y.size, size)
 
 
@@ -94,13 +74,15 @@ def placed(values: Floats, others: Floats) -> tuple[Places, Places]:
     return below, np.searchsorted(others, values, side="right")
 
 
-def scale_of_area(x: Floats, y: Floats, shared: int) -> float:
-    """Tau-b over 2·area − 1, for two sorted groups with so many ties between them; 0 where all
-    values are tied."""
+def area_and_scale(x: Floats, y: Floats) -> tuple[float, float]:
+    """Area under the ROC curve of two sorted groups, and tau-b over 2·area − 1; 0 where all values
+    are tied."""
+    below, upto = placed(x, y)
+    area = (float(below.sum()) + float(upto.sum())) / (2 * float(x.size) * y.size)
     size = float(x.size + y.size)
     ties = sum(float((count * (count - 1)).sum()) for count in map(tie_counts, (x, y)))
-    untied = (size * (size - 1) - ties) / 2 - shared
-    return math.sqrt(float(x.size) * y.size / untied) if untied else 0.0
+    untied = (size * (size - 1) - ties) / 2 - int((upto - below).sum())
+    return area, math.sqrt(float(x.size) * y.size / untied) if untied else 0.0
 
 
 def tie_counts(ordered: Floats) -> NDArray[np.float64]:
