@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planewise.advise.demand import Application, Isolation
+from planewise.advise.advice import advise, course, why_not
+from planewise.advise.forecast import PlaneForecast, hold_to_rate
 from planewise.advise.model.capacity import ChainWorkload, Pattern
 from planewise.advise.model.profile import load_profile, shipped
-from planewise.advise.ranked import hold_to_rate
 from planewise.advise.toml_text import toml_text
-from planewise.advise.workload import PlaneForecast, Workload, advise, course, why_not
+from planewise.advise.workload import Application, Isolation, Workload
 from planewise.errors import BadInputError
 from tests.command import in_this_process
 from tests.unit.made_up_chains import predicted_pps
@@ -230,11 +230,11 @@ def test_every_statement_says_what_it_rests_on() -> None:
         (["--pattern", "east-west", "--vnfs", "1000000"], "64 network functions, not 1e+06"),
         (["--pattern", "east-west", "--frame", "12"], "12 bytes"),
         (["--pattern", "east-west", "--rate", "-1"], "above zero"),
-        (["--pattern", "east-west", "--vfs", "-1"], "-1 VFs"),
+        (["--pattern", "east-west", "--vfs", "-1"], "vfs cannot be -1"),
         (["--pattern", "east-west", "--rate", "nan"], "above zero"),
         (["--pattern", "east-west", "--latency", "0"], "above zero"),
         (["--pattern", "east-west", "--isolation", "moon"], "no isolation moon"),
-        (["--pattern", "east-west", "--cores", "-1"], "-1 cores"),
+        (["--pattern", "east-west", "--cores", "-1"], "cores cannot be -1"),
         (["--pattern", "east-west", "--vnfs", "4", "--guests", "3"], "3 guests are fewer than 4"),
         ([], "needs a pattern"),
         (["--pattern", "east-west", "--application", "none"], "no application none"),
@@ -408,9 +408,10 @@ def test_a_rate_without_an_interval_and_a_bound_are_never_taken_as_exact(
     low, high = (None, None) if ends is None else (pps * ends[0], pps * ends[1])
     one = PlaneForecast(
         "vf", True, None, pps, low, None if at_least else high, None, None,
-        "", 0, (), measured=measured, at_least=at_least,
+        measured=measured, at_least=at_least,
     )  # fmt: skip
-    meets = hold_to_rate(one, replace(NORTH_SOUTH, rate_pps=asked), "measurement").meets
+    hold_to_rate(one, replace(NORTH_SOUTH, rate_pps=asked), "measurement")
+    meets = one.meets
     known_low = low if low is not None else pps if at_least else None
     assert (meets is True) == (known_low is not None and asked <= known_low)
     assert (meets is False) == (one.high_pps is not None and asked > one.high_pps)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from planewise.advise.advice import advise, why_not
 from planewise.advise.chain_runs import rows_of
 from planewise.advise.evidence import Evidence, gather
 from planewise.advise.model.capacity import ChainWorkload, predict, station_ns, visits
 from planewise.advise.model.profile import load_profile, shipped
-from planewise.advise.workload import Workload, advise, why_not
+from planewise.advise.workload import Workload
 from planewise.errors import BadInputError
 from planewise.store.recommendation import RankedPlane
 from planewise.store.rundir import RunReader

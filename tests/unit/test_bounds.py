@@ -11,14 +11,12 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planewise.advise.demand import Workload
 from planewise.advise.evidence import gather
-from planewise.advise.measured import hold_to_latency, with_evidence
+from planewise.advise.forecast import forecast
 from planewise.advise.model.capacity import ChainWorkload
-from planewise.advise.ranked import EvidenceBase
-from planewise.advise.ranked import PlaneForecast as Advised
 from planewise.advise.recommend import recommend
 from planewise.advise.table import cells
+from planewise.advise.workload import Workload
 from planewise.judge.bounded import Bound
 from planewise.judge.statistics import Family, RunSample, compare_levels, observe
 from planewise.judge.statistics.sentences import level_text, sentence
@@ -170,17 +168,15 @@ def test_an_advice_takes_no_bound_for_a_measurement_that_decides(
 ) -> None:
     seen = gather("run", trials_of(kinds, lost), info_with_host())
     for evidence in seen:
-        unknown = Advised(evidence.plane, True, None, None, None, None, None, None, "", 0, ())
         workload = Workload(ChainWorkload("north-south", 1, 64), latency_ns=goal_ns)
-        advised = with_evidence(unknown, [evidence], workload)
+        advised = forecast(None, [evidence], workload, evidence.plane)
         told = " ".join(statement.text for statement in advised.statements)
         rate = evidence.forwarded
         assert rate is not None
         assert (f"guests: {rate.bound} " in told) == (rate.bound != "exact")
         tail = evidence.rtt_p99["none"]
         assert (f"{tail.bound} " in cells(advised)[5]) == (tail.bound != "exact")
-        held, _ = hold_to_latency(unknown, EvidenceBase(None, (evidence,)), workload)
         if tail.bound == "exact":
-            assert held.meets_latency == (tail.value <= goal_ns)
+            assert advised.meets_latency == (tail.value <= goal_ns)
         else:
-            assert held.meets_latency == (False if tail.value > goal_ns else None)
+            assert advised.meets_latency == (False if tail.value > goal_ns else None)

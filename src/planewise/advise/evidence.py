@@ -79,6 +79,16 @@ class Evidence:
                 return chain
         return None
 
+    def pair_as_chain(self, workload: ChainWorkload) -> MeasuredChain | None:
+        """One pair of guests as the chain of one function that sends to the other host."""
+        rate, size = self.forwarded, self.forwarded_bytes
+        if rate is None or workload.vnfs != 1 or size is None or size != workload.frame_bytes:
+            return None
+        bound = rate.bound == "at least"
+        limit = "generator" if bound else "kernel"
+        chain = (workload.pattern, 1, size, rate.value, rate.low, rate.high)
+        return MeasuredChain(*chain, limit, bound)
+
     @property
     def tails(self) -> list[RankedPlane]:
         """The 99th percentiles under all loads that were measured."""

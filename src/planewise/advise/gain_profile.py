@@ -20,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from planewise.advise.demand import Statement
 from planewise.advise.toml_text import read_toml
 from planewise.errors import BadInputError
 
@@ -142,7 +141,7 @@ def read_gain(path: Path) -> GainProfile:
     return read_toml(path, GainProfile, writes, lambda _: remedy)
 
 
-def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
+def gain_sentence(gain: GainProfile, pps: float | None) -> str:
     """What the fast plane saves a guest.
 
     Args:
@@ -150,11 +149,9 @@ def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
         pps: the guest's packets, both directions; None: as far as was measured [packets/s].
     """
     if gain.emulated:
-        return Statement(
+        return (
             f"Whether packets are faster on {gain.fast} than on {gain.slow} was measured where "
-            f"times are no hardware's ({gain.emulated}): no figure.",
-            "measurement",
-            gain.run,
+            f"times are no hardware's ({gain.emulated}): no figure."
         )
     rates = (gain.curve[0].pps, gain.curve[-1].pps)
     shown = dict.fromkeys(rates) if pps is None else (pps,)
@@ -166,11 +163,9 @@ def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
         if pps is None or rates[0] <= pps <= rates[1]
         else f", which lies outside of what was measured ({rates[0]:,.0f} to {rates[1]:,.0f})"
     )
-    return Statement(
+    return (
         f"{gain.fast} saves each of a guest's packets {measured}{outside}, against {gain.slow}"
-        f"{_SIZES[gain.size_matters]}.",
-        "measurement",
-        gain.run,
+        f"{_SIZES[gain.size_matters]}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planewise.advise.ranked import PlaneForecast
+from planewise.advise.forecast import PlaneForecast
 from planewise.judge.statistics.sentences import bound_text
 from planewise.units import percent_text, time_text
 

@@ -14,9 +14,9 @@ from planewise.commands.newest import newest_measured
 from planewise.commands.options import JsonOption, grouped
 
 if TYPE_CHECKING:
+    from planewise.advise.advice import Advice
     from planewise.advise.evidence import Evidence
     from planewise.advise.model.profile import Profile
-    from planewise.advise.workload import Advice
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def advise(
     a run has them; every statement says what it rests on. Without --profile and --run the newest
     run in runs/ is the evidence; without a workload, too, its own recommendation is printed.
     """
-    from planewise.advise import workload as room
+    from planewise.advise import advice as room
     from planewise.advise.gain_profile import read_gain
     from planewise.advise.model.profile import find_profile
-    from planewise.advise.workload_file import WorkloadText, read_workload
+    from planewise.advise.workload import read_workload, workload_of
 
     host = None if profile is None else find_profile(profile)
     if show_profile:
@@ -131,7 +131,7 @@ def advise(
     if host is None and not runs:
         alternative = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
         runs = [newest_measured("planewise advise", alternative)]
-    text = read_workload(workload_file) if workload_file is not None else WorkloadText()
+    asked = read_workload(workload_file) if workload_file is not None else {}
     overrides = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(options).items()
@@ -141,8 +141,7 @@ def advise(
     if only_runs and why_not is None and page is None and runs is not None and len(runs) == 1:
         _print_recommendation(runs[0], json_)
         return
-    text = text.model_copy(update=overrides)
-    advice = room.advise(host, text.workload(), _evidence(runs or ()), gain)
+    advice = room.advise(host, workload_of(asked | overrides), _evidence(runs or ()), gain)
     if page is not None:
         from planewise.report.advice import render
         from planewise.store.files import write_file

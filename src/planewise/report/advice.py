@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.advise import table
+from planewise.advise.advice import Advice, course
 from planewise.advise.model.capacity import Prediction
 from planewise.advise.model.profile import Profile
-from planewise.advise.workload import Advice, course
 from planewise.report import charts, html, theme
 from planewise.report.figure import Figure, Missing, PrintedNumber, Table
 from planewise.report.vega import Row, Span
