@@ -130,16 +130,28 @@ def main() -> None:
     console.show_warnings()
     signal.signal(signal.SIGINT, _stop)
     try:
+        sys.exit(_exit_code())
+    except OSError as error:  # stderr cannot be written either: the code says what is left to say
+        console.close(sys.stderr)
+        told: BaseException | None = error
+        while told is not None and not hasattr(told, "exit_code"):
+            told = told.__context__
+        sys.exit(getattr(told, "exit_code", 1))
+
+
+def _exit_code() -> int:
+    """Runs the command line and says what went wrong. OSError where stderr cannot be written."""
+    try:
         try:
             app()
         finally:
             sys.stdout.flush()
     except PlanewiseError as error:
         print_error(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        sys.exit(130)
+        return 130
     except SystemExit as error:
         # The command line library turns Ctrl-C into a silent exit.
         cause = error.__context__ and error.__context__.__cause__
@@ -148,27 +160,24 @@ def main() -> None:
         raise
     except BrokenPipeError:
         # The reader of stdout has closed it; Python would report that again at its exit.
-        console.close_stdout()
-        sys.exit(1)
+        console.close(sys.stdout)
     except Exception as error:
         if isinstance(error, OSError) and console.is_of_output(error):
-            console.close_stdout()
-            print(f"error: the output could not be written: {error.strerror}", file=sys.stderr)
-            sys.exit(1)
-        if isinstance(error, MemoryError) or "failed to map segment" in str(error):
-            print("error: there is too little memory or address space", file=sys.stderr)
-            print("hint: `ulimit -v unlimited`, or free some memory", file=sys.stderr)
-            sys.exit(1)
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        print(
-            f"error: planewise itself failed, in {Path(place.filename).name}:{place.lineno}: "
-            f"{type(error).__name__}: {error}",
-            file=sys.stderr,
-        )
-        print(
-            "hint: this is a bug in planewise; PLANEWISE_TRACEBACK=1 shows where",
-            file=sys.stderr,
-        )
-        if os.environ.get("PLANEWISE_TRACEBACK"):
-            traceback.print_exc()
-        sys.exit(1)
+            console.close(sys.stdout)
+            sentence = f"the output could not be written: {error.strerror}"
+            print_error(PlanewiseError(sentence))
+        elif isinstance(error, MemoryError) or "failed to map segment" in str(error):
+            sentence, remedy = (
+                "there is too little memory or address space",
+                "`ulimit -v unlimited`",
+            )
+            print_error(PlanewiseError(sentence, remedy=f"{remedy}, or free some memory"))
+        else:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            sentence = f"planewise itself failed, in {where}: {type(error).__name__}: {error}"
+            remedy = "this is a bug in planewise; PLANEWISE_TRACEBACK=1 shows where"
+            print_error(PlanewiseError(sentence, remedy=remedy))
+            if os.environ.get("PLANEWISE_TRACEBACK"):
+                traceback.print_exc()
+    return 1

@@ -51,6 +51,8 @@ def test_a_closed_stream_a_full_one_and_a_plain_locale_are_no_bugs() -> None:
     full = run("$P judge --example realistic >/dev/full")
     assert full.returncode == 1
     assert full.stderr.startswith("error: the output could not be written: No space left")
+    for wrong in ("$P judge nothing.txt", "$P --nope", "$P judge"):
+        assert run(f"{wrong} 2>/dev/full").returncode == 2, wrong
     plain = run("$P judge --example realistic", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert plain.returncode == 0, plain.stderr
 

@@ -148,9 +148,9 @@ def is_of_output(error: OSError) -> bool:
     return error.errno == errno.ENOSPC and error.filename is None
 
 
-def close_stdout() -> None:
-    """Lets nothing more be written on stdout, which its reader has closed or which is full."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def close(stream: TextIO) -> None:
+    """Lets nothing more be written on stdout or stderr, whose reader is gone or whose disk full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Commands(TyperGroup):
