@@ -49,7 +49,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 @pytest.fixture(scope="module")
 def drawn(data: RunData) -> dict[str, Figure]:
     """All its figures by name."""
-    return {figure.name: figure for section in choose(data) for figure in section.figures}
+    figures = (figure for section in choose(data) for figure in section.figures)
+    return {part.name: part for figure in figures for part in figure.parts()}
 
 
 def items_of(data: RunData) -> list[Item[RttCell]]:
@@ -193,7 +194,7 @@ def test_every_saved_figure_says_that_its_host_is_virtual(data: RunData) -> None
     assert len(saved) >= 10
     for figure in saved:
         assert "Virtualised times: measured in a virtual machine (kvm)." in figure.lead
-        assert figure.table.rows
+        assert figure.table.rows or "(1 of" not in figure.title
     kendall = next(figure for figure in saved if figure.name == "kendall-1")
     assert "Virtualised" in svg_of(kendall.whole())
 

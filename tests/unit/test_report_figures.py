@@ -43,11 +43,11 @@ def test_bars_of_one_magnitude_share_an_axis_and_longer_ones_get_their_own(
 ) -> None:
     wanted = MadeUp(load_types=("none",), load_blocks=0, failed=0, hidden=())
     data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
-    (near,) = rtt._parts_figures(data, rtt.by_condition(data))
+    near = rtt._parts_figure(data, rtt.by_condition(data))
     assert len(near.panels) == 1
     for name in data.rtt[0].parts_ns:
         data.rtt[0].parts_ns[name] *= 100  # type: ignore[index]
-    (far,) = rtt._parts_figures(data, rtt.by_condition(data))
+    far = rtt._parts_figure(data, rtt.by_condition(data))
     assert len(far.panels) == 2
     assert "(its own axis)" in texts_of(far.panels[1])
     assert fits_schema(far.whole())

@@ -38,7 +38,6 @@ def fleet_map(ranking: Ranking, margin: float) -> Figure:
         lead=lead,
         caption="A square is a node, in the order of names from the left and from above. Its "
         "colour says how its pairs compare with those of the median node.",
-        alt=f"Map of {len(nodes)} nodes. {lead}.",
         panels=(_panel(rows),),
         table=_table(nodes),
         key={name: _COLOURS[name] for name in _COLOURS if name in present},

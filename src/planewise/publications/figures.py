@@ -72,7 +72,6 @@ def over(observed: Observed, name: str, title: str, factor: str, series: tuple[s
         name=name,
         title=title,
         caption=f"Medians; thin line: the 95 % interval. The axis upwards is {span.word}.",
-        alt=f"Lines of {metric.title} by {factor}. {lead}",
         lead=lead,
         panels=(
             charts.lines(

@@ -56,7 +56,6 @@ def capacity(predictions: Sequence[Prediction], asked_vnfs: int) -> Figure:
         "Throughput by number of functions",
         "Packets per second of all functions together, by the capacity model; lines: the largest "
         "error on chains that were left out of its fit.",
-        f"Throughput of each plane by number of functions. Asked for: {rates}.",
         (
             charts.lines(
                 "", rows, colours, span, "rate", charts.levels(lengths, "network functions")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,7 +21,7 @@ Format = Literal["svg", "pdf", "png", "html"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")
 
 MOST_PANELS = 8
-"""Most panels of a figure; further ones make another figure."""
+"""Most panels of a drawing; further ones make another."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,6 @@ class Figure:
     title: str
     caption: str
     """What is drawn and how to read it."""
-    alt: str
-    """The figure in words, for readers who cannot see it."""
     panels: tuple[Spec, ...]
     table: Table
     key: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +106,26 @@ class Figure:
     """GOOD, BAD or UNDECIDED, where the figure is of one judged curve."""
     notes: tuple[str, ...] = ()
     """Remarks, a sentence each."""
+
+    @property
+    def alt(self) -> str:
+        """The figure in words, for readers who cannot see it."""
+        return f"{self.title}. {self.lead or self.caption}".replace("`", "")
+
+    def parts(self) -> Iterator[Figure]:
+        """The figure; several, where it has too many panels, the first with the numbers."""
+        starts = range(0, len(self.panels), MOST_PANELS)
+        for number, start in enumerate(starts, start=1):
+            if len(starts) == 1:
+                yield self
+                continue
+            part = replace(
+                self,
+                name=f"{self.name}-{number}",
+                title=f"{self.title} ({number} of {len(starts)})",
+                panels=self.panels[start : start + MOST_PANELS],
+            )
+            yield part if number == 1 else replace(part, lead="", notes=(), table=Table((), ()))
 
     def whole(self) -> Spec:
         """All panels with title, lead and key, for a file."""
@@ -127,16 +145,6 @@ class Section:
     tables: tuple[tuple[str, Table], ...] = ()
     """Each with its title."""
     note: str = ""
-
-
-def by_panels(panels: Sequence[R], stem: str, title: str) -> Iterator[tuple[str, str, Sequence[R]]]:
-    """Name, title and panels of each figure, where there are too many panels for one."""
-    parts = [panels[at : at + MOST_PANELS] for at in range(0, len(panels), MOST_PANELS)]
-    for number, part in enumerate(parts, start=1):
-        if len(parts) == 1:
-            yield stem, title, part
-        else:
-            yield f"{stem}-{number}", f"{title} ({number} of {len(parts)})", part
 
 
 def slug(text: str) -> str:

@@ -134,7 +134,7 @@ def all_figures(run: RunReader) -> list[Figure]:
     return [
         replace(figure, lead=f"{figure.lead} {remark}".strip())
         for section in sections.choose(data)
-        for figure in section.figures
+        for figure in _parts(section)
     ]
 
 
@@ -320,11 +320,16 @@ def drawn_sections(data: RunData) -> list[DrawnSection]:
     with ProcessPoolExecutor(1, context) if is_large else nullcontext() as pool:
         result = []
         for section in sections.choose(data):
-            panels = accumulate(len(figure.panels) for figure in section.figures)
+            parts = _parts(section)
+            panels = accumulate(len(part.panels) for part in parts)
             shown = max(1, sum(so_far <= _MOST_PANELS for so_far in panels))
-            figures = drawn(section.figures[:shown], pool.map if pool else map)
-            result.append(DrawnSection(section, figures, max(0, len(section.figures) - shown)))
+            figures = drawn(parts[:shown], pool.map if pool else map)
+            result.append(DrawnSection(section, figures, max(0, len(parts) - shown)))
     return result
+
+
+def _parts(section: Section) -> list[Figure]:
+    return [part for figure in section.figures for part in figure.parts()]
 
 
 def drawn(figures: Iterable[Figure], draw: Callable[..., Iterable[str]] = map) -> list[DrawnFigure]:

@@ -19,8 +19,8 @@ from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figure import Entry, Figure, Missing, PrintedNumber, Section, Table, slug
 from planewise.report.rtt_cell import RttCell, Unread, summarise
-from planewise.report.sections.compared import Compared, comparison_figures
-from planewise.report.sections.rtt import box_figures
+from planewise.report.sections.compared import Compared, comparison_figure
+from planewise.report.sections.rtt import box_figure
 from planewise.report.vega import Row, Span
 from planewise.store.allocations import DOWNLOAD_METRIC, by_groups, members
 from planewise.store.levels import keeps_levels
@@ -79,9 +79,8 @@ def sections(data: RunData) -> Iterator[Section]:
     if downloads:
         download = next(d for d in _downloads(next(iter(downloads.values()))))
         compared = [
-            figure
+            comparison_figure(Compared(family), name="download-compared")
             for family in policy_families(data.trials, data.info, DOWNLOAD_METRIC)
-            for figure in comparison_figures(Compared(family), name="download-compared")
         ]
         yield Section(
             "download",
@@ -98,12 +97,9 @@ def _policies(data: RunData, by_policy: Results) -> Section:
     trials = [trial for trial in data.done if trial.alloc is not None]
     missed = sum(not keeps_levels(trial) for trial in by_groups(trials))
     compared = [
-        figure
+        comparison_figure(Compared(family), name=slug(f"policies-{family.metric.title}"))
         for metric in ("rtt", "rtt_p99")
         for family in policy_families(data.trials, data.info, metric)
-        for figure in comparison_figures(
-            Compared(family), name=slug(f"policies-{family.metric.title}")
-        )
     ]
     first = next(iter(by_policy.values()))[0]
     return Section(
@@ -112,7 +108,7 @@ def _policies(data: RunData, by_policy: Results) -> Section:
         f"{len(first.guests)} guests and {first.vfs} VFs: planewised assigns them while "
         "every guest is sent requests at the rate of its group. Less is better.",
         (
-            *(_latency(data, cells, by_policy) if cells else ()),
+            *([_latency(data, cells, by_policy)] if cells else ()),
             timeline([(policy, of_policy[0]) for policy, of_policy in by_policy.items()]),
             *compared,
         ),
@@ -142,10 +138,10 @@ def latency_cells(data: RunData) -> list[RttCell]:
     return sorted(cells, key=lambda cell: (cell.factors[0][1], _rank(cell.plane)))
 
 
-def _latency(data: RunData, cells: Sequence[RttCell], by_policy: Results) -> Iterator[Figure]:
+def _latency(data: RunData, cells: Sequence[RttCell], by_policy: Results) -> Figure:
     """Boxes of the RTT by group and policy, as FlexVF's figure 7."""
     items = [Item(cell.plane, cell.factors, cell) for cell in cells]
-    yield from box_figures(
+    return box_figure(
         facets.split(items, data.naming),
         dict(zip(by_policy, _SHADES * 3, strict=False)),
         lambda cell: cell.rtt,
@@ -227,7 +223,6 @@ def timeline(trials: Sequence[tuple[str, AllocResult]]) -> Figure:
         "One row per guest, the busiest on top; a bar is the time it held a VF, coloured by its "
         "request rate. Times are from the daemon's clock, starting at the end of the warm-up."
         + (" At the second line the groups' rates are reversed." if changes else ""),
-        f"Bars of the time in which each guest held a VF, one panel per policy. Moves: {counts}.",
         tuple(panels),
         Table.of(
             [(policy, result, name) for policy, result in trials for name, _ in _by_rate(result)],
@@ -356,7 +351,6 @@ def download_figure(by_policy: Results) -> Figure:
         "download",
         "Throughput of a download, by policy",
         "One line per trial: payload received in each second, up to the end of the download.",
-        f"Throughput of downloads over time. {lead}",
         (
             charts.lines(
                 "",
@@ -480,7 +474,6 @@ def switch_figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
         "the VF is being given, later taken. Packets have the sender's clock and moves the "
         f"daemon's; the two may be {_seconds(alloc.clock_error_s or 0.0)} off. The axis is "
         f"{span.word}.",
-        f"Round-trip times over time. {lead}",
         tuple(panels),
         switch_table([trial]),
         lead=lead,

@@ -229,7 +229,6 @@ def chain_figures(cells: Sequence[ChainCell]) -> Iterator[Figure]:
             title,
             "Summed over all functions: in a chain each packet counts once per function. Dots are "
             f"replicates, lines their median. The axis is {span.word}.{dashes}",
-            f"Lines of throughput by number of functions. {lead}",
             tuple(panels),
             table(cells),
             lead=lead,
@@ -345,7 +344,6 @@ def tcp_figure(cells: Sequence[TcpCell]) -> Figure:
         "TCP goodput by message size",
         "Payload received, by iperf3. Dots are replicates, lines their median. The "
         f"axis is {span.word}. Small messages cost a system call each.",
-        f"Lines of goodput by message size. Most: {most}.",
         (charts.lines("", medians, colours, span, "bits", x, points=dots),),
         Table.of(
             cells,

@@ -32,7 +32,6 @@ from planewise.report.figure import (
     PrintedNumber,
     Section,
     Table,
-    by_panels,
     slug,
 )
 from planewise.report.sections import load
@@ -101,7 +100,7 @@ def sections(compared: Sequence[Compared]) -> Iterator[Section]:
         sending, stem = metric.sending, ""
         if sending is not None and item is not first[metric.name]:
             stem = f"-{sending.frequency_pps:g}pps-{sending.pattern}-{sending.application}"
-        figures += comparison_figures(item, name=slug(f"compared-{metric.name}{stem}"))
+        figures.append(comparison_figure(item, name=slug(f"compared-{metric.name}{stem}")))
     yield Section(
         "compared",
         "Significant differences",
@@ -139,11 +138,10 @@ def statistics(compared: Sequence[Compared], data: RunData) -> Iterator[Section]
         )
 
 
-def comparison_figures(compared: Compared, *, name: str) -> Iterator[Figure]:
+def comparison_figure(compared: Compared, *, name: str) -> Figure:
     """A line a pair, a panel a stratum."""
     family = compared.family
     drawn = _drawn(family)
-    lead = summary(compared)
     is_ratio = family.scale == "ratio"
     margin = family.comparisons[0].margin
     span = Span(*_ends(family), log=is_ratio)
@@ -178,32 +176,29 @@ def comparison_figures(compared: Compared, *, name: str) -> Iterator[Figure]:
             f"({interval_text(pair, family)})",
         }
 
-    title = f"{_COMPARED[family.factor]} compared by {family.metric.title}"
-    for figure_name, figure_title, panels in by_panels(drawn, name, title):
-        yield Figure(
-            figure_name,
-            figure_title,
-            f"Dot: change of the first {family.factor} against the second; line: 95 % interval; "
-            f"grey band: up to {said} apart is practically the "
-            "same. The outcome holds for all comparisons of this metric together."
-            + (f" {dropped} more comparisons are under Statistics." if dropped else "")
-            + (f" {compared.ranking}" if compared.ranking else ""),
-            f"Intervals of the change, pair by pair. {lead}",
-            tuple(
-                charts.intervals(
-                    stratum_words(stratum),
-                    [row(pair) for pair in pairs],
-                    span,
-                    zero=1.0 if is_ratio else 0.0,
-                    margin=within,
-                    axis=axis,
-                )
-                for stratum, pairs in panels
-            ),
-            table([compared]),
-            lead=lead,
-            notes=tuple(family.notes[:6]),
-        )
+    return Figure(
+        name,
+        f"{_COMPARED[family.factor]} compared by {family.metric.title}",
+        f"Dot: change of the first {family.factor} against the second; line: 95 % interval; grey "
+        f"band: up to {said} apart is practically the same. The outcome holds for all comparisons "
+        "of this metric together."
+        + (f" {dropped} more comparisons are under Statistics." if dropped else "")
+        + (f" {compared.ranking}" if compared.ranking else ""),
+        tuple(
+            charts.intervals(
+                stratum_words(stratum),
+                [row(pair) for pair in pairs],
+                span,
+                zero=1.0 if is_ratio else 0.0,
+                margin=within,
+                axis=axis,
+            )
+            for stratum, pairs in drawn
+        ),
+        table([compared]),
+        lead=summary(compared),
+        notes=tuple(family.notes[:6]),
+    )
 
 
 def _drawn(family: Family) -> list[tuple[str, list[Comparison]]]:
@@ -380,30 +375,25 @@ def kendall_figures(all_compared: Sequence[Compared], data: RunData) -> Iterator
         "labelExpr": "format(datum.value, '+~r')",
         "title": None,
     }
-    for name, figure_title, panels in by_panels(
-        shown, "kendall", "Association between plane and metric (Kendall's τ-b)"
-    ):
-        yield Figure(
-            name,
-            figure_title,
-            "Kendall's τ-b between being on a plane and the metric, over all replicates: left of 0 "
-            "the metric is lower with this plane than with the others, right of it higher; thin "
-            "line: 95 % interval. It shows order, not size.",
-            f"Bars of rank correlations. {lead}",
-            tuple(
-                charts.intervals(
-                    f"{title}: {stratum_words(stratum).lower()}",
-                    [_bar_row(bar, data.colours) for bar in bars],
-                    Span(-1.0, 1.0),
-                    zero=0.0,
-                    margin=None,
-                    axis=axis,
-                )
-                for title, stratum, bars in panels
-            ),
-            kendall_table(all_compared, data.planes),
-            lead=lead,
-        )
+    yield Figure(
+        "kendall",
+        "Association between plane and metric (Kendall's τ-b)",
+        "Kendall's τ-b between being on a plane and the metric, over all replicates: left of 0 "
+        "the metric is lower with this plane than with the others, right of it higher; thin "
+        "line: 95 % interval. It shows order, not size.",
+        tuple(
+            charts.intervals(
+                f"{title}: {stratum_words(stratum).lower()}",
+                [_bar_row(bar, data.colours) for bar in bars],
+                Span(-1.0, 1.0),
+                zero=0.0,
+                axis=axis,
+            )
+            for title, stratum, bars in shown
+        ),
+        kendall_table(all_compared, data.planes),
+        lead=lead,
+    )
 
 
 def _bars(family: Family, data: RunData) -> list[KendallBar]:

@@ -18,7 +18,6 @@ from planewise.report.figure import (
     PrintedNumber,
     Section,
     Table,
-    by_panels,
 )
 from planewise.report.vega import Row, Span, Spec
 from planewise.store.cells import Factors, common_factors, words
@@ -114,19 +113,17 @@ def sections(data: RunData) -> Iterator[Section]:
         "cpu",
         "CPU time",
         "A plane may be fast only because it uses a whole CPU.",
-        tuple(
+        (
             Figure(
-                name,
-                title,
+                "cpu",
+                "CPU time",
                 "Share of all CPUs' time that is spent while RTT is measured, with the background "
                 f"load; the replicate of median busy share. The rest is idle.{both}",
-                f"Bars of CPU time by mode. {lead}",
-                tuple(_panel(panel, colours) for panel in panels),
-                table(facets.contents(panels)),
+                tuple(_panel(panel, colours) for panel in conditions.panels),
+                table(measured),
                 key=colours,
                 lead=lead,
-            )
-            for name, title, panels in by_panels(conditions.panels, "cpu", "CPU time")
+            ),
         ),
         (("CPU time of every cell", table(measured)),),
     )

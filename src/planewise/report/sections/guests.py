@@ -21,7 +21,6 @@ from planewise.report.figure import (
     PrintedNumber,
     Section,
     Table,
-    by_panels,
     slug,
 )
 from planewise.report.vega import Quantity, Row, Span, Spec
@@ -81,7 +80,8 @@ def sections(data: RunData) -> Iterator[Section]:
     if len({trial.cell[GUESTS] for trial in data.done if GUESTS in trial.cell}) < 2:
         return
     curves = [*_loads(data), *_metrics(data)]
-    if drawn := [f for one in curves for f in figures(one, data.naming, data.colours, data.place)]:
+    if curves:
+        drawn = [figure(one, data.naming, data.colours, data.place) for one in curves]
         yield Section(
             "guests",
             "Effect of the number of background guests",
@@ -122,12 +122,12 @@ def _loads(data: RunData) -> Iterable[Curves]:
         yield Curves(f"load-{unit}", title, "rate" if is_rate else "number", tuple(points))
 
 
-def figures(
+def figure(
     curves: Curves,
     naming: Naming,
     colours: Mapping[str, str],
     order: Callable[[tuple[str, Factors]], tuple[object, ...]],
-) -> Iterator[Figure]:
+) -> Figure:
     """Lines through medians over blocks, with their intervals, a panel each condition."""
     points = sorted(curves.points, key=lambda item: order((item.series, item.factors)))
     by_guests = facets.split(points, naming, GUESTS)
@@ -138,33 +138,27 @@ def figures(
         f"Least {curves.shown(least.content)} ({least.series}, {words(least.factors)}), most "
         f"{curves.shown(most.content)} ({most.series}, {words(most.factors)})."
     )
-    title = f"{curves.title[:1].upper()}{curves.title[1:]} by number of background guests"
-    for name, figure_title, panels in by_panels(
-        by_guests.panels, slug(f"guests-{curves.name}"), title
-    ):
-        items = list({id(row.item): row.item for panel in panels for row in panel.rows}.values())
-        names = {row.series for panel in panels for row in panel.rows}
-        yield Figure(
-            name,
-            figure_title,
-            "Median over blocks; thin line: its 95 % interval, from six blocks on. Trials that "
-            "missed their target are left out, except for the load itself. The axis is "
-            f"{span.word}.",
-            f"Lines of {curves.title}. {lead}",
-            tuple(
-                charts.lines(
-                    panel.label,
-                    rows(panel, curves.shown),
-                    {series: colours[series] for series in colours if series in names},
-                    span,
-                    curves.quantity,
-                    levels_of(panel, by_guests.axis),
-                )
-                for panel in panels
-            ),
-            table(curves, items),
-            lead=lead,
-        )
+    items = list({id(row.item): row.item for p in by_guests.panels for row in p.rows}.values())
+    names = {row.series for panel in by_guests.panels for row in panel.rows}
+    return Figure(
+        slug(f"guests-{curves.name}"),
+        f"{curves.title[:1].upper()}{curves.title[1:]} by number of background guests",
+        "Median over blocks; thin line: its 95 % interval, from six blocks on. Trials that missed "
+        f"their target are left out, except for the load itself. The axis is {span.word}.",
+        tuple(
+            charts.lines(
+                panel.label,
+                rows(panel, curves.shown),
+                {series: colours[series] for series in colours if series in names},
+                span,
+                curves.quantity,
+                levels_of(panel, by_guests.axis),
+            )
+            for panel in by_guests.panels
+        ),
+        table(curves, items),
+        lead=lead,
+    )
 
 
 def span_of(points: Iterable[Point]) -> Span:

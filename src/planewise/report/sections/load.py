@@ -71,8 +71,6 @@ def curve_figure(
     """One curve: loss with its interval, PDR and saturation; delivery beside it."""
     limit = percent_text(verdict.plr)
     span = Span.of(curve.offered_pps.tolist(), log_from=30)
-    pdr = "below the first load" if verdict.tested else "not known"
-    pdr = pdr if verdict.pdr is None else _estimate_text(verdict.pdr)
     loads = ", ".join(rate_text(load) for load in verdict.next_loads)
     delivered: list[Row] = [
         {
@@ -89,7 +87,6 @@ def curve_figure(
         f"Packets lost and delivered by offered load, with 95 % intervals of the mean; dashed "
         f"line: {limit} loss, the limit of PDR; shaded: 95 % interval of PDR."
         f"{_LIMITED if any(map(_limited, curve.points)) else ''}",
-        f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. PDR at {limit}: {pdr}.",
         (
             _losses({name: curve}, {name: colour}, span, verdict.plr, verdict),
             charts.lines(
@@ -131,7 +128,6 @@ def overview(items: Sequence[JudgedCurve], colours: Mapping[str, str], label: st
         "Share of packets lost, mean over the runs; the axis is logarithmic and ends at one in a "
         "million. The further right a line rises, the more its plane carries. Dashed: "
         f"{percent_text(limit)} loss.{_LIMITED if limited else ''}",
-        f"Load-loss curves of all planes, {label}. PDR: {pdrs}.",
         (_losses(curves, {name: colours[name] for name in curves}, span, limit),),
         verdict_table(items, ()),
         lead=f"PDR: {pdrs}." if pdrs else "",

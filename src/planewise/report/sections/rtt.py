@@ -18,7 +18,6 @@ from planewise.report.figure import (
     PrintedNumber,
     Section,
     Table,
-    by_panels,
 )
 from planewise.report.rtt_cell import MOST_POINTS, TAIL, Distribution, RttCell, Spread, meaningful
 from planewise.report.vega import Row, Span, Spec
@@ -52,15 +51,15 @@ def times(data: RunData) -> Iterator[Section]:
         "rtt",
         "Round-trip time",
         "Less is better. Where the rings of two planes overlap, the planes may not differ.",
-        tuple(
-            box_figures(
+        (
+            box_figure(
                 by_condition(data),
                 data.colours,
                 lambda cell: cell.rtt,
                 name="rtt",
                 title="Round-trip time",
                 what=f"Round-trip time {where}.",
-            )
+            ),
         ),
         (("Round-trip time of every cell", rtt_table(data.rtt)),),
     )
@@ -80,12 +79,14 @@ def details(data: RunData) -> Iterator[Section]:
         (("Tail of the round-trip time", tail_table(data.rtt)),),
     )
     if any(cell.parts_ns or cell.no_parts for cell in data.rtt):
-        figures = [*_parts_figures(data, conditions)]
-        for name, title, what, time in _HOST_PARTS:
-            if any(cell.parts_ns for cell in data.rtt):
-                figures += box_figures(
+        figures = [_parts_figure(data, conditions)]
+        if any(cell.parts_ns for cell in data.rtt):
+            figures += [
+                box_figure(
                     conditions, data.colours, time, name=name, title=title, what=what, of_rtt=True
                 )
+                for name, title, what, time in _HOST_PARTS
+            ]
         yield Section(
             "parts",
             "Latency breakdown",
@@ -99,11 +100,11 @@ def details(data: RunData) -> Iterator[Section]:
         "lost",
         "Lost packets",
         losses_lead(data.rtt),
-        tuple(_losses(data, conditions)) if lost else (),
+        (_losses(data, conditions),) if lost else (),
     )
 
 
-def box_figures(
+def box_figure(
     conditions: Facets[RttCell],
     colours: Mapping[str, str],
     time: Time,
@@ -113,7 +114,7 @@ def box_figures(
     what: str,
     columns: tuple[str, str] = ("Load", "Plane"),
     of_rtt: bool = False,
-) -> Iterator[Figure]:
+) -> Figure:
     """Boxes of a time by series and condition. `what` begins the caption."""
     cells = facets.contents(conditions.panels)
     spreads = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
@@ -122,28 +123,20 @@ def box_figures(
     idle = (
         " Without background guests there is no load: that measurement is repeated in every panel."
     )
-    caption = (
+    return Figure(
+        name,
+        title,
         f"{what} Rings: medians of replicates; thick line: their median, also at the right; box: "
         "the middle half of all packets; whiskers: their 5th to 95th percentile. The axis is "
-        f"{span.word}.{levels}{idle if conditions.shared_idle else ''}"
+        f"{span.word}.{levels}{idle if conditions.shared_idle else ''}",
+        tuple(
+            charts.boxes(panel.label, _boxes(panel, time), colours, span, "duration")
+            for panel in conditions.panels
+        ),
+        times_table(cells, time, columns, of_rtt=of_rtt),
+        lead=medians_lead(cells, time, title[0].lower() + title[1:]),
+        notes=_reasons(cells, time),
     )
-    for figure_name, figure_title, panels in by_panels(conditions.panels, name, title):
-        own = facets.contents(panels)
-        lead = medians_lead(own, time, title[0].lower() + title[1:])
-        missing = _reasons(own, time)
-        yield Figure(
-            figure_name,
-            figure_title,
-            caption,
-            f"Boxes in {len(panels)} panels. {lead} {' '.join(f'{text}.' for text in missing)}",
-            tuple(
-                charts.boxes(panel.label, _boxes(panel, time), colours, span, "duration")
-                for panel in panels
-            ),
-            times_table(own, time, columns, of_rtt=of_rtt),
-            lead=lead,
-            notes=missing,
-        )
 
 
 def _reasons(cells: Sequence[RttCell], time: Time) -> tuple[str, ...]:
@@ -355,7 +348,6 @@ def _distributions(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figur
         "one packet of 10, of 100, of 1000 exceeds, as far as a packet lies beyond; the far end is "
         "the least certain. The table has medians over replicates, as comparisons do."
         f"{few if len(drawn) < len(by_factors) else ''}",
-        f"Cumulative curves and tails of the round-trip time. {lead}",
         tuple(panels),
         tail_table(data.rtt),
         key=colours,
@@ -402,34 +394,25 @@ def _pair(
 
 def _scatters(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
     """Single packets as dots, thinned evenly."""
-    for name, title, panels in by_panels(conditions.panels, "scatter", "Single packets"):
-        cells = facets.contents(panels)
-        drawn = [(cell, rtts) for cell in cells if (rtts := cell.distribution) is not None]
-        if not drawn:
-            continue
-        each = max(10, min(MOST_POINTS, _MOST_DOTS // len(drawn)))
-        span = Span.of([ns for _, rtts in drawn for ns in (min(rtts.points_ns), rtts.max_ns)])
-        slowest, most = max(drawn, key=lambda pair: pair[1].max_ns)
-        dots = {
-            id(cell): rtts.points_ns[:: -(-len(rtts.points_ns) // each)] for cell, rtts in drawn
-        }
-        lead = (
-            f"The slowest packet took {time_text(most.max_ns)}: {slowest.plane}, "
-            f"{words(slowest.factors)}."
-        )
-        total = theme.count(sum(rtts.packets for _, rtts in drawn))
-        yield Figure(
-            name,
-            title,
-            "Shows "
-            f"{theme.count(sum(map(len, dots.values())))} of {total} packets: of each cell up to "
-            f"{each}, evenly spaced in the order of sending, from top to bottom. Rings: the "
-            f"slowest packets. The axis is {span.word}.",
-            f"Scatter of round-trip times. {lead}",
-            tuple(_dots(panel, dots, data.colours, span) for panel in panels),
-            tail_table(cells),
-            lead=lead,
-        )
+    drawn = [(cell, rtts) for cell in data.rtt if (rtts := cell.distribution) is not None]
+    if not drawn:
+        return
+    each = max(10, min(MOST_POINTS, _MOST_DOTS // len(drawn)))
+    span = Span.of([ns for _, rtts in drawn for ns in (min(rtts.points_ns), rtts.max_ns)])
+    slowest, most = max(drawn, key=lambda pair: pair[1].max_ns)
+    dots = {id(cell): rtts.points_ns[:: -(-len(rtts.points_ns) // each)] for cell, rtts in drawn}
+    total = theme.count(sum(rtts.packets for _, rtts in drawn))
+    yield Figure(
+        "scatter",
+        "Single packets",
+        f"Shows {theme.count(sum(map(len, dots.values())))} of {total} packets: of each cell up to "
+        f"{each}, evenly spaced in the order of sending, from top to bottom. Rings: the slowest "
+        f"packets. The axis is {span.word}.",
+        tuple(_dots(panel, dots, data.colours, span) for panel in conditions.panels),
+        tail_table(data.rtt),
+        lead=f"The slowest packet took {time_text(most.max_ns)}: {slowest.plane}, "
+        f"{words(slowest.factors)}.",
+    )
 
 
 def _dots(
@@ -456,29 +439,26 @@ def _dots(
     return charts.dots(panel.label, dots, rings, colours, span)
 
 
-def _losses(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
+def _losses(data: RunData, conditions: Facets[RttCell]) -> Figure:
     """The share of lost probe packets."""
     span = Span.of([share for cell in data.rtt if (share := cell.share_lost)], log_from=20)
     far = " The axis is logarithmic; without a dot nothing was lost." if span.log else ""
-    for name, title, panels in by_panels(conditions.panels, "lost", "Lost probe packets"):
-        cells = facets.contents(panels)
-        specs = []
-        for panel in panels:
-            bars: list[Row] = []
-            for row in panel.rows:
-                share = row.item.content.share_lost
-                hover = f"{row.label}, {words(row.item.factors)}: {percent_text(share)} lost"
-                bar = {"from": 0.0, "to": share, "text": percent_text(share), "hover": hover}
-                bars.append({"label": row.label, "series": row.series, **bar})
-            specs.append(charts.shares(panel.label, bars, bars, data.colours, span, "share"))
-        yield Figure(
-            name,
-            title,
-            f"Lost probe packets as a share of those sent.{far}",
-            f"The share of lost packets. {losses_lead(cells)}",
-            tuple(specs),
-            rtt_table(cells),
-        )
+    specs = []
+    for panel in conditions.panels:
+        bars: list[Row] = []
+        for row in panel.rows:
+            share = row.item.content.share_lost
+            hover = f"{row.label}, {words(row.item.factors)}: {percent_text(share)} lost"
+            bar = {"from": 0.0, "to": share, "text": percent_text(share), "hover": hover}
+            bars.append({"label": row.label, "series": row.series, **bar})
+        specs.append(charts.shares(panel.label, bars, bars, data.colours, span, "share"))
+    return Figure(
+        "lost",
+        "Lost probe packets",
+        f"Lost probe packets as a share of those sent.{far}",
+        tuple(specs),
+        rtt_table(data.rtt),
+    )
 
 
 _PARTS = {
@@ -508,7 +488,7 @@ _HOST_PARTS: tuple[tuple[str, str, str, Time], ...] = (
 )
 
 
-def _parts_figures(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figure]:
+def _parts_figure(data: RunData, conditions: Facets[RttCell]) -> Figure:
     """Stacked bars of the parts; bars more than ten times longer get an axis of their own."""
     ends: list[float] = []
     least = 0.0
@@ -518,32 +498,29 @@ def _parts_figures(data: RunData, conditions: Facets[RttCell]) -> Iterator[Figur
             least = total
         ends[-1] = total
     colours = {name: theme.var(colour) for name, colour in _PARTS.values()}
-    for name, title, panels in by_panels(conditions.panels, "parts", "Latency breakdown"):
-        cells = facets.contents(panels)
-        specs: list[Spec] = []
-        used: set[str] = set()
-        for panel in panels:
-            for number, (low, end) in enumerate(zip([-1.0, *ends], ends or [1e3], strict=False)):
-                bars, sums = _stacked(panel, low, end)
-                used |= {str(bar["series"]) for bar in bars}
-                if sums:
-                    label = f"{panel.label} (its own axis)" if number else panel.label
-                    span = Span(0.0, end * 1.02)
-                    specs.append(charts.shares(label, bars, sums, colours, span, "duration"))
-        hidden = ", ".join(sorted({cell.plane for cell in cells if not cell.parts_ns}))
-        yield Figure(
-            name,
-            title,
-            "Means over the middle half of the packets, so that the parts add up to the number at "
-            "the right. Sender host: sender overhead; responder host: response time, each without "
-            "its guest where that is shown; wire: between the two network cards; the probe itself: "
-            "between its clock readings and the kernel's stamps.",
-            "Stacked bars of the time in guests, hosts and the wire. "
-            + (f"Not measurable for {hidden}." if hidden else ""),
-            tuple(specs),
-            parts_table(cells),
-            key={part: colour for part, colour in colours.items() if part in used},
-        )
+    specs: list[Spec] = []
+    used: set[str] = set()
+    for panel in conditions.panels:
+        for number, (low, end) in enumerate(zip([-1.0, *ends], ends or [1e3], strict=False)):
+            bars, sums = _stacked(panel, low, end)
+            used |= {str(bar["series"]) for bar in bars}
+            if sums:
+                label = f"{panel.label} (its own axis)" if number else panel.label
+                span = Span(0.0, end * 1.02)
+                specs.append(charts.shares(label, bars, sums, colours, span, "duration"))
+    hidden = ", ".join(sorted({cell.plane for cell in data.rtt if not cell.parts_ns}))
+    return Figure(
+        "parts",
+        "Latency breakdown",
+        "Means over the middle half of the packets, so that the parts add up to the number at the "
+        "right. Sender host: sender overhead; responder host: response time, each without its "
+        "guest where that is shown; wire: between the two network cards; the probe itself: between "
+        "its clock readings and the kernel's stamps."
+        + (f" Not measurable for {hidden}." if hidden else ""),
+        tuple(specs),
+        parts_table(data.rtt),
+        key={part: colour for part, colour in colours.items() if part in used},
+    )
 
 
 def _stacked(panel: Panel[RttCell], low: float, end: float) -> tuple[list[Row], list[Row]]:

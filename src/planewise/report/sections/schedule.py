@@ -88,7 +88,6 @@ def figure(ordered: Sequence[OrderedTrial], data: RunData) -> Figure:
         "schedule",
         "Order of the trials, and drift",
         f"{drift}Order: which plane was measured when (tall: RTT trials, low: others{crosses}).",
-        f"{len(ordered)} trials in their order, {len(failed)} failed. {lead}",
         (*panels, _order_panel(ordered, failed, data, span)),
         _table(ordered),
         lead=lead,
