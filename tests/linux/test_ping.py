@@ -517,6 +517,14 @@ def test_no_space_for_the_packets_keeps_the_summary(netns_pair: Network) -> None
     assert done.output["counts"]["received"] == 100
 
 
+def test_help_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([find_probe(), "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("pw-probe: cannot write to stdout: No space left on device")
+    assert subprocess.run(f"{find_probe()} --help | true", shell=True).returncode == 0
+
+
 def test_a_user_without_raw_sockets_is_told_what_is_missing(netns_pair: Network) -> None:
     plain = ("setpriv", "--bounding-set", "-net_raw", "--inh-caps", "-net_raw")
     program = [*plain, find_probe(), "ping", netns_pair.b.ipv4, "--count", "100"]

@@ -191,7 +191,7 @@ MOST_LINES = {
     "crates/alloc": 8_900,  # goal: 6,500
     "crates/sriov crates/linux": 6_700,  # goal: 5,300
     "crates/kube": 3_800,  # goal: 3,300
-    "crates/error crates/cases crates/wheel": 490,  # goal: 450
+    "crates/error crates/cases crates/wheel": 510,  # goal: 450
 }
 """The line budget of each package. Raise one only with the reason in the commit message."""
 

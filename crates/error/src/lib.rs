@@ -4,6 +4,7 @@ mod text;
 
 use std::error::Error as Cause;
 use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -83,11 +84,23 @@ impl Error {
 /// Ends `program`: prints an error on stderr, its remedy below it, and returns the exit code.
 pub fn exit(program: &str, result: Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
-    eprintln!("{program}: {error}");
+    // A full or closed stderr is no reason to panic.
+    let _ = writeln!(io::stderr(), "{program}: {error}");
     if !error.remedy.is_empty() {
-        eprintln!("  {}", error.remedy);
+        let _ = writeln!(io::stderr(), "  {}", error.remedy);
     }
     ExitCode::from(error.kind.exit_code())
+}
+
+/// Ends `program` after printing help with `code`, or with an error if stdout is full.
+pub fn exit_printed(program: &str, printed: io::Result<()>, code: i32) -> ExitCode {
+    match printed.and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let what = Error::failed("cannot write to stdout", "make space, or send it elsewhere");
+            exit(program, Err(what.caused_by(error)))
+        }
+        _ => ExitCode::from(code as u8),
+    }
 }
 
 #[cfg(test)]

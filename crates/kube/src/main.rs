@@ -2,9 +2,11 @@
 
 use clap::{Parser, Subcommand};
 
+const PROGRAM: &str = "planewised-kubernetes";
+
 /// Planewise on a Kubernetes node: its VFs and who holds them; and the view over all nodes.
 #[derive(Parser)]
-#[command(name = "planewised-kubernetes", version, about, propagate_version = true)]
+#[command(name = PROGRAM, version, about, propagate_version = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -18,10 +20,12 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    match Cli::parse().command {
-        Command::Controller(args) => {
-            pw_error::exit("planewised-kubernetes", pw_kube::controller::run(&args))
-        }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(text) => return pw_error::exit_printed(PROGRAM, text.print(), text.exit_code()),
+    };
+    match cli.command {
+        Command::Controller(args) => pw_error::exit(PROGRAM, pw_kube::controller::run(&args)),
         Command::Host(command) => {
             planewised::cli::main(planewised::cli::Cli { command }, Some(&pw_kube::Kubernetes))
         }

@@ -3,5 +3,8 @@
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
-    planewised::cli::main(planewised::cli::Cli::parse(), None)
+    match planewised::cli::Cli::try_parse() {
+        Ok(cli) => planewised::cli::main(cli, None),
+        Err(text) => pw_error::exit_printed("planewised", text.print(), text.exit_code()),
+    }
 }

@@ -3,5 +3,8 @@
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
-    pw_probe::cli::main(pw_probe::cli::Cli::parse())
+    match pw_probe::cli::Cli::try_parse() {
+        Ok(cli) => pw_probe::cli::main(cli),
+        Err(text) => pw_error::exit_printed("pw-probe", text.print(), text.exit_code()),
+    }
 }
