@@ -519,7 +519,9 @@ def test_no_space_for_the_packets_keeps_the_summary(netns_pair: Network) -> None
 
 def test_help_that_cannot_be_written_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([find_probe(), "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [find_probe(), "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("pw-probe: cannot write to stdout: No space left on device")
     assert subprocess.run(f"{find_probe()} --help | true", shell=True).returncode == 0
