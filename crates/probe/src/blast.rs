@@ -4,11 +4,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
-use crate::output::Output;
+use crate::output;
 use crate::stop::{self, Lifetime};
 use crate::wire;
 
@@ -40,23 +40,6 @@ pub struct Args {
     pub duration: Option<Duration>,
     #[command(flatten)]
     pub lifetime: Lifetime,
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    to: Vec<SocketAddr>,
-    payload_bytes: u16,
-    burst: u32,
-    started_ns: i64,
-    duration_s: f64,
-    intended_pps: f64,
-    achieved_pps: f64,
-    sent: u64,
-    /// The socket had no room, or the other side had refused an earlier one.
-    refused: u64,
-    /// Due by the end, but never tried: this process was not given the CPU in time.
-    skipped: u64,
-    interrupted: bool,
 }
 
 /// Runs the command.
@@ -113,20 +96,20 @@ pub fn run(args: &Args) -> Result<()> {
     let duration_s = elapsed_ns as f64 / 1e9;
     let due_bursts = bursts_due(elapsed_ns.min(end_ns - start_ns), period_ns);
     let due = due_bursts.saturating_mul(u64::from(args.burst));
-    let report = Report {
-        to: args.to.clone(),
-        payload_bytes: args.size,
-        burst: args.burst,
-        started_ns,
-        duration_s,
-        intended_pps: args.rate,
-        achieved_pps: sent as f64 / duration_s,
-        sent,
-        refused,
-        skipped: due.saturating_sub(sent + refused),
-        interrupted: args.duration.is_some() && stop::requested(),
-    };
-    Output::new("blast", report).print()
+    let body = json!({
+        "to": args.to,
+        "payload_bytes": args.size,
+        "burst": args.burst,
+        "started_ns": started_ns,
+        "duration_s": duration_s,
+        "intended_pps": args.rate,
+        "achieved_pps": sent as f64 / duration_s,
+        "sent": sent,
+        "refused": refused,
+        "skipped": due.saturating_sub(sent + refused),
+        "interrupted": args.duration.is_some() && stop::requested(),
+    });
+    output::print("blast", body)
 }
 
 /// Bursts that are due before `elapsed_ns` (above 0) is over, the first at 0 [ns].

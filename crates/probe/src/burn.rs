@@ -3,12 +3,12 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::json;
 
 use crate::clock::{self, NANOS_PER_SECOND};
 use crate::cpu;
 use crate::error::{Error, Result};
-use crate::output::Output;
+use crate::output;
 use crate::stop::{self, Lifetime};
 
 /// Makes background CPU load: each thread is busy a set share of the time, and ends by itself.
@@ -39,16 +39,6 @@ fn share(text: &str) -> std::result::Result<f64, String> {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
         _ => Err("give a share of the time from 0 to 1, for example 0.5".into()),
     }
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    threads: u16,
-    started_ns: i64,
-    duration_s: f64,
-    intended_load: f64,
-    achieved_load: f64,
-    interrupted: bool,
 }
 
 /// Shortest cycle of work and rest [ns]: below what people notice, above a time slice.
@@ -82,15 +72,15 @@ pub fn run(args: &Args) -> Result<()> {
         Ok(busy_ns + threads.into_iter().map(|t| t.join().unwrap_or(0)).sum::<i64>())
     })?;
     let duration_ns = clock::monotonic_ns() - start_ns;
-    let report = Report {
-        threads: args.threads,
-        started_ns,
-        duration_s: duration_ns as f64 / NANOS_PER_SECOND as f64,
-        intended_load: args.load,
-        achieved_load: busy_ns as f64 / duration_ns.max(1) as f64 / f64::from(args.threads),
-        interrupted: stop::requested(),
-    };
-    Output::new("burn", report).print()
+    let body = json!({
+        "threads": args.threads,
+        "started_ns": started_ns,
+        "duration_s": duration_ns as f64 / NANOS_PER_SECOND as f64,
+        "intended_load": args.load,
+        "achieved_load": busy_ns as f64 / duration_ns.max(1) as f64 / f64::from(args.threads),
+        "interrupted": stop::requested(),
+    });
+    output::print("burn", body)
 }
 
 /// Burns until `end_ns`; returns the CPU time it got [ns].

@@ -9,6 +9,8 @@ use std::time::Duration;
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 
+use crate::error::{Error, Result};
+
 /// Nanoseconds in a second.
 pub const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
@@ -121,6 +123,24 @@ impl Schedule {
     /// One packet every 1/`rate_pps` seconds.
     pub fn steady(rate_pps: f64) -> Self {
         Self { burst: 1, gap_ns: 0.0, period_ns: NANOS_PER_SECOND as f64 / rate_pps }
+    }
+
+    /// Packets at `rate_pps`, in bursts if `bursts` has their length and period; `option` sets the period.
+    ///
+    /// # Errors
+    /// A burst is longer than the period.
+    pub fn of(rate_pps: f64, bursts: Option<(u64, Duration)>, option: &str) -> Result<Self> {
+        let Some((burst, period)) = bursts else { return Ok(Self::steady(rate_pps)) };
+        let burst_s = burst as f64 / rate_pps;
+        if burst_s <= period.as_secs_f64() {
+            return Ok(Self::bursts(burst, rate_pps, period));
+        }
+        Err(Error::bad_input(
+            format!(
+                "{burst} packets at {rate_pps} packets/s take {burst_s} s, longer than {option}"
+            ),
+            format!("give {option} {burst_s} or more"),
+        ))
     }
 
     /// `burst` packets at `rate_pps`, bursts beginning `period` apart.

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
-use serde::Serialize;
+use serde_json::json;
 
 use crate::clock::{self, Schedule};
-use crate::error::{Error, Result};
-use crate::histogram::{LatencyRecorder, LatencySummary};
-use crate::output::Output;
+use crate::error::Result;
+use crate::histogram::LatencyRecorder;
+use crate::output;
+use crate::sockets;
 use crate::stop::{self, Lifetime};
 use crate::units;
 
@@ -62,34 +63,13 @@ pub struct AcceptArgs {
     pub lifetime: Lifetime,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    to: SocketAddr,
-    started_ns: i64,
-    duration_s: f64,
-    made: u64,
-    /// Refused, unreachable, or not made in time.
-    failed: u64,
-    /// Of the first that failed.
-    why: Option<String>,
-    /// Of those that were made; none where none was.
-    time: Option<LatencySummary>,
-    interrupted: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Accepted {
-    listen: SocketAddr,
-    accepted: u64,
-}
-
 /// Runs `pw-probe connect`.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
     let schedule = Schedule::steady(args.rate);
     let mut times = LatencyRecorder::default();
-    let (mut failed, mut why) = (0, None);
+    let (mut failed, mut why) = (0_u64, None);
     let mut request = vec![0; args.request as usize];
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
@@ -114,17 +94,17 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    let report = Report {
-        to: args.to,
-        started_ns,
-        duration_s: (clock::monotonic_ns() - start_ns) as f64 / 1e9,
-        made: times.count(),
-        failed,
-        why,
-        time: times.summary(),
-        interrupted: stop::requested(),
-    };
-    Output::new("connect", report).print()
+    let body = json!({
+        "to": args.to,
+        "started_ns": started_ns,
+        "duration_s": (clock::monotonic_ns() - start_ns) as f64 / 1e9,
+        "made": times.count(),
+        "failed": failed,
+        "why": why,
+        "time": times.summary(),
+        "interrupted": stop::requested(),
+    });
+    output::print("connect", body)
 }
 
 /// The beginning of a connection's time: when it was due if the connection before delayed it, else the
@@ -167,21 +147,11 @@ fn reset(stream: &TcpStream) -> io::Result<()> {
 /// Runs `pw-probe accept`.
 pub fn accept(args: &AcceptArgs) -> Result<()> {
     args.lifetime.begin()?;
-    let failed = |error: io::Error| {
-        let remedy = match error.kind() {
-            io::ErrorKind::AddrInUse => "another program listens there: choose another port",
-            io::ErrorKind::AddrNotAvailable => {
-                "the address is none of this machine's: see `ip address`"
-            }
-            io::ErrorKind::PermissionDenied => "ports below 1024 need root: choose another",
-            _ => "",
-        };
-        Error::failed(format!("cannot listen on {}", args.listen), remedy).caused_by(error)
-    };
+    let failed = |error: io::Error| sockets::cannot_listen(args.listen, error);
     let listener = TcpListener::bind(args.listen).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     eprintln!("ready");
-    let mut accepted = 0;
+    let mut accepted = 0_u64;
     let mut request = vec![0; args.echo as usize];
     while !stop::requested() {
         match listener.accept() {
@@ -196,7 +166,7 @@ pub fn accept(args: &AcceptArgs) -> Result<()> {
             Err(error) => return Err(failed(error)),
         }
     }
-    Output::new("accept", Accepted { listen: args.listen, accepted }).print()
+    output::print("accept", json!({ "listen": args.listen, "accepted": accepted }))
 }
 
 /// Waits for a connection, or 50 ms: a signal ends the wait.

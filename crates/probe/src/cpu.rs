@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::json;
 
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::output::Output;
+use crate::output;
 use crate::stop::{self, Lifetime};
 
 /// Ticks by mode, in the order of [`Shares`], as the kernel has counted them since boot.
@@ -243,14 +244,6 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    started_ns: i64,
-    duration_s: f64,
-    interrupted: bool,
-    cpu: CpuUsage,
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
@@ -263,13 +256,13 @@ pub fn run(args: &Args) -> Result<()> {
         clock::sleep_until(end_ns.map_or(second, |end_ns| end_ns.min(second)));
     }
     let duration_s = (clock::monotonic_ns() - start_ns) as f64 / 1e9;
-    let report = Report {
-        started_ns,
-        duration_s,
-        interrupted: args.duration.is_some() && stop::requested(),
-        cpu: meter.usage()?,
-    };
-    Output::new("cpu", report).print()
+    let body = json!({
+        "started_ns": started_ns,
+        "duration_s": duration_s,
+        "interrupted": args.duration.is_some() && stop::requested(),
+        "cpu": meter.usage()?,
+    });
+    output::print("cpu", body)
 }
 
 #[cfg(test)]

@@ -12,13 +12,16 @@ use etherparse::PacketBuilder;
 
 use crate::error::{Error, Result};
 use crate::netlink::Mac;
-use crate::stamp::{self, TimeFormat};
+use crate::stamp::{self, SenderPacket};
 use crate::wire::{self, ETHERNET_BYTES, FCS_BYTES, Message, UPPER_HEADER_BYTES};
 
 /// The first bytes of a trial's payload.
 pub const MAGIC: [u8; 2] = *b"PW";
 /// Length of magic, sequence number and time [bytes].
 pub const PAYLOAD_BYTES: usize = 18;
+
+/// TTL or hop limit of all frames.
+const HOPS: u8 = 64;
 
 /// The constant part of a trial's frames.
 #[derive(Debug, Clone)]
@@ -58,6 +61,29 @@ pub enum FrameKind {
     Stamp,
 }
 
+/// What tells the probes of one ping from other packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// ICMP or ICMPv6 echo of this identifier.
+    Echo(u16),
+    /// STAMP over UDP.
+    Stamp {
+        /// Session identifier.
+        ssid: u16,
+        /// UDP port of the sender.
+        source: u16,
+        /// UDP port of the reflector.
+        port: u16,
+    },
+}
+
+impl FrameKind {
+    /// Where the checksum is, behind the beginning of the UDP or ICMP header [bytes].
+    fn checksum_at(self) -> usize {
+        if self == Self::Echo { 2 } else { 6 }
+    }
+}
+
 /// A frame in which only flow, sequence number, time and checksum change.
 #[derive(Debug, Clone)]
 pub struct Template {
@@ -83,15 +109,6 @@ impl Template {
     /// versions, or there are more flows than ports.
     pub fn new(spec: &FrameSpec) -> Result<Self> {
         let ipv6 = spec.source.is_ipv6();
-        if ipv6 != spec.destination.is_ipv6() {
-            return Err(Error::bad_input(
-                format!(
-                    "the source {} and the destination {} are not of the same IP version",
-                    spec.source, spec.destination
-                ),
-                "give both as IPv4 or both as IPv6",
-            ));
-        }
         let (version, smallest) = (if ipv6 { 6 } else { 4 }, smallest_bytes(ipv6));
         if !(smallest..=65_535).contains(&spec.size_bytes) {
             return Err(Error::bad_input(
@@ -113,71 +130,86 @@ impl Template {
                 "give --flows from 1 to 16384",
             ));
         }
-        let ethernet = PacketBuilder::ethernet2(spec.source_mac, spec.destination_mac);
-        let ip = match (spec.source, spec.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                ethernet.ipv4(source.octets(), destination.octets(), 64)
-            }
-            (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                ethernet.ipv6(source.octets(), destination.octets(), 64)
-            }
-            _ => unreachable!("the versions were compared above"),
-        };
-        let udp = ip.udp(0, spec.destination_port);
         let mut payload = vec![0; spec.size_bytes - smallest + PAYLOAD_BYTES];
         payload[..2].copy_from_slice(&MAGIC);
-        let mut bytes = Vec::with_capacity(spec.size_bytes);
-        udp.write(&mut bytes, &payload).map_err(|error| {
+        let ports = Probe::Stamp { ssid: 0, source: 0, port: spec.destination_port };
+        let mut template = Self::build(spec.source, spec.destination, ports, &payload)?;
+        template.set_macs(spec.source_mac, spec.destination_mac);
+        let (first_source_port, flows) = (spec.first_source_port, spec.flows);
+        Ok(Self { kind: FrameKind::Trial, first_source_port, flows, ..template })
+    }
+
+    /// Builds the template of a ping's probes, with `payload_bytes` behind the ICMP or UDP header and
+    /// without MAC addresses.
+    ///
+    /// # Errors
+    /// The addresses are of different versions, or the payload is too long.
+    pub fn of_probe(
+        source: IpAddr,
+        destination: IpAddr,
+        probe: Probe,
+        payload_bytes: usize,
+    ) -> Result<Self> {
+        let mut payload = vec![0; payload_bytes];
+        match probe {
+            Probe::Echo(_) => payload[..4].copy_from_slice(&wire::ECHO_MAGIC),
+            Probe::Stamp { ssid, .. } => {
+                let error_estimate = stamp::ERROR_ESTIMATE;
+                SenderPacket { sequence: 0, timestamp: [0; 8], error_estimate, ssid }
+                    .write(&mut payload);
+            }
+        }
+        Self::build(source, destination, probe, &payload)
+    }
+
+    fn build(source: IpAddr, destination: IpAddr, upper: Probe, payload: &[u8]) -> Result<Self> {
+        let ethernet = PacketBuilder::ethernet2([0; 6], [0; 6]);
+        let ip = match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                ethernet.ipv4(source.octets(), destination.octets(), HOPS)
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                ethernet.ipv6(source.octets(), destination.octets(), HOPS)
+            }
+            _ => {
+                return Err(Error::bad_input(
+                    format!(
+                        "the source {source} and the destination {destination} are not of the same \
+                         IP version"
+                    ),
+                    "give both as IPv4 or both as IPv6",
+                ));
+            }
+        };
+        let mut bytes = Vec::new();
+        let (kind, written) = match upper {
+            Probe::Stamp { source, port, .. } => {
+                (FrameKind::Stamp, ip.udp(source, port).write(&mut bytes, payload))
+            }
+            Probe::Echo(id) if source.is_ipv4() => {
+                (FrameKind::Echo, ip.icmpv4_echo_request(id, 0).write(&mut bytes, payload))
+            }
+            Probe::Echo(id) => {
+                (FrameKind::Echo, ip.icmpv6_echo_request(id, 0).write(&mut bytes, payload))
+            }
+        };
+        written.map_err(|error| {
             Error::bad_input("cannot build a frame", "give another --size").caused_by(error)
         })?;
         let upper_at = bytes.len() - payload.len() - UPPER_HEADER_BYTES;
-        // The builder's checksum covers source port 0, sequence number 0 and time 0.
-        let checksum = u16::from_be_bytes([bytes[upper_at + 6], bytes[upper_at + 7]]);
-        Ok(Self {
-            bytes,
-            kind: FrameKind::Trial,
-            upper_at,
-            first_source_port: spec.first_source_port,
-            flows: spec.flows,
-            constant_sum: u32::from(!checksum),
-        })
+        // The builder's checksum covers sequence number 0 and time 0.
+        let checksum_at = upper_at + kind.checksum_at();
+        let checksum = u16::from_be_bytes([bytes[checksum_at], bytes[checksum_at + 1]]);
+        // Padded here, not by the driver or NIC.
+        bytes.resize(bytes.len().max(wire::SMALLEST_FRAME_BYTES - FCS_BYTES), 0);
+        let constant_sum = u32::from(!checksum);
+        Ok(Self { bytes, kind, upper_at, first_source_port: 0, flows: 1, constant_sum })
     }
 
-    /// The template of a ping's probes: like `frame`, which the kernel sent. None for a frame that is
-    /// no probe, or has IP options.
-    pub fn of_probe(frame: &[u8]) -> Option<Self> {
-        let packet = wire::parse(frame.get(ETHERNET_BYTES..)?)?;
-        let upper_at = ETHERNET_BYTES + wire::ip_header_bytes(packet.source);
-        let (kind, payload, protocol) = match packet.message {
-            Message::Echo { payload, .. } if packet.source.is_ipv4() => {
-                (FrameKind::Echo, payload, None)
-            }
-            Message::Echo { payload, .. } => (FrameKind::Echo, payload, Some(58)),
-            Message::Udp { payload, .. } => (FrameKind::Stamp, payload, Some(17)),
-        };
-        let upper_bytes = UPPER_HEADER_BYTES + payload.len();
-        if payload.as_ptr().addr() != frame.as_ptr().addr() + upper_at + UPPER_HEADER_BYTES {
-            return None;
-        }
-        // Padded here, not by the driver or NIC.
-        let mut bytes = frame.get(..upper_at + upper_bytes)?.to_vec();
-        let message = &mut bytes[upper_at..];
-        match kind {
-            FrameKind::Stamp => {
-                message[6..8].fill(0);
-                message[8..20].fill(0);
-            }
-            _ => {
-                message[2..4].fill(0);
-                message[6..8].fill(0);
-                message[12..20].fill(0);
-            }
-        }
-        let pseudo_sum =
-            protocol.map_or(0, |protocol| wire::pseudo_header_sum(&packet, protocol, upper_bytes));
-        let constant_sum = wire::sum_words(pseudo_sum, message);
-        bytes.resize(bytes.len().max(wire::SMALLEST_FRAME_BYTES - FCS_BYTES), 0);
-        Some(Self { bytes, kind, upper_at, first_source_port: 0, flows: 1, constant_sum })
+    /// Sets the MAC addresses.
+    pub fn set_macs(&mut self, source: Mac, destination: Mac) {
+        self.bytes[..6].copy_from_slice(&destination);
+        self.bytes[6..12].copy_from_slice(&source);
     }
 
     /// Length of a frame for the kernel, without the FCS [bytes].
@@ -194,25 +226,25 @@ impl Template {
     #[inline]
     pub fn stamp(&self, frame: &mut [u8], sequence: u64, tx_ns: i64) {
         let upper = &mut frame[self.upper_at..];
-        let (sum, checksum_at) = match self.kind {
+        let sum = match self.kind {
             FrameKind::Trial => {
                 let port = self.first_source_port + (sequence % u64::from(self.flows)) as u16;
                 upper[..2].copy_from_slice(&port.to_be_bytes());
                 upper[10..18].copy_from_slice(&sequence.to_be_bytes());
                 upper[18..26].copy_from_slice(&tx_ns.to_be_bytes());
-                (u32::from(port) + words(sequence) + words(tx_ns as u64), 6)
+                u32::from(port) + words(sequence) + words(tx_ns as u64)
             }
             FrameKind::Echo => {
                 upper[6..8].copy_from_slice(&(sequence as u16).to_be_bytes());
                 upper[12..20].copy_from_slice(&sequence.to_be_bytes());
-                (words(sequence & 0xffff) + words(sequence), 2)
+                words(sequence & 0xffff) + words(sequence)
             }
             FrameKind::Stamp => {
                 let number = stamp::number(sequence);
-                let time = TimeFormat::Ntp.encode(tx_ns);
+                let time = stamp::encode(tx_ns);
                 upper[8..12].copy_from_slice(&number.to_be_bytes());
                 upper[12..20].copy_from_slice(&time);
-                (words(number.into()) + words(u64::from_be_bytes(time)), 6)
+                words(number.into()) + words(u64::from_be_bytes(time))
             }
         };
         let checksum = match wire::checksum(self.constant_sum + sum) {
@@ -220,6 +252,7 @@ impl Template {
             0 if self.kind != FrameKind::Echo => 0xffff,
             checksum => checksum,
         };
+        let checksum_at = self.kind.checksum_at();
         upper[checksum_at..checksum_at + 2].copy_from_slice(&checksum.to_be_bytes());
     }
 }
@@ -264,7 +297,7 @@ pub fn read_payload(payload: &[u8]) -> Option<(u64, i64)> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use etherparse::{SlicedPacket, TransportSlice};
+    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
     use super::*;
 
@@ -304,6 +337,33 @@ pub(crate) mod tests {
         assert!(Template::new(&many).is_err());
     }
 
+    /// The checksum of a frame, and as it should be.
+    fn checksums(frame: &[u8]) -> (u16, u16) {
+        let sliced = SlicedPacket::from_ethernet(frame).expect("well-formed");
+        let (net, transport) = (sliced.net.expect("IP"), sliced.transport.expect("a message"));
+        let expected = match (&net, &transport) {
+            (NetSlice::Ipv4(ip), TransportSlice::Udp(udp)) => {
+                udp.to_header().calc_checksum_ipv4(&ip.header().to_header(), udp.payload())
+            }
+            (NetSlice::Ipv6(ip), TransportSlice::Udp(udp)) => {
+                udp.to_header().calc_checksum_ipv6(&ip.header().to_header(), udp.payload())
+            }
+            (_, TransportSlice::Icmpv4(icmp)) => Ok(icmp.icmp_type().calc_checksum(icmp.payload())),
+            (NetSlice::Ipv6(ip), TransportSlice::Icmpv6(icmp)) => {
+                let (source, destination) = (ip.header().source(), ip.header().destination());
+                icmp.icmp_type().calc_checksum(source, destination, icmp.payload())
+            }
+            _ => panic!("neither UDP nor ICMP"),
+        };
+        let is = match transport {
+            TransportSlice::Udp(udp) => udp.checksum(),
+            TransportSlice::Icmpv4(icmp) => icmp.checksum(),
+            TransportSlice::Icmpv6(icmp) => icmp.checksum(),
+            TransportSlice::Tcp(_) => panic!("TCP"),
+        };
+        (is, expected.expect("short enough"))
+    }
+
     #[test]
     fn every_stamped_frame_reads_back_with_a_valid_checksum() {
         pw_cases::check!().with_type::<(u64, i64, u16, bool)>().for_each(
@@ -314,20 +374,10 @@ pub(crate) mod tests {
                 template.stamp(&mut frame, sequence, tx_ns);
                 let stamped = read(&frame[ETHERNET_BYTES..]).expect("ours");
                 assert_eq!((stamped.sequence, stamped.tx_ns), (sequence, tx_ns));
-                let sliced = SlicedPacket::from_ethernet(&frame).expect("well-formed");
-                let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("UDP") };
-                let header = udp.to_header();
-                assert_eq!(header.source_port, 49_152 + (sequence % 7) as u16);
-                let expected = match sliced.net.expect("IP") {
-                    etherparse::NetSlice::Ipv4(ip) => {
-                        header.calc_checksum_ipv4(&ip.header().to_header(), udp.payload())
-                    }
-                    etherparse::NetSlice::Ipv6(ip) => {
-                        header.calc_checksum_ipv6(&ip.header().to_header(), udp.payload())
-                    }
-                    _ => panic!("IP"),
-                };
-                assert_eq!(Ok(header.checksum), expected);
+                let port = &frame[template.upper_at..][..2];
+                assert_eq!(port, (49_152 + (sequence % 7) as u16).to_be_bytes());
+                let (is, expected) = checksums(&frame);
+                assert_eq!(is, expected);
             },
         );
     }
@@ -341,49 +391,27 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_probe_like_the_kernels_has_a_valid_checksum_and_reads_back() {
+    fn every_probe_reads_back_with_a_valid_checksum() {
         pw_cases::check!().with_type::<(u64, i64, u8, bool, bool)>().for_each(
             |&(sequence, tx_ns, extra, ipv6, stamp)| {
-                let payload = vec![0; 44 + usize::from(extra)];
-                let mut kernels = Vec::new();
-                let ethernet = PacketBuilder::ethernet2([2; 6], [4; 6]);
-                let written = match (ipv6, stamp) {
-                    (false, true) => ethernet
-                        .ipv4([198, 18, 0, 1], [198, 18, 0, 2], 64)
-                        .udp(5, 862)
-                        .write(&mut kernels, &payload),
-                    (true, true) => ethernet
-                        .ipv6([1; 16], [2; 16], 64)
-                        .udp(5, 862)
-                        .write(&mut kernels, &payload),
-                    (false, false) => ethernet
-                        .ipv4([198, 18, 0, 1], [198, 18, 0, 2], 64)
-                        .icmpv4_echo_request(7, 0)
-                        .write(&mut kernels, &payload),
-                    (true, false) => ethernet
-                        .ipv6([1; 16], [2; 16], 64)
-                        .icmpv6_echo_request(7, 0)
-                        .write(&mut kernels, &payload),
-                };
-                written.expect("fits");
-                let template = Template::of_probe(&kernels).expect("a probe");
+                let FrameSpec { source, destination, .. } = spec(ipv6, 84);
+                let stamps = Probe::Stamp { ssid: 3, source: 5, port: 862 };
+                let probe = if stamp { stamps } else { Probe::Echo(7) };
+                let payload_bytes = 44 + usize::from(extra);
+                let template = Template::of_probe(source, destination, probe, payload_bytes);
+                let template = template.expect("fits");
                 let mut frame = template.bytes().to_vec();
                 template.stamp(&mut frame, sequence, tx_ns);
-                let packet = wire::parse(&frame[ETHERNET_BYTES..]).expect("well-formed");
-                let (upper, protocol) = (&frame[template.upper_at..], if stamp { 17 } else { 58 });
-                let pseudo_sum = if ipv6 || stamp {
-                    wire::pseudo_header_sum(&packet, protocol, upper.len())
-                } else {
-                    0
-                };
-                assert_eq!(wire::checksum(wire::sum_words(pseudo_sum, upper)), 0);
-                match packet.message {
-                    Message::Echo { reply, identifier, sequence: low, .. } => {
+                let (is, expected) = checksums(&frame);
+                assert_eq!(is, expected);
+                match wire::parse(&frame[ETHERNET_BYTES..]).expect("well-formed").message {
+                    Message::Echo { reply, identifier, sequence: low, payload } => {
                         assert_eq!((reply, identifier, low), (false, 7, sequence as u16));
+                        assert_eq!(wire::echo_sequence(payload), Some(sequence));
                     }
                     Message::Udp { payload, .. } => {
-                        let number = stamp::SenderPacket::parse(payload).expect("STAMP").sequence;
-                        assert_eq!(number, stamp::number(sequence));
+                        let sent = SenderPacket::parse(payload).expect("STAMP");
+                        assert_eq!((sent.sequence, sent.ssid), (stamp::number(sequence), 3));
                     }
                 }
             },

@@ -19,6 +19,7 @@ mod network;
 mod output;
 mod ping;
 mod reflect;
+mod resolve;
 mod sink;
 mod sockets;
 mod stamp;

@@ -105,6 +105,13 @@ impl Netlink {
         Ok(self.socket.link(message)?.ok().flatten().map(read_link))
     }
 
+    /// The interface number `index`; none when there is none.
+    pub fn link_number(&mut self, index: u32) -> Result<Option<Link>> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        Ok(self.socket.link(message)?.ok().flatten().map(read_link))
+    }
+
     /// The interface `name`.
     ///
     /// # Errors
@@ -179,13 +186,23 @@ impl Netlink {
         self.change(RouteNetlinkMessage::NewLink(message), flags, what)
     }
 
-    /// The route of packets from this namespace to `destination`, through the interface `oif` if
-    /// given; none when there is no route.
-    pub fn route(&mut self, destination: IpAddr, oif: Option<u32>) -> Result<Option<Hop>> {
+    /// The route of packets from this namespace to `destination`, from its address `source` and
+    /// through the interface `oif` if given; none when there is no route.
+    pub fn route(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        oif: Option<u32>,
+    ) -> Result<Option<Hop>> {
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
         let mut message = RouteMessage::default();
         message.header.address_family = destination.into();
-        message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+        message.header.destination_prefix_length = bits;
         message.attributes.push(RouteAttribute::Destination(destination.into()));
+        if let Some(source) = source {
+            message.header.source_prefix_length = bits;
+            message.attributes.push(RouteAttribute::Source(source.into()));
+        }
         message.attributes.extend(oif.map(RouteAttribute::Oif));
         let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
             return Ok(None);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::netlink::{Mac, Netlink};
+use crate::resolve::{MacChoice, parse_mac_choice};
 use crate::stop::{self, Lifetime};
-use crate::trial::resolve::{MacChoice, parse_mac_choice};
 
 /// Gives an interface addresses and neighbours that it need not ask for, and sets it up.
 ///

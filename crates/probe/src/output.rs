@@ -1,62 +1,64 @@
-//! The one JSON object that a subcommand prints.
+//! The one JSON object that a subcommand prints (docs/reference/probe-output.md).
 
 use std::io::Write;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// Version of the JSON formats of this binary (docs/reference/probe-output.md).
-pub const FORMAT: u32 = 1;
+/// Version of the JSON formats of this binary.
+const FORMAT: u32 = 1;
 
-/// A subcommand's output: common fields, then the subcommand's own on the same level.
-#[derive(Debug, Serialize)]
-pub struct Output<T: Serialize> {
-    /// Always `pw-probe`.
-    pub tool: &'static str,
-    /// Version of the binary.
-    pub version: &'static str,
-    /// Version of this format.
-    pub format: u32,
-    /// The subcommand.
-    pub command: &'static str,
-    /// The subcommand's own fields.
-    #[serde(flatten)]
-    pub body: T,
+/// Prints the result of `command` on stdout, as one line: common fields, then those of `body`.
+///
+/// # Errors
+/// stdout cannot be written: no space left, or its reader is gone.
+pub fn print(command: &str, body: impl Serialize) -> Result<()> {
+    #[derive(Serialize)]
+    struct Output<'a, T: Serialize> {
+        tool: &'a str,
+        version: &'a str,
+        format: u32,
+        command: &'a str,
+        #[serde(flatten)]
+        body: T,
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let output = Output { tool: "pw-probe", version, format: FORMAT, command, body };
+    let line = serde_json::to_string(&output).map_err(|error| unwritten(error.into()))?;
+    text(&(line + "\n"))
 }
 
-/// An error, in the JSON beside the results so far.
-#[derive(Debug, Serialize)]
-pub struct Failure {
-    what: String,
-    remedy: String,
+/// Prints text on stdout.
+///
+/// # Errors
+/// As [`print`].
+pub fn text(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(unwritten)
 }
 
-impl Failure {
-    /// The error as users read it.
-    pub fn of(error: &Error) -> Self {
-        Self { what: error.what.clone(), remedy: error.remedy.clone() }
-    }
+fn unwritten(error: std::io::Error) -> Error {
+    Error::failed("cannot write the result to stdout", "make space, or send it elsewhere")
+        .caused_by(error)
 }
 
-impl<T: Serialize> Output<T> {
-    /// Wraps the result of `command`.
-    pub fn new(command: &'static str, body: T) -> Self {
-        Self { tool: "pw-probe", version: env!("CARGO_PKG_VERSION"), format: FORMAT, command, body }
-    }
+/// The fields of several objects as one.
+pub fn merged(parts: impl IntoIterator<Item = Value>) -> Value {
+    let parts = parts.into_iter().filter_map(|part| match part {
+        Value::Object(fields) => Some(fields),
+        _ => None,
+    });
+    Value::Object(parts.flatten().collect())
+}
 
-    /// Prints the object on stdout, as one line.
-    ///
-    /// # Errors
-    /// stdout cannot be written: no space left, or its reader is gone.
-    pub fn print(&self) -> Result<()> {
-        let unwritten = |error: std::io::Error| {
-            Error::failed("cannot write the result to stdout", "make space, or send it elsewhere")
-                .caused_by(error)
-        };
-        let mut line = serde_json::to_vec(self).map_err(|error| unwritten(error.into()))?;
-        line.push(b'\n');
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(unwritten)
-    }
+/// The field `error` for the JSON beside the results so far; no field without an error.
+pub fn failure(error: Option<&Error>) -> Value {
+    error.map_or(json!({}), |error| json!({ "error": reason(error) }))
+}
+
+/// An error as an object.
+pub fn reason(error: &Error) -> Value {
+    json!({ "what": error.what, "remedy": error.remedy })
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
 use crate::histogram::{LatencyRecorder, LatencySummary};
-use crate::output::Output;
+use crate::output;
 use crate::sockets::{self, Received, set_option};
 use crate::stamp::{self, ReflectorPacket, SenderPacket};
 use crate::stop::{self, Lifetime};
@@ -75,14 +75,12 @@ struct Report {
 /// `receive_ns` is T2. The answer's length is the request's (RFC 8762, section 4.3).
 fn answer(packet: &mut [u8], ttl: u8, receive_ns: i64) -> Option<ReflectorPacket> {
     let request = SenderPacket::parse(packet)?;
-    // Times are written in the sender's own format.
-    let format = stamp::format_of(request.error_estimate);
     let answer = ReflectorPacket {
         sequence: request.sequence,
         timestamp: [0; 8],
-        error_estimate: stamp::error_estimate(format),
+        error_estimate: stamp::ERROR_ESTIMATE,
         ssid: request.ssid,
-        receive_timestamp: format.encode(receive_ns),
+        receive_timestamp: stamp::encode(receive_ns),
         sender_sequence: request.sequence,
         sender_timestamp: request.timestamp,
         sender_error_estimate: request.error_estimate,
@@ -159,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     report.duration_s = (clock::monotonic_ns() - start) as f64 / 1e9;
     report.residence = residence.summary();
-    Output::new("reflect", report).print()
+    output::print("reflect", report)
 }
 
 /// Answers one packet; returns T3, or none when it is no STAMP packet.
@@ -171,10 +169,9 @@ fn reflect(
 ) -> Option<io::Result<i64>> {
     // A reflector that cannot see the TTL says 255 (RFC 8762, section 4.3.1 leaves it open).
     let ttl = received.ttl.unwrap_or(255);
-    let answer = answer(packet, ttl, receive_ns)?;
-    let format = stamp::format_of(answer.error_estimate);
+    answer(packet, ttl, receive_ns)?;
     let send_ns = clock::realtime_ns();
-    packet[4..12].copy_from_slice(&format.encode(send_ns));
+    packet[4..12].copy_from_slice(&stamp::encode(send_ns));
     Some(sockets::send_from(socket.as_fd(), packet, received).map(|()| send_ns))
 }
 
@@ -239,13 +236,12 @@ fn udp(ipv6: bool) -> nix::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stamp::TimeFormat;
 
     const NOW_NS: i64 = 1_583_020_800_000_000_000;
 
     fn request(sequence: u32, ssid: u16, bytes: usize) -> Vec<u8> {
         let mut packet = vec![0; bytes];
-        let (timestamp, error_estimate) = (TimeFormat::Ntp.encode(NOW_NS), [0x0a, 1]);
+        let (timestamp, error_estimate) = (stamp::encode(NOW_NS), [0x0a, 1]);
         SenderPacket { sequence, timestamp, error_estimate, ssid }.write(&mut packet);
         packet
     }
@@ -256,20 +252,11 @@ mod tests {
         let answer = answer(&mut packet, 61, NOW_NS + 10).expect("a STAMP packet");
         assert_eq!((answer.sequence, answer.sender_sequence), (77, 77));
         assert_eq!((answer.ssid, answer.sender_ttl), (5, 61));
-        assert_eq!(answer.sender_timestamp, TimeFormat::Ntp.encode(NOW_NS));
+        assert_eq!(answer.sender_timestamp, stamp::encode(NOW_NS));
         assert_eq!(answer.sender_error_estimate, [0x0a, 1]);
-        assert_eq!(answer.receive_timestamp, TimeFormat::Ntp.encode(NOW_NS + 10));
+        assert_eq!(answer.receive_timestamp, stamp::encode(NOW_NS + 10));
         assert_eq!(ReflectorPacket::parse(&packet), Some(answer));
         assert_eq!(packet.len(), 100, "the answer is as long as the request");
-    }
-
-    #[test]
-    fn times_are_in_the_senders_format() {
-        let mut packet = request(1, 1, 44);
-        packet[12] |= 0x40; // Z: PTP
-        let answer = answer(&mut packet, 64, NOW_NS).expect("STAMP");
-        assert_eq!(answer.receive_timestamp, TimeFormat::Ptp.encode(NOW_NS));
-        assert_eq!(stamp::format_of(answer.error_estimate), TimeFormat::Ptp);
     }
 
     #[test]

@@ -1,20 +1,17 @@
 //! The receiver of background load: counts the UDP datagrams to a port by source and discards them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, recvmsg, setsockopt,
-    socket, sockopt,
-};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::socket::{MsgFlags, SockaddrStorage, recvmsg};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::output::Output;
+use crate::output;
 use crate::sockets;
 use crate::stop::{self, Lifetime};
 
@@ -43,22 +40,11 @@ struct Count {
     payload_bytes: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    listen: SocketAddr,
-    started_ns: i64,
-    duration_s: f64,
-    packets: u64,
-    payload_bytes: u64,
-    /// Datagrams that found the socket full: this process was not given the CPU in time.
-    dropped: Option<u64>,
-    /// By source address, not port; `other` beyond [`MOST_SOURCES`].
-    sources: BTreeMap<String, Count>,
-    interrupted: bool,
-}
-
 /// Sources beyond this number are counted together, so that memory stays bounded.
 const MOST_SOURCES: usize = 4096;
+
+/// Longest wait for a datagram.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// Longest time for receiving the datagrams that had arrived by the end [ns].
 const DRAIN_NS: i64 = 50_000_000;
@@ -66,24 +52,10 @@ const DRAIN_NS: i64 = 50_000_000;
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
-    let failed = |errno: nix::Error| {
-        let remedy = match errno {
-            nix::Error::EADDRINUSE => "another program listens there: choose another port",
-            nix::Error::EADDRNOTAVAIL => "the address is none of this machine's: see `ip address`",
-            nix::Error::EACCES => "ports below 1024 need root: choose another",
-            _ => "",
-        };
-        Error::failed(format!("cannot listen on {}", args.listen), remedy).caused_by(errno)
-    };
-    let family = if args.listen.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let socket =
-        socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
-    if args.listen.is_ipv6() && args.listen.ip().is_unspecified() {
-        setsockopt(&socket, sockopt::Ipv6V6Only, &false).map_err(failed)?;
-    }
-    bind(socket.as_raw_fd(), &SockaddrStorage::from(args.listen)).map_err(failed)?;
-    // A bounded wait, so that the end of --duration is seen without traffic.
-    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(50)).map_err(failed)?;
+    let socket = UdpSocket::bind(args.listen)
+        // A bounded wait, so that the end of --duration is seen without traffic.
+        .and_then(|socket| socket.set_read_timeout(Some(WAIT)).map(|()| socket))
+        .map_err(|error| sockets::cannot_listen(args.listen, error))?;
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     let end_ns = clock::end_ns(start_ns, args.duration);
@@ -124,22 +96,22 @@ pub fn run(args: &Args) -> Result<()> {
     if other.packets > 0 {
         by_source.insert("other".into(), other);
     }
-    let report = Report {
-        listen: args.listen,
-        started_ns,
-        duration_s: (clock::monotonic_ns() - start_ns) as f64 / 1e9,
-        packets: total.packets,
-        payload_bytes: total.payload_bytes,
-        dropped: dropped(&socket),
-        sources: by_source,
-        interrupted: args.duration.is_some() && stop::requested(),
-    };
-    Output::new("sink", report).print()
+    let body = json!({
+        "listen": args.listen,
+        "started_ns": started_ns,
+        "duration_s": (clock::monotonic_ns() - start_ns) as f64 / 1e9,
+        "packets": total.packets,
+        "payload_bytes": total.payload_bytes,
+        "dropped": dropped(&socket),
+        "sources": by_source,
+        "interrupted": args.duration.is_some() && stop::requested(),
+    });
+    output::print("sink", body)
 }
 
 /// Receives one datagram; returns the length of its payload (by MSG_TRUNC, without a copy) and its
 /// source.
-fn receive(socket: &OwnedFd, nonblocking: bool) -> nix::Result<(usize, IpAddr)> {
+fn receive(socket: &UdpSocket, nonblocking: bool) -> nix::Result<(usize, IpAddr)> {
     let mut flags = MsgFlags::MSG_TRUNC;
     flags.set(MsgFlags::MSG_DONTWAIT, nonblocking);
     let message = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut [], None, flags)?;
@@ -151,7 +123,7 @@ fn receive(socket: &OwnedFd, nonblocking: bool) -> nix::Result<(usize, IpAddr)> 
 }
 
 /// Datagrams that the kernel dropped because the socket was full (SO_MEMINFO, Linux 4.12).
-fn dropped(socket: &OwnedFd) -> Option<u64> {
+fn dropped(socket: &UdpSocket) -> Option<u64> {
     /// Index of the drops (linux/sock_diag.h).
     const SK_MEMINFO_DROPS: usize = 8;
     let info: std::io::Result<[u32; SK_MEMINFO_DROPS + 1]> =

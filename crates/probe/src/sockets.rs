@@ -1,4 +1,4 @@
-//! Socket options, control messages, kernel receive stamps, and the socket's error queue.
+//! Socket options, control messages and kernel receive stamps.
 //!
 //! A stamp is CLOCK_REALTIME, taken when the driver hands the packet to the stack (Linux,
 //! Documentation/networking/timestamping.rst).
@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, RecvMsg, SockaddrStorage, Timestamps, recvmsg,
-    sendmsg, setsockopt, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, Timestamps, recvmsg, sendmsg,
+    setsockopt, sockopt,
 };
 
 use crate::clock;
@@ -85,6 +85,19 @@ pub fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
     })
 }
 
+/// The error for an address that cannot be listened on.
+pub fn cannot_listen(at: SocketAddr, error: io::Error) -> Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse => "another program listens there: choose another port",
+        io::ErrorKind::AddrNotAvailable => {
+            "the address is none of this machine's: see `ip address`"
+        }
+        io::ErrorKind::PermissionDenied => "ports below 1024 need root: choose another",
+        _ => "",
+    };
+    Error::failed(format!("cannot listen on {at}"), remedy).caused_by(error)
+}
+
 /// Enables receive stamps.
 pub fn stamp_receipts(socket: BorrowedFd<'_>) -> io::Result<()> {
     let flags = libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE;
@@ -97,7 +110,7 @@ pub fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: libc::c_int) -> io::Res
         .or_else(|_| set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))
 }
 
-/// Waits until `socket` can be read (or has an entry on its error queue), at most `timeout_ns`.
+/// Waits until `socket` can be read or has an error, at most `timeout_ns`.
 /// Returns early when a signal arrives.
 pub fn wait_readable(socket: BorrowedFd<'_>, timeout_ns: i64) {
     let mut sockets = [PollFd::new(socket, PollFlags::POLLIN)];
@@ -132,9 +145,12 @@ struct Control([u8; 512]);
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Received>> {
     let mut control = Control([0; 512]);
     let mut vector = [IoSliceMut::new(buffer)];
-    let Some(message) = receive_message(socket, &mut vector, &mut control, MsgFlags::empty())?
-    else {
-        return Ok(None);
+    let (fd, control) = (socket.as_raw_fd(), Some(&mut control.0[..]));
+    let message = match recvmsg::<SockaddrStorage>(fd, &mut vector, control, MsgFlags::MSG_DONTWAIT)
+    {
+        Ok(message) => message,
+        Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
     };
     let mut received = Received {
         bytes: message.bytes,
@@ -201,40 +217,6 @@ pub fn send_from(socket: BorrowedFd<'_>, packet: &[u8], request: &Received) -> i
     Ok(())
 }
 
-/// The next errno that the network or the neighbour table reported (IP_RECVERR); none when there is
-/// none.
-pub fn failure(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
-    let mut control = Control([0; 512]);
-    let mut buffer = [0; 64];
-    let mut vector = [IoSliceMut::new(&mut buffer)];
-    let flags = MsgFlags::MSG_ERRQUEUE;
-    let Some(message) = receive_message(socket, &mut vector, &mut control, flags)? else {
-        return Ok(None);
-    };
-    Ok(message.cmsgs()?.find_map(|part| match part {
-        ControlMessageOwned::Ipv4RecvErr(error, _) | ControlMessageOwned::Ipv6RecvErr(error, _) => {
-            Some(error.ee_errno as i32)
-        }
-        _ => None,
-    }))
-}
-
-/// One recvmsg without blocking; none when it would block or was interrupted.
-#[inline]
-fn receive_message<'a, 'b>(
-    socket: BorrowedFd<'_>,
-    vector: &'b mut [IoSliceMut<'_>],
-    control: &'a mut Control,
-    flags: MsgFlags,
-) -> io::Result<Option<RecvMsg<'a, 'b, SockaddrStorage>>> {
-    let flags = flags | MsgFlags::MSG_DONTWAIT;
-    match recvmsg(socket.as_raw_fd(), vector, Some(&mut control.0), flags) {
-        Ok(message) => Ok(Some(message)),
-        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
 /// The software stamp; none when it is empty.
 fn stamp(stamps: &Timestamps) -> Option<i64> {
     Some(clock::timespec_ns(stamps.system)).filter(|&ns| ns != 0)
@@ -253,7 +235,6 @@ mod tests {
         stamp_receipts(socket.as_fd()).expect("every kernel has software stamps");
         let mut buffer = [0; 64];
         assert!(receive(socket.as_fd(), &mut buffer).expect("no error").is_none(), "no blocking");
-        assert!(failure(socket.as_fd()).expect("no error").is_none());
         // The kernel switches receive stamps on in the background: the first packets may lack them.
         for _ in 0..1000 {
             let before = clock::realtime_ns();

@@ -27,65 +27,36 @@ pub fn sequence(number: u32) -> u64 {
 const NTP_TO_UNIX_SECONDS: i64 = 2_208_988_800;
 const NTP_ERA_SECONDS: i64 = 1 << 32;
 
-/// The format of timestamps; the Z bit of the error estimate tells it (RFC 8186).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum TimeFormat {
-    /// NTP 64-bit: seconds since 1900 and 2⁻³² fractions. STAMP's default.
-    #[default]
-    Ntp,
-    /// Truncated PTPv2: seconds since 1970 and nanoseconds.
-    Ptp,
+/// A time [ns since 1970-01-01 UTC] as a timestamp field: NTP's 64 bits, seconds since 1900 and 2⁻³²
+/// fractions.
+#[inline]
+pub fn encode(unix_ns: i64) -> [u8; 8] {
+    let seconds = unix_ns.div_euclid(NANOS_PER_SECOND) + NTP_TO_UNIX_SECONDS;
+    let nanos = unix_ns.rem_euclid(NANOS_PER_SECOND) as u64;
+    // Rounded up, so that decoding (which rounds down) gives the nanosecond back.
+    let fraction = (nanos << 32).div_ceil(NANOS_PER_SECOND as u64).min(0xffff_ffff);
+    (((seconds as u64) << 32) | fraction).to_be_bytes()
 }
 
-impl TimeFormat {
-    /// A time [ns since 1970-01-01 UTC] as a timestamp field.
-    #[inline]
-    pub fn encode(self, unix_ns: i64) -> [u8; 8] {
-        let seconds = unix_ns.div_euclid(NANOS_PER_SECOND);
-        let nanos = unix_ns.rem_euclid(NANOS_PER_SECOND);
-        let (high, low) = match self {
-            Self::Ntp => {
-                // Rounded up, so that decoding (which rounds down) gives the nanosecond back.
-                let fraction =
-                    ((nanos as u64) << 32).div_ceil(NANOS_PER_SECOND as u64).min(0xffff_ffff);
-                ((seconds + NTP_TO_UNIX_SECONDS) as u32, fraction as u32)
-            }
-            Self::Ptp => (seconds as u32, nanos as u32),
-        };
-        let mut field = [0; 8];
-        field[..4].copy_from_slice(&high.to_be_bytes());
-        field[4..].copy_from_slice(&low.to_be_bytes());
-        field
-    }
-
-    /// A timestamp field as a time [ns since 1970-01-01 UTC].
-    ///
-    /// The fields' seconds wrap (NTP's in 2036): of the possible times the one nearest to
-    /// `near_ns` is meant.
-    #[inline]
-    pub fn decode(self, field: [u8; 8], near_ns: i64) -> i64 {
-        let high = i64::from(u32::from_be_bytes([field[0], field[1], field[2], field[3]]));
-        let low = i64::from(u32::from_be_bytes([field[4], field[5], field[6], field[7]]));
-        let (seconds, nanos) = match self {
-            Self::Ntp => (high - NTP_TO_UNIX_SECONDS, (low * NANOS_PER_SECOND) >> 32),
-            Self::Ptp => (high, low),
-        };
-        let near = near_ns.div_euclid(NANOS_PER_SECOND);
-        let eras = (near - seconds + NTP_ERA_SECONDS / 2).div_euclid(NTP_ERA_SECONDS);
-        (seconds + eras * NTP_ERA_SECONDS).saturating_mul(NANOS_PER_SECOND).saturating_add(nanos)
-    }
+/// A timestamp field as a time [ns since 1970-01-01 UTC].
+///
+/// Its seconds wrap (in 2036): of the possible times the one nearest to `near_ns` is meant.
+#[inline]
+pub fn decode(field: [u8; 8], near_ns: i64) -> i64 {
+    let field = u64::from_be_bytes(field);
+    let seconds = (field >> 32) as i64 - NTP_TO_UNIX_SECONDS;
+    let nanos = ((field & 0xffff_ffff) * NANOS_PER_SECOND as u64) >> 32;
+    let near = near_ns.div_euclid(NANOS_PER_SECOND);
+    let eras = (near - seconds + NTP_ERA_SECONDS / 2).div_euclid(NTP_ERA_SECONDS);
+    let seconds = seconds + eras * NTP_ERA_SECONDS;
+    seconds.saturating_mul(NANOS_PER_SECOND).saturating_add(nanos as i64)
 }
 
 /// The error estimate field (RFC 4656, section 4.1.2) of a clock that may be wrong by a second, not
-/// synchronised: multiplier 128 · 2^(25 − 32) s. Z (RFC 8186) tells the format of the time beside it.
-pub fn error_estimate(format: TimeFormat) -> [u8; 2] {
-    [u8::from(format == TimeFormat::Ptp) << 6 | 25, 128]
-}
-
-/// The format of the times beside an error estimate.
-pub fn format_of(error_estimate: [u8; 2]) -> TimeFormat {
-    if error_estimate[0] & 0x40 != 0 { TimeFormat::Ptp } else { TimeFormat::Ntp }
-}
+/// synchronised: multiplier 128 · 2^(25 − 32) s. Its bit Z (RFC 8186) is clear: times are NTP's.
+pub const ERROR_ESTIMATE: [u8; 2] = [25, 128];
+/// The bit Z: times are PTP's.
+const PTP: u8 = 0x40;
 
 /// A Session-Sender's packet (RFC 8762, figure 2; SSID of RFC 8972, figure 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,11 +165,13 @@ impl ReflectorPacket {
         packet[41..44].fill(0);
     }
 
-    /// Time that the request spent in the reflector, T3 − T2 [ns]; both are of one clock.
+    /// Time that the request spent in the reflector, T3 − T2 [ns]; both are of one clock. None where
+    /// they are PTP's.
     #[inline]
-    pub fn residence_ns(&self, near_ns: i64) -> i64 {
-        let format = format_of(self.error_estimate);
-        format.decode(self.timestamp, near_ns) - format.decode(self.receive_timestamp, near_ns)
+    pub fn residence_ns(&self, near_ns: i64) -> Option<i64> {
+        let times = (self.error_estimate[0] & PTP == 0)
+            .then(|| [self.timestamp, self.receive_timestamp].map(|time| decode(time, near_ns)));
+        times.map(|[sent_ns, received_ns]| sent_ns - received_ns)
     }
 }
 
@@ -248,7 +221,7 @@ mod tests {
         let mut packet = [0xee; 44];
         SenderPacket {
             sequence: 0x0102_0304,
-            timestamp: TimeFormat::Ntp.encode(TIME_NS),
+            timestamp: encode(TIME_NS),
             error_estimate: [0x0a, 0x01],
             ssid: 0xbeef,
         }
@@ -280,35 +253,26 @@ mod tests {
         let packet = ReflectorPacket::parse(&bytes).expect("44 bytes");
         assert_eq!((packet.sequence, packet.sender_sequence), (9, 7));
         assert_eq!((packet.ssid, packet.sender_ttl), (0xbeef, 64));
-        assert_eq!(packet.residence_ns(TIME_NS), 250_000_000);
-        assert_eq!(format_of(packet.error_estimate), TimeFormat::Ntp);
+        assert_eq!(packet.residence_ns(TIME_NS), Some(250_000_000));
+        let ptp = ReflectorPacket { error_estimate: [0x40 | 25, 128], ..packet };
+        assert_eq!(ptp.residence_ns(TIME_NS), None);
         let mut written = [0xff; 44];
         packet.write(&mut written);
         assert_eq!(written, bytes);
     }
 
     #[test]
-    fn the_two_formats_agree_and_the_z_bit_tells_them_apart() {
-        assert_eq!(TimeFormat::Ptp.encode(TIME_NS)[4..], 500_000_000_u32.to_be_bytes());
-        for format in [TimeFormat::Ntp, TimeFormat::Ptp] {
-            assert_eq!(format_of(error_estimate(format)), format);
-            assert_eq!(format.decode(format.encode(TIME_NS), TIME_NS), TIME_NS);
-        }
-    }
-
-    #[test]
     fn the_error_estimate_says_a_second() {
-        let [scale, multiplier] = error_estimate(TimeFormat::Ntp);
+        let [scale, multiplier] = ERROR_ESTIMATE;
         assert_eq!(f64::from(multiplier) * 2f64.powi(i32::from(scale) - 32), 1.0);
     }
 
     #[test]
-    fn times_survive_both_formats_across_the_era_of_2036() {
-        pw_cases::check!().with_type::<(u64, bool)>().for_each(|&(time, ptp)| {
+    fn times_survive_across_the_era_of_2036() {
+        pw_cases::check!().with_type::<u64>().for_each(|&time| {
             let time_ns = (time % 5_000_000_000_000_000_000) as i64; // until 2128
-            let format = if ptp { TimeFormat::Ptp } else { TimeFormat::Ntp };
             let near_ns = time_ns + 86_400 * NANOS_PER_SECOND;
-            assert_eq!(format.decode(format.encode(time_ns), near_ns), time_ns);
+            assert_eq!(decode(encode(time_ns), near_ns), time_ns);
         });
     }
 

@@ -9,15 +9,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::record::{Arrival, MISSING, Records};
-use super::route::{Departure, Probe};
+use super::route::Departure;
 use super::session::{ProbeOrder, SessionOutcome};
 use crate::clock::{self, ClockWatch};
 use crate::error::{Error, Result};
-use crate::frame::FrameKind;
-use crate::netlink::Netlink;
+use crate::frame::{FrameKind, Probe};
 use crate::netns::IfSpec;
 use crate::stop;
-use crate::trial::kernel::features;
 use crate::trial::kernel::live::{Egress, LiveGenerator};
 use crate::trial::kernel::xdp::{SinkHook, XdpSink};
 use crate::trial::order::{Expectation, Generator, Order, Refusals, Sink};
@@ -33,14 +31,10 @@ const TRY_NS: i64 = 20_000_000;
 pub struct Live {
     generator: LiveGenerator,
     sink: XdpSink,
-    name: &'static str,
 }
 
 impl Live {
     /// Opens both for `count` packets like `departure`, and waits for the answer to a first one.
-    ///
-    /// Sends XDP frames and takes answers by native XDP where the interface sends such frames now;
-    /// else sends socket buffers and takes answers at the ingress hook.
     ///
     /// # Errors
     /// The probes are not echo requests, the user may not, the kernel cannot, or there is no answer.
@@ -58,13 +52,6 @@ impl Live {
             ));
         }
         let tx = IfSpec { interface: departure.interface.clone(), netns: None };
-        let virtual_interface = !Netlink::open()?.link_at(&tx.interface, &tx)?.kind.is_empty();
-        let by_xdp = virtual_interface && features::sends_xdp_frames(departure.index) == Some(true);
-        let (egress, mode, name) = if by_xdp {
-            (Egress::Redirect, SinkHook::Native, "live")
-        } else {
-            (Egress::Stack, SinkHook::Ingress, "live-skb")
-        };
         let expected = Expectation {
             kind: FrameKind::Echo,
             first_sequence: 0,
@@ -75,10 +62,10 @@ impl Live {
             ipv6: departure.target.is_ipv6(),
             port: identifier,
         };
-        let sink = XdpSink::open(&tx, &expected, mode)?;
-        let generator =
-            LiveGenerator::open(&tx, &departure.template, egress, None, cpu, count as u32)?;
-        let mut live = Self { generator, sink, name };
+        let sink = XdpSink::open(&tx, &expected, SinkHook::Ingress)?;
+        let (template, packets) = (&departure.template, count as u32);
+        let generator = LiveGenerator::open(&tx, template, Egress::Stack, None, cpu, packets)?;
+        let mut live = Self { generator, sink };
         live.warm_up()?;
         Ok(live)
     }
@@ -95,11 +82,6 @@ impl Live {
             }
         }
         Err(Error::failed("no answer came to frames of the kernel's generator", ""))
-    }
-
-    /// Its name in results: `live` or `live-skb`.
-    pub fn name(&self) -> &'static str {
-        self.name
     }
 
     /// Sends all packets and waits for their answers.

@@ -14,8 +14,9 @@ use crate::clock::{ClockStep, NANOS_PER_SECOND, Schedule};
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::{Error, Result};
 use crate::histogram::LatencySummary;
-use crate::output::Output;
+use crate::output;
 use crate::stop;
+use crate::trial::kernel::live::LIVE_SKB;
 use crate::wire;
 
 mod live;
@@ -34,8 +35,8 @@ use options::{check_memory, order, parse_target, smallest, with_port};
 use packet::PacketTransport;
 use record::{Counts, Intended, Tally};
 use redis::RedisTransport;
-use route::{Departure, INTERVAL_NS, ProbeRoute};
-use session::{ProbeOrder, SessionOutcome, Transport, warm_up};
+use route::{Departure, ProbeRoute};
+use session::{INTERVAL_NS, ProbeOrder, SessionOutcome, Transport, warm_up};
 
 /// Above this rate the kernel's generator sends: a program keeps bursts at a fraction of it.
 const LIVE_PPS: f64 = 250_000.0;
@@ -121,8 +122,6 @@ pub fn run(args: &Args) -> Result<()> {
         target: args.port().map_or(target, |port| with_port(target, port)),
         source: args.source,
         interface: args.interface.clone(),
-        dscp: args.dscp,
-        ttl: args.ttl,
     };
     if args.source.is_some_and(|source| source.is_ipv4() != target.is_ipv4()) {
         return Err(Error::bad_input(
@@ -153,9 +152,9 @@ pub fn run(args: &Args) -> Result<()> {
         packets.map(|(file, path)| write_packets(file, &path, outcome.records.as_slice(), &plan));
     let (report, failure) = report(args, order, &sized, way, outcome, &plan, receive_dropped, cpu);
     if args.json || !std::io::stdout().is_terminal() {
-        Output::new("ping", report).print()?;
+        output::print("ping", report)?;
     } else {
-        table::print(&report)?;
+        output::text(&table::text(&report))?;
     }
     written.transpose()?;
     failure.map_or(Ok(()), Err)
@@ -291,8 +290,8 @@ fn find_way(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Re
     if args.proto == Protocol::Redis {
         return find_redis(args, &route, sized.payload_bytes, patience_ns);
     }
-    let sizes = (sized.payload_bytes, sized.frame_bytes);
-    let departure = Departure::of(&route, args.proto == Protocol::Stamp, sizes, patience_ns)?;
+    let is_stamp = args.proto == Protocol::Stamp;
+    let departure = Departure::of(&route, is_stamp, sized.payload_bytes, patience_ns)?;
     let (source, interface) = (departure.source, departure.interface.clone());
     let mut packet = PacketTransport::open(departure, route, args.rate)?;
     if !warm_up(&mut packet, INTERVAL_NS, patience_ns)? {
@@ -303,7 +302,7 @@ fn find_way(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Re
     if args.path == Path::Live || (args.path == Path::Auto && fast) {
         match Live::open(&packet.departure, count, args.cpu) {
             Ok(live) => {
-                let (path, sender) = (live.name(), Sender::Live(Box::new(live)));
+                let (path, sender) = (LIVE_SKB, Sender::Live(Box::new(live)));
                 return Ok(Way { sender, path, interface, source, warnings });
             }
             Err(error) if args.path == Path::Live => return Err(error),

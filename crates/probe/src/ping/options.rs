@@ -99,12 +99,6 @@ pub struct Args {
     /// Source address [default: the route's]
     #[arg(long, value_name = "ADDRESS")]
     pub source: Option<IpAddr>,
-    /// Differentiated services code point, 0 to 63
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..64))]
-    pub dscp: u8,
-    /// TTL or hop limit [default: the system's]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(1..))]
-    pub ttl: Option<u8>,
     /// How packets are sent and answers received
     #[arg(long, value_enum, default_value_t = Path::Auto)]
     pub path: Path,
@@ -179,22 +173,7 @@ pub fn smallest(target: IpAddr, payload_bytes: usize) -> usize {
 /// # Errors
 /// No packet is due, or more than sequence numbers can distinguish.
 pub fn order(args: &Args) -> Result<session::ProbeOrder> {
-    let schedule = match args.burst.zip(args.burst_every) {
-        None => Schedule::steady(args.rate),
-        Some((burst, every)) => {
-            let burst_s = burst as f64 / args.rate;
-            if burst_s > every.as_secs_f64() {
-                return Err(Error::bad_input(
-                    format!(
-                        "{burst} packets at {} packets/s take {burst_s} s, longer than --burst-every",
-                        args.rate
-                    ),
-                    format!("give --burst-every {burst_s} or more"),
-                ));
-            }
-            Schedule::bursts(burst, args.rate, every)
-        }
-    };
+    let schedule = Schedule::of(args.rate, args.burst.zip(args.burst_every), "--burst-every")?;
     let within = args.duration.map(|duration| schedule.count_within(duration));
     let count = match (args.count, within) {
         (Some(count), Some(within)) => count.min(within),

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::record::Arrival;
-use super::route::{Departure, ProbeRoute, check, interface_name};
+use super::route::{Departure, ProbeRoute, check};
 use super::session::Transport;
 use super::watch::Watcher;
 use crate::capture::{Ring, bind_packet_socket, packet_socket};
@@ -27,7 +28,7 @@ const RING_BYTES: (usize, usize) = (1 << 16, 8 << 20);
 /// A packet socket that sends and a ring that receives, on one Ethernet interface.
 #[derive(Debug)]
 pub struct PacketTransport {
-    /// The kernel's first probe.
+    /// Where probes leave.
     pub departure: Departure,
     route: ProbeRoute,
     sender: OwnedFd,
@@ -116,7 +117,8 @@ impl Transport for PacketTransport {
     }
 
     fn ended(&mut self) -> Option<Error> {
-        if interface_name(self.departure.index).is_ok() {
+        let Departure { interface, index, .. } = &self.departure;
+        if if_nametoindex(interface.as_str()).is_ok_and(|found| found == *index) {
             return None;
         }
         Some(Error::failed(

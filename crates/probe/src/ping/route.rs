@@ -1,31 +1,28 @@
-//! Where probes leave. The kernel sends the first probe itself, which resolves the next hop (ARP, ND);
-//! all later frames copy its headers, so that addresses, hop limit and traffic class are the kernel's
-//! choice.
+//! Where probes leave. The kernel sends the first probes itself, which resolves the next hop (ARP, ND)
+//! and tells of targets that cannot be reached.
 
-use std::io::{self, ErrorKind::AddrNotAvailable};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io::ErrorKind::AddrNotAvailable;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
-    getsockname, send, socket,
+    getsockname, getsockopt, send, socket, sockopt,
 };
 
-use crate::capture::{NEEDS_RAW, attach_filter, bind_packet_socket, packet_socket};
+use crate::capture::{NEEDS_RAW, attach_filter};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::filter::{self, Traffic};
-use crate::frame::Template;
+use crate::frame::{Probe, Template};
+use crate::netlink::Netlink;
+use crate::resolve;
 use crate::sockets::{self, set_option};
-use crate::stamp::{self, ReflectorPacket, SenderPacket, TimeFormat};
-use crate::stop;
-use crate::wire::{self, ETHERNET_BYTES, Message, UPPER_HEADER_BYTES, WARMUP_BIT};
+use crate::stamp::{self, ReflectorPacket, SenderPacket};
+use crate::wire::{self, ETHERNET_BYTES, FCS_BYTES, Message, UPPER_HEADER_BYTES, WARMUP_BIT};
 
-/// Interval of warm-up packets [ns].
-pub const INTERVAL_NS: i64 = 100_000_000;
-
-/// The route of probes and their IP options.
+/// The route of probes.
 #[derive(Debug, Clone)]
 pub struct ProbeRoute {
     /// Target; the scope of a link-local address is an interface's index. The port is that of the
@@ -35,15 +32,10 @@ pub struct ProbeRoute {
     pub source: Option<IpAddr>,
     /// Interface, when it is not the kernel's choice.
     pub interface: Option<String>,
-    /// Differentiated services code point.
-    pub dscp: u8,
-    /// TTL or hop limit; the system's when there is none.
-    pub ttl: Option<u8>,
 }
 
 impl ProbeRoute {
-    /// Binds a socket to interface and source address, sets traffic class and TTL, and forbids
-    /// fragmentation.
+    /// Binds a socket to interface and source address, and makes it report unreachable targets.
     ///
     /// # Errors
     /// There is no such interface or address.
@@ -51,14 +43,19 @@ impl ProbeRoute {
         if let Some(interface) = &self.interface {
             sockets::bind_to_device(socket, interface)?;
         }
-        self.set_options(socket).map_err(|error| {
+        let (level, name) = if self.target.is_ipv6() {
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_RECVERR)
+        };
+        set_option(socket, level, name, 1).map_err(|error| {
             let what = format!("cannot set the IP options for {}", self.target);
             Error::failed(what, "").caused_by(error)
         })?;
         let Some(source) = self.source else { return Ok(()) };
         bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0))).map_err(
             |errno| {
-                let why = io::Error::from(errno);
+                let why = std::io::Error::from(errno);
                 let why = if why.kind() == AddrNotAvailable {
                     "it is not an address of this host".to_owned()
                 } else {
@@ -70,21 +67,6 @@ impl ProbeRoute {
                 )
             },
         )
-    }
-
-    fn set_options(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let (level, class, discover, receive_errors, hops, always) = if self.target.is_ipv6() {
-            let names = (libc::IPV6_TCLASS, libc::IPV6_MTU_DISCOVER, libc::IPV6_RECVERR);
-            let hops = libc::IPV6_UNICAST_HOPS;
-            (libc::IPPROTO_IPV6, names.0, names.1, names.2, hops, libc::IPV6_PMTUDISC_DO)
-        } else {
-            let names = (libc::IP_TOS, libc::IP_MTU_DISCOVER, libc::IP_RECVERR);
-            (libc::IPPROTO_IP, names.0, names.1, names.2, libc::IP_TTL, libc::IP_PMTUDISC_DO)
-        };
-        set_option(socket, level, class, libc::c_int::from(self.dscp) << 2)?;
-        set_option(socket, level, discover, always)?;
-        set_option(socket, level, receive_errors, 1)?;
-        self.ttl.map_or(Ok(()), |ttl| set_option(socket, level, hops, libc::c_int::from(ttl)))
     }
 
     /// The error for a target that cannot be reached, by the kernel's errno.
@@ -120,50 +102,6 @@ impl ProbeRoute {
             errno => Error::failed(format!("cannot reach {target}: {}", errno.desc()), ""),
         }
     }
-
-    fn too_large(&self, size_bytes: usize) -> Error {
-        let what =
-            format!("a frame of {size_bytes} bytes does not fit the path to {}", self.target.ip());
-        // A frame is the MTU with Ethernet header and FCS.
-        let remedy = match self.path_mtu() {
-            Some(mtu) => format!(
-                "its MTU is {mtu}: the largest is --size {}, or raise the MTU (ip link set IF mtu N)",
-                mtu + 18
-            ),
-            None => "choose a smaller --size, or raise the MTU (ip link set IF mtu N)".to_owned(),
-        };
-        Error::bad_input(what, remedy)
-    }
-
-    fn path_mtu(&self) -> Option<i32> {
-        let ipv6 = self.target.is_ipv6();
-        let socket = UdpSocket::bind((wire::unspecified(ipv6), 0)).ok()?;
-        let mut target = self.target;
-        target.set_port(9);
-        socket.connect(target).ok()?;
-        let (level, name) = if ipv6 {
-            (libc::IPPROTO_IPV6, libc::IPV6_MTU)
-        } else {
-            (libc::IPPROTO_IP, libc::IP_MTU)
-        };
-        sockets::get_option(socket.as_fd(), level, name).ok()
-    }
-}
-
-/// What tells the probes of one run from other packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Probe {
-    /// ICMP or ICMPv6 echo of this identifier.
-    Echo(u16),
-    /// STAMP over UDP.
-    Stamp {
-        /// Session identifier.
-        ssid: u16,
-        /// UDP port of the sender.
-        source: u16,
-        /// UDP port of the reflector.
-        port: u16,
-    },
 }
 
 /// A probe that was captured.
@@ -211,7 +149,8 @@ impl Probe {
                 let answer = ReflectorPacket::parse(payload)?;
                 // A reflector without RFC 8972 leaves the identifier zero.
                 let ours = answer.ssid == ssid || answer.ssid == 0;
-                let residence_ns = i32::try_from(answer.residence_ns(near_ns)).unwrap_or(-1);
+                let residence_ns = answer.residence_ns(near_ns).unwrap_or(-1);
+                let residence_ns = i32::try_from(residence_ns).unwrap_or(-1);
                 ours.then_some(SeenProbe {
                     sequence: stamp::sequence(answer.sender_sequence),
                     answer: true,
@@ -223,10 +162,10 @@ impl Probe {
     }
 }
 
-/// How the kernel sent its first probe.
+/// How probes leave.
 #[derive(Debug)]
 pub struct Departure {
-    /// Frames like it.
+    /// The frames.
     pub template: Template,
     /// The run's probes.
     pub probe: Probe,
@@ -238,28 +177,28 @@ pub struct Departure {
     pub index: u32,
     /// Name of the output interface.
     pub interface: String,
-    /// Sent the probe. Receives nothing, but holds the port, so that the kernel does not answer
+    /// Sent the first probes. Receives nothing, but holds the port, so that the kernel does not answer
     /// "port unreachable", and hears of unreachable targets.
     pub socket: OwnedFd,
 }
 
 impl Departure {
     /// Makes the kernel send probes with a payload of `payload_bytes` behind the ICMP or UDP header
-    /// until one is seen to leave.
+    /// until the next hop is known.
     ///
     /// # Errors
     /// No route, no neighbour, too large for the MTU, not Ethernet, or CAP_NET_RAW is missing.
     pub fn of(
         route: &ProbeRoute,
         is_stamp: bool,
-        (payload_bytes, size_bytes): (usize, usize),
+        payload_bytes: usize,
         patience_ns: i64,
     ) -> Result<Self> {
-        let watch = packet_socket()?;
-        let socket = open(is_stamp, route.target.is_ipv6())?;
-        let unusable = |what: &str, error: io::Error| {
-            Error::failed(format!("cannot {what} for {}", route.target.ip()), "").caused_by(error)
+        let target = route.target.ip();
+        let unusable = |what: &str, error: std::io::Error| {
+            Error::failed(format!("cannot {what} for {target}"), "").caused_by(error)
         };
+        let socket = open(is_stamp, route.target.is_ipv6())?;
         route.apply(socket.as_fd())?;
         connect(socket.as_raw_fd(), &SockaddrStorage::from(route.target))
             .map_err(|errno| route.unreachable(errno))?;
@@ -268,6 +207,28 @@ impl Departure {
         let local: SockaddrStorage = getsockname(socket.as_raw_fd())
             .map_err(|errno| unusable("find the source address", errno.into()))?;
         let local = sockets::ip_address(&local).unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+        let source = local.ip();
+
+        let mut netlink = Netlink::open()?;
+        let by = match (&route.interface, route.target) {
+            (Some(name), _) => Some(netlink.link_at(name, name)?.index),
+            (None, SocketAddr::V6(to)) => Some(to.scope_id()).filter(|&scope| scope > 0),
+            (None, SocketAddr::V4(_)) => None,
+        };
+        let hop = netlink.route(target, Some(source), by)?;
+        let hop = hop.ok_or_else(|| route.unreachable(Errno::ENETUNREACH))?;
+        let link = netlink.link_number(hop.interface_index)?;
+        let link = link.ok_or_else(|| route.unreachable(Errno::ENETUNREACH))?;
+        let Some(mac) = link.mac.filter(|_| !hop.local) else {
+            return Err(Error::failed(
+                format!(
+                    "the route to {target} leaves by {}, which is no Ethernet interface",
+                    link.name
+                ),
+                "pw-probe sends whole Ethernet frames: name another --interface",
+            ));
+        };
+
         let identifier = std::process::id() as u16;
         let probe = if is_stamp {
             let (source, port) = (local.port(), route.target.port());
@@ -275,57 +236,48 @@ impl Departure {
         } else {
             Probe::Echo(identifier)
         };
-        attach_filter(&watch, &filter::program(probe.traffic(), u32::from(u16::MAX)))
-            .and_then(|()| bind_packet_socket(&watch, 0, libc::ETH_P_ALL as u16))
-            .map_err(|error| unusable("watch the first probe leave", error))?;
-
-        let message = first_message(probe, route.target.is_ipv6(), payload_bytes);
-        let end_ns = clock::monotonic_ns() + patience_ns;
-        while clock::monotonic_ns() < end_ns && !stop::requested() {
-            if let Err(errno) = send(socket.as_raw_fd(), &message, MsgFlags::MSG_DONTWAIT) {
-                match errno {
-                    Errno::EMSGSIZE => return Err(route.too_large(size_bytes)),
-                    Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR => {}
-                    errno => return Err(route.unreachable(errno)),
-                }
-            }
-            let next_ns = clock::monotonic_ns() + INTERVAL_NS;
-            while clock::monotonic_ns() < next_ns {
-                let found = next_departure(&watch, probe, route.target.ip())
-                    .map_err(|error| unusable("watch the first probe leave", error))?;
-                if let Some((index, hardware, frame)) = found {
-                    let interface = interface_name(index)
-                        .map_err(|error| unusable("name the interface", error))?;
-                    let ethernet = hardware == libc::ARPHRD_ETHER;
-                    let template =
-                        Template::of_probe(&frame).filter(|_| ethernet).ok_or_else(|| {
-                            Error::failed(
-                                format!(
-                                    "the route to {} leaves by {interface}, which is no Ethernet \
-                                 interface, or adds IP options",
-                                    route.target.ip()
-                                ),
-                                "pw-probe sends whole Ethernet frames: name another --interface",
-                            )
-                        })?;
-                    let (source, target) = (local.ip(), route.target.ip());
-                    return Ok(Self { template, probe, source, target, index, interface, socket });
-                }
-                check(&socket, route)?;
-                sockets::wait_readable(watch.as_fd(), 5_000_000);
-            }
+        let mut template = Template::of_probe(source, target, probe, payload_bytes)?;
+        let message_bytes = UPPER_HEADER_BYTES + payload_bytes;
+        let packet_bytes = wire::ip_header_bytes(target) + message_bytes;
+        if packet_bytes > link.mtu as usize {
+            let (mtu, size) = (link.mtu, packet_bytes + ETHERNET_BYTES + FCS_BYTES);
+            return Err(Error::bad_input(
+                format!("a frame of {size} bytes does not fit {}: its MTU is {mtu}", link.name),
+                format!(
+                    "the largest is --size {}, or raise the MTU (ip link set IF mtu N)",
+                    mtu as usize + ETHERNET_BYTES + FCS_BYTES
+                ),
+            ));
         }
-        Err(Error::failed(
-            format!("the kernel sent no probe to {}", route.target.ip()),
-            "is its address resolved (`ip neigh`)? Does a firewall drop what leaves?",
-        ))
+        let mut first = template.bytes().to_vec();
+        template.stamp(&mut first, WARMUP_BIT, clock::realtime_ns());
+        let first = &first[template.upper_at..template.upper_at + message_bytes];
+        // Of UDP the kernel makes the header.
+        let first = if is_stamp { &first[UPPER_HEADER_BYTES..] } else { first };
+        let neighbour = hop.gateway.unwrap_or(target);
+        let next_hop = resolve::next_hop(&mut netlink, link.index, neighbour, patience_ns, || {
+            match send(socket.as_raw_fd(), first, MsgFlags::MSG_DONTWAIT) {
+                Ok(_) | Err(Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR) => Ok(()),
+                Err(errno) => Err(route.unreachable(errno)),
+            }
+        })?;
+        check(&socket, route)?;
+        let next_hop = next_hop.ok_or_else(|| {
+            Error::failed(
+                format!("the kernel does not find {neighbour} on {}", link.name),
+                "is its address resolved (`ip neigh`)? Does a firewall drop what leaves?",
+            )
+        })?;
+        template.set_macs(mac, next_hop);
+        let (index, interface) = (link.index, link.name);
+        Ok(Self { template, probe, source, target, index, interface, socket })
     }
 }
 
 /// Fails when the network reported an error for the kernel's probe.
 pub fn check(socket: &OwnedFd, route: &ProbeRoute) -> Result<()> {
-    match sockets::failure(socket.as_fd()) {
-        Ok(Some(errno)) => Err(route.unreachable(Errno::from_raw(errno))),
+    match getsockopt(socket, sockopt::SocketError) {
+        Ok(errno) if errno != 0 => Err(route.unreachable(Errno::from_raw(errno))),
         _ => Ok(()),
     }
 }
@@ -346,74 +298,9 @@ fn open(is_stamp: bool, ipv6: bool) -> Result<OwnedFd> {
     })
 }
 
-/// An echo request with its ICMP header, or the payload of a STAMP packet.
-fn first_message(probe: Probe, ipv6: bool, payload_bytes: usize) -> Vec<u8> {
-    match probe {
-        Probe::Echo(identifier) => {
-            let mut message = vec![0; UPPER_HEADER_BYTES + payload_bytes];
-            message[0] = if ipv6 { 128 } else { 8 };
-            message[4..6].copy_from_slice(&identifier.to_be_bytes());
-            message[8..12].copy_from_slice(&wire::ECHO_MAGIC);
-            message[12..20].copy_from_slice(&WARMUP_BIT.to_be_bytes());
-            // The kernel replaces that of ICMPv6, which depends on the addresses.
-            let checksum = wire::checksum(wire::sum_words(0, &message));
-            message[2..4].copy_from_slice(&checksum.to_be_bytes());
-            message
-        }
-        Probe::Stamp { ssid, .. } => {
-            let mut message = vec![0; payload_bytes];
-            let sequence = stamp::number(WARMUP_BIT);
-            let error_estimate = stamp::error_estimate(TimeFormat::Ntp);
-            SenderPacket { sequence, timestamp: [0; 8], error_estimate, ssid }.write(&mut message);
-            message
-        }
-    }
-}
-
-/// The next outgoing probe, as the number of its interface, the interface's ARPHRD type, and the frame.
-fn next_departure(
-    watch: &OwnedFd,
-    probe: Probe,
-    target: IpAddr,
-) -> io::Result<Option<(u32, u16, Vec<u8>)>> {
-    let mut buffer = vec![0; wire::LARGEST_FRAME_BYTES + 64];
-    while let Some(received) = sockets::receive(watch.as_fd(), &mut buffer)? {
-        let link = received.source.as_ref().and_then(SockaddrStorage::as_link_addr);
-        let Some(link) = link.filter(|link| link.pkttype() == libc::PACKET_OUTGOING) else {
-            continue;
-        };
-        let frame = &buffer[..received.bytes];
-        let network = frame.get(ETHERNET_BYTES..).unwrap_or(&[]);
-        if probe.find(network, target, 0).is_some_and(|seen| !seen.answer) {
-            return Ok(Some((link.ifindex() as u32, link.hatype(), frame.to_vec())));
-        }
-    }
-    Ok(None)
-}
-
-/// Name of interface number `index`.
-///
-/// nix's `if_indextoname` (0.30) takes the null pointer of a missing interface for success.
-pub fn interface_name(index: u32) -> io::Result<String> {
-    let mut name = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the buffer has the size that the function asks for.
-    let result = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
-    if result.is_null() {
-        return Err(io::Error::last_os_error());
-    }
-    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_number_without_interface_has_no_name() {
-        assert_eq!(interface_name(1).ok().as_deref(), Some("lo"));
-        assert!(interface_name(u32::MAX >> 1).is_err());
-    }
 
     /// An IPv4 packet between the hosts 1 and 2.
     fn packet(from: u8, protocol: u8, upper: &[u8]) -> Vec<u8> {
@@ -423,11 +310,18 @@ mod tests {
         packet
     }
 
+    /// A request from its ICMP or UDP header on.
+    fn message(probe: Probe, payload_bytes: usize) -> Vec<u8> {
+        let ends: [IpAddr; 2] = [[198, 18, 0, 1].into(), [198, 18, 0, 2].into()];
+        let template = Template::of_probe(ends[0], ends[1], probe, payload_bytes).expect("fits");
+        template.bytes()[template.upper_at..].to_vec()
+    }
+
     #[test]
     fn only_the_runs_own_requests_and_answers_are_found() {
         let target: IpAddr = [198, 18, 0, 2].into();
         let echo = |from, kind, identifier: u16| {
-            let mut message = first_message(Probe::Echo(identifier), false, 18);
+            let mut message = message(Probe::Echo(identifier), 18);
             message[0] = kind;
             Probe::Echo(7).find(&packet(from, 1, &message), target, 0).map(|seen| seen.answer)
         };
@@ -436,9 +330,9 @@ mod tests {
 
         let probe = Probe::Stamp { ssid: 5, source: 40_000, port: 862 };
         let stamp = |from, ports: [u16; 2], ssid| {
-            let payload = first_message(Probe::Stamp { ssid, source: 0, port: 0 }, false, 44);
-            let upper = [&ports.map(u16::to_be_bytes).concat()[..], &[0, 52, 0, 0], &payload];
-            probe.find(&packet(from, 17, &upper.concat()), target, 0).map(|seen| seen.answer)
+            let [source, port] = ports;
+            let upper = message(Probe::Stamp { ssid, source, port }, 44);
+            probe.find(&packet(from, 17, &upper), target, 0).map(|seen| seen.answer)
         };
         assert_eq!(stamp(1, [40_000, 862], 5), Some(false));
         assert_eq!(stamp(2, [862, 40_000], 5), Some(true));

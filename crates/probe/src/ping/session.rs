@@ -8,12 +8,13 @@ use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 
 use super::record::{Arrival, MISSING, Records};
-use super::route::INTERVAL_NS;
 use crate::clock::{self, ClockStep, ClockWatch, SPIN_NS, Schedule};
 use crate::error::{Error, Result};
 use crate::stop;
 use crate::wire::WARMUP_BIT;
 
+/// Interval of warm-up packets [ns].
+pub const INTERVAL_NS: i64 = 100_000_000;
 /// How long an answer is polled for before the thread sleeps [ns]. A later answer is read after a
 /// wake-up, which its user stamp includes.
 const ANSWER_SPIN_NS: i64 = 200_000;

@@ -1,22 +1,9 @@
 //! The result of a ping as a table, for a terminal.
 
-use std::io::Write;
-
 use super::Report;
-use crate::error::{Error, Result};
 
-/// Prints the table on stdout.
-///
-/// # Errors
-/// stdout cannot be written.
-pub fn print(report: &Report) -> Result<()> {
-    std::io::stdout().lock().write_all(text(report).as_bytes()).map_err(|error| {
-        Error::failed("cannot write the result to stdout", "make space, or send it elsewhere")
-            .caused_by(error)
-    })
-}
-
-fn text(report: &Report) -> String {
+/// The table.
+pub fn text(report: &Report) -> String {
     let (load, counts) = (&report.load, &report.counts);
     let mut lines = vec![
         format!(

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use super::decode::{PassedProbe, Protocol, Sequence};
+use super::decode::PassedProbe;
 use crate::histogram::{LatencyRecorder, LatencySummary};
 use crate::stamp;
 
@@ -40,8 +40,10 @@ pub struct PointSummary {
     pub response: Option<LatencySummary>,
 }
 
-type Flow = (Protocol, u16);
-type Key = (Flow, u64);
+/// Protocol and id.
+type Flow = (&'static str, u16);
+/// A flow and a number, unwrapped: below zero of a packet from before the first one.
+type Key = (Flow, i128);
 
 /// No stamp: the packet did not pass.
 const MISSING: i64 = i64::MIN;
@@ -49,13 +51,8 @@ const MISSING: i64 = i64::MIN;
 #[derive(Debug)]
 struct Row {
     key: Key,
-    /// Whether the number was unwrapped, and so starts at [`UNWRAP_BASE`].
-    unwrapped: bool,
     first_ns: i64,
 }
-
-/// First unwrapped number, above zero so that a packet from before the first one has a number too.
-const UNWRAP_BASE: u64 = 1 << 32;
 
 /// Joins sightings into one row a probe.
 #[derive(Debug)]
@@ -65,9 +62,8 @@ pub struct Joiner {
     /// By row: request and reply of each point.
     stamps: Vec<i64>,
     index: HashMap<Key, usize>,
-    /// The last unwrapped number of a flow, at any point, and by point and direction.
-    last: HashMap<Flow, u64>,
-    last_at: HashMap<(Flow, usize, bool), u64>,
+    /// The last unwrapped number of a flow at any point.
+    last: HashMap<Flow, i128>,
     summaries: Vec<PointSummary>,
 }
 
@@ -80,7 +76,6 @@ impl Joiner {
             stamps: Vec::new(),
             index: HashMap::new(),
             last: HashMap::new(),
-            last_at: HashMap::new(),
             summaries: vec![PointSummary::default(); points],
         }
     }
@@ -108,14 +103,9 @@ impl Joiner {
             return;
         }
         let flow = (probe.protocol, probe.id);
-        let (sequence, unwrapped) = match probe.sequence {
-            Sequence::Wide(sequence) => (sequence, false),
-            Sequence::Short(low) => (self.unwrap(flow, point, probe.reply, low.into(), 16), true),
-            Sequence::Half(low) => (self.unwrap(flow, point, probe.reply, low.into(), 32), true),
-        };
-        let key = (flow, sequence);
+        let key = (flow, self.unwrap(flow, probe));
         let row = *self.index.entry(key).or_insert_with(|| {
-            self.rows.push(Row { key, unwrapped, first_ns: stamp_ns });
+            self.rows.push(Row { key, first_ns: stamp_ns });
             self.stamps.extend(std::iter::repeat_n(MISSING, 2 * self.points));
             self.rows.len() - 1
         });
@@ -133,27 +123,22 @@ impl Joiner {
 
     /// Whether a probe has one of STAMP's warm-up numbers, in a session that has not come that far.
     fn is_stamp_warmup(&self, probe: &PassedProbe) -> bool {
-        let Sequence::Half(low) = probe.sequence else { return false };
-        let far = UNWRAP_BASE + u64::from(stamp::WARMUP / 2);
-        low >= stamp::WARMUP
-            && self.last.get(&(probe.protocol, probe.id)).is_none_or(|&last| last < far)
+        let last = self.last.get(&(probe.protocol, probe.id));
+        probe.bits == 32
+            && probe.number >= stamp::WARMUP.into()
+            && last.is_none_or(|&last| last < i128::from(stamp::WARMUP / 2))
     }
 
-    /// The number whose lowest `bits` are `low`, nearest to the flow's last one at this point.
-    fn unwrap(&mut self, flow: Flow, point: usize, reply: bool, low: u64, bits: u32) -> u64 {
-        let modulus = 1_u64 << bits;
-        let direction = (flow, point, reply);
-        let last = self.last_at.get(&direction).or_else(|| self.last.get(&flow)).copied();
-        let sequence = match last {
-            None => UNWRAP_BASE + low,
-            Some(last) => {
-                let ahead = low.wrapping_sub(last) % modulus;
-                if ahead < modulus / 2 { last + ahead } else { last + ahead - modulus }
-            }
-        };
-        self.last_at.insert(direction, sequence);
-        self.last.insert(flow, sequence);
-        sequence
+    /// The number whose lowest bits are the probe's, nearest to the flow's last one.
+    fn unwrap(&mut self, flow: Flow, probe: PassedProbe) -> i128 {
+        let (low, modulus) = (i128::from(probe.number), 1_i128 << probe.bits);
+        let last = self.last.entry(flow).or_insert(low);
+        if probe.bits < 64 {
+            let ahead = (low - *last).rem_euclid(modulus);
+            *last += if ahead < modulus / 2 { ahead } else { ahead - modulus };
+            return *last;
+        }
+        low
     }
 
     /// Number of probes seen at any point.
@@ -195,13 +180,8 @@ impl Joiner {
         let mut order: Vec<usize> = (0..self.rows.len()).collect();
         order.sort_by_key(|&row| self.rows[row].first_ns);
         for row in order {
-            let ((protocol, id), sequence) = self.rows[row].key;
-            write!(out, "{},{id},", protocol.name())?;
-            if self.rows[row].unwrapped {
-                write!(out, "{}", sequence as i64 - UNWRAP_BASE as i64)?;
-            } else {
-                write!(out, "{sequence}")?;
-            }
+            let ((protocol, id), number) = self.rows[row].key;
+            write!(out, "{protocol},{id},{number}")?;
             for point in 0..self.points {
                 for reply in [false, true] {
                     match self.stamp(row, point, reply) {
@@ -220,10 +200,10 @@ impl Joiner {
 mod tests {
     use super::*;
 
-    fn sighting(sequence: Sequence, reply: bool, stamp_ns: i64) -> Sighting {
-        let protocol = Protocol::Icmp;
+    fn sighting(number: u64, bits: u32, reply: bool, stamp_ns: i64) -> Sighting {
+        let protocol = if bits == 32 { "stamp" } else { "icmp" };
         Sighting {
-            probe: PassedProbe { protocol, id: 5, sequence, reply, warmup: false },
+            probe: PassedProbe { protocol, id: 5, number, bits, reply, warmup: false },
             stamp_ns,
         }
     }
@@ -237,8 +217,8 @@ mod tests {
     #[test]
     fn a_probe_is_one_row_with_the_stamps_of_all_points() {
         let joiner = Joiner::join(&[
-            vec![sighting(Sequence::Wide(1), false, 10), sighting(Sequence::Wide(1), true, 90)],
-            vec![sighting(Sequence::Wide(1), false, 30), sighting(Sequence::Wide(1), true, 70)],
+            vec![sighting(1, 64, false, 10), sighting(1, 64, true, 90)],
+            vec![sighting(1, 64, false, 30), sighting(1, 64, true, 70)],
         ]);
         assert_eq!(
             csv(&joiner, &["a", "b"]),
@@ -252,11 +232,11 @@ mod tests {
     #[test]
     fn duplicates_and_the_unmatched_are_counted_and_the_first_stamp_stays() {
         let joiner = Joiner::join(&[vec![
-            sighting(Sequence::Wide(1), false, 10),
-            sighting(Sequence::Wide(2), false, 11),
-            sighting(Sequence::Wide(1), true, 20),
-            sighting(Sequence::Wide(1), true, 25),
-            sighting(Sequence::Wide(3), true, 30),
+            sighting(1, 64, false, 10),
+            sighting(2, 64, false, 11),
+            sighting(1, 64, true, 20),
+            sighting(1, 64, true, 25),
+            sighting(3, 64, true, 30),
         ]]);
         let summary = &joiner.summaries()[0];
         assert_eq!((summary.packets, summary.requests, summary.replies), (5, 2, 2));
@@ -269,13 +249,13 @@ mod tests {
     fn sixteen_bit_numbers_are_unwrapped_at_every_point() {
         let mut points = vec![Vec::new(), Vec::new()];
         for n in 65_000..200_000_u64 {
-            let sequence = Sequence::Short(n as u16);
-            points[0].push(sighting(sequence, false, n as i64 * 100));
+            let number = n % (1 << 16);
+            points[0].push(sighting(number, 16, false, n as i64 * 100));
             // The second point loses some, and sees them later.
             if n % 7 != 0 {
-                points[1].push(sighting(sequence, false, n as i64 * 100 + 40));
+                points[1].push(sighting(number, 16, false, n as i64 * 100 + 40));
             }
-            points[0].push(sighting(sequence, true, n as i64 * 100 + 150));
+            points[0].push(sighting(number, 16, true, n as i64 * 100 + 150));
         }
         let joiner = Joiner::join(&points);
         assert_eq!(joiner.rows(), 135_000);
@@ -287,16 +267,7 @@ mod tests {
 
     #[test]
     fn stamps_warm_up_numbers_are_no_samples_until_the_session_has_come_so_far() {
-        let stamp = |number: u32, stamp_ns| Sighting {
-            probe: PassedProbe {
-                protocol: Protocol::Stamp,
-                id: 9,
-                sequence: Sequence::Half(number),
-                reply: false,
-                warmup: false,
-            },
-            stamp_ns,
-        };
+        let stamp = |number: u32, stamp_ns| sighting(number.into(), 32, false, stamp_ns);
         let mut sightings = vec![stamp(stamp::WARMUP, 1), stamp(stamp::WARMUP + 1000, 2)];
         sightings.extend([stamp(0, 3), stamp(stamp::WARMUP + 1001, 4), stamp(1, 5)]);
         // Half a turn and more later the numbers are the session's own.
@@ -317,7 +288,7 @@ mod tests {
         pw_cases::check!().with_type::<Vec<(u8, bool, u8, i32)>>().for_each(|sightings| {
             let mut points = vec![Vec::new(), Vec::new(), Vec::new()];
             for &(point, reply, sequence, stamp) in sightings {
-                let sighting = sighting(Sequence::Short(sequence.into()), reply, stamp.into());
+                let sighting = sighting(sequence.into(), 16, reply, stamp.into());
                 points[usize::from(point % 3)].push(sighting);
             }
             let joiner = Joiner::join(&points);

@@ -10,16 +10,16 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::json;
 
-use self::decode::{Probes, decode};
-use self::join::{Joiner, PointSummary, Sighting};
+use self::decode::{Proto, Wanted, decode};
+use self::join::{Joiner, Sighting};
 use crate::capture::{Captured, Ring};
-use crate::clock::{self, ClockStep, ClockWatch};
+use crate::clock::{self, ClockWatch};
 use crate::error::{Error, Result};
 use crate::filter::{self, SNAP_BYTES, Traffic};
 use crate::netns::IfSpec;
-use crate::output::{Failure, Output};
+use crate::output;
 use crate::stop::{self, Lifetime};
 use crate::threads::{self, join};
 
@@ -46,7 +46,7 @@ pub struct Args {
     /// Only probes of this echo identifier, or of this UDP port of the sender
     #[arg(long, value_name = "N")]
     pub id: Option<u16>,
-    /// UDP port of the responder; 862 with stamp, 4862 with udp
+    /// UDP port of the STAMP reflector; 862 without it
     #[arg(long, value_name = "PORT")]
     pub udp_port: Option<u16>,
     /// Write one CSV row a probe to this file
@@ -64,18 +64,6 @@ pub struct Args {
     pub ring_mib: u32,
     #[command(flatten)]
     pub lifetime: Lifetime,
-}
-
-/// Which probes to look for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Proto {
-    /// ICMP and ICMPv6 echoes, of any tool
-    Icmp,
-    /// STAMP test packets (RFC 8762)
-    Stamp,
-    /// Frames of `pw-probe trial --src-port …`; captures do not see them leave (see docs)
-    Udp,
 }
 
 /// `NAME=IF[@NETNS]`. The name becomes part of column names.
@@ -107,33 +95,6 @@ impl FromStr for Point {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct PointReport {
-    name: String,
-    source: String,
-    #[serde(flatten)]
-    summary: PointSummary,
-    /// Packets that passed the filter and found the ring full.
-    dropped: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    proto: Proto,
-    id: Option<u16>,
-    udp_port: Option<u16>,
-    started_ns: i64,
-    duration_s: f64,
-    /// Probes seen at any point.
-    probes: usize,
-    points: Vec<PointReport>,
-    packets_file: Option<PathBuf>,
-    clock_steps: Vec<ClockStep>,
-    interrupted: bool,
-}
-
 /// What one point saw, before the joining.
 struct Capture {
     sightings: Vec<Sighting>,
@@ -152,18 +113,14 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     let id = args.id;
-    let udp = |port: u16| args.udp_port.unwrap_or(port);
-    let probes = match args.proto {
-        Proto::Icmp => Probes::Echo { id },
-        Proto::Stamp => Probes::Stamp { port: udp(crate::stamp::PORT), id },
-        Proto::Udp => Probes::Udp { port: udp(crate::trial::DEFAULT_PORT), id },
-    };
+    let port = args.udp_port.unwrap_or(crate::stamp::PORT);
+    let wanted = Wanted { proto: args.proto, port, id };
     // Created before the capture, so that a wrong path shows at once.
     let mut packets = args.packets.as_deref().map(create).transpose()?;
 
     let (started_ns, start_ns) = (clock::realtime_ns(), clock::monotonic_ns());
     let watch = ClockWatch::start();
-    let captures = capture_all(args, probes)?;
+    let captures = capture_all(args, wanted)?;
     let clock_steps = watch.steps();
     let duration_s = (clock::monotonic_ns() - start_ns) as f64 / 1e9;
 
@@ -174,27 +131,25 @@ pub fn run(args: &Args) -> Result<()> {
         written.map_err(|error| cannot_write(path, error))?;
     }
     let points = args.point.iter().zip(&captures).zip(joiner.summaries());
-    let report = Report {
-        proto: args.proto,
-        id,
-        udp_port: probes.port(),
-        started_ns,
-        duration_s,
-        probes: joiner.rows(),
-        points: points
-            .map(|((point, capture), summary)| PointReport {
-                name: point.name.clone(),
-                source: point.at.to_string(),
-                summary,
-                dropped: capture.dropped,
-                error: capture.error.as_ref().map(Failure::of),
-            })
-            .collect(),
-        packets_file: args.packets.clone(),
-        clock_steps,
-        interrupted: stop::requested(),
-    };
-    Output::new("tap", report).print()?;
+    let points = points.map(|((point, capture), summary)| {
+        let place = json!({
+            "name": point.name, "source": point.at, "dropped": capture.dropped,
+        });
+        output::merged([place, json!(summary), output::failure(capture.error.as_ref())])
+    });
+    let body = json!({
+        "proto": args.proto,
+        "id": id,
+        "udp_port": (args.proto == Proto::Stamp).then_some(port),
+        "started_ns": started_ns,
+        "duration_s": duration_s,
+        "probes": joiner.rows(),
+        "points": points.collect::<Vec<_>>(),
+        "packets_file": args.packets,
+        "clock_steps": clock_steps,
+        "interrupted": stop::requested(),
+    });
+    output::print("tap", body)?;
     captures.into_iter().find_map(|point| point.error).map_or(Ok(()), Err)
 }
 
@@ -211,10 +166,10 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
 }
 
 /// Captures at all points until the end, each on a thread of its own.
-fn capture_all(args: &Args, probes: Probes) -> Result<Vec<Capture>> {
-    let traffic = match probes {
-        Probes::Echo { id } => Traffic::Echo(id),
-        Probes::Stamp { port, .. } | Probes::Udp { port, .. } => Traffic::Udp(port),
+fn capture_all(args: &Args, wanted: Wanted) -> Result<Vec<Capture>> {
+    let traffic = match wanted.proto {
+        Proto::Icmp => Traffic::Echo(wanted.id),
+        Proto::Stamp => Traffic::Udp(wanted.port),
     };
     let filter = filter::program(traffic, SNAP_BYTES);
     let open = |point: &Point| Ring::open(&point.at, &filter, args.ring_mib, false);
@@ -226,7 +181,7 @@ fn capture_all(args: &Args, probes: Probes) -> Result<Vec<Capture>> {
     std::thread::scope(|scope| {
         let watching = rings.into_iter().zip(&counts).map(|(ring, count)| {
             let ended = &ended;
-            threads::spawn(scope, move || watch(ring, probes, count, ended))
+            threads::spawn(scope, move || watch(ring, wanted, count, ended))
         });
         let running = watching.collect::<Result<Vec<_>>>().inspect_err(|_| {
             ended.store(true, Ordering::Relaxed);
@@ -248,12 +203,12 @@ fn capture_all(args: &Args, probes: Probes) -> Result<Vec<Capture>> {
 }
 
 /// Captures at one point until `ended`, and what is on its way then.
-fn watch(mut ring: Ring, probes: Probes, count: &AtomicU64, ended: &AtomicBool) -> Capture {
+fn watch(mut ring: Ring, wanted: Wanted, count: &AtomicU64, ended: &AtomicBool) -> Capture {
     /// Longest time that a packet is on its way through the kernel [ns].
     const LAST_NS: i64 = 20_000_000;
     let mut sightings = Vec::new();
     let mut take = |captured: Captured<'_>| {
-        if let Some(probe) = decode(captured.network, probes) {
+        if let Some(probe) = decode(captured.network, wanted) {
             count.fetch_add(u64::from(!probe.warmup), Ordering::Relaxed);
             sightings.push(Sighting { probe, stamp_ns: captured.stamp_ns });
         }

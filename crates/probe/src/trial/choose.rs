@@ -1,8 +1,6 @@
 //! Chooses the fastest generator and sink that this user, this kernel and these interfaces allow.
 
-use super::kernel::live::{
-    Egress, LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS,
-};
+use super::kernel::live::{Egress, LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_NS};
 use super::kernel::xdp::{SinkHook, XdpSink};
 use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
 use super::order::{Expectation, Generator, Sink};
@@ -11,7 +9,7 @@ use super::placement;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, Template};
-use crate::netlink::{Link, Netlink};
+use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 
 /// Frames that AF_PACKET hands over in one call at most.
@@ -26,29 +24,42 @@ pub struct Chosen<T: ?Sized> {
     pub not_faster: Option<String>,
 }
 
-impl<T: ?Sized> Chosen<T> {
-    fn of(chosen: Box<T>, reasons: &[Error]) -> Self {
-        let texts: Vec<String> = reasons
-            .iter()
-            .map(|error| match error.remedy.as_str() {
-                "" => error.what.clone(),
-                remedy => format!("{} ({remedy})", error.what),
-            })
-            .collect();
-        Self { chosen, not_faster: (!texts.is_empty()).then(|| texts.join("; ")) }
+/// The first of `modes` that opens where `at` is virtual, else `fallback`.
+fn fastest<M, T: ?Sized>(
+    at: &IfSpec,
+    modes: [M; 2],
+    open: impl Fn(M) -> Result<Box<T>>,
+    fallback: impl FnOnce() -> Result<Box<T>>,
+) -> Result<Chosen<T>> {
+    let mut reasons = Vec::new();
+    let link = run_in(at.netns.as_ref(), || Netlink::open()?.link_at(&at.interface, at))?;
+    let mut chosen = None;
+    if link.kind.is_empty() {
+        // Attaching a program to the driver of a NIC resets the link of most.
+        let what = format!("{at} is not a virtual interface");
+        reasons.push(Error::failed(what, "request another backend by its name"));
+    } else {
+        for mode in modes {
+            match open(mode) {
+                Ok(opened) => {
+                    chosen = Some(opened);
+                    break;
+                }
+                Err(error) => reasons.push(error),
+            }
+        }
+        // All fail for the same reason where the user may not: name it once.
+        reasons.dedup_by(|a, b| a.what == b.what);
     }
-}
-
-fn link_of(spec: &IfSpec) -> Result<Link> {
-    run_in(spec.netns.as_ref(), || Netlink::open()?.link_at(&spec.interface, spec))
-}
-
-/// NICs need an explicit choice: attaching a program to their driver resets the link of most.
-fn physical(spec: &IfSpec) -> Error {
-    Error::failed(
-        format!("{spec} is not a virtual interface"),
-        "request another backend by its name",
-    )
+    let texts: Vec<String> = reasons
+        .iter()
+        .map(|error| match error.remedy.as_str() {
+            "" => error.what.clone(),
+            remedy => format!("{} ({remedy})", error.what),
+        })
+        .collect();
+    let chosen = chosen.map_or_else(fallback, Ok)?;
+    Ok(Chosen { chosen, not_faster: (!texts.is_empty()).then(|| texts.join("; ")) })
 }
 
 fn stack(frames: &FrameOptions) -> Egress {
@@ -93,31 +104,15 @@ pub fn generator(
         live(tx, template, egress, frames)
     };
     let packet = || packet(tx, template, frames);
-    let requested = |generator| Ok(Chosen { chosen: generator, not_faster: None });
-    match frames.backend {
-        GeneratorChoice::AfPacket => return requested(packet()?),
-        GeneratorChoice::Live => return requested(live(Egress::Redirect)?),
-        GeneratorChoice::LiveSkb => return requested(live(stack(frames))?),
-        GeneratorChoice::Auto => {}
-    }
-    let link = link_of(tx)?;
-    if link.kind.is_empty() {
-        return Ok(Chosen::of(packet()?, &[physical(tx)]));
-    }
-    if template.frame_bytes() > MOST_BYTES {
-        let long = Error::failed("the frames are longer than a page", "");
-        return Ok(Chosen::of(packet()?, &[long]));
-    }
-    let mut reasons = Vec::new();
-    for egress in [Egress::Redirect, stack(frames)] {
-        match live(egress) {
-            Ok(generator) => return Ok(Chosen::of(generator, &reasons)),
-            Err(error) => reasons.push(error),
+    let requested = match frames.backend {
+        GeneratorChoice::AfPacket => packet()?,
+        GeneratorChoice::Live => live(Egress::Redirect)?,
+        GeneratorChoice::LiveSkb => live(stack(frames))?,
+        GeneratorChoice::Auto => {
+            return fastest(tx, [Egress::Redirect, stack(frames)], live, packet);
         }
-    }
-    // Both fail for the same reason where the user may not: name it once.
-    reasons.dedup_by(|a, b| a.what == b.what);
-    Ok(Chosen::of(packet()?, &reasons))
+    };
+    Ok(Chosen { chosen: requested, not_faster: None })
 }
 
 /// The sink on this interface.
@@ -133,25 +128,15 @@ pub fn sink(
     let xdp = |mode| -> Result<Box<dyn Sink>> { Ok(Box::new(XdpSink::open(rx, expected, mode)?)) };
     let ring =
         || -> Result<Box<dyn Sink>> { Ok(Box::new(RingSink::open(rx, expected, ring_mib)?)) };
-    let requested = |sink| Ok(Chosen { chosen: sink, not_faster: None });
-    match choice {
-        SinkChoice::AfPacket => return requested(ring()?),
-        SinkChoice::XdpNative => return requested(xdp(SinkHook::Native)?),
-        SinkChoice::TcIngress => return requested(xdp(SinkHook::Ingress)?),
-        SinkChoice::Auto => {}
-    }
-    if link_of(rx)?.kind.is_empty() {
-        return Ok(Chosen::of(ring()?, &[physical(rx)]));
-    }
-    let mut reasons = Vec::new();
-    for mode in [SinkHook::Native, SinkHook::Ingress] {
-        match xdp(mode) {
-            Ok(sink) => return Ok(Chosen::of(sink, &reasons)),
-            Err(error) => reasons.push(error),
+    let requested = match choice {
+        SinkChoice::AfPacket => ring()?,
+        SinkChoice::XdpNative => xdp(SinkHook::Native)?,
+        SinkChoice::TcIngress => xdp(SinkHook::Ingress)?,
+        SinkChoice::Auto => {
+            return fastest(rx, [SinkHook::Native, SinkHook::Ingress], xdp, ring);
         }
-    }
-    reasons.dedup_by(|a, b| a.what == b.what);
-    Ok(Chosen::of(ring()?, &reasons))
+    };
+    Ok(Chosen { chosen: requested, not_faster: None })
 }
 
 /// The choice of a backend's name in results.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
 use crate::netns::{IfSpec, Netns, run_in};
 
@@ -38,22 +39,6 @@ struct Reading {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     readings: Vec<Reading>,
-}
-
-/// An interface's counters before and after a trial.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Change {
-    /// The interface, as the user named it.
-    #[serde(rename = "where")]
-    pub place: String,
-    /// Its role.
-    pub role: Role,
-    /// Its driver's kind; empty on a physical NIC.
-    pub kind: String,
-    /// Its counters before the first frame.
-    pub before: Counters,
-    /// Its counters after the drain.
-    pub after: Counters,
 }
 
 /// Part of the loss, with the counter that explains it.
@@ -148,19 +133,28 @@ impl Places {
         })
     }
 
-    /// The counters of every place before and after.
-    pub fn changes(&self, before: &Snapshot, after: &Snapshot) -> Vec<Change> {
-        let pairs = before.readings.iter().zip(&after.readings);
-        pairs
-            .zip(&self.places)
-            .map(|((before, after), (place, role))| Change {
-                place: place.to_string(),
-                role: *role,
-                kind: after.link.kind.clone(),
-                before: before.counters.clone(),
-                after: after.counters.clone(),
+    /// The counters of every place before and now, and the parts of a loss that those which rose
+    /// explain; and the error by which they could not be read, as of an interface that is gone.
+    pub fn since(
+        &self,
+        before: &Snapshot,
+        sent_again: u64,
+    ) -> (Vec<Value>, Vec<Explained>, Option<Error>) {
+        let after = match self.read() {
+            Ok(after) => after,
+            Err(error) => return (Vec::new(), Vec::new(), Some(error)),
+        };
+        let readings = before.readings.iter().zip(&after.readings);
+        let changes = self.places.iter().zip(readings).map(|((place, role), (before, after))| {
+            json!({
+                "where": place,
+                "role": role,
+                "kind": after.link.kind,
+                "before": before.counters,
+                "after": after.counters,
             })
-            .collect()
+        });
+        (changes.collect(), self.drops(before, &after, sent_again), None)
     }
 
     /// The drop counters that rose. `sent_again` are frames that the sending interface counted as
@@ -168,7 +162,7 @@ impl Places {
     ///
     /// A frame that a veth pair drops is counted at both ends (tx_dropped and rx_dropped): only the
     /// sending end counts where that is a place too.
-    pub fn drops(&self, before: &Snapshot, after: &Snapshot, sent_again: u64) -> Vec<Explained> {
+    fn drops(&self, before: &Snapshot, after: &Snapshot, sent_again: u64) -> Vec<Explained> {
         let rise = |index: usize, counter: &str| {
             let get = |snapshot: &Snapshot| {
                 snapshot.readings[index].counters.get(counter).copied().unwrap_or(0)

@@ -1,27 +1,29 @@
 //! The sending and the receiving end of a trial, each with its part of the result. `trial` has both,
 //! `send` and `receive` one each.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::account::Counted;
 use super::choose::{self, Chosen};
-use super::counters::{Change, Explained, Places, Snapshot};
-use super::discard::Discard;
+use super::counters::{Explained, Places, Snapshot};
 use super::options::{FrameOptions, GeneratorChoice, Load, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Refusals, Sink};
-use super::{placement, resolve};
-use crate::capture::RingStats;
-use crate::clock::{self, ClockStep, ClockWatch};
-use crate::cpu::{CpuMeter, CpuUsage};
+use super::placement;
+use crate::capture::{RingStats, attach_filter};
+use crate::clock::{self, ClockWatch};
+use crate::cpu::CpuMeter;
 use crate::error::{Error, Result};
+use crate::filter;
 use crate::frame::Template;
-use crate::histogram::LatencySummary;
-use crate::netns::IfSpec;
+use crate::netns::{IfSpec, run_in};
+use crate::resolve;
 use crate::stop;
+use crate::wire;
 
 /// Share of the intended rate that counts as achieved.
 const RATE_TOLERANCE: f64 = 0.999;
@@ -31,47 +33,9 @@ pub fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Ex
     Explained { place: place.to_string(), counter: counter.into(), count }
 }
 
-/// The generator of a trial.
-#[derive(Debug, Serialize)]
-pub struct GeneratorReport {
-    backend: &'static str,
-    /// Why it is not a faster one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    not_faster: Option<String>,
-    /// Most frames that were sent together.
-    batch: u16,
-    /// The CPU that it was bound to.
-    cpu: Option<usize>,
-    /// Its own maximum; none when that could not be measured.
-    max_pps: Option<f64>,
-    /// `private veth pair`, `private loopback` or `--max-pps`.
-    max_pps_from: Option<&'static str>,
-    max_pps_error: Option<String>,
-    /// Times that the interface had no room.
-    refused: u64,
-    /// From due to stamped [ns].
-    slip: Option<LatencySummary>,
-    /// From due to leaving by the interface, of all frames or a sample [ns].
-    departure: Option<LatencySummary>,
-}
-
-/// The sending end's part of the result.
-#[derive(Debug, Serialize)]
-pub struct SendingReport {
-    tx: IfSpec,
-    source: IpAddr,
-    destination: IpAddr,
-    destination_mac: String,
-    flows: u16,
-    size_bytes: usize,
-    size_includes_fcs: bool,
-    started_ns: i64,
-    duration_s: f64,
-    first_sequence: u64,
-    intended_pps: f64,
-    achieved_pps: f64,
-    planned: u64,
-    generator: GeneratorReport,
+/// The names of the limits that hold.
+pub fn limits(limits: &[(&'static str, bool)]) -> Vec<&'static str> {
+    limits.iter().filter(|(_, holds)| *holds).map(|(name, _)| *name).collect()
 }
 
 /// The end that sends.
@@ -148,38 +112,37 @@ impl<'a> SendingEnd<'a> {
     }
 
     /// The sending end's part of the result.
-    pub fn report(self, generated: &Generated, started_ns: i64) -> SendingReport {
-        let (max_pps, max_pps_error) = match self.maximum {
-            Ok(maximum) => (Some(maximum), None),
-            Err(error) => (None, Some(error)),
-        };
-        SendingReport {
-            tx: self.tx.clone(),
-            source: self.route.source,
-            destination: self.dst,
-            destination_mac: resolve::mac_text(self.route.destination_mac),
-            flows: self.frames.flows,
-            size_bytes: self.frames.size_bytes(self.dst.is_ipv6()),
-            size_includes_fcs: true,
-            started_ns,
-            duration_s: generated.elapsed_ns.max(1) as f64 / 1e9,
-            first_sequence: self.first_sequence,
-            intended_pps: self.load.schedule.mean_pps(),
-            achieved_pps: generated.achieved_pps(),
-            planned: self.load.count,
-            generator: GeneratorReport {
-                backend: self.generator.backend(),
-                not_faster: self.not_faster,
-                batch: self.generator.batch(),
-                cpu: self.frames.tx_cpu,
-                max_pps: max_pps.map(|(pps, _)| pps),
-                max_pps_from: max_pps.map(|(_, from)| from),
-                max_pps_error,
-                refused: generated.refused,
-                slip: generated.slip.summary(),
-                departure: generated.departure.summary(),
-            },
+    pub fn report(&self, generated: &Generated) -> Value {
+        let maximum = self.maximum.as_ref();
+        let mut generator = json!({
+            "backend": self.generator.backend(),
+            "batch": self.generator.batch(),
+            "cpu": self.frames.tx_cpu,
+            "max_pps": maximum.ok().map(|(pps, _)| pps),
+            "max_pps_from": maximum.ok().map(|(_, from)| from),
+            "max_pps_error": maximum.err(),
+            "refused": generated.refused,
+            "slip": generated.slip.summary(),
+            "departure": generated.departure.summary(),
+        });
+        if let Some(why) = &self.not_faster {
+            generator["not_faster"] = json!(why);
         }
+        json!({
+            "tx": self.tx,
+            "source": self.route.source,
+            "destination": self.dst,
+            "destination_mac": resolve::mac_text(self.route.destination_mac),
+            "flows": self.frames.flows,
+            "size_bytes": self.frames.size_bytes(self.dst.is_ipv6()),
+            "size_includes_fcs": true,
+            "duration_s": generated.elapsed_ns.max(1) as f64 / 1e9,
+            "first_sequence": self.first_sequence,
+            "intended_pps": self.load.schedule.mean_pps(),
+            "achieved_pps": generated.achieved_pps(),
+            "planned": self.load.count,
+            "generator": generator,
+        })
     }
 }
 
@@ -197,42 +160,20 @@ pub fn maximum_of(
     })
 }
 
-/// The sink of a trial.
-#[derive(Debug, Serialize)]
-pub struct SinkReport {
-    backend: &'static str,
-    /// Why it is not a faster one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    not_faster: Option<String>,
-    #[serde(flatten)]
-    stats: RingStats,
-    /// Whether the frames end at the interface, before the IP stack.
-    ends_at_interface: bool,
-}
-
-/// The receiving end's part of the result.
-#[derive(Debug, Serialize)]
-pub struct ReceivingReport {
-    rx: IfSpec,
-    received: u64,
-    duplicate: u64,
-    reordered: u64,
-    foreign: u64,
-    sink: SinkReport,
-}
-
 /// The end that receives.
 pub struct ReceivingEnd<'a> {
     rx: &'a IfSpec,
     /// Accounts for the frames.
     pub sink: Box<dyn Sink>,
     not_faster: Option<String>,
-    discard: Discard,
+    /// Holds the frames' UDP port, and discards what comes there.
+    _port: OwnedFd,
     before: RingStats,
 }
 
 impl<'a> ReceivingEnd<'a> {
-    /// Opens the sink and discards the frames behind it, so that nothing answers them.
+    /// Opens the sink, and holds the frames' port, so that nothing answers them with ICMP "port
+    /// unreachable", which would load the path.
     ///
     /// # Errors
     /// There is no such interface, the port is taken, or the user may not receive.
@@ -243,8 +184,8 @@ impl<'a> ReceivingEnd<'a> {
         ring_mib: u32,
     ) -> Result<Self> {
         let Chosen { chosen: sink, not_faster } = choose::sink(rx, expected, choice, ring_mib)?;
-        let discard = Discard::begin(rx, expected.ipv6, expected.port)?;
-        Ok(Self { rx, sink, not_faster, discard, before: RingStats::default() })
+        let port = run_in(rx.netns.as_ref(), || hold_port(rx, expected.ipv6, expected.port))?;
+        Ok(Self { rx, sink, not_faster, _port: port, before: RingStats::default() })
     }
 
     /// Begins the trial: earlier packets do not count.
@@ -253,28 +194,28 @@ impl<'a> ReceivingEnd<'a> {
     }
 
     /// The receiving end's part of the result, its counts, and the frames that the sink dropped.
-    pub fn report(mut self) -> (ReceivingReport, Counted, u64) {
+    pub fn report(&mut self) -> (Value, Counted, u64) {
         let after = self.sink.stats();
-        let stats = RingStats {
-            packets: after.packets - self.before.packets,
-            dropped: after.dropped - self.before.dropped,
-        };
-        let counted = self.sink.counted();
-        let in_kernel = self.sink.backend() != super::packet::AF_PACKET;
-        let report = ReceivingReport {
-            rx: self.rx.clone(),
-            received: counted.received,
-            duplicate: counted.duplicates,
-            reordered: counted.reordered,
-            foreign: counted.foreign,
-            sink: SinkReport {
-                backend: self.sink.backend(),
-                not_faster: self.not_faster,
-                stats,
-                ends_at_interface: in_kernel || self.discard.is_early(),
-            },
-        };
-        (report, counted, stats.dropped)
+        let (counted, dropped) = (self.sink.counted(), after.dropped - self.before.dropped);
+        let mut sink = json!({
+            "backend": self.sink.backend(),
+            "packets": after.packets - self.before.packets,
+            "dropped": dropped,
+            // Before the IP stack.
+            "ends_at_interface": self.sink.backend() != super::packet::AF_PACKET,
+        });
+        if let Some(why) = &self.not_faster {
+            sink["not_faster"] = json!(why);
+        }
+        let report = json!({
+            "rx": self.rx,
+            "received": counted.received,
+            "duplicate": counted.duplicates,
+            "reordered": counted.reordered,
+            "foreign": counted.foreign,
+            "sink": sink,
+        });
+        (report, counted, dropped)
     }
 
     /// Counts until the generator is done and either the drain time is over or all frames have arrived
@@ -307,24 +248,40 @@ impl<'a> ReceivingEnd<'a> {
     }
 }
 
+fn hold_port(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
+    let failed = |error: std::io::Error| {
+        Error::failed(
+            format!("cannot bind UDP port {port} in the namespace of {rx}"),
+            "another program or trial uses it: give another --dst-port",
+        )
+        .caused_by(error)
+    };
+    let socket = UdpSocket::bind((wire::unspecified(ipv6), port)).map_err(failed)?;
+    attach_filter(&socket, &filter::nothing()).map_err(failed)?;
+    Ok(socket.into())
+}
+
 /// Counters, CPU usage and clock around a trial.
 pub struct Surroundings {
     places: Places,
     before: Snapshot,
     clock: ClockWatch,
     cpu: Option<CpuMeter>,
-    /// When the trial began [CLOCK_REALTIME, ns].
-    pub started_ns: i64,
+    started_ns: i64,
 }
 
-/// The changes during a trial.
-#[derive(Debug, Serialize)]
+/// What happened around a trial.
 pub struct Changes {
-    counters: Vec<Change>,
-    /// CPU usage.
-    pub cpu: Option<CpuUsage>,
-    /// Steps of the wall clock.
-    pub clock_steps: Vec<ClockStep>,
+    /// Its part of the result.
+    pub report: Value,
+    /// The drop counters that rose.
+    pub drops: Vec<Explained>,
+    /// Frames that found a CPU's backlog full, in all namespaces.
+    pub softnet_dropped: u64,
+    /// Whether the wall clock was stepped.
+    pub clock_stepped: bool,
+    /// Counters could not be read, as of an interface that is gone.
+    pub error: Option<Error>,
 }
 
 impl Surroundings {
@@ -348,25 +305,12 @@ impl Surroundings {
         if self.before.is_virtual_tx() { Refusals::Lost } else { Refusals::SentAgain }
     }
 
-    /// The changes, the drop counters that rose, and the error by which counters could not be read, as
-    /// of an interface that is gone.
-    pub fn end(
-        self,
-        tx: &IfSpec,
-        generated: &Generated,
-        refusals: Refusals,
-    ) -> (Changes, Vec<Explained>, Option<Error>) {
+    /// The changes since the beginning.
+    pub fn end(self, tx: &IfSpec, generated: &Generated, refusals: Refusals) -> Changes {
         let cpu = self.cpu.and_then(|meter| meter.usage().ok());
         let clock_steps = self.clock.steps();
         let sent_again = if refusals == Refusals::SentAgain { generated.refused } else { 0 };
-        let (counters, mut drops, error) = match self.places.read() {
-            Ok(after) => (
-                self.places.changes(&self.before, &after),
-                self.places.drops(&self.before, &after, sent_again),
-                None,
-            ),
-            Err(error) => (Vec::new(), Vec::new(), Some(error)),
-        };
+        let (counters, mut drops, error) = self.places.since(&self.before, sent_again);
         let (count, counter) = generated.lost_before_interface;
         if count > 0 {
             drops.push(explained(tx, counter, count));
@@ -374,16 +318,23 @@ impl Surroundings {
         if refusals == Refusals::Lost {
             // Virtual interfaces count refused frames themselves; drivers of NICs do not.
             let tx_label = tx.to_string();
-            let counted: u64 = drops
-                .iter()
-                .filter(|part| part.place == tx_label && part.counter == "tx_dropped")
-                .map(|part| part.count)
-                .sum();
+            let own = |part: &&Explained| part.place == tx_label && part.counter == "tx_dropped";
+            let counted: u64 = drops.iter().filter(own).map(|part| part.count).sum();
             let uncounted = generated.refused.saturating_sub(counted);
             if uncounted > 0 {
                 drops.push(explained(tx, "refused", uncounted));
             }
         }
-        (Changes { counters, cpu, clock_steps }, drops, error)
+        let softnet_dropped =
+            cpu.as_ref().and_then(|cpu| cpu.softnet).map_or(0, |softnet| softnet.dropped);
+        let clock_stepped = !clock_steps.is_empty();
+        let report = json!({
+            "started_ns": self.started_ns,
+            "counters": counters,
+            "cpu": cpu,
+            "clock_steps": clock_steps,
+            "interrupted": stop::requested(),
+        });
+        Changes { report, drops, softnet_dropped, clock_stepped, error }
     }
 }

@@ -3,7 +3,6 @@
 pub mod account;
 pub mod choose;
 pub mod counters;
-mod discard;
 pub mod ends;
 pub mod kernel;
 pub mod options;
@@ -11,7 +10,6 @@ pub mod order;
 pub mod packet;
 pub mod placement;
 pub mod receive;
-pub mod resolve;
 pub mod send;
 
 use std::net::IpAddr;
@@ -19,20 +17,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::json;
 
 use self::counters::{Explained, Places};
-use self::ends::{
-    Changes, ReceivingEnd, ReceivingReport, SendingEnd, SendingReport, Surroundings, explained,
-};
+use self::ends::{ReceivingEnd, SendingEnd, Surroundings, explained, limits};
 use self::options::{FrameOptions, LoadOptions, SinkChoice};
 use self::order::{Expectation, Generated, Refusals, sample_mask};
 use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, FrameSpec, Template};
-use crate::histogram::LatencySummary;
 use crate::netns::IfSpec;
-use crate::output::{Failure, Output};
+use crate::output;
+use crate::resolve;
 use crate::stop::{self, Lifetime};
 use crate::threads;
 
@@ -115,41 +112,6 @@ struct Warmup {
     arrived: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    sending: SendingReport,
-    #[serde(flatten)]
-    receiving: ReceivingReport,
-    ip: u8,
-    offered_pps: f64,
-    received_pps: f64,
-    sent: u64,
-    lost: u64,
-    late: u64,
-    loss: Vec<Explained>,
-    unexplained: u64,
-    excess_drops: u64,
-    limits: Vec<&'static str>,
-    latency: Option<LatencySummary>,
-    warmup: Warmup,
-    #[serde(flatten)]
-    changes: Changes,
-    interrupted: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
-}
-
-#[derive(Debug, Serialize)]
-struct Calibration {
-    size_bytes: usize,
-    size_includes_fcs: bool,
-    backend: &'static str,
-    batch: u16,
-    max_pps: f64,
-    measured_on: &'static str,
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
@@ -185,15 +147,15 @@ fn calibrate(args: &Args) -> Result<()> {
     })?;
     let frames = args.frames.placed(args.rx_cpu);
     let maximum = ends::maximum_of(frames.backend, &template, &frames)?;
-    let body = Calibration {
-        size_bytes,
-        size_includes_fcs: true,
-        backend: maximum.backend,
-        batch: maximum.batch,
-        max_pps: maximum.pps,
-        measured_on: maximum.measured_on,
-    };
-    Output::new("trial-calibration", body).print()
+    let body = json!({
+        "size_bytes": size_bytes,
+        "size_includes_fcs": true,
+        "backend": maximum.backend,
+        "batch": maximum.batch,
+        "max_pps": maximum.pps,
+        "measured_on": maximum.measured_on,
+    });
+    output::print("trial-calibration", body)
 }
 
 fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> Result<()> {
@@ -227,74 +189,56 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
 
     let surroundings = Surroundings::begin(Places::new(tx, rx, &args.counter))?;
     receiving.begin();
-    let (started_ns, refusals) =
-        (surroundings.started_ns, sending.refusals(surroundings.refusals()));
-    let (mut generated, sink_error) =
+    let refusals = sending.refusals(surroundings.refusals());
+    let (generated, sink_error) =
         send_and_receive(&mut sending, &mut receiving, refusals, args.rx_cpu, drain_ns);
-    let (changes, drops, counter_error) = surroundings.end(tx, &generated, refusals);
-    let error = generated.error.take().or(sink_error).or(counter_error);
-    let generator_limits = sending.limits(&generated);
-    let sending = sending.report(&generated, started_ns);
+    let changes = surroundings.end(tx, &generated, refusals);
+    let error = generated.error.clone().or(sink_error).or(changes.error);
     let (receiving, counted, ring_dropped) = receiving.report();
     warmup.arrived = counted.warmup;
     // The sink knows of frames that the generator lost count of, by an error in the middle of a batch.
     let sent = generated.sent.max(counted.arrived());
     let lost = sent - counted.received;
     // The sink's own counts are exact and come first.
-    let mut loss = Vec::new();
-    if counted.late > 0 {
-        loss.push(explained(rx, "late", counted.late));
-    }
-    if ring_dropped > 0 {
-        loss.push(explained("sink", "ring_dropped", ring_dropped));
-    }
-    loss.extend(drops);
+    let own =
+        [explained(rx, "late", counted.late), explained("sink", "ring_dropped", ring_dropped)];
+    let mut loss: Vec<_> = own.into_iter().chain(changes.drops).collect();
     let sum = |loss: &[Explained]| loss.iter().map(|part| part.count).sum::<u64>();
-    let softnet = changes.cpu.as_ref().and_then(|cpu| cpu.softnet);
-    let named_softnet: u64 =
-        loss.iter().filter(|part| part.counter.ends_with("_dropped")).map(|part| part.count).sum();
-    let unnamed_softnet = softnet
-        .map_or(0, |softnet| softnet.dropped)
-        .saturating_sub(named_softnet)
-        .min(lost.saturating_sub(sum(&loss)));
-    if unnamed_softnet > 0 {
-        loss.push(explained("host", "softnet_dropped", unnamed_softnet));
-    }
+    let named = loss.iter().filter(|part| part.counter.ends_with("_dropped"));
+    let unnamed = changes.softnet_dropped.saturating_sub(named.map(|part| part.count).sum());
+    let unexplained = lost.saturating_sub(sum(&loss));
+    loss.push(explained("host", "softnet_dropped", unnamed.min(unexplained)));
     let excess_drops = cap(&mut loss, lost);
     let tx_label = tx.to_string();
-    let dropped_by_tx: u64 = loss
-        .iter()
-        .filter(|part| part.place == tx_label && part.counter.starts_with("tx_"))
-        .map(|part| part.count)
-        .sum();
+    let by_tx =
+        loss.iter().filter(|part| part.place == tx_label && part.counter.starts_with("tx_"));
+    let dropped_by_tx: u64 = by_tx.map(|part| part.count).sum();
 
-    let limited = [
+    let generator_limits = sending.limits(&generated);
+    let limits = limits(&[
         ("generator", generator_limits),
         ("sink", ring_dropped > 0),
-        ("clock", !changes.clock_steps.is_empty()),
+        ("clock", changes.clock_stepped),
         ("sut", lost > 0 && !generator_limits && ring_dropped == 0),
-    ];
+    ]);
     let seconds = generated.elapsed_ns.max(1) as f64 / 1e9;
-    let report = Report {
-        sending,
-        receiving,
-        ip: version,
-        offered_pps: (generated.sent - dropped_by_tx.min(generated.sent)) as f64 / seconds,
-        received_pps: counted.received as f64 / seconds,
-        sent,
-        lost,
-        late: counted.late,
-        unexplained: lost - sum(&loss),
-        excess_drops,
-        loss,
-        limits: limited.iter().filter(|(_, holds)| *holds).map(|(name, _)| *name).collect(),
-        latency: counted.latency.summary(),
-        warmup,
-        changes,
-        interrupted: stop::requested(),
-        error: error.as_ref().map(Failure::of),
-    };
-    Output::new("trial", report).print()?;
+    let own = json!({
+        "ip": version,
+        "offered_pps": (generated.sent - dropped_by_tx.min(generated.sent)) as f64 / seconds,
+        "received_pps": counted.received as f64 / seconds,
+        "sent": sent,
+        "lost": lost,
+        "late": counted.late,
+        "unexplained": lost - sum(&loss),
+        "excess_drops": excess_drops,
+        "loss": loss,
+        "limits": limits,
+        "latency": counted.latency.summary(),
+        "warmup": warmup,
+    });
+    let error_part = output::failure(error.as_ref());
+    let parts = [sending.report(&generated), receiving, own, changes.report, error_part];
+    output::print("trial", output::merged(parts))?;
     error.map_or(Ok(()), Err)
 }
 

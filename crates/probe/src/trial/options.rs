@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::DEFAULT_PORT;
-use super::resolve::Route;
 use crate::affinity;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{self, FrameSpec, Template};
 use crate::netns::IfSpec;
+use crate::resolve::Route;
 
 /// Which generator sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -156,21 +156,8 @@ impl LoadOptions {
     /// # Errors
     /// More frames than can be accounted for, or bursts longer than the time between them.
     pub fn load(&self, rate_pps: f64) -> Result<Load> {
-        let schedule = match (self.burst, self.interval) {
-            (Some(burst), Some(interval)) => {
-                let length_s = f64::from(burst) / rate_pps;
-                if length_s > interval.as_secs_f64() {
-                    return Err(Error::bad_input(
-                        format!(
-                            "a burst of {burst} frames takes {length_s} s, longer than --interval"
-                        ),
-                        format!("give --interval {length_s} or more"),
-                    ));
-                }
-                Schedule::bursts(burst.into(), rate_pps, interval)
-            }
-            _ => Schedule::steady(rate_pps),
-        };
+        let bursts = self.burst.map(u64::from).zip(self.interval);
+        let schedule = Schedule::of(rate_pps, bursts, "--interval")?;
         Ok(Load { count: frames(schedule.mean_pps(), self.duration)?, schedule })
     }
 }

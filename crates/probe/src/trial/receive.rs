@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::json;
 
 use super::DEFAULT_PORT;
-use super::counters::{Change, Explained, Places, Role};
-use super::ends::{ReceivingEnd, ReceivingReport, explained};
+use super::counters::{Places, Role};
+use super::ends::{ReceivingEnd, explained};
 use super::options::{MOST_FRAMES, SinkChoice};
 use super::order::{Expectation, Sink};
 use crate::affinity;
@@ -15,7 +15,7 @@ use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::Result;
 use crate::frame::FrameKind;
 use crate::netns::IfSpec;
-use crate::output::{Failure, Output};
+use crate::output;
 use crate::stop::{self, Lifetime};
 
 /// Accounts for the frames that `pw-probe send` sends: received, duplicate, reordered.
@@ -67,26 +67,6 @@ pub struct Args {
     pub ring_mib: u32,
     #[command(flatten)]
     pub lifetime: Lifetime,
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    receiving: ReceivingReport,
-    ip: u8,
-    started_ns: i64,
-    duration_s: f64,
-    first_sequence: u64,
-    planned: u64,
-    warmup_received: u64,
-    /// The losses of this end by counter.
-    drops: Vec<Explained>,
-    counters: Vec<Change>,
-    /// From the first frame to the last.
-    cpu: Option<CpuUsage>,
-    interrupted: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
 }
 
 /// Measures CPU usage from the first frame to the last, without the idle time before and after, in
@@ -153,33 +133,24 @@ pub fn run(args: &Args) -> Result<()> {
     let error = listen(args, receiving.sink.as_mut(), start_ns, &mut cpu).err();
     let duration_s = (clock::monotonic_ns() - start_ns).max(1) as f64 / 1e9;
     let (receiving, counted, ring_dropped) = receiving.report();
-    let mut drops = Vec::new();
-    if ring_dropped > 0 {
-        drops.push(explained("sink", "ring_dropped", ring_dropped));
-    }
-    let (changes, counter_error) = match places.read() {
-        Ok(after) => {
-            drops.extend(places.drops(&before, &after, 0));
-            (places.changes(&before, &after), None)
-        }
-        Err(error) => (Vec::new(), Some(error)),
-    };
+    let (counters, rose, counter_error) = places.since(&before, 0);
+    let full = (ring_dropped > 0).then(|| explained("sink", "ring_dropped", ring_dropped));
+    let drops: Vec<_> = full.into_iter().chain(rose).collect();
     let error = error.or(counter_error);
-    let report = Report {
-        receiving,
-        ip: args.ip,
-        started_ns,
-        duration_s,
-        first_sequence: args.first,
-        planned: args.count,
-        warmup_received: counted.warmup,
-        drops,
-        counters: changes,
-        cpu: cpu.usage,
-        interrupted: args.duration.is_some() && stop::requested(),
-        error: error.as_ref().map(Failure::of),
-    };
-    Output::new("receive", report).print()?;
+    let own = json!({
+        "ip": args.ip,
+        "started_ns": started_ns,
+        "duration_s": duration_s,
+        "first_sequence": args.first,
+        "planned": args.count,
+        "warmup_received": counted.warmup,
+        "drops": drops,
+        "counters": counters,
+        "cpu": cpu.usage,
+        "interrupted": args.duration.is_some() && stop::requested(),
+    });
+    let parts = [receiving, own, output::failure(error.as_ref())];
+    output::print("receive", output::merged(parts))?;
     error.map_or(Ok(()), Err)
 }
 

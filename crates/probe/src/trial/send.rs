@@ -4,18 +4,18 @@ use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::json;
 
-use super::counters::{Explained, Places, Role};
-use super::ends::{Changes, SendingEnd, SendingReport, Surroundings};
+use super::counters::{Places, Role};
+use super::ends::{Changes, SendingEnd, Surroundings, limits};
 use super::options::{FrameOptions, LoadOptions};
 use super::order::Refusals;
-use super::resolve;
 use crate::affinity;
 use crate::clock;
 use crate::error::Result;
 use crate::netns::IfSpec;
-use crate::output::{Failure, Output};
+use crate::output;
+use crate::resolve;
 use crate::stop::{self, Lifetime};
 
 /// Sends UDP frames by one interface at a set rate, for `pw-probe receive` to account for.
@@ -66,24 +66,6 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    sending: SendingReport,
-    sent: u64,
-    /// Drop counters of this end that rose. How much of the loss they explain depends on the frames
-    /// received.
-    drops: Vec<Explained>,
-    /// `generator` and `clock`, the limits that this end can tell.
-    limits: Vec<&'static str>,
-    warmup_sent: u64,
-    #[serde(flatten)]
-    changes: Changes,
-    interrupted: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
@@ -99,25 +81,21 @@ pub fn run(args: &Args) -> Result<()> {
     let mut interfaces = vec![(tx.clone(), Role::Tx)];
     interfaces.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
     let surroundings = Surroundings::begin(Places::of(interfaces))?;
-    let started_ns = surroundings.started_ns;
     let refusals = sending.refusals(args.refused.unwrap_or(surroundings.refusals()));
-    let mut generated = sending.run(refusals, &AtomicU64::new(0));
-    let (changes, drops, counter_error) = surroundings.end(tx, &generated, refusals);
-    let error = generated.error.take().or(counter_error);
-    let limited =
-        [("generator", sending.limits(&generated)), ("clock", !changes.clock_steps.is_empty())];
-    let report = Report {
-        sending: sending.report(&generated, started_ns),
-        sent: generated.sent,
-        drops,
-        limits: limited.iter().filter(|(_, holds)| *holds).map(|(name, _)| *name).collect(),
-        warmup_sent,
-        changes,
-        interrupted: stop::requested(),
-        error: error.as_ref().map(Failure::of),
-    };
-    Output::new("send", report).print()?;
-    error.map_or(Ok(()), Err)
+    let generated = sending.run(refusals, &AtomicU64::new(0));
+    let Changes { report, drops, clock_stepped, error, .. } =
+        surroundings.end(tx, &generated, refusals);
+    let error = generated.error.as_ref().or(error.as_ref());
+    let own = json!({
+        "sent": generated.sent,
+        // How much of the loss they explain depends on the frames received.
+        "drops": drops,
+        "limits": limits(&[("generator", sending.limits(&generated)), ("clock", clock_stepped)]),
+        "warmup_sent": warmup_sent,
+    });
+    let parts = [sending.report(&generated), own, report, output::failure(error)];
+    output::print("send", output::merged(parts))?;
+    error.cloned().map_or(Ok(()), Err)
 }
 
 /// Sends the warm-up frames, whether or not they arrive.

@@ -221,21 +221,10 @@ impl LiveGenerator {
             headers,
             carrier: if let Egress::Carried(cpu) = self.egress { cpu as u32 } else { 0 },
             port_id: self.port_id,
-            reserved: [0; 6],
-            next: 0,
-            due: 0,
-            burst_start: 0,
-            in_burst: 0,
-            late: 0,
             last_ns: start_ns,
-            refused: 0,
             slip_ns: [0, i64::MAX, 0],
-            lost: 0,
-            reserved_too: [0; 5],
-            left: 0,
-            departures: 0,
             departure_ns: [0, i64::MAX, 0],
-            reserved_last: [0; 3],
+            ..RawOrder::EMPTY
         }
     }
 

@@ -40,6 +40,12 @@ pub struct RawOrder {
     pub reserved_last: [u64; 3],
 }
 
+impl RawOrder {
+    /// All fields are zero.
+    // SAFETY: integers and arrays of them may be zero.
+    pub const EMPTY: Self = unsafe { std::mem::zeroed() };
+}
+
 /// Departure of a ping's packet: `struct departed` of the C source.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! Resolves the addresses of a trial's frames.
+//! Resolves the addresses of frames.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -52,8 +52,38 @@ pub struct Route {
     pub mtu: u32,
 }
 
-/// How long the kernel may take to resolve a neighbour [ns].
+/// How long the kernel may take to resolve a trial's next hop [ns].
 const RESOLVE_NS: i64 = 3_000_000_000;
+/// Interval of the packets that make it do so [ns].
+const SOLICIT_NS: i64 = 100_000_000;
+
+/// The MAC address of `neighbour`, which `solicit` makes the kernel resolve; none within `patience_ns`,
+/// or when a signal comes.
+///
+/// # Errors
+/// That of `solicit`.
+pub fn next_hop(
+    netlink: &mut Netlink,
+    index: u32,
+    neighbour: IpAddr,
+    patience_ns: i64,
+    mut solicit: impl FnMut() -> Result<()>,
+) -> Result<Option<Mac>> {
+    let begin_ns = clock::monotonic_ns();
+    let mut next_ns = begin_ns;
+    loop {
+        let now = clock::monotonic_ns();
+        if now >= next_ns {
+            solicit()?;
+            next_ns = now + SOLICIT_NS;
+        }
+        let mac = netlink.neighbour(index, neighbour)?;
+        if mac.is_some() || now - begin_ns > patience_ns || stop::requested() {
+            return Ok(mac);
+        }
+        clock::pause(Duration::from_millis(2));
+    }
+}
 
 /// Resolves MAC and IP addresses for frames from `tx` to `dst`; `rx` is the receiver, if known.
 ///
@@ -87,9 +117,9 @@ pub fn resolve(
         let source_mac = link.mac.ok_or_else(|| not_ethernet(tx))?;
         // Looked up for one interface, IPv4 takes any address for a neighbour; so look up without one
         // first, which fails when there is no route.
-        let hop = match netlink.route(dst, None)? {
+        let hop = match netlink.route(dst, None, None)? {
             Some(hop) if hop.interface_index == link.index => Some(hop),
-            Some(_) => netlink.route(dst, Some(link.index))?,
+            Some(_) => netlink.route(dst, None, Some(link.index))?,
             None => None,
         };
         let no_route = || {
@@ -111,16 +141,13 @@ pub fn resolve(
         }
         let hop = hop.filter(|hop| hop.interface_index == link.index).ok_or_else(no_route)?;
         let neighbour = hop.gateway.unwrap_or(dst);
-        solicit(&tx.interface, SocketAddr::new(dst, dst_port));
-        let deadline_ns = clock::monotonic_ns() + RESOLVE_NS;
-        loop {
-            if let Some(mac) = netlink.neighbour(link.index, neighbour)? {
-                return Ok(route(mac));
-            }
-            if clock::monotonic_ns() > deadline_ns || stop::requested() {
-                break;
-            }
-            clock::pause(Duration::from_millis(2));
+        let to = SocketAddr::new(dst, dst_port);
+        let mac = next_hop(&mut netlink, link.index, neighbour, RESOLVE_NS, || {
+            solicit(&tx.interface, to);
+            Ok(())
+        })?;
+        if let Some(mac) = mac {
+            return Ok(route(mac));
         }
         let protocol = if dst.is_ipv4() { "ARP" } else { "neighbour discovery" };
         Err(Error::failed(
