@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planewise.advise.advice import advise, why_not
-from planewise.advise.chain_runs import rows_of
+from planewise.advise.chain_rows import rows_of
 from planewise.advise.evidence import Evidence, gather
 from planewise.advise.model.capacity import ChainWorkload, predict, station_ns, visits
 from planewise.advise.model.profile import load_profile, shipped
@@ -285,12 +285,12 @@ def test_a_run_that_tells_of_no_plane_is_one_sentence(tmp_path: Path) -> None:
     held = [trial("vhost-user", chain, 1e6, limit="shared core", replicate=n) for n in range(3)]
     reader = made_up_chains.write(tmp_path / "held", held)
     with pytest.raises(BadInputError, match="3 of 3 trials do not count: the limit was the shared"):
-        rows_of("held", reader.trials(), reader.info)
+        rows_of("held", reader.trials())
     other = RunReader(made_up_run.write(tmp_path / "other", SMALL_OTHER))
     with pytest.raises(BadInputError, match="no chain"):
-        rows_of("other", other.trials(), other.info)
+        rows_of("other", other.trials())
     few = made_up_chains.write(tmp_path / "few", [trial("vhost-user", chain, 1e6)])
-    assert len(rows_of("few", few.trials(), few.info).rows) == 1
+    assert len(rows_of("few", few.trials())[0]) == 1
 
 
 def test_processes_and_containers_on_one_plane_are_no_replicates_of_one_another(
@@ -305,9 +305,9 @@ def test_processes_and_containers_on_one_plane_are_no_replicates_of_one_another(
         for one in (trial("vhost-user", chain, 1e6, replicate=n) for n in range(3))
     ]
     reader = made_up_chains.write(tmp_path / "both", [*processes, *contained])
-    found = rows_of("both", reader.trials(), reader.info)
-    assert [row.tx_mpps for row in found.rows] == [pytest.approx(2.0)]
-    assert any("3 of 6 trials" in why and "another kind" in why for why in found.left_out)
+    rows, left_out = rows_of("both", reader.trials())
+    assert [row.pps for row in rows] == [pytest.approx(2e6)]
+    assert any("3 of 6 trials" in why and "another kind" in why for why in left_out)
     [seen] = gather("both", list(reader.trials()), reader.info)
     assert [one.pps for one in seen.chains] == [pytest.approx(2e6)]
 

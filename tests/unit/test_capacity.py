@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.advise.calibration import Calibration, calibrate_rows, predict_chains
+from planewise.advise.chain_rows import csv_text, read_table
 from planewise.advise.chain_table import chain_table, kinds_of
 from planewise.advise.model.capacity import ChainWorkload, Pattern, Prediction, line_ns, predict
 from planewise.advise.model.fit import Measured, fit
 from planewise.advise.model.profile import Plane, Profile, load_profile, shipped
-from planewise.advise.throughput import ThroughputRow, read_throughput
 from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError
 from tests.unit.published_data import cnf_testbed, nfv_brief
@@ -110,7 +110,7 @@ def test_the_bottleneck_is_what_the_publication_names(
 @pytest.fixture(scope="module")
 def brief() -> Calibration:
     """The publication's rows, fitted."""
-    rows = read_throughput(nfv_brief() / "throughput.csv")
+    rows = read_table(nfv_brief() / "throughput.csv")
     return calibrate_rows(shipped("xl710-documents"), rows, source="brief")
 
 
@@ -133,7 +133,7 @@ def test_what_was_left_out_of_the_publication_is_predicted(brief: Calibration) -
 
 
 def test_the_publication_is_described_without_a_start_and_the_line_is_found() -> None:
-    rows = read_throughput(nfv_brief() / "throughput.csv")
+    rows = read_table(nfv_brief() / "throughput.csv")
     found = calibrate_rows(NOTHING, rows, source="brief")
     assert found.fitted.mean <= 0.03
     assert (found.fitted.pairs, found.fitted.wrong) == (81, 0)
@@ -191,19 +191,21 @@ def test_frame_sizes_of_another_publication_are_predicted_from_the_others() -> N
     assert max(errors) <= 0.116
 
 
-def chains_of(kind: str, switch_cores: int) -> list[ThroughputRow]:
+def chains_of(kind: str, switch_cores: int) -> list[Measured]:
     """The rows of cnf-testbed of a kind."""
     named = {"2t1c": 1, "4t2c": 2}
     with (cnf_testbed() / "ndr_single_chains_64B.csv").open(newline="") as file:
         return [
-            ThroughputRow(
-                interface="vhost-user" if kind == "vsc" else "memif",
-                pattern="pipeline" if kind == "csp" else "east-west",
-                vnfs=(vnfs := int(row["functions_a_chain"])),
-                packet_bytes=64,
-                tx_mpps=vnfs * float(row["ndr_pps"]) / 1e6,
-                switch_cores=switch_cores,
-                switch_threads=2 * switch_cores,
+            Measured(
+                "vhost-user" if kind == "vsc" else "memif",
+                ChainWorkload(
+                    "pipeline" if kind == "csp" else "east-west",
+                    vnfs := int(row["functions_a_chain"]),
+                    64,
+                    switch_cores=switch_cores,
+                    switch_threads=2 * switch_cores,
+                ),
+                vnfs * float(row["ndr_pps"]),
             )
             for row in csv.DictReader(file)
             if row["kind"] == kind and named[row["switch_threads_cores"]] == switch_cores
@@ -329,7 +331,7 @@ def test_no_bytes_end_in_a_traceback(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x"
         file.write_bytes(content)
-        for read in (load_profile, read_throughput):
+        for read in (load_profile, read_table):
             with pytest.raises(PlanewiseError):
                 read(file)
 
@@ -352,7 +354,7 @@ def test_a_table_that_is_wrong_is_named_with_its_line(text: str, said: str, tmp_
     file = tmp_path / "t.csv"
     file.write_text(text)
     with pytest.raises(BadInputError, match=said):
-        read_throughput(file)
+        read_table(file)
 
 
 def nfvbench(path: Path, ndr_pps: float) -> Path:
@@ -381,20 +383,22 @@ def test_nfvbench_results_become_a_table_by_their_names(tmp_path: Path) -> None:
         nfvbench(tmp_path / "2t1c" / "readme.json", 1e6),
     ]
     names = "{switch_threads}t{switch_cores}c/{kind}_{chains}c{vnfs}n"
-    found = chain_table(files, names)
-    snake, pipeline = found.rows
-    assert (snake.interface, snake.pattern, snake.vnfs, snake.tx_mpps) == (
-        "memif", "east-west", 2, 14.0,
+    rows, left = chain_table(files, names)
+    snake, pipeline = rows
+    assert (snake.plane, snake.chain.pattern, snake.chain.vnfs, snake.pps) == (
+        "memif", "east-west", 2, 14e6,
     )  # fmt: skip
-    assert (snake.switch_cores, snake.switch_threads) == (2, 4)
-    assert (pipeline.pattern, pipeline.chains, pipeline.tx_mpps) == ("pipeline", 3, 24.0)
-    assert "readme.json" in found.left_out[0]
+    assert (snake.chain.switch_cores, snake.chain.switch_threads) == (2, 4)
+    assert (pipeline.chain.pattern, pipeline.chain.chains, pipeline.pps) == ("pipeline", 3, 24e6)
+    assert "readme.json" in left[0]
     file = tmp_path / "chains.csv"
-    file.write_text(found.csv_text())
-    assert tuple(read_throughput(file)) == found.rows
-    [other] = chain_table(files[:1], "_{vnfs}c", kinds_of(["vhost-user,north-south"])).rows
-    assert (other.interface, other.vnfs, other.tx_mpps) == ("vhost-user", 1, 7.0)
-    for pattern, kinds in (("{moon}", []), ("{vnfs}{vnfs}", []), ("{vnfs}", ["memif"])):
+    file.write_text(csv_text(rows))
+    assert read_table(file) == rows
+    [other], _ = chain_table(files[:1], "_{vnfs}c", kinds_of(["vhost-user,north-south"]))
+    assert (other.plane, other.chain.vnfs, other.pps) == ("vhost-user", 1, 7e6)
+    for pattern, kinds in (
+        ("{moon}", []), ("{vnfs}{vnfs}", []), ("{vnfs}", ["memif"]), ("{vnfs}", ["moon,pipeline"]),
+    ):  # fmt: skip
         with pytest.raises(BadInputError):
             chain_table(files, pattern, kinds_of(kinds))
     with pytest.raises(BadInputError, match="none of 1 files"):

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 
 from planewise.advise.model.capacity import WORDS, Prediction, predict
 from planewise.advise.model.fit import HeldOut, Measured, fit
-from planewise.advise.model.profile import PLANES, Plane, Profile
-from planewise.advise.throughput import ThroughputRow
+from planewise.advise.model.profile import PLANES, Profile
 from planewise.errors import BadInputError
 from planewise.units import count_text, percent_text
 
@@ -105,30 +104,27 @@ class Calibration:
 
 def calibrate_rows(
     start: Profile,
-    rows: Sequence[ThroughputRow],
+    rows: Sequence[Measured],
     *,
     source: str,
     name: str | None = None,
     emulated: bool = False,
 ) -> Calibration:
-    """Fits `start` to the rows of the planes that the model knows.
-
-    What is fitted to an `emulated` host is emulated.
+    """Fits `start` to the rows. What is fitted to an `emulated` host is emulated.
 
     Raises:
         BadInputError: there are no such rows.
     """
-    measured = _measured(rows)
-    found = fit(start, measured, source)
+    found = fit(start, rows, source)
     profile = found.profile.model_copy(
         update={"name": name or source, "emulated": emulated or start.emulated}
     )
-    chains = tuple(PredictedChain(row, predict(profile, row.plane, row.chain)) for row in measured)
+    chains = tuple(PredictedChain(row, predict(profile, row.plane, row.chain)) for row in rows)
     return Calibration(profile, chains, errors(chains), found.left_out, found.open)
 
 
 def predict_chains(
-    calibration: Calibration, rows: Sequence[ThroughputRow]
+    calibration: Calibration, rows: Sequence[Measured]
 ) -> tuple[PredictedChain, ...]:
     """The chains of another run, each with its prediction; those that were not fitted to first.
 
@@ -142,7 +138,7 @@ def predict_chains(
             predict(calibration.profile, row.plane, row.chain),
             (row.plane, row.chain) in fitted,
         )
-        for row in _measured(rows)
+        for row in rows
     ]
     if not chains:
         raise BadInputError(
@@ -172,15 +168,6 @@ def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
             f"{sum(inside)} of {len(inside)} lie in their intervals"
         )
     return lines
-
-
-def _measured(rows: Sequence[ThroughputRow]) -> list[Measured]:
-    planes: dict[str, Plane] = {plane: plane for plane in PLANES}
-    return [
-        Measured(planes[row.plane], row.chain(), row.tx_mpps * 1e6)
-        for row in rows
-        if row.plane in planes
-    ]
 
 
 def errors(chains: Sequence[PredictedChain]) -> Errors:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from planewise.advise.throughput import ThroughputRow
+from planewise.advise.model.capacity import ChainWorkload
+from planewise.advise.model.fit import Measured
+from planewise.advise.model.profile import PLANES, Plane
 from planewise.errors import BadInputError
 from planewise.store.importers import read
 
 NUMBERS = ("vnfs", "chains", "switch_cores", "switch_threads", "vnf_cores")
 """What a name pattern may hold besides `kind`."""
 DEFAULT_NAMES = "{kind}_{chains}c{vnfs}n"
-DEFAULT_KINDS = {
+DEFAULT_KINDS: Mapping[str, tuple[Plane, str]] = {
     "csc": ("memif", "east-west"),
     "csp": ("memif", "pipeline"),
     "vsc": ("vhost-user", "east-west"),
@@ -24,23 +24,7 @@ DEFAULT_KINDS = {
 """Plane and pattern of FD.io CSIT's names: container snakes, container pipelines, VM snakes."""
 
 
-@dataclass(frozen=True)
-class ChainTable:
-    """Rows of chains, and why files have none."""
-
-    rows: tuple[ThroughputRow, ...]
-    left_out: tuple[str, ...]
-
-    def csv_text(self) -> str:
-        """The rows as CSV, as `planewise calibrate` reads it."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(ThroughputRow.model_fields), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.model_dump(exclude_none=True) for row in self.rows)
-        return out.getvalue()
-
-
-def kinds_of(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+def kinds_of(words: Sequence[str]) -> dict[str, tuple[Plane, str]]:
     """Kinds as `KIND=PLANE,PATTERN` or, for names without a kind, `PLANE,PATTERN`.
 
     Raises:
@@ -49,29 +33,32 @@ def kinds_of(words: Sequence[str]) -> dict[str, tuple[str, str]]:
     kinds = {}
     for word in words:
         found = re.fullmatch(r"(?:(\w+)=)?([\w-]+),([\w-]+)", word)
-        if not found:
+        plane = next((plane for plane in PLANES if found and plane == found[2]), None)
+        if not found or plane is None:
             raise BadInputError(
                 f"{word!r} does not say plane and pattern",
                 where="--kind",
-                remedy="KIND=PLANE,PATTERN, for example csc=memif,east-west",
+                remedy="KIND=PLANE,PATTERN, for example csc=memif,east-west; planes: "
+                f"{', '.join(PLANES)}",
             )
-        kinds[found[1] or ""] = (found[2], found[3])
+        kinds[found[1] or ""] = (plane, found[3])
     return kinds or dict(DEFAULT_KINDS)
 
 
 def chain_table(
     files: Sequence[Path],
     names: str = DEFAULT_NAMES,
-    kinds: Mapping[str, tuple[str, str]] = DEFAULT_KINDS,
+    kinds: Mapping[str, tuple[Plane, str]] = DEFAULT_KINDS,
     hardware: Mapping[str, int] | None = None,
-) -> ChainTable:
-    """One row for each NDR of each file. `hardware` is what names don't say.
+) -> tuple[list[Measured], list[str]]:
+    """One row for each NDR of each file, and why files have none. `hardware` is what names don't
+    say.
 
     Raises:
         BadInputError: the pattern of names is wrong, or no file has a row.
     """
     pattern = _regex(names)
-    rows: list[ThroughputRow] = []
+    rows: list[Measured] = []
     left_out = []
     for path in files:
         try:
@@ -84,7 +71,7 @@ def chain_table(
             + (f": {left_out[0]}" if left_out else ""),
             remedy="--names is the pattern of their names, --kind says plane and pattern",
         )
-    return ChainTable(tuple(rows), tuple(left_out))
+    return rows, left_out
 
 
 def _regex(names: str) -> re.Pattern[str]:
@@ -106,9 +93,9 @@ def _regex(names: str) -> re.Pattern[str]:
 def _rows_of(
     path: Path,
     names: re.Pattern[str],
-    kinds: Mapping[str, tuple[str, str]],
+    kinds: Mapping[str, tuple[Plane, str]],
     hardware: Mapping[str, int],
-) -> list[ThroughputRow]:
+) -> list[Measured]:
     found = names.search(path.resolve().as_posix())
     if found is None:
         raise BadInputError("the name does not match the pattern", where=str(path))
@@ -117,15 +104,15 @@ def _rows_of(
     if kind not in kinds:
         raise BadInputError(f"the kind {kind!r} is not known", where=str(path), remedy="--kind")
     plane, pattern = kinds[kind]
-    numbers = {"vnfs": 1, **hardware, **{name: int(text) for name, text in fields.items()}}
+    numbers: dict[str, Any] = {"vnfs": 1, **hardware}
+    numbers |= {name: int(text) for name, text in fields.items()}
     rows = []
     for curve in read(path, "nfvbench"):
         ndr_pps = curve.reported.get("ndr_pps")
         size = str(curve.info.get("frame_size", ""))
         if ndr_pps and size.isdigit():
-            passes = 1 if pattern == "north-south" else numbers["vnfs"]
-            row = {"interface": plane, "pattern": pattern, "packet_bytes": size, **numbers}
-            rows.append(ThroughputRow.model_validate(row | {"tx_mpps": passes * ndr_pps / 1e6}))
+            chain = ChainWorkload(pattern, frame_bytes=int(size), **numbers)  # type: ignore[arg-type]
+            rows.append(Measured(plane, chain, chain.length * ndr_pps))
     if not rows:
         raise BadInputError("no NDR of frames of one size", where=str(path))
     return rows

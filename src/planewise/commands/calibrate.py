@@ -14,7 +14,7 @@ from planewise.commands.options import JsonOption, ProfileOutOption
 
 if TYPE_CHECKING:
     from planewise.advise.calibration import PredictedChain
-    from planewise.advise.throughput import ThroughputRow
+    from planewise.advise.model.fit import Measured
 
 
 def calibrate(
@@ -128,15 +128,12 @@ def calibrate(
         print(out)
 
 
-def _rows(measured: Path) -> tuple[Sequence[ThroughputRow], Sequence[str], str]:
+def _rows(measured: Path) -> tuple[Sequence[Measured], Sequence[str], str]:
     """Rows to fit; why others are left out; why times are emulated, empty if they are not."""
-    if not measured.is_dir():
-        from planewise.advise.throughput import read_throughput
-
-        return read_throughput(measured), (), ""
-    from planewise.advise.chain_runs import rows_of
+    from planewise.advise.chain_rows import read_table, rows_of
     from planewise.store.rundir import RunReader
 
+    if not measured.is_dir():
+        return read_table(measured), (), ""
     reader = RunReader(measured)
-    usable = rows_of(str(measured), reader.trials(), reader.info)
-    return usable.rows, usable.left_out, usable.emulated
+    return *rows_of(str(measured), reader.trials()), reader.info.emulated

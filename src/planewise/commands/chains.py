@@ -41,17 +41,18 @@ def chains(
     ] = None,
 ) -> None:
     """Make a table of chains (CSV) from NFVbench's results."""
+    from planewise.advise.chain_rows import csv_text
     from planewise.advise.chain_table import chain_table, kinds_of
     from planewise.store.files import write_file
     from planewise.units import count_text
 
     given = {"switch_cores": switch_cores, "switch_threads": switch_threads}
     hardware = {name: value for name, value in given.items() if value is not None}
-    table = chain_table(files, names, kinds_of(kind or ()), hardware)
-    for reason in table.left_out:
+    rows, left_out = chain_table(files, names, kinds_of(kind or ()), hardware)
+    for reason in left_out:
         console.err().print(f"left out: {reason}", style="yellow")
     if out is None:
-        print(table.csv_text(), end="")
+        print(csv_text(rows), end="")
     else:
-        write_file(out, table.csv_text().encode())
-        print(f"{out}: {count_text(len(table.rows), 'chain')}")
+        write_file(out, csv_text(rows).encode())
+        print(f"{out}: {count_text(len(rows), 'chain')}")
