@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,6 @@ from planewise.store.models import TrialRecord
 from planewise.testbed import settings
 from planewise.testbed.planes import planes_of
 from planewise.testbed.setting import Arrangement
-from planewise.testbed.settings.host_setting import Spot
-from planewise.testbed.settings.qdisc import Qdisc
 from planewise.testbed.testbed import local_testbed
 from tests.unit.made_up_run import info
 
@@ -49,7 +48,8 @@ def state(plane: str, arrangement: Arrangement) -> Iterator[tuple[str, str]]:
             continue
         for spot in setting.spots(arrangement):
             yield f"{setting.name} of {spot}", setting.read(spot)
-            yield f"features of {spot}", spot.run("ethtool", "-k", spot.interface)
+            features = spot.host.run(["ethtool", "-k", spot.interface], netns=spot.netns or None)
+            yield f"features of {spot}", features.check().stdout
 
 
 @pytest.mark.parametrize("plane", PLANES)
@@ -92,18 +92,12 @@ char LICENSE[] SEC("license") = "GPL";
 """
 
 
-class Delay(Qdisc):
-    """A queueing discipline that holds each of a guest's frames for 20 µs."""
-
-    name = "delay"
-    program = ""
-
-    def write(self, spot: Spot, level: str) -> None:
-        change = "add" if level != "default" else "delete"
-        spot.run("tc", "qdisc", change, "dev", spot.interface, "clsact")
-        if change == "add":
-            bpf = ("bpf", "direct-action", "object-file", self.program, "section", "tc")
-            spot.run("tc", "filter", "add", "dev", spot.interface, "egress", *bpf)
+DELAY = """
+[ "$2" != default ] || exec tc qdisc delete dev "$1" clsact
+tc qdisc add dev "$1" clsact
+tc filter add dev "$1" egress bpf direct-action object-file "$3" section tc
+"""
+"""A queueing discipline that holds each of a guest's frames for 20 µs."""
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang here")
@@ -113,10 +107,11 @@ def test_planted_effects_are_found_and_a_placebo_is_not(
     """20 µs for each frame, and half of the throughput; switching on what is on does nothing."""
     (tmp_path / "delay.c").write_text(DELAY_C)
     include = f"-I/usr/include/{platform.machine()}-linux-gnu"
-    Delay.program = str(tmp_path / "delay.o")
-    clang = ["clang", "-O2", "-target", "bpf", include, "-c", "delay.c", "-o", Delay.program]
+    program = str(tmp_path / "delay.o")
+    clang = ["clang", "-O2", "-target", "bpf", include, "-c", "delay.c", "-o", program]
     subprocess.run(clang, check=True, cwd=tmp_path)
-    monkeypatch.setattr(settings, "SETTINGS", {**settings.SETTINGS, "delay": Delay()})
+    delay = replace(settings.SETTINGS["qdisc"], name="delay", writes=DELAY, file=program)
+    monkeypatch.setattr(settings, "SETTINGS", {**settings.SETTINGS, "delay": delay})
     tbf = "qdisc=tbf rate 500mbit burst 256kb latency 20ms"
     levels = ["default", "offload.tso=on", "delay=on", tbf]
     trials = (RttTrial("rtt", 200, 128, 60), TcpTrial("tcp", 131_072, 1.0, 0, 1))

@@ -15,7 +15,7 @@ import pytest
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed import script
 from planewise.testbed.guests.docker import Container, cgroup_files, image, join_command, last_words
-from planewise.testbed.hosts import ledger, pair, programs
+from planewise.testbed.hosts import ledger, programs
 from planewise.testbed.hosts.host import FinishedProcess, LocalHost
 from planewise.testbed.hosts.ledger import HostNote, Ownership
 from planewise.testbed.hosts.machine import Resources
@@ -252,7 +252,7 @@ def test_hosts_that_make_no_pair_are_refused(arguments: tuple[str, str], said: s
 def test_what_is_lent_from_other_hosts_is_noted_and_kept_where_it_cannot_be_removed(
     tmp_path: Path,
 ) -> None:
-    note = HostNote("ssh://gone", "eth1", up=True, mtu_bytes=1500)
+    note = HostNote("ssh://gone", "eth1", ("ip link set eth1 up",), "labs")
     owned = Ownership.take("a test", tmp_path, [note])
     assert ledger.leftovers(tmp_path, namespaces=False) == ()
     owned.abandon()
@@ -267,25 +267,6 @@ def test_what_is_lent_from_other_hosts_is_noted_and_kept_where_it_cannot_be_remo
     assert len(ledger.leftovers(tmp_path, namespaces=False)) == 1
     assert len(ledger.sweep(tmp_path, lambda _: None, namespaces=False)) == 1
     assert ledger.leftovers(tmp_path, namespaces=False) == ()
-
-
-@pytest.mark.parametrize(
-    ("before", "words"), [(True, ["promisc", "on"]), (False, ["promisc", "off"]), (None, [])]
-)
-def test_a_nic_is_promiscuous_afterwards_where_it_was_before(
-    monkeypatch: pytest.MonkeyPatch, before: bool | None, words: list[str]
-) -> None:
-    asked: list[list[str]] = []
-    host = LocalHost("server")
-
-    def run(argv: list[str], **_: object) -> FinishedProcess:
-        asked.append(argv)
-        return FinishedProcess(tuple(argv), 0, "", "")
-
-    monkeypatch.setattr(host, "run", run)
-    note = HostNote("ssh://server", "eth1", up=True, mtu_bytes=1500, promiscuous=before)
-    pair.return_nics([host], [note])
-    assert asked == [["ip", "link", "set", "eth1", "mtu", "1500", "up", *words]]
 
 
 @pytest.mark.parametrize("program", ["planewised", "pw-probe"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 from planewise.testbed.hosts.host import Host
-from planewise.testbed.plan import Plan, run_program
 
 
 def read_rx_usecs(host: Host, nic: str) -> int | None:
@@ -19,12 +18,17 @@ def read_rx_usecs(host: Host, nic: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def rx_usecs_line(nic: str, rx_usecs: int) -> str:
+    """Shell that sets a NIC to interrupt `rx_usecs` µs after a frame at the latest, unless it is
+    so: ethtool refuses to change nothing. Pure."""
+    is_so = f"ethtool -c {nic} | grep -Eq '^rx-usecs:[[:space:]]+{rx_usecs}[[:space:]]*$'"
+    return f"{is_so} || ethtool -C {nic} rx-usecs {rx_usecs}"
+
+
 def set_rx_usecs(host: Host, nic: str, rx_usecs: int) -> None:
-    """Sets a NIC to interrupt `rx_usecs` µs after a frame at the latest, unless it is so.
+    """Performs `rx_usecs_line`.
 
     Raises:
         PlanewiseError: the driver refuses.
     """
-    if read_rx_usecs(host, nic) != rx_usecs:
-        argv = ("ethtool", "-C", nic, "rx-usecs", str(rx_usecs))
-        host.perform(Plan((run_program("", argv),)))
+    host.run(["sh", "-ec", rx_usecs_line(nic, rx_usecs)]).check()

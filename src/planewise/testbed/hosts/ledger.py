@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,27 +36,15 @@ def token_of(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class HostNote:
-    """A host beyond this machine, with the previous state of its NIC."""
+    """A host beyond this machine, and how its previous state is restored."""
 
     host: str
     """As the user names it: `ssh://server`, `lab:a`."""
     nic: str
-    up: bool
-    mtu_bytes: int
-    forwarding: str = ""
-    """Whether it forwarded what came in by the NIC (`net.ipv4.conf.NIC.forwarding`); empty where
-    that was not noted."""
+    restore: tuple[str, ...] = ()
+    """Lines of shell that restore its NIC, and kernel settings that a run may change."""
     labs: str = ""
     """Directory of the lab, for a host of a lab."""
-    promiscuous: bool | None = None
-    """Whether the NIC received every frame; None where that was not noted."""
-    rx_usecs: int | None = None
-    """Its interrupt coalescing (`ethtool -c`); None where it has none, or that was not noted."""
-    datapath: bool | None = None
-    """Whether Open vSwitch's interface of a datapath in user space was there; None where that was
-    not noted."""
-    sysctls: Mapping[str, str] = field(default_factory=dict)
-    """Machine-wide kernel settings that a design may vary, by path below /proc/sys."""
 
 
 class Ownership:
@@ -265,6 +253,8 @@ def _read(descriptor: int) -> dict[str, object]:
 
 
 def _hosts(content: object) -> tuple[HostNote, ...]:
-    with suppress(TypeError):
-        return tuple(HostNote(**note) for note in content)  # type: ignore[attr-defined]
-    return ()
+    notes = content if isinstance(content, list) else []
+    return tuple(
+        HostNote(note["host"], note["nic"], tuple(note.get("restore", ())), note.get("labs", ""))
+        for note in notes
+    )

@@ -21,7 +21,7 @@ from planewise.lab.state import state_root
 from planewise.testbed.guests.docker import REMOVE_CGROUPS
 from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import ledger, netns, signals
-from planewise.testbed.hosts.coalescing import read_rx_usecs, set_rx_usecs
+from planewise.testbed.hosts.coalescing import read_rx_usecs, rx_usecs_line
 from planewise.testbed.hosts.host import Host, LocalHost
 from planewise.testbed.hosts.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.hosts.machine import Machine, remove_traces, survey
@@ -36,7 +36,7 @@ from planewise.testbed.plan import (
     set_up,
 )
 from planewise.testbed.settings import SETTINGS
-from planewise.testbed.switches.openvswitch import has_datapath, remove_datapath
+from planewise.testbed.switches.openvswitch import REMOVE_DATAPATH, has_datapath
 from planewise.testbed.vfs.nic import Tool
 
 if TYPE_CHECKING:
@@ -328,54 +328,36 @@ def _is_down(target: str) -> bool:
 
 def _note(host: Host, nic: str) -> HostNote:
     (link,) = host.run(["ip", "-json", "link", "show", "dev", nic]).json()
-    target = host.place
-    labs = str(state_root()) if target.startswith("lab:") else ""
-    forwarding = host.read_text(_forwarding_of(nic)).strip()
-    flags = link["flags"]
-    return HostNote(
-        target,
-        nic,
-        "UP" in flags,
-        int(link["mtu"]),
-        forwarding,
-        labs,
-        "PROMISC" in flags,
-        read_rx_usecs(host, nic),
-        has_datapath(host),
-        _sysctls(host),
-    )
-
-
-def _sysctls(host: Host) -> dict[str, str]:
-    """The machine-wide kernel settings that a design may vary, as far as the host has them."""
-    values = {}
-    for key in (key for setting in SETTINGS.values() for key in setting.machine_wide):
-        with suppress(PlanewiseError):
-            values[key] = host.read_text(f"/proc/sys/{key}").strip()
-    return values
-
-
-def _forwarding_of(nic: str) -> str:
-    return f"/proc/sys/net/ipv4/conf/{nic}/forwarding"
+    state = "up" if "UP" in link["flags"] else "down"
+    # Open vSwitch sets it, and a killed one leaves it so.
+    promiscuous = "on" if "PROMISC" in link["flags"] else "off"
+    lines = [f"ip link set {nic} mtu {link['mtu']} {state} promisc {promiscuous}"]
+    # Planes that route switch forwarding on (testbed/planes/veth.py).
+    keys = [f"net/ipv4/conf/{nic}/forwarding"]
+    keys += [key for setting in SETTINGS.values() for key in setting.machine_wide]
+    for key in keys:
+        with suppress(PlanewiseError):  # the host has no such setting
+            value = host.read_text(f"/proc/sys/{key}").strip()
+            lines.append(set_sysctl("", key, value).words)
+    if (rx_usecs := read_rx_usecs(host, nic)) is not None:
+        lines.append(rx_usecs_line(nic, rx_usecs))
+    if not has_datapath(host):
+        lines.append(REMOVE_DATAPATH)
+    labs = str(state_root()) if host.place.startswith("lab:") else ""
+    return HostNote(host.place, nic, tuple(lines), labs)
 
 
 def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
-    """Restores the NICs of servers as noted."""
+    """Restores servers as noted.
+
+    Raises:
+        PlanewiseError: a server refuses.
+    """
     for host, note in zip(hosts, notes, strict=True):
-        state = "up" if note.up else "down"
-        argv = ["ip", "link", "set", note.nic, "mtu", str(note.mtu_bytes), state]
-        if note.promiscuous is not None:
-            # Open vSwitch sets it, and a killed one leaves it so.
-            argv += ["promisc", "on" if note.promiscuous else "off"]
-        host.run(argv).check()
-        if note.sysctls:
-            host.perform(Plan(tuple(set_sysctl("", *pair) for pair in note.sysctls.items())))
-        if note.datapath is False:
-            remove_datapath(host)
-        if note.rx_usecs is not None:
-            set_rx_usecs(host, note.nic, note.rx_usecs)
-        if note.forwarding:
-            # Planes that route switch it on (testbed/planes/veth.py).
-            write = 'echo "$1" >"$2"'
-            path = _forwarding_of(note.nic)
-            host.run(["sh", "-c", write, "sh", note.forwarding, path]).check()
+        done = host.run(["sh", "-es"], stdin="\n".join(note.restore).encode())
+        if done.exit_code:
+            said = done.stderr.strip().splitlines() or [done.ending]
+            raise PlanewiseError(
+                f"{note.nic} of {host.place} could not be restored: {said[-1]}",
+                remedy="`planewise clean` tries again",
+            )

@@ -28,10 +28,11 @@ class CpuSplit:
 
 # /sys shows the namespace that mounted it, so that this command mounts it anew. The kernel refuses
 # that where `ip netns exec` has done so. Docker's is read-only, and is remounted for this command.
-_OWN_SYS = (
+OWN_SYS = (
     "mount -t sysfs sysfs /sys 2>/dev/null || true; "
     "[ -w /sys ] || mount -o remount,rw /sys 2>/dev/null || true;"
 )
+"""Shell, under `unshare --mount`: /sys as the network namespace sees it, to be written."""
 
 
 def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:
@@ -82,7 +83,7 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         PlanewiseError: this kernel or container does not let us.
     """
     script = (
-        f"{_OWN_SYS} mask=$1 && shift && "
+        f"{OWN_SYS} mask=$1 && shift && "
         'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
     )
     reason = _failure(host, netns, script, [cpu_mask(cpus), *interfaces])
@@ -93,16 +94,9 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         )
 
 
-def rps_mask(host: Host, netns: str, interface: str) -> int:
-    """The CPUs that an interface's receive work is moved to, as a mask; 0: it is not moved."""
-    script = f'{_OWN_SYS} cat "/sys/class/net/$1/queues/rx-0/rps_cpus"'
-    argv = ["unshare", "--mount", "sh", "-ec", script, "steer", interface]
-    return int(host.run(argv, netns=netns or None).check().stdout.replace(",", ""), 16)
-
-
 # By the NIC's own list: names in /proc/interrupts differ from driver to driver.
 _BIND = f"""
-{_OWN_SYS}
+{OWN_SYS}
 irqs=$(ls "/sys/class/net/$1/device/msi_irqs")
 for irq in $irqs; do
     echo "$2" >"/proc/irq/$irq/smp_affinity_list"

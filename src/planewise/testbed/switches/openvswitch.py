@@ -24,25 +24,17 @@ _DATAPATH = "ovs-netdev"
 """Interface of a datapath in user space. All Open vSwitches of a network namespace share it, and it
 outlives one that is killed."""
 
-_REMOVE_DATAPATH = f"""
-pgrep '^ovs-vswitchd' >/dev/null
-[ $? -ne 1 ] || ! [ -e /sys/class/net/{_DATAPATH} ] || ip link delete {_DATAPATH}
-"""
+REMOVE_DATAPATH = (
+    "code=0; pgrep '^ovs-vswitchd' >/dev/null || code=$?; [ $code -ne 1 ] || "
+    f"! [ -e /sys/class/net/{_DATAPATH} ] || ip link delete {_DATAPATH}"
+)
+"""Shell: removes the interface of a datapath in user space, unless an Open vSwitch runs."""
 _FOLDERS = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY")
 
 
 def has_datapath(host: Host) -> bool:
     """Whether there is the interface of a datapath in user space."""
     return not host.run(["test", "-e", f"/sys/class/net/{_DATAPATH}"]).exit_code
-
-
-def remove_datapath(host: Host) -> None:
-    """Removes the interface of a datapath in user space, unless an Open vSwitch runs.
-
-    Raises:
-        PlanewiseError: that failed.
-    """
-    host.run(["sh", "-c", _REMOVE_DATAPATH]).check()
 
 
 def vsctl(directory: str, *arguments: str) -> tuple[str, ...]:
