@@ -100,11 +100,6 @@ class Field:
         return NodeView(self.cluster, "lab-a")
 
 
-async def lend(host: LabHost, port: int) -> None:
-    """Lets a host reach a port of this machine's loopback at its own, while it is connected."""
-    await host._connection.forward_remote_port(*("127.0.0.1", port) * 2)
-
-
 @pytest.fixture(scope="module")
 def field(up: UpLab, tmp_path_factory: pytest.TempPathFactory, said: list[str]) -> Iterator[Field]:
     if reason := why_not():
@@ -129,7 +124,8 @@ def field(up: UpLab, tmp_path_factory: pytest.TempPathFactory, said: list[str]) 
         (folder / "node/kubeconfig").write_text(access)
         (folder / "node/node.sh").write_text(SCRIPT.read_text())
         subprocess.run(["tar", "-C", folder / "node", "-cf", folder / "node.tar", "."], check=True)
-        a.call(lend(a, cluster.port))
+        # The host reaches this machine's port at its own loopback.
+        a.forward("-R", f"127.0.0.1:{cluster.port}:127.0.0.1:{cluster.port}")
         a.put(folder / "node.tar", "/tmp/pw-node.tar")
         a.put(Path(find_planewised()), "/tmp/pw-planewised")
         shell(a, f"ln -sf {PROGRAM} {AGENT}")

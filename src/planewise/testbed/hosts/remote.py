@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from planewise import lab
@@ -108,15 +109,23 @@ class SshHost(RemoteHost):
         """See `Host.socket`: forwarded over the connection, gone with it."""
         if path not in self._sockets:
             local = str(self._opened.enter_context(scratch()) / "socket")
-            forward = ("-S", self._control, "-O", "forward", "-L", f"{local}:{path}")
-            done = self.desk.run(("ssh", *forward, *self._destination))
-            if done.exit_code != 0:
-                raise PlanewiseError(
-                    f"{path} on {self.place} cannot be reached: {_last(done)}",
-                    remedy="allow AllowStreamLocalForwarding in its sshd_config",
-                )
+            self.forward("-L", f"{local}:{path}")
             self._sockets[path] = local
         return self._sockets[path]
+
+    def forward(self, option: Literal["-L", "-R"], ends: str) -> None:
+        """Forwards a port or socket over the connection, as this option of ssh does.
+
+        Raises:
+            PlanewiseError: the server refuses.
+        """
+        words = ("-S", self._control, "-O", "forward", option, ends)
+        done = self.desk.run(("ssh", *words, *self._destination))
+        if done.exit_code != 0:
+            raise PlanewiseError(
+                f"{ends} cannot be forwarded by {self.place}: {_last(done)}",
+                remedy="allow AllowTcpForwarding and AllowStreamLocalForwarding in its sshd_config",
+            )
 
     def stream(self, command: str) -> int:
         """Runs a shell command with this program's stdin, stdout and stderr; gives its exit code.
