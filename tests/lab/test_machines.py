@@ -21,7 +21,7 @@ from planewise import lab
 from planewise.boot import cpio, kernel, packages, tools
 from planewise.boot.initramfs import busybox_entries, module_entries
 from planewise.errors import PlanewiseError
-from planewise.testbed.guests.vms.daemon import Libvirt
+from planewise.testbed.guests.vms.hypervisor import Libvirt
 from planewise.testbed.guests.vms.platform import VmPlatform, check, platform_of
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.remote import LabHost
@@ -210,8 +210,8 @@ def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory, said: list[str]) 
         with Libvirt(here) as libvirt:
             standing = Stage(here, peer, libvirt)
             begun = time.monotonic()
-            libvirt.hypervisor.restore(str(saved), "web")
-            libvirt.hypervisor.attach("web", NIC)
+            libvirt.restore(str(saved), "web")
+            libvirt.attach("web", NIC)
             while not standing.reached():
                 assert time.monotonic() - begun < WAIT_S, here.read_text(str(console))
             took_s = time.monotonic() - begun
@@ -241,12 +241,12 @@ def booted(ours: VmPlatform, directory: Path) -> tuple[Path, Path]:
     host = LocalHost("machine")
     try:
         with Libvirt(host) as libvirt:
-            libvirt.hypervisor.start(xml, "web")
+            libvirt.start(xml, "web")
             begun = time.monotonic()
             while not console.exists() or "ready" not in console.read_text():
                 assert time.monotonic() - begun < WAIT_S, console.read_text()
                 time.sleep(0.05)
-            libvirt.hypervisor.save("web", str(kept))
+            libvirt.save("web", str(kept))
     finally:
         host.close()
     return kept, console
@@ -295,7 +295,7 @@ def test_a_machines_vf_is_plugged_and_unplugged_under_traffic_and_a_killed_daemo
         # A machine that ends takes no VF with it.
         stage.wish("free")
         stage.await_vf(True, daemon)
-        stage.libvirt.hypervisor.destroy("web")
+        stage.libvirt.destroy("web")
         deadline = time.monotonic() + WAIT_S
         while not at_home(stage):
             assert time.monotonic() < deadline, stage.vfs()

@@ -154,7 +154,7 @@ def test_guests_that_are_not_needed_sleep_and_wake_up_as_they_were(up: Testbed) 
         assert standing.background("responder") == ()
         machines = up._states["responder"].guests["vm"]
         assert isinstance(machines, VirtualMachines)
-        assert machines.hypervisor.states()[background.netns] == "paused"
+        assert machines.libvirt.states()[background.netns] == "paused"
     with up.arrange(TWO_AND_TWO) as standing:
         assert standing.background("responder") == (background,)
         standing.hosts["responder"].run(["ls", "/tmp/kept"], netns=background.netns).check()

@@ -19,8 +19,8 @@ from planewise.errors import PlanewiseError
 from planewise.testbed.guests.vms.hypervisor import (
     AgentSilentError,
     GuestGoneError,
-    Hypervisor,
     HypervisorGoneError,
+    Libvirt,
 )
 from planewise.testbed.guests.vms.image import PROBE
 from planewise.testbed.hosts.host import FinishedProcess, HostProcess, ProcessTimeoutError
@@ -48,18 +48,15 @@ class GuestAgent:
 
     def __init__(
         self,
-        hypervisor: Callable[[], Hypervisor],
+        libvirt: Libvirt,
         name: str,
         directory: str,
         end_error: Callable[[], GuestGoneError],
     ) -> None:
-        """`directory` of the guest has its processes' output; `end_error` says why it ended.
-
-        `hypervisor` is called at each use: libvirt may have been restarted.
-        """
+        """`directory` of the guest has its processes' output; `end_error` says why it ended."""
         self.name = name
         self.directory = directory
-        self._hypervisor = hypervisor
+        self._libvirt = libvirt
         self._end_error = end_error
         self._numbers = itertools.count()
         self._read_files: list[str] = []
@@ -169,7 +166,7 @@ class GuestAgent:
     def _ask(self, execute: str, arguments: dict[str, object] | None = None) -> Any:
         begun = time.monotonic()
         try:
-            answer = self._hypervisor().agent(self.name, execute, arguments)
+            answer = self._libvirt.agent(self.name, execute, arguments)
             self._answer_s = time.monotonic() - begun
             return answer
         except GuestGoneError as error:

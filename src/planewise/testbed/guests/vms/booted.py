@@ -51,7 +51,7 @@ def prepare(platform: VmPlatform, options: VmOptions) -> Saved:
                     partial = path.with_suffix(".part")
                     with suppress(FileNotFoundError):
                         partial.unlink()
-                    guests.hypervisor.save(guest.netns, str(partial))
+                    guests.libvirt.save(guest.netns, str(partial))
                     partial.chmod(0o644)
                     partial.rename(path)
         return read(path)

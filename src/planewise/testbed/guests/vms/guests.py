@@ -18,7 +18,6 @@ from planewise.boot import packages
 from planewise.errors import PlanewiseError
 from planewise.testbed.guests.vms import image
 from planewise.testbed.guests.vms.agent import GuestAgent
-from planewise.testbed.guests.vms.daemon import Libvirt
 from planewise.testbed.guests.vms.domain import (
     AnyNic,
     Nic,
@@ -27,7 +26,7 @@ from planewise.testbed.guests.vms.domain import (
     domain_xml,
     nic_xml,
 )
-from planewise.testbed.guests.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
+from planewise.testbed.guests.vms.hypervisor import GuestGoneError, HypervisorGoneError, Libvirt
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.model import Guest
@@ -76,22 +75,13 @@ class HostGuests:
         """Its processes can start in the guests, by their `netns`."""
         self._boot_limit_s = boot_limit_s(host)
         self._saved = saved
-        self._libvirt = Libvirt(host)
+        self.libvirt = Libvirt(host)
+        """What runs them."""
         self._agents: dict[str, GuestAgent] = {}
         self._asleep: set[str] = set()
 
-    @property
-    def hypervisor(self) -> Hypervisor:
-        """The libvirt that runs them."""
-        return self._libvirt.hypervisor
-
-    @property
-    def libvirt_socket(self) -> str:
-        """Where that libvirt listens, on its host."""
-        return self._libvirt.socket
-
     def __enter__(self) -> Self:
-        self._libvirt.__enter__()
+        self.libvirt.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +89,7 @@ class HostGuests:
 
     def close(self) -> None:
         """Ends all of them. Idempotent."""
-        self._libvirt.close()
+        self.libvirt.close()
         for name in list(self._agents):
             self._forget(name)
         self._asleep.clear()
@@ -130,7 +120,7 @@ class HostGuests:
         agent = self._agent_of(guest)
         console = self._console(guest)
         xml = domain_xml(guest, self.platform, self.options, console, nic, network)
-        self.hypervisor.start(xml, guest.netns)
+        self.libvirt.start(xml, guest.netns)
         self._await_ready(guest, agent, begun)
 
     def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> None:
@@ -141,11 +131,11 @@ class HostGuests:
         words = ("sh", file, str(saved.stream_at + 1), str(saved.path))
         try:
             self.host.run(["sh", "-c", _JOIN, *words], stdin=head, timeout_s=_COPY_S).check()
-            self.hypervisor.restore(file, guest.netns)
+            self.libvirt.restore(file, guest.netns)
         finally:
             self.host.run(["rm", "-f", file])
         self._await_ready(guest, agent, begun)
-        self.hypervisor.attach(guest.netns, nic_xml(nic))
+        self.libvirt.attach(guest.netns, nic_xml(nic))
         # Polled from the host: a guest that polls takes its own CPU time.
         interface = f"/sys/class/net/{guest.interface}"
         self._await_file(guest, agent, f"{interface}/address", "", begun)
@@ -180,7 +170,7 @@ class HostGuests:
     def _agent_of(self, guest: Guest) -> GuestAgent:
         self._asleep.discard(guest.netns)
         agent = GuestAgent(
-            lambda: self.hypervisor,
+            self.libvirt,
             guest.netns,
             self.host.directory,
             partial(self._end_error, guest),
@@ -206,8 +196,8 @@ class HostGuests:
 
     def end(self, guest: Guest) -> None:
         """Ends a guest; one that has ended is no error."""
-        if self._libvirt.alive:
-            self.hypervisor.destroy(guest.netns)
+        if self.libvirt.alive:
+            self.libvirt.destroy(guest.netns)
         self._forget(guest.netns)
         self._asleep.discard(guest.netns)
 
@@ -217,8 +207,8 @@ class HostGuests:
         Raises:
             PlanewiseError: it does not start.
         """
-        if not self._libvirt.alive:
-            self._libvirt.restart()
+        if not self.libvirt.alive:
+            self.libvirt.restart()
 
     def lost(self, guests: Iterable[Guest]) -> dict[Guest, PlanewiseError]:
         """Those of `guests` that have ended, with the reason.
@@ -226,7 +216,7 @@ class HostGuests:
         Raises:
             HypervisorGoneError: their libvirt did, and they with it.
         """
-        states = self.hypervisor.states()
+        states = self.libvirt.states()
         lost: dict[Guest, PlanewiseError] = {}
         for guest in guests:
             if guest.netns not in states:
@@ -243,10 +233,10 @@ class HostGuests:
         if awake == self.is_awake(guest):
             return
         if awake:
-            self.hypervisor.resume(guest.netns)
+            self.libvirt.resume(guest.netns)
             self._asleep.discard(guest.netns)
         else:
-            self.hypervisor.suspend(guest.netns)
+            self.libvirt.suspend(guest.netns)
             self._asleep.add(guest.netns)
 
     def _console(self, guest: Guest) -> str:

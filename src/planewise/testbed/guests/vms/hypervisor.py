@@ -1,23 +1,89 @@
-"""A connection to libvirt: start and end domains, call their agents.
+"""A separate libvirt on a host, with Planewise's errors.
 
-libvirt-python is imported at the first use: users without virtual machines do not need it.
+It is independent of the host's own, runs in process and mount namespaces of its own, and in the
+network namespace of a host that is one. The kernel ends it and its virtual machines with the
+program that started it, however that ends. libvirt-python is imported at the first use: users
+without virtual machines do not need it.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.hosts.host import Host, HostProcess, ProcessTimeoutError
 
 SETUP_REMEDY = "run `scripts/setup vms` in the source tree (as root)"
 
-State = Literal["running", "paused", "gone"]
+State = Literal["running", "paused"]
 
 AGENT_TIMEOUT_S = 240
 """An emulated guest on a busy machine answers late, one that is emulated twice very late."""
+
+START_LIMIT_S = 120.0
+"""It starts in a fraction of a second; on an emulated or overloaded host in many."""
+
+END_LIMIT_S = 30.0
+
+_LISTENS = "pw-listens"
+_POLL_S = 0.02
+
+# libvirt finds QEMU's capabilities by starting it, and caches them between runs.
+_CACHE = "/var/cache/planewise/libvirt"
+
+# QEMU may run as root: its guests boot Planewise's own kernel and initramfs.
+_QEMU_CONF = """\
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+namespaces = []
+cgroup_controllers = []
+stdio_handler = "file"
+"""
+
+_LIBVIRTD_CONF = """\
+unix_sock_dir = "DIRECTORY/sock"
+auth_unix_rw = "none"
+unix_sock_rw_perms = "0700"
+log_outputs = "3:stderr"
+"""
+
+_OUTSIDE = """
+set -e
+export PATH="$PATH:/usr/sbin:/sbin"
+command -v libvirtd >/dev/null || { echo "pw-missing libvirtd" >&2; exit 1; }
+rm -rf "$1/sock" "$1/run"
+mkdir -p "$1/sock" "$1/run" "$1/lib" "$1/log" "$1/etc" CACHE
+printf '%s' "$3" >"$1/etc/qemu.conf"
+printf '%s' "$4" >"$1/etc/libvirtd.conf"
+exec unshare --pid --fork --mount --kill-child sh -c "$2" sh "$1"
+"""
+
+_INSIDE = """
+set -e
+mount -t proc proc /proc
+# In a network namespace of its own it needs the sysfs of that; elsewhere the kernel refuses to
+# mount a second time what is there.
+mount -t sysfs sys /sys 2>/dev/null || [ -d /sys/class/net ]
+# What is bound over must be there; that is all that is left of it on the host.
+mkdir -p /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt
+for mount in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc/libvirt; do
+    mount --bind "$1/${mount%%:*}" "${mount#*:}"
+done
+mount --bind CACHE /var/cache/libvirt
+(until [ -S "$1/sock/libvirt-sock" ]; do sleep 0.02; done; echo LISTENS >&2) &
+libvirtd --config "$1/etc/libvirtd.conf" --pid-file "$1/run/libvirtd.pid" &
+# The shell is this process namespace's first process: it reaps every QEMU that ends, which libvirt
+# waits for, and its end is that of all others.
+trap 'exit 0' INT TERM
+wait $!
+"""
 
 
 class GuestGoneError(PlanewiseError):
@@ -32,35 +98,119 @@ class AgentSilentError(PlanewiseError):
     """The agent of a virtual machine does not answer (yet)."""
 
 
-class Hypervisor:
-    """A connection to the libvirt behind a Unix socket. All its calls may come from any thread."""
+class Libvirt:
+    """The libvirt of one host; leaving its `with` block ends it and its virtual machines.
 
-    def __init__(self, socket: str, place: str) -> None:
-        """`place` is the host's name in messages.
+    All its calls may come from any thread.
 
-        Raises:
-            UnsupportedError: libvirt-python is not installed.
-            HypervisorGoneError: nobody answers.
-        """
-        self._libvirt, self._qemu = libraries()
-        self._place = place
-        with self._sentences(""):
-            self._connection = self._libvirt.open(f"qemu+unix:///system?socket={socket}")
+    Raises on entry:
+        UnsupportedError: the host has no libvirt, this machine has no libvirt-python, or libvirt
+            does not start.
+    """
 
-    def close(self) -> None:
-        """Ends the connection, not the domains."""
-        with suppress(self._libvirt.libvirtError):
-            self._connection.close()
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._place = host.place
+        self._process: HostProcess | None = None
+        self._connection: Any = None
+
+    @property
+    def directory(self) -> str:
+        """Directory of its files on the host."""
+        return f"{self._host.directory}/libvirt"
+
+    @property
+    def socket(self) -> str:
+        """Path of its socket on the host."""
+        return f"{self.directory}/sock/libvirt-sock"
 
     @property
     def alive(self) -> bool:
-        """Whether libvirt still answers."""
+        """Whether it still runs and answers."""
+        if self._process is None or not self._process.running or self._connection is None:
+            return False
         try:
             with self._sentences(""):
                 self._connection.getLibVersion()
         except PlanewiseError:
             return False
         return True
+
+    def __enter__(self) -> Libvirt:
+        self._libvirt, self._qemu = libraries()
+        try:
+            self._start_daemon()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def restart(self) -> None:
+        """Starts it again after it ended, with its virtual machines."""
+        self.close()
+        self.__enter__()
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+        if self._connection is not None:
+            with suppress(self._libvirt.libvirtError):
+                self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            # When its first process ends, the kernel ends all of a process namespace, and `unshare`
+            # sees that end only when all are gone.
+            self._process.interrupt()
+            try:
+                self._process.wait(END_LIMIT_S)
+            except ProcessTimeoutError:
+                self._process.kill()
+                with suppress(ProcessTimeoutError):
+                    self._process.wait(END_LIMIT_S)
+            self._process = None
+
+    def _start_daemon(self) -> None:
+        inside = _INSIDE.replace("CACHE", _CACHE).replace("LISTENS", _LISTENS)
+        conf = _LIBVIRTD_CONF.replace("DIRECTORY", self.directory)
+        self._process = self._host.start(
+            [
+                *("sh", "-c", _OUTSIDE.replace("CACHE", _CACHE)),
+                *("sh", self.directory, inside, _QEMU_CONF, conf),
+            ]
+        )
+        try:
+            self._process.wait_ready(_LISTENS, START_LIMIT_S)
+        except PlanewiseError as error:
+            if isinstance(error, ProcessTimeoutError):
+                raise UnsupportedError(
+                    f"libvirt on {self._place} does not start within {START_LIMIT_S:g} s",
+                    remedy="stop other work on the machine, and try again",
+                ) from error
+            message = self._process.wait().stderr
+            if "pw-missing" in message:
+                raise UnsupportedError(
+                    f"there is no libvirtd on {self._place}, and virtual machines need it",
+                    remedy=f"{SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver there",
+                ) from error
+            words = message.strip().splitlines()
+            raise UnsupportedError(
+                f"libvirt on {self._place} does not start: "
+                f"{words[-1] if words else 'it printed nothing'}",
+                remedy=SETUP_REMEDY,
+            ) from error
+        address = f"qemu+unix:///system?socket={self._host.socket(self.socket)}"
+        deadline = time.monotonic() + START_LIMIT_S
+        while self._connection is None:
+            try:
+                with self._sentences(""):
+                    self._connection = self._libvirt.open(address)
+            except HypervisorGoneError:
+                # The socket exists a moment before libvirt listens.
+                if time.monotonic() > deadline or not self._process.running:
+                    raise
+                time.sleep(_POLL_S)
 
     def start(self, xml: str, name: str) -> None:
         """Starts a transient domain.

@@ -12,7 +12,7 @@ from planewise.testbed.guests.kind import Guests, PlacedGuest
 from planewise.testbed.guests.vms import booted
 from planewise.testbed.guests.vms.domain import AnyNic, Nic, Passthrough, VmOptions
 from planewise.testbed.guests.vms.guests import nic_of, remove_guests
-from planewise.testbed.guests.vms.hypervisor import Hypervisor, HypervisorGoneError
+from planewise.testbed.guests.vms.hypervisor import HypervisorGoneError, Libvirt
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.signals import together
@@ -38,9 +38,9 @@ class VirtualMachines(Guests):
         self._vms = booted.guests_on(state.host, platform, options)
 
     @property
-    def hypervisor(self) -> Hypervisor:
-        """The libvirt that runs them."""
-        return self._vms.hypervisor
+    def libvirt(self) -> Libvirt:
+        """What runs them."""
+        return self._vms.libvirt
 
     def prepare(self, placed: Sequence[PlacedGuest], steps: Sequence[Step]) -> None:
         """Makes the host side of guests' NICs."""

@@ -65,4 +65,4 @@ def managed_machines(
             for guest in guests
         ]
         together(starts, _WORKERS)
-        yield Machines(running.host, guests, running.libvirt_socket)
+        yield Machines(running.host, guests, running.libvirt.socket)
