@@ -188,9 +188,9 @@ def test_a_line_that_is_lost_is_no_exit_code(kubectl: Path) -> None:
         process = host.start(["sleep", "1000"])
         exec_ = int((kubectl / "execs").read_text().split()[-1])
         os.kill(exec_, signal.SIGKILL)
-        os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(PlanewiseError, match="connection to k8s://one was lost while sleep"):
             process.wait(30)
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def test_why_no_command_can_be_started_on_a_node_is_said(kubectl: Path) -> None:
