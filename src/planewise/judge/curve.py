@@ -9,10 +9,10 @@ freedom.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,9 +25,17 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _UNKNOWN = -1
-"""In the integer columns of a RunTable: not recorded."""
-_REAL = ("duration_s", "busy", "foreign")
-"""Columns of a RunTable in which NaN says so."""
+_COLUMNS: Mapping[str, tuple[type[Any], Any]] = {
+    "sent": (np.int64, _UNKNOWN),
+    "received": (np.int64, _UNKNOWN),
+    "duration_s": (np.float64, math.nan),
+    "order": (np.int64, _UNKNOWN),
+    "drops": (np.int64, _UNKNOWN),
+    "limited": (np.bool_, False),
+    "busy": (np.float64, math.nan),
+    "foreign": (np.float64, math.nan),
+}
+"""Type of each column of a RunTable, and what stands in it where nothing was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +61,11 @@ class Run:
 
     def __post_init__(self) -> None:
         """BadInputError for counts and durations that no trial can have."""
-        problem = _first_problem(
-            np.array([self.sent]),
-            np.array([self.received]),
-            np.array([math.nan if self.duration_s is None else self.duration_s]),
-        )
         if self.duration_s is not None and math.isnan(self.duration_s):
-            problem = (0, "the duration is not a number")
-        if problem is not None:
-            raise BadInputError(problem[1])
+            raise BadInputError("the duration is not a number")
+        duration_s = math.nan if self.duration_s is None else self.duration_s
+        for _, problem in _impossible(*map(np.atleast_1d, (self.sent, self.received, duration_s))):
+            raise BadInputError(problem)
 
     @property
     def plr(self) -> float:
@@ -72,48 +76,34 @@ class Run:
 class RunTable(Sequence[Run]):
     """Many runs by column, so that a million of them cost memory and not time.
 
-    `sent` and `received` are int64 of shape (K,), `duration_s`, `busy` and `foreign` float64 (NaN:
-    unknown), `order` and `drops` int64 (−1: unknown), `limited` bool.
+    Columns are the fields of `Run`, arrays of shape (K,), with NaN or −1 where a value is unknown.
     """
 
-    __slots__ = (
-        "busy", "drops", "duration_s", "foreign", "limited", "order", "received", "sent"
-    )  # fmt: skip
+    __slots__ = tuple(_COLUMNS)
+    sent: Ints
+    received: Ints
+    duration_s: Floats
+    order: Ints
+    drops: Ints
+    limited: Bools
+    busy: Floats
+    foreign: Floats
 
-    def __init__(
-        self,
-        sent: ArrayLike,
-        received: ArrayLike,
-        *,
-        duration_s: ArrayLike | None = None,
-        order: ArrayLike | None = None,
-        drops: ArrayLike | None = None,
-        limited: ArrayLike | None = None,
-        busy: ArrayLike | None = None,
-        foreign: ArrayLike | None = None,
-    ) -> None:
+    def __init__(self, sent: ArrayLike, received: ArrayLike, **columns: ArrayLike | None) -> None:
         """BadInputError names the first run whose counts or duration no trial can have."""
-        self.sent: Ints = _counts(sent, "sent")
-        size = self.sent.size
-        self.received: Ints = _counts(received, "received")
-        unknown = np.full(size, np.nan)
-        self.duration_s, self.busy, self.foreign = (
-            unknown if column is None else _column(column, np.float64)
-            for column in (duration_s, busy, foreign)
-        )
-        self.order: Ints = np.full(size, _UNKNOWN) if order is None else _column(order, np.int64)
-        self.drops: Ints = np.full(size, _UNKNOWN) if drops is None else _column(drops, np.int64)
-        self.limited: Bools = (
-            np.zeros(size, np.bool_) if limited is None else _column(limited, np.bool_)
-        )
-        for name in self.__slots__:
-            if getattr(self, name).shape != (size,):
+        given = {"sent": sent, "received": received, **columns}
+        for name, (kind, unknown) in _COLUMNS.items():
+            values = given.pop(name, None)
+            column = np.full(len(self), unknown) if values is None else _column(name, values, kind)
+            setattr(self, name, column)
+            if column.shape != (len(self),):
                 raise BadInputError(
-                    f"the column {name} has {getattr(self, name).size} values for {size} runs"
+                    f"the column {name} has {column.size} values for {len(self)} runs"
                 )
-        problem = _first_problem(self.sent, self.received, self.duration_s)
-        if problem is not None:
-            raise BadInputError(f"run {problem[0] + 1}: {problem[1]}")
+        if given:
+            raise TypeError(f"a run has no {', '.join(given)}")
+        for index, problem in _impossible(self.sent, self.received, self.duration_s):
+            raise BadInputError(f"run {index + 1}: {problem}")
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> RunTable:
@@ -122,15 +112,10 @@ class RunTable(Sequence[Run]):
             return runs
         runs = tuple(runs)
         return cls(
-            [run.sent for run in runs],
-            [run.received for run in runs],
             **{
-                name: [math.nan if (v := getattr(run, name)) is None else v for run in runs]
-                for name in _REAL
-            },
-            order=[_UNKNOWN if run.order is None else run.order for run in runs],
-            drops=[_UNKNOWN if run.drops is None else run.drops for run in runs],
-            limited=[run.limited for run in runs],
+                name: [unknown if (v := getattr(run, name)) is None else v for run in runs]
+                for name, (_, unknown) in _COLUMNS.items()
+            }
         )
 
     @classmethod
@@ -139,18 +124,18 @@ class RunTable(Sequence[Run]):
         return cls(
             **{
                 name: np.concatenate([getattr(table, name) for table in tables])
-                for name in cls.__slots__
+                for name in _COLUMNS
             }
         )
 
-    def take(self, indices: ArrayLike) -> RunTable:
+    def take(self, indices: ArrayLike | slice) -> RunTable:
         """The runs at `indices` (or where a bool mask is true), in that order."""
-        at = np.asarray(indices)
-        return RunTable(**{name: getattr(self, name)[at] for name in self.__slots__})
+        at = indices if isinstance(indices, slice) else np.asarray(indices)
+        return RunTable(**{name: getattr(self, name)[at] for name in _COLUMNS})
 
     def in_order(self) -> RunTable:
         """The runs in the experiment's order where it is known for all, else as given."""
-        if self.sent.size < 2 or bool((self.order == _UNKNOWN).any()):
+        if len(self) < 2 or bool((self.order == _UNKNOWN).any()):
             return self
         return self.take(np.argsort(self.order, kind="stable"))
 
@@ -162,36 +147,25 @@ class RunTable(Sequence[Run]):
     def __len__(self) -> int:
         return int(self.sent.size)
 
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-    @overload
-    def __getitem__(self, index: slice) -> RunTable: ...
-    def __getitem__(self, index: int | slice) -> Run | RunTable:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        real = (float(getattr(self, name)[index]) for name in _REAL)
-        duration_s, busy, foreign = (None if math.isnan(value) else value for value in real)
-        return Run(
-            int(self.sent[index]),
-            int(self.received[index]),
-            duration_s,
-            None if self.order[index] == _UNKNOWN else int(self.order[index]),
-            None if self.drops[index] == _UNKNOWN else int(self.drops[index]),
-            bool(self.limited[index]),
-            busy,
-            foreign,
-        )
+            return self.take(index)
+        values = {name: getattr(self, name)[index].item() for name in _COLUMNS}
+        # Nothing but NaN differs from itself.
+        unknown = {
+            name: None
+            for name in ("duration_s", "order", "drops", "busy", "foreign")
+            if values[name] == _UNKNOWN or values[name] != values[name]
+        }
+        return Run(**values | unknown)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RunTable):
             return NotImplemented
         return all(
-            np.array_equal(getattr(self, name), getattr(other, name), equal_nan=name in _REAL)
-            for name in self.__slots__
+            np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True)
+            for name in _COLUMNS
         )
-
-    def __hash__(self) -> int:
-        return hash((self.sent.tobytes(), self.received.tobytes()))
 
     def __repr__(self) -> str:
         return f"RunTable({len(self)} runs)"
@@ -393,41 +367,29 @@ class Curve:
         return int(over[0]) if over.size else None
 
 
-def _first_problem(sent: Any, received: Any, duration_s: Floats) -> tuple[int, str] | None:
-    """Index and description of the first run that cannot be, None when all can."""
-    checks = (
-        (~(np.asarray(sent) > 0), "{} packets sent: a run needs at least one", sent),
-        (~(np.asarray(received) >= 0), "{} packets received: a count cannot be negative", received),
-        (
-            ~(np.isnan(duration_s) | ((duration_s > 0) & np.isfinite(duration_s))),
-            "a duration of {} s is not possible",
-            duration_s,
-        ),
-    )
-    for bad, text, values in checks:
-        if bad.any():
-            index = int(np.argmax(bad))
-            return index, text.format(values[index])
-    return None
+def _impossible(sent: Ints, received: Ints, duration_s: Floats) -> Iterator[tuple[int, str]]:
+    """Index of the first run of each kind that cannot be, and why it can't."""
+    possible = np.isnan(duration_s) | ((duration_s > 0) & np.isfinite(duration_s))
+    for wrong, text, values in (
+        (sent <= 0, "{} packets sent: a run needs at least one", sent),
+        (received < 0, "{} packets received: a count cannot be negative", received),
+        (~possible, "a duration of {} s is not possible", duration_s),
+    ):
+        if wrong.any():
+            index = int(np.argmax(wrong))
+            yield index, text.format(values[index])
 
 
-def _counts(values: ArrayLike, name: str) -> Ints:
-    array = np.asarray(values)
-    if array.dtype.kind == "f":
-        bad = ~np.isfinite(array)
-        if bad.any():
-            index = int(np.argmax(bad))
-            raise BadInputError(f"run {index + 1}: {array[index]} packets {name} is not a count")
-    return _column(array, np.int64)
-
-
-def _column(values: ArrayLike, kind: type[Any]) -> NDArray[Any]:
+def _column(name: str, values: ArrayLike, kind: type[Any]) -> NDArray[Any]:
     try:
-        array = np.asarray(values).astype(kind)
+        given = np.asarray(values)
+        if given.dtype.kind == "f" and kind is np.int64 and not np.isfinite(given).all():
+            index = int(np.argmin(np.isfinite(given)))
+            raise BadInputError(f"run {index + 1}: {given[index]} packets {name} is not a count")
+        array = np.ascontiguousarray(given.astype(kind))
     except (TypeError, ValueError, OverflowError) as error:
         raise BadInputError(
             f"a column of runs holds something that is not a number: {error}"
         ) from error
-    array = np.ascontiguousarray(array)
     array.setflags(write=False)
     return array

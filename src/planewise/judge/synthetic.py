@@ -21,10 +21,11 @@ What "the truth" is
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,36 +43,33 @@ MIN_LOAD_PPS = 9001.0
 MAX_LOAD_PPS = 14.88e6
 """Highest load of a simulated generator: 10 Gbit/s of 64-byte frames."""
 
-_QUANTILES = 2001
+_QUANTILES = 501
 """Odd, so that the median is one of them."""
-_COARSE = 101
-_SCAN = 400
 _CLUMP_NODES = 41
 """Values of the number of clumps that fit into the loss allowed, over which is summed."""
 
 
-class LossCurve(Protocol):
+class LossCurve(ABC):
     """Expected loss ratio of a system, by relative load."""
 
+    @abstractmethod
     def loss_ratio(self, relative_load: Array) -> Array:
         """Loss ratio [0, 1] at relative loads r = O/(C·m); same shape."""
 
 
 @dataclass(frozen=True)
-class IdealCurve:
+class IdealCurve(LossCurve):
     """No loss up to saturation, then constant throughput (PASTRAMI, equation 3).
 
     PLR(r) = max(0, 1 − 1/r).
     """
 
     def loss_ratio(self, relative_load: Array) -> Array:
-        """See `LossCurve`."""
-        r = np.asarray(relative_load, dtype=np.float64)
-        return np.maximum(0.0, 1.0 - 1.0 / np.maximum(r, 1e-300))
+        return 1.0 - 1.0 / np.maximum(relative_load, 1.0)
 
 
 @dataclass(frozen=True)
-class RealisticCurve:
+class RealisticCurve(LossCurve):
     """Small loss early, growing smoothly up to saturation (PASTRAMI, section IV-B, figure 5).
 
     Up to saturation PLR(r) = p_early·r + p_sat·r^g, with p_early 1e-8 to 1e-6 and p_sat about
@@ -85,16 +83,13 @@ class RealisticCurve:
     steepness: float = 40.0
 
     def loss_ratio(self, relative_load: Array) -> Array:
-        """See `LossCurve`."""
-        r = np.asarray(relative_load, dtype=np.float64)
-        below = np.minimum(r, 1.0)
+        below, beyond = np.minimum(relative_load, 1.0), np.maximum(relative_load, 1.0)
         rising = self.early_loss * below + self.loss_at_saturation * below**self.steepness
-        at_saturation = self.early_loss + self.loss_at_saturation
-        return np.where(r <= 1.0, rising, 1.0 - (1.0 - at_saturation) / np.maximum(r, 1.0))
+        return 1.0 - (1.0 - rising) / beyond
 
 
 @dataclass(frozen=True)
-class TrashingCurve:
+class TrashingCurve(LossCurve):
     """A realistic curve whose throughput falls past O_trash (PASTRAMI, equations 4 and 5).
 
     T(O) = f·T_sat with f = 1 up to O_trash, then max(0, 1 − (O − O_trash)/M). Figure 4 has
@@ -106,15 +101,12 @@ class TrashingCurve:
     fall_over: float = 1.0
 
     def loss_ratio(self, relative_load: Array) -> Array:
-        """See `LossCurve`."""
-        r = np.asarray(relative_load, dtype=np.float64)
-        delivered = 1.0 - self.before.loss_ratio(r)
-        fall = np.clip(1.0 - (r - self.trash_at) / self.fall_over, 0.0, 1.0)
-        return 1.0 - delivered * np.where(r < self.trash_at, 1.0, fall)
+        fall = np.clip(1.0 - (relative_load - self.trash_at) / self.fall_over, 0.0, 1.0)
+        return 1.0 - (1.0 - self.before.loss_ratio(relative_load)) * fall
 
 
 @dataclass(frozen=True)
-class GradualCurve:
+class GradualCurve(LossCurve):
     """Loses early yet still gains throughput: PDR is no statement about such a system.
 
     Up to r = 1 no loss; beyond, a share `gain` of the added load still gets through, up to
@@ -126,14 +118,12 @@ class GradualCurve:
     ceiling: float = 1.6
 
     def loss_ratio(self, relative_load: Array) -> Array:
-        """See `LossCurve`."""
-        r = np.asarray(relative_load, dtype=np.float64)
-        rate = np.minimum(1.0 + self.gain * (r - 1.0), self.ceiling)
-        return np.where(r <= 1.0, 0.0, 1.0 - rate / np.maximum(r, 1.0))
+        beyond = np.maximum(relative_load, 1.0)
+        return 1.0 - np.minimum(1.0 + self.gain * (beyond - 1.0), self.ceiling) / beyond
 
 
 @dataclass(frozen=True)
-class NonMonotoneCurve:
+class NonMonotoneCurve(LossCurve):
     """Ideal, with a bump of loss at a middle load (as of a poll/interrupt mode switch).
 
     PLR(r) = max(ideal, height·exp(−((r − centre)/width)²/2)). With a height above the goal's
@@ -146,10 +136,8 @@ class NonMonotoneCurve:
     height: float = 0.02
 
     def loss_ratio(self, relative_load: Array) -> Array:
-        """See `LossCurve`."""
-        r = np.asarray(relative_load, dtype=np.float64)
-        bump = self.height * np.exp(-0.5 * ((r - self.centre) / self.width) ** 2)
-        return np.maximum(IdealCurve().loss_ratio(r), np.where(bump < 1e-12, 0.0, bump))
+        bump = self.height * np.exp(-0.5 * ((relative_load - self.centre) / self.width) ** 2)
+        return np.maximum(IdealCurve().loss_ratio(relative_load), np.where(bump < 1e-12, 0.0, bump))
 
 
 @dataclass(frozen=True)
@@ -167,23 +155,19 @@ class Wavering:
     spike_depth: float = 0.0
     drift_per_s: float = 0.0
 
-    def quantile_factors(
-        self, elapsed_s: float, quantiles: int = _QUANTILES
-    ) -> tuple[Array, Array]:
+    def drifted(self, elapsed_s: float) -> float:
+        """What drift leaves of the capacity at one time."""
+        return max(1.0 + self.drift_per_s * elapsed_s, 1e-3)
+
+    def quantile_factors(self, elapsed_s: float) -> tuple[Array, Array]:
         """Points and weights of m's stationary distribution at one time."""
-        if self.sd > 0:
-            middle = (np.arange(quantiles) + 0.5) / quantiles
-            normal = 1.0 + self.sd * stats.norm.ppf(middle)
-        else:
-            normal = np.ones(1)
-        weights = np.full(normal.shape, 1.0 / normal.size)
-        if self.spike_probability > 0:
-            normal = np.concatenate([normal, normal * (1.0 - self.spike_depth)])
-            weights = np.concatenate(
-                [weights * (1.0 - self.spike_probability), weights * self.spike_probability]
-            )
-        drifted = normal * max(1.0 + self.drift_per_s * elapsed_s, 1e-3)
-        return np.maximum(drifted, 1e-3), weights
+        middle = (np.arange(_QUANTILES) + 0.5) / _QUANTILES if self.sd > 0 else np.array([0.5])
+        normal = 1.0 + self.sd * special.ndtri(middle)
+        chances = (1.0 - self.spike_probability, self.spike_probability)
+        factors = np.concatenate([normal, normal * (1.0 - self.spike_depth)])
+        weights = np.repeat(chances, normal.size) / normal.size
+        kept = weights > 0
+        return np.maximum(factors * self.drifted(elapsed_s), 1e-3)[kept], weights[kept]
 
 
 @dataclass(frozen=True)
@@ -228,34 +212,28 @@ class SyntheticSut:
         max_load_pps: float = MAX_LOAD_PPS,
     ) -> Simulation:
         """A simulation of this system that answers trials, reproducible by its seed."""
-        return Simulation(self, seed, min_load_pps=min_load_pps, max_load_pps=max_load_pps)
+        return Simulation(self, seed, min_load_pps, max_load_pps)
 
-    def expected_loss_ratio(
-        self, offered_pps: Array, elapsed_s: float = 0.0, quantiles: int = _QUANTILES
-    ) -> Array:
+    def _loss_ratios(self, offered_pps: Array, elapsed_s: float) -> tuple[Array, Array]:
+        """Loss ratio at each load and quantile of the capacity, and the quantiles' weights."""
+        factors, weights = self.wavering.quantile_factors(elapsed_s)
+        return self.curve.loss_ratio(offered_pps[..., None] / self.capacity_pps / factors), weights
+
+    def expected_loss_ratio(self, offered_pps: Array, elapsed_s: float = 0.0) -> Array:
         """Mean loss ratio over trials at each load (shape of `offered_pps`)."""
-        factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
-        offered = np.asarray(offered_pps, dtype=np.float64)
-        relative = offered[..., None] / (self.capacity_pps * factors)
-        return np.asarray(self.curve.loss_ratio(relative) @ weights, dtype=np.float64)
+        loss, weights = self._loss_ratios(offered_pps, elapsed_s)
+        return np.asarray(loss @ weights, dtype=np.float64)
 
     def share_of_good_trials(
-        self,
-        offered_pps: Array,
-        loss_ratio: float,
-        duration_s: float,
-        elapsed_s: float = 0.0,
-        quantiles: int = _QUANTILES,
+        self, offered_pps: Array, loss_ratio: float, duration_s: float, elapsed_s: float = 0.0
     ) -> Array:
         """Probability that a trial loses at most `loss_ratio`, at each load.
 
         Exact for loss ratio 0 and for clumps; independent losses beyond are taken as normal about
         their mean, with a binomial's variance.
         """
-        factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
-        offered = np.asarray(offered_pps, dtype=np.float64)
-        expected = self.curve.loss_ratio(offered[..., None] / (self.capacity_pps * factors))
-        sent = np.maximum(np.round(offered * duration_s), 1.0)[..., None]
+        expected, weights = self._loss_ratios(offered_pps, elapsed_s)
+        sent = np.maximum(np.round(offered_pps * duration_s), 1.0)[..., None]
         if loss_ratio <= 0:
             if self.mean_burst_packets > 1:
                 good = np.exp(-sent * expected / self.mean_burst_packets)
@@ -266,7 +244,7 @@ class SyntheticSut:
         else:
             variance = expected * (1.0 - expected) / sent
             distance = loss_ratio + 0.5 / sent - expected
-            good = stats.norm.cdf(distance / np.sqrt(np.maximum(variance, 1e-18)))
+            good = special.ndtr(distance / np.sqrt(np.maximum(variance, 1e-18)))
         return np.asarray(good @ weights, dtype=np.float64)
 
     def truth(
@@ -282,22 +260,23 @@ class SyntheticSut:
         For a drifting system this is the truth at `elapsed_s` of traffic time: give half the
         search's time for the truth that a search could at best report.
         """
+        around = self.capacity_pps * self.wavering.drifted(elapsed_s)
 
-        def bad(goal: float) -> Callable[[Array, int], Array]:
-            return lambda load, quantiles: (
-                0.5 - self.share_of_good_trials(load, goal, trial_duration_s, elapsed_s, quantiles)
-            )
+        def mostly_good_up_to(goal: float) -> float | None:
+            def excess(load: Array) -> Array:
+                return 0.5 - self.share_of_good_trials(load, goal, trial_duration_s, elapsed_s)
 
-        def expected(load: Array, quantiles: int) -> Array:
-            return self.expected_loss_ratio(load, elapsed_s, quantiles) - loss_ratio
+            return _first_crossing(excess, around, max_load_pps)
 
-        drift = max(1.0 + self.wavering.drift_per_s * elapsed_s, 1e-3)
-        around = self.capacity_pps * drift
         return Truth(
-            ndr_pps=_first_crossing(bad(0.0), around, max_load_pps),
-            pdr_pps=_first_crossing(bad(loss_ratio), around, max_load_pps),
-            expected_pdr_pps=_first_crossing(expected, around, max_load_pps),
-            saturation_pps=around,
+            mostly_good_up_to(0.0),
+            mostly_good_up_to(loss_ratio),
+            _first_crossing(
+                lambda load: self.expected_loss_ratio(load, elapsed_s) - loss_ratio,
+                around,
+                max_load_pps,
+            ),
+            around,
         )
 
     def goal_pps(self, loss_ratio: float) -> float | None:
@@ -307,9 +286,9 @@ class SyntheticSut:
 
     def headroom(self, loss_ratio: float = 0.005, elapsed_s: float = 0.0) -> float | None:
         """Headroom of the exact mean curve; None where PDR is not in sight."""
-        around = self.capacity_pps * max(1.0 + self.wavering.drift_per_s * elapsed_s, 1e-3)
+        around = self.capacity_pps * self.wavering.drifted(elapsed_s)
         return exact_headroom(
-            lambda loads: self.expected_loss_ratio(loads, elapsed_s, _COARSE), around, loss_ratio
+            lambda loads: self.expected_loss_ratio(loads, elapsed_s), around, loss_ratio
         )
 
 
@@ -334,31 +313,24 @@ def _clumped_cdf(loss_ratio: float, sent: Array, expected: Array, burst: float) 
 
 
 def _first_crossing(
-    excess: Callable[[Array, int], Array], around_pps: float, max_load_pps: float
+    excess: Callable[[Array], Array], around_pps: float, max_load_pps: float
 ) -> float | None:
-    """First load at which `excess` turns positive: a coarse scan, then exact bisection."""
-    scan = np.concatenate(
+    """First load at which `excess` turns positive: a scan, then bisection."""
+    scan = around_pps * np.concatenate(
         [
-            np.geomspace(around_pps * 0.02, around_pps * 0.7, _SCAN // 2, endpoint=False),
-            np.linspace(around_pps * 0.7, around_pps * 1.1, _SCAN // 2, endpoint=False),
-            np.geomspace(around_pps * 1.1, max(max_load_pps, around_pps * 1.2), 50),
+            np.geomspace(0.02, 0.7, 100, endpoint=False),
+            np.linspace(0.7, 1.1, 100, endpoint=False),
+            np.geomspace(1.1, max(max_load_pps / around_pps, 1.2), 50),
         ]
     )
     scan = np.append(scan[scan < max_load_pps], max_load_pps)
-    positive = excess(scan, _COARSE) > 0
-    if not positive.any():
+    positive = np.flatnonzero(excess(scan) > 0)
+    if not positive.size:
         return None
-    index = int(np.argmax(positive))
-    if index == 0:
-        return float(scan[0])
-    # A step of slack on each side: coarse quantiles may be off by one step of the scan.
-    low = float(scan[max(index - 2, 0)])
-    high = float(scan[min(index + 1, scan.size - 1)])
-    if excess(np.array([high]), _QUANTILES)[0] <= 0:
-        return high
+    low, high = float(scan[max(positive[0] - 1, 0)]), float(scan[positive[0]])
     for _ in range(45):
         middle = 0.5 * (low + high)
-        if excess(np.array([middle]), _QUANTILES)[0] > 0:
+        if excess(np.array([middle]))[0] > 0:
             high = middle
         else:
             low = middle
@@ -372,12 +344,7 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        sut: SyntheticSut,
-        seed: int,
-        *,
-        min_load_pps: float = MIN_LOAD_PPS,
-        max_load_pps: float = MAX_LOAD_PPS,
+        self, sut: SyntheticSut, seed: int, min_load_pps: float, max_load_pps: float
     ) -> None:
         self.sut = sut
         self.min_load_pps = min_load_pps
