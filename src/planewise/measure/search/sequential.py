@@ -2,21 +2,20 @@
 
 It stops by the counts of `counts`. At each load that decides, runs that agree with the verdict must
 lead those that do not, as passes lead fails in a search; so looking after every batch makes no
-wrong verdict more likely. `Planner` says what to measure next and when to stop; it is the same for
-a testbed, a synthetic system and a replayed recording. `sweep_until_verdict` drives it.
+wrong verdict more likely. It is the same for a testbed, a synthetic system and a recording.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.curve import Curve, LoadPoint, Run
 from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.search.counts import PRICE, lead_for
@@ -28,6 +27,8 @@ _MOST_LIMITED = 2
 """Runs that the generator limited, and more than were not, after which a load is given up."""
 _BATCH = 3
 """Trials between two looks where more runs are needed, at least."""
+_MOST_EXTENSIONS = 12
+"""Loads that may be added where the ladder begins or ends too early, or has gaps."""
 _LEAD = lead_for(0.95)
 
 
@@ -41,107 +42,143 @@ class SequentialPlan:
     max_runs_per_load: int = 50
     max_mean_runs: float = 30.0
     """Budget: trials a load, on average over the ladder."""
-    max_traffic_s: float = math.inf
-    """Budget: traffic time."""
-    max_extensions: int = 12
-    """Loads that may be added where the ladder begins or ends too early, or has gaps."""
 
 
-@dataclass
-class _Load:
-    """One load of the ladder as it fills."""
+@dataclass(frozen=True)
+class SweepResult:
+    """Result of a sequential sweep."""
 
-    offered_pps: float
-    runs: list[Run] = field(default_factory=list)
-    """Those that the SUT limited."""
-    limited: int = 0
-    exhausted: bool = False
+    curve: Curve
+    verdict: Verdict
+    stopped: Stopped
+    trials: int
+    traffic_s: float
+    """Sum of the trials' durations."""
 
 
 class NothingMeasuredError(PlanewiseError):
     """No trial of a sweep was limited by the system under test."""
 
 
-class Planner:
+def sweep_until_verdict(
+    measurer: Measurer,
+    loads_pps: Sequence[float],
+    *,
+    duration_s: float,
+    plan: SequentialPlan | None = None,
+    extend: bool = False,
+    seed: int = 1,
+    name: str = "sweep",
+    on_trial: Callable[[float, Run], None] | None = None,
+) -> SweepResult:
+    """Measures until the verdict is decided or the budget spent; then judges what there is.
+
+    `loads_pps` is the ladder, rising, within the measurer's limits; with `extend` loads are added
+    where it ends too early, within the measurer's range. `on_trial` is called after each trial
+    (to store it, to show progress). Errors of the measurer pass through; BadInputError for a
+    ladder that cannot be measured, NothingMeasuredError where the SUT limited no trial.
+    """
+    loads = np.asarray(loads_pps, dtype=np.float64)
+    for load in loads:
+        if not measurer.min_load_pps <= load <= measurer.max_load_pps:
+            raise BadInputError(
+                f"an offered load of {load:.0f} pps cannot be measured",
+                remedy=f"the generator offers {measurer.min_load_pps:.0f} to "
+                f"{measurer.max_load_pps:.0f} pps: choose the ladder within",
+            )
+    if loads.size < 2:
+        raise BadInputError(
+            f"a sweep needs at least two offered loads, not {loads.size}",
+            remedy="give a ladder that begins below and ends above the expected saturation",
+        )
+    if not (np.diff(loads) > 0).all():
+        raise BadInputError("the offered loads of a sweep must be positive and rise")
+    sweep = _Sweep(measurer, loads.tolist(), plan or SequentialPlan(), extend, seed)
+    while chosen := sweep.next_loads():
+        for load in chosen:
+            try:
+                run = measurer.trial(load, duration_s)
+            except ExhaustedError:
+                sweep.exhausted.add(load)
+                continue
+            sweep.add(load, run)
+            if on_trial is not None:
+                on_trial(load, run)
+    runs = [run for at_load in sweep.runs.values() for run in at_load]
+    if all(run.limited for run in runs):
+        raise NothingMeasuredError(
+            f"none of {len(runs)} trials says anything about the system under test: "
+            + (
+                "the generator, the sink or the clock limited them all"
+                if runs
+                else "none could be run"
+            ),
+            remedy="offer lower loads, or measure the generator's own maximum first",
+        )
+    curve = sweep.curve(name)
+    traffic_s = math.fsum(run.duration_s or duration_s for run in runs)
+    return SweepResult(curve, judge(curve, plr=sweep.plan.plr), sweep.stopped, len(runs), traffic_s)
+
+
+class _Sweep:
     """Chooses the loads to measure next, from the runs so far."""
 
     def __init__(
         self,
-        loads_pps: Sequence[float],
-        plan: SequentialPlan | None = None,
-        *,
-        extend_from_pps: float = math.inf,
-        extend_to_pps: float = 0.0,
-        seed: int = 1,
+        measurer: Measurer,
+        loads: Sequence[float],
+        plan: SequentialPlan,
+        extend: bool,
+        seed: int,
     ) -> None:
-        """`loads_pps` rise; the ladder may be extended down and up to the given loads.
-
-        BadInputError for fewer than two loads, or loads that do not rise.
-        """
-        loads = np.asarray(loads_pps, dtype=np.float64)
-        if loads.size < 2:
-            raise BadInputError(
-                f"a sweep needs at least two offered loads, not {loads.size}",
-                remedy="give a ladder that begins below and ends above the expected saturation",
-            )
-        if not (np.isfinite(loads).all() and loads[0] > 0 and (np.diff(loads) > 0).all()):
-            raise BadInputError("the offered loads of a sweep must be positive and rise")
-        self.plan = plan or SequentialPlan()
-        self.stopped: Stopped | None = None
+        self.plan = plan
+        self.stopped: Stopped = "no more runs"
         """Why `next_loads` gave no more."""
-        self._ladder = [_Load(float(load)) for load in loads]
-        self._extend = (extend_from_pps, extend_to_pps)
-        self._extensions = 0
-        self._trials = 0
+        self.runs: dict[float, list[Run]] = {load: [] for load in loads}
+        self.exhausted: set[float] = set()
+        """Loads at which no more trials can be had."""
+        self._measurer, self._extensions = measurer, _MOST_EXTENSIONS if extend else 0
         self._rng = np.random.default_rng(seed)
 
-    def add(self, offered_pps: float, run: Run) -> None:
-        """Adds the result of a trial. A run that the SUT did not limit does not count."""
-        load = self._at(offered_pps)
-        if run.limited:
-            load.limited += 1
-            if load.limited >= _MOST_LIMITED and load.limited > len(load.runs):
-                load.exhausted = True
-        else:
-            load.runs.append(run)
-        self._trials += 1
+    def add(self, load: float, run: Run) -> None:
+        """Takes a trial in. One that the SUT did not limit does not count."""
+        self.runs[load].append(run)
+        limited = sum(run.limited for run in self.runs[load])
+        if limited >= max(_MOST_LIMITED, self._counted(load) + 1):
+            self.exhausted.add(load)
 
-    def exhausted(self, offered_pps: float) -> None:
-        """Marks a load at which no more trials can be had."""
-        self._at(offered_pps).exhausted = True
+    def curve(self, name: str) -> Curve:
+        """All trials so far, of which there must be one."""
+        return Curve(name, tuple(LoadPoint(load, runs) for load, runs in self.runs.items() if runs))
 
     def next_loads(self) -> list[float]:
         """Offered loads of the next trials, in the order to run them; empty: stop.
 
         Afterwards `stopped` says why.
         """
-        remaining = int(self.plan.max_mean_runs * len(self._ladder)) - self._trials
-        first = {
-            load.offered_pps: self.plan.first_runs - len(load.runs)
-            for load in self._ladder
-            if self._is_free(load) and len(load.runs) < self.plan.first_runs
-        }
-        if first and remaining > 0:
-            return self._in_rounds(first, remaining)
-        measured = tuple(LoadPoint(at.offered_pps, at.runs) for at in self._ladder if at.runs)
-        if not measured:
+        plan, free = self.plan, [load for load in sorted(self.runs) if self._is_free(load)]
+        done = sum(map(len, self.runs.values()))
+        remaining = int(plan.max_mean_runs * len(self.runs)) - done
+        first = {load: plan.first_runs - self._counted(load) for load in free}
+        if remaining > 0 and max(first.values(), default=0) > 0:
+            return self._in_rounds({load: n for load, n in first.items() if n > 0}, remaining)
+        if not done or (curve := self.curve("sweep")).untested:
             return self._stop("no more runs")
-        curve = Curve("sweep", measured)
-        verdict = judge(curve, plr=self.plan.plr)
+        verdict = judge(curve, plr=plan.plr)
         if verdict.open == "ladder too short":
-            added = self._extended(verdict)
-            return [added] * self.plan.first_runs if added else self._stop("ladder too short")
-        if verdict.verdict == "UNDECIDED":
-            lacking = dict.fromkeys(verdict.next_loads, 1)
-        else:
-            lacking = self._lacking(curve, verdict)
-            if not lacking:
-                return self._stop("decided")
-        wanted = {load: count for load, count in lacking.items() if self._is_free(self._at(load))}
+            return self._extended(verdict) or self._stop("ladder too short")
+        undecided = verdict.verdict == "UNDECIDED"
+        lacking = (
+            dict.fromkeys(verdict.next_loads, 1)
+            if undecided
+            else self._lacking(curve.tested, verdict)
+        )
+        if not lacking and not undecided:
+            return self._stop("decided")
         if remaining <= 0:
             return self._stop("budget spent")
-        if not wanted and verdict.verdict == "UNDECIDED":
-            free = [load.offered_pps for load in self._ladder if self._is_free(load)]
+        wanted = {load: count for load, count in lacking.items() if load in free}
+        if not wanted and undecided:
             wanted = dict.fromkeys(free, 1)
         if not wanted:
             return self._stop("no more runs")
@@ -168,33 +205,31 @@ class Planner:
             if best.forwarded_pps > least:
                 passed = best.offered_pps * (1 - best.plr_per_run)
                 agreeing[best] = int((passed > least).sum())
-        lacking = {}
-        for point, right in agreeing.items():
-            lack = _LEAD - (right - PRICE * (point.count - right))
-            if lack > 0:
-                lacking[point.offered_pps] = lack
-        return lacking
+        lacking = {
+            point.offered_pps: _LEAD - (right - PRICE * (point.count - right))
+            for point, right in agreeing.items()
+        }
+        return {load: lack for load, lack in lacking.items() if lack > 0}
 
-    def _is_free(self, load: _Load) -> bool:
-        return not load.exhausted and len(load.runs) < self.plan.max_runs_per_load
+    def _counted(self, load: float) -> int:
+        return sum(not run.limited for run in self.runs[load])
 
-    def _at(self, offered_pps: float) -> _Load:
-        return next(load for load in self._ladder if load.offered_pps == offered_pps)
+    def _is_free(self, load: float) -> bool:
+        return load not in self.exhausted and self._counted(load) < self.plan.max_runs_per_load
 
     def _stop(self, reason: Stopped) -> list[float]:
         self.stopped = reason
         return []
 
-    def _extended(self, verdict: Verdict) -> float | None:
-        """Adds a load that the ladder lacks; None where it may not be extended there."""
-        loads = [at.offered_pps for at in self._ladder]
-        for load in verdict.next_loads:
-            allowed = self._extend[0] <= load <= self._extend[1] and load not in loads
-            if allowed and self._extensions < self.plan.max_extensions:
-                self._ladder.insert(int(np.searchsorted(loads, load)), _Load(load))
-                self._extensions += 1
-                return load
-        return None
+    def _extended(self, verdict: Verdict) -> list[float]:
+        """Adds a load that the ladder lacks; none where it may not be extended there."""
+        low, high = self._measurer.min_load_pps, self._measurer.max_load_pps
+        for load in verdict.next_loads if self._extensions else ():
+            if low <= load <= high and load not in self.runs:
+                self.runs[load] = []
+                self._extensions -= 1
+                return [load] * self.plan.first_runs
+        return []
 
     def _in_rounds(self, wanted: dict[float, int], most: int) -> list[float]:
         """The loads in rounds of random order, so that few follow themselves."""
@@ -204,83 +239,3 @@ class Planner:
             ordered += self._rng.permutation(list(left)).tolist()
             left = {load: count - 1 for load, count in left.items() if count > 1}
         return ordered[:most]
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """Result of a sequential sweep."""
-
-    curve: Curve
-    verdict: Verdict
-    stopped: Stopped
-    trials: int
-    traffic_s: float
-    """Sum of the trials' durations."""
-
-
-def sweep_until_verdict(
-    measurer: Measurer,
-    loads_pps: Sequence[float],
-    *,
-    duration_s: float,
-    plan: SequentialPlan | None = None,
-    extend: bool = False,
-    seed: int = 1,
-    name: str = "sweep",
-    on_trial: Callable[[float, Run], None] | None = None,
-) -> SweepResult:
-    """Measures until the verdict is decided or the budget spent; then judges what there is.
-
-    `loads_pps` is the ladder, rising, within the measurer's limits; with `extend` loads are added
-    where it ends too early, within the measurer's range. `on_trial` is called after each trial
-    (to store it, to show progress). Errors of the measurer pass through; BadInputError for a
-    ladder that cannot be measured, NothingMeasuredError where the SUT limited no trial.
-    """
-    plan = plan or SequentialPlan()
-    for load in loads_pps:
-        if not measurer.min_load_pps <= load <= measurer.max_load_pps:
-            raise BadInputError(
-                f"an offered load of {load:.0f} pps cannot be measured",
-                remedy=f"the generator offers {measurer.min_load_pps:.0f} to "
-                f"{measurer.max_load_pps:.0f} pps: choose the ladder within",
-            )
-    planner = Planner(
-        loads_pps,
-        plan,
-        extend_from_pps=measurer.min_load_pps if extend else math.inf,
-        extend_to_pps=measurer.max_load_pps if extend else 0.0,
-        seed=seed,
-    )
-    runs: dict[float, list[Run]] = {}
-    trials, traffic_s = 0, 0.0
-    while loads := planner.next_loads():
-        for load in loads:
-            if traffic_s + duration_s > plan.max_traffic_s and trials:
-                break
-            try:
-                run = measurer.trial(load, duration_s)
-            except ExhaustedError:
-                planner.exhausted(load)
-                continue
-            trials += 1
-            traffic_s += run.duration_s or duration_s
-            planner.add(load, run)
-            runs.setdefault(load, []).append(run)
-            if on_trial is not None:
-                on_trial(load, run)
-        else:
-            continue
-        break
-    if not any(not run.limited for at_load in runs.values() for run in at_load):
-        raise NothingMeasuredError(
-            f"none of {trials} trials says anything about the system under test: "
-            + (
-                "the generator, the sink or the clock limited them all"
-                if trials
-                else "none could be run"
-            ),
-            remedy="offer lower loads, or measure the generator's own maximum first",
-        )
-    curve = Curve(name, tuple(LoadPoint(load, RunTable.of(at)) for load, at in runs.items()))
-    verdict = judge(curve, plr=plan.plr)
-    return SweepResult(curve, verdict, planner.stopped or "budget spent", trials, traffic_s)
