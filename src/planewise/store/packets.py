@@ -6,7 +6,7 @@ columns of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,51 +36,33 @@ class TrialTimes:
 
 
 def read_rtts(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Iterator[TrialTimes]:
-    """The times of each of `trials`, in their order. Never raises for a bad file."""
+    """The times of each of `trials`, those without packets first. Never raises for a bad file."""
     stage = metric.removeprefix("rtt_")
     rtt = (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).cast(pl.Float32).alias("rtt")
-    for start in range(0, len(trials), _BATCH):
-        batch = trials[start : start + _BATCH]
-        scanned = _scan(run, batch, rtt)
-        for place, trial in enumerate(batch):
-            if trial.packets is None:
-                yield TrialTimes(trial, _NONE, "its packets were not kept")
-            elif scanned is not None:
-                yield TrialTimes(trial, scanned[place])
+    kept = [(str(run / trial.packets), trial) for trial in trials if trial.packets is not None]
+    for trial in trials:
+        if trial.packets is None:
+            yield TrialTimes(trial, _NONE, "its packets were not kept")
+    for start in range(0, len(kept), _BATCH):
+        batch = kept[start : start + _BATCH]
+        together = _read(dict.fromkeys(file for file, _ in batch), rtt)
+        for file, trial in batch:
+            found = _read([file], rtt) if isinstance(together, str) else together
+            if isinstance(found, str):
+                yield TrialTimes(trial, _NONE, f"{trial.packets} cannot be read ({found})")
             else:
-                yield _times_of_trial(run, trial, rtt)
+                yield TrialTimes(trial, found.get(file, _NONE))
 
 
 _NONE: Floats = np.empty(0, dtype=np.float32)
 
 
-def _scan(run: Path, trials: Sequence[TrialRecord], rtt: pl.Expr) -> list[Floats] | None:
-    """The times of all trials in one scan; None where the scan fails."""
-    names = [trial.packets for trial in trials if trial.packets is not None]
-    if not names or len(set(names)) != len(names):
-        return None
-    files = [str(run / name) for name in names]
+def _read(files: Iterable[str], rtt: pl.Expr) -> dict[str, Floats] | str:
+    """The times by file, in one scan; why there are none where one of the files is bad."""
     try:
-        scan = pl.scan_parquet(files, include_file_paths="file", glob=False)
-        table = scan.select(rtt, "file").collect()
-    except (OSError, pl.exceptions.PolarsError):
-        return None
-    sizes = table.group_by("file", maintain_order=True).len()
-    by_file = dict(zip(sizes["file"], sizes["len"], strict=True))
-    values = table["rtt"].to_numpy()
-    result, at = [], 0
-    for trial in trials:
-        size = 0 if trial.packets is None else int(by_file.get(str(run / trial.packets), 0))
-        part = values[at : at + size]
-        result.append(part[~np.isnan(part)])
-        at += size
-    return result
-
-
-def _times_of_trial(run: Path, trial: TrialRecord, rtt: pl.Expr) -> TrialTimes:
-    try:
-        table = pl.scan_parquet(run / str(trial.packets), glob=False).select(rtt).collect()
+        scan = pl.scan_parquet(list(files), include_file_paths="file", glob=False)
+        table = scan.select(rtt, "file").drop_nulls().collect()
     except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return TrialTimes(trial, _NONE, f"{trial.packets} cannot be read ({reason})")
-    return TrialTimes(trial, table["rtt"].drop_nulls().to_numpy())
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    parts = table.partition_by("file", as_dict=True)
+    return {str(name): part["rtt"].to_numpy() for (name,), part in parts.items()}

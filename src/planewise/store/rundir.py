@@ -158,37 +158,40 @@ def _unwritable(path: Path, why: str) -> StorageError:
 
 
 class RunWriter:
-    """Writes a run directory; only one process at a time can."""
+    """Writes a run directory; only one process at a time can. A context manager."""
 
-    def __init__(
-        self, path: Path, info: RunInfo, finished: frozenset[str], next_order: int, lock: int
-    ) -> None:
+    def __init__(self, path: Path, info: RunInfo) -> None:
         """Use `create` or `resume`."""
         self.path = path
         self.info = info
-        self.finished = finished
-        """Trials that are finished; a resumed run skips them."""
-        self.next_order = next_order
+        self.next_order = 0
         """`order` of the next trial."""
-        self._lock = lock
-        # Unbuffered: closing the file must not write what a full disk refused.
-        self._trials = (path / TRIALS_FILE).open("ab", buffering=0)
+        self._lock = _lock(path)
+        finished, end = set[str](), 0
+        try:
+            for record, end in _parse_trials(path / TRIALS_FILE):  # noqa: B007, its last value
+                self.next_order = max(self.next_order, record.order + 1)
+                whole = record.status == "done" and _is_whole(path, record.packets)
+                (finished.add if whole else finished.discard)(record.trial)
+            with _disk_errors(path):
+                (path / PACKETS_DIR).mkdir(exist_ok=True)
+                # Unbuffered: closing the file must not write what a full disk refused.
+                self._trials = (path / TRIALS_FILE).open("ab", buffering=0)
+                self._trials.truncate(end)
+                _write(path / RUN_FILE, _json(info))
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.finished = frozenset(finished)
+        """Trials that are finished; a resumed run skips them."""
 
     @classmethod
     def create(cls, path: Path, info: RunInfo) -> Self:
         """Makes `path` (must be new or empty) and writes run.json."""
         check_free(path)
         with _disk_errors(path):
-            (path / PACKETS_DIR).mkdir(parents=True, exist_ok=True)
-        lock = _lock(path)
-        try:
-            with _disk_errors(path):
-                writer = cls(path, info, frozenset(), 0, lock)
-                writer._replace(RUN_FILE, info)
-        except BaseException:
-            os.close(lock)
-            raise
-        return writer
+            path.mkdir(parents=True, exist_ok=True)
+        return cls(path, info)
 
     @classmethod
     def resume(cls, path: Path) -> Self:
@@ -197,26 +200,8 @@ class RunWriter:
         A line cut in the middle is dropped. A trial whose packets are incomplete on the disk will
         be measured again.
         """
-        info = _read_info(path)
-        lock = _lock(path)
-        file = path / TRIALS_FILE
-        end = next_order = 0
-        finished = set()
-        for record, offset in _parse_trials(file):
-            end = offset
-            next_order = max(next_order, record.order + 1)
-            if record.status == "done" and _is_whole(path, record.packets):
-                finished.add(record.trial)
-            else:
-                finished.discard(record.trial)
-        with _disk_errors(path):
-            (path / PACKETS_DIR).mkdir(exist_ok=True)
-            if file.exists():
-                os.truncate(file, end)
-            info = info.model_copy(update={"status": "running", "reason": "", "finished": None})
-            writer = cls(path, info, frozenset(finished), next_order, lock)
-            writer._replace(RUN_FILE, info)
-        return writer
+        again = {"status": "running", "reason": "", "finished": None}
+        return cls(path, _read_info(path).model_copy(update=again))
 
     def append(
         self,
@@ -231,12 +216,14 @@ class RunWriter:
         with _disk_errors(self.path):
             if packets is not None:
                 name = packets_file(trial.trial)
-                _write_parquet(packets, self.path / name)
+                buffer = io.BytesIO()  # in memory first, so that a full disk is an OSError
+                packets.write_parquet(buffer, compression="zstd")
+                _write(self.path / name, buffer.getvalue())
                 trial = trial.model_copy(update={"packets": name})
             if recording is not None and trial.alloc is not None:
                 name = f"{RECORDINGS_DIR}/{_file_stem(trial.trial)}.jsonl"
                 (self.path / RECORDINGS_DIR).mkdir(exist_ok=True)
-                _write_whole(recording, self.path / name)
+                _write(self.path / name, recording)
                 alloc = trial.alloc.model_copy(update={"recording": name})
                 trial = trial.model_copy(update={"alloc": alloc})
             start = os.fstat(self._trials.fileno()).st_size
@@ -260,21 +247,12 @@ class RunWriter:
         """Replaces run.json by `info` (status, end time)."""
         self.info = info
         with _disk_errors(self.path):
-            self._replace(RUN_FILE, info)
+            _write(self.path / RUN_FILE, _json(info))
 
     def recommend(self, recommendation: Recommendation) -> None:
         """Writes or replaces recommendation.json."""
         with _disk_errors(self.path):
-            self._replace(RECOMMENDATION_FILE, recommendation)
-
-    def _replace(self, name: str, record: Record) -> None:
-        new = self.path / f".{name}.new"
-        with new.open("wb") as handle:
-            handle.write(record.model_dump_json(indent=2).encode() + b"\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        new.replace(self.path / name)
-        _sync_directory(self.path)
+            _write(self.path / RECOMMENDATION_FILE, _json(recommendation))
 
     def __enter__(self) -> Self:
         return self
@@ -284,55 +262,36 @@ class RunWriter:
         os.close(self._lock)
 
 
-def _write_parquet(table: pl.DataFrame, file: Path) -> None:
-    """Writes a file as a whole, made in memory first so that a full disk is an OSError."""
-    buffer = io.BytesIO()
-    table.write_parquet(buffer, compression="zstd")
-    _write_whole(buffer.getvalue(), file)
+def _json(record: Record) -> bytes:
+    return record.model_dump_json(indent=2).encode() + b"\n"
 
 
-def _write_whole(content: bytes, file: Path) -> None:
+def _write(file: Path, content: bytes) -> None:
+    """Writes a file as a whole or not at all, synced with its name: a power cut must not keep only
+    the line that names it."""
+    new = file.with_name(f".{file.name}.new")
     try:
-        with file.open("wb") as handle:
+        with new.open("wb") as handle:
             handle.write(content)
             handle.flush()
-            # Before the line that names the file: a power cut must not keep only the line.
             os.fsync(handle.fileno())
-        _sync_directory(file.parent)
+        new.replace(file)
+        directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     except OSError:
-        file.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
 
 
-def _sync_directory(path: Path) -> None:
-    """Syncs a directory, and so the names of new files in it."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _is_whole(run: Path, packets: str | None) -> bool:
-    """Whether a Parquet file has its footer, which is written last and holds its length."""
-    if packets is None:
-        return True
+    """Whether a Parquet file has its footer, which is written last."""
     try:
-        with (run / packets).open("rb") as handle:
-            size = handle.seek(0, os.SEEK_END)
-            if size < _PARQUET_LEAST_BYTES:
-                return False
-            handle.seek(-8, os.SEEK_END)
-            tail = handle.read(8)
-            footer = int.from_bytes(tail[:4], "little")
-            handle.seek(0)
-            return tail[4:] == handle.read(4) == _PARQUET_MARK and footer + 12 <= size
-    except OSError:
+        return packets is None or bool(pl.read_parquet_schema(run / packets))
+    except (OSError, pl.exceptions.PolarsError):
         return False
-
-
-_PARQUET_MARK = b"PAR1"
-_PARQUET_LEAST_BYTES = 12
 
 
 @contextmanager
