@@ -20,7 +20,7 @@ import numpy as np
 
 from planewise.errors import BadInputError
 from planewise.judge import readings as judged
-from planewise.store.importers import MODULES, importer
+from planewise.store.importers import MODULES, confidence, importer
 from planewise.store.importers.text import decode
 from planewise.store.loads import LoadTrials
 from planewise.store.readings import Readings
@@ -30,11 +30,10 @@ NAME = Path("fuzzed_raw_50_exp_t_10_k6.8.txt")
 
 def _text(
     data: bytes,
-    recognise: Callable[[bytes, Path], float],
+    name: str,
     parse: Callable[[str, Path], list[LoadTrials] | list[Readings]],
 ) -> Sequence[LoadTrials | Readings] | None:
-    confidence = recognise(data[:65536], NAME)
-    assert 0 <= confidence <= 1
+    assert 0 <= confidence(name, data[:65536], NAME) <= 1
     try:
         curves = parse(decode(data, NAME), NAME)
     except BadInputError as error:
@@ -84,8 +83,7 @@ def check_readings(found: list[Readings]) -> None:
 
 
 def _entry(name: str) -> Callable[[bytes], Sequence[LoadTrials | Readings] | None]:
-    module = importer(name)
-    return partial(_text, recognise=module.recognise, parse=module.parse)
+    return partial(_text, name=name, parse=importer(name).parse)
 
 
 ENTRIES: dict[str, Callable[[bytes], Sequence[LoadTrials | Readings] | None]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from planewise.commands.alloc import POLICIES, show
@@ -41,38 +40,6 @@ def test_a_scenario_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path)
         invoked("alloc", "simulate", "--file", scenario, raising=True)
     with pytest.raises(BadInputError, match="there is no scenario"):
         invoked("alloc", "simulate", "nosuch", raising=True)
-
-
-def test_a_parquet_trace_plays_as_its_csv_does(tmp_path: Path) -> None:
-    seconds = 12
-    table = pl.DataFrame(
-        {
-            "time_s": [second for second in range(seconds) for _ in "ab"],
-            "guest": ["a", "b"] * seconds,
-            "pps": [1000.0 * (1 + (row * 7) % 5) for row in range(2 * seconds)],
-        }
-    )
-    table.write_csv(tmp_path / "trace.csv")
-    table.write_parquet(tmp_path / "trace.parquet")
-    shown = [
-        invoked(
-            "alloc", "simulate", "--trace", tmp_path / name, "--vfs", "1", "--json", raising=True
-        )
-        for name in ("trace.csv", "trace.parquet")
-    ]
-    assert shown[0].exit_code == 0
-    assert shown[0].stdout == shown[1].stdout
-
-
-def test_a_parquet_trace_that_is_refused_says_why(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.parquet"
-    rates = [1.0, -1.0, *[1.0] * 50_000]
-    pl.DataFrame({"time_s": range(len(rates)), "guest": "a", "pps": rates}).write_parquet(trace)
-    with pytest.raises(BadInputError, match=r'trace\.parquet: row 2: "-1.0" is not a rate'):
-        invoked("alloc", "simulate", "--trace", trace, "--vfs", "1", raising=True)
-    trace.write_bytes(b"no parquet")
-    with pytest.raises(BadInputError, match="cannot be read as Parquet"):
-        invoked("alloc", "simulate", "--trace", trace, "--vfs", "1", raising=True)
 
 
 def test_words_that_planewised_does_not_take_are_said_as_all_errors_are(tmp_path: Path) -> None:

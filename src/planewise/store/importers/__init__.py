@@ -1,7 +1,9 @@
 """Importers of results: one module a format, each with the same small interface.
 
     NAME                        name of the format
-    recognise(head, path)       confidence 0 to 1 from the file's first bytes (decompressed)
+    MARKS                       what shows it in a file's first bytes: a confidence from 0 to 1,
+                                and regular expressions that are all found. csv, whose header
+                                has to be read, has recognise(head) instead
     parse(text, path)           what the file's text holds; `path` names it in errors.
                                 BadInputError with file and line for anything else
 
@@ -11,6 +13,7 @@ Formats in CURVES hold load trials (store.loads.LoadTrials), the others readings
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -52,14 +55,15 @@ def recognise(path: Path) -> str:
 
     BadInputError when it cannot be read, is empty, or is of no known format.
     """
-    raw = b"" if path.is_dir() else read_bytes(path, HEAD_BYTES)
-    head = _as_utf8(raw)
-    best, confidence = "", 0.0
-    for name in MODULES:
-        likelihood = importer(name).recognise(head, path)
-        if likelihood > confidence:
-            best, confidence = name, likelihood
-    if best:
+    if path.is_dir() or path.name in ("run.json", "trials.jsonl"):
+        return "run"
+    raw = read_bytes(path, HEAD_BYTES)
+    head = raw.removeprefix(b"\xef\xbb\xbf")
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        head = raw.decode("utf-16", errors="ignore").encode()
+    confidences = {name: confidence(name, head, path) for name in MODULES}
+    best = max(MODULES, key=confidences.__getitem__)
+    if confidences[best] > 0:
         return best
     _check_is_text(raw, path)
     if head.lstrip()[:1] in (b"{", b"["):
@@ -73,11 +77,18 @@ def recognise(path: Path) -> str:
     )
 
 
-def _as_utf8(head: bytes) -> bytes:
-    """The head without its byte order mark, UTF-16 as UTF-8."""
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return head.decode("utf-16", errors="ignore").encode()
-    return head.removeprefix(b"\xef\xbb\xbf")
+def confidence(name: str, head: bytes, path: Path) -> float:
+    """How surely a file that begins with `head` is of the format, from 0 to 1."""
+    module = importer(name)
+    if name == "csv":
+        named = 0.3 if path.name.endswith((".csv", ".tsv", ".csv.gz")) else 0.0
+        return max(module.recognise(head), named)
+    found = (
+        mark[0]
+        for mark in getattr(module, "MARKS", ())
+        if all(re.search(pattern.encode(), head) for pattern in mark[1:])
+    )
+    return max(found, default=0.0)
 
 
 def _check_is_text(head: bytes, path: Path) -> None:

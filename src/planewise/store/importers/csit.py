@@ -16,20 +16,16 @@ from planewise.store.importers.text import values
 from planewise.store.readings import Collected, Readings
 
 NAME = "csit"
+MARKS = (
+    (0.9, '"test_id"', '"dut_type"|"ndrpdr"|"mrr"|"soak"|"hoststack"'),
+    (0.5, '"ndrpdr"', '"lower"'),
+)
 
 _BOUNDS = {
     "ndrpdr": {"ndr": "NDR", "pdr": "PDR"},
     "soak": {"critical_rate": "critical rate"},
 }
 """By type, the fields that have a lower and an upper bound, with their names."""
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """`test_id` beside the model's other names."""
-    types = (b'"ndrpdr"', b'"mrr"', b'"soak"', b'"hoststack"', b'"dut_type"')
-    if b'"test_id"' in head and any(one in head for one in types):
-        return 0.9
-    return 0.5 if b'"ndrpdr"' in head and b'"lower"' in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

@@ -13,6 +13,7 @@ from planewise.store.importers.text import parse_json
 from planewise.store.readings import Collected, Readings, Unit
 
 NAME = "flent"
+MARKS = ((0.95, '"metadata"', '"x_values"|"SERIES_META"|"DATA_FILENAME"|"TEST_PARAMETERS"|FLENT'),)
 
 _UNITS: dict[str, tuple[Unit, float]] = {
     "ms": ("ns", 1e6),
@@ -28,12 +29,6 @@ _UNITS: dict[str, tuple[Unit, float]] = {
     "requests/s": ("1/s", 1.0),
     "trans/s": ("1/s", 1.0),
 }
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """flent's metadata beside its results."""
-    marks = (b'"x_values"', b'"SERIES_META"', b'"DATA_FILENAME"', b'"TEST_PARAMETERS"', b"FLENT")
-    return 0.95 if b'"metadata"' in head and any(mark in head for mark in marks) else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

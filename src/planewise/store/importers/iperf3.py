@@ -17,20 +17,18 @@ from planewise.store.importers.text import values
 from planewise.store.readings import Collected, Readings
 
 NAME = "iperf3"
-_TEXT = b"[ ID] Interval"
+MARKS = (
+    (0.95, r"\[ ID\] Interval"),
+    (0.95, "iperf 3", '"version"|"start"'),
+    (0.8, '"bits_per_second"', '"interval'),
+)
+_TEXT = "[ ID] Interval"
 """Heads the table for people."""
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """The version that iperf3 writes first, or rates within intervals."""
-    if _TEXT in head or (b"iperf 3" in head and (b'"version"' in head or b'"start"' in head)):
-        return 0.95
-    return 0.8 if b'"bits_per_second"' in head and b'"interval' in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:
     """Each direction's throughput; of UDP loss and jitter, too. BadInputError for a failed run."""
-    if _TEXT.decode() in text:
+    if _TEXT in text:
         raise BadInputError(
             "this is the text that iperf prints for people, with rounded figures",
             where=str(path),

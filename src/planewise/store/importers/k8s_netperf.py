@@ -15,6 +15,7 @@ from planewise.store.importers.text import parse_json
 from planewise.store.readings import Collected, Readings, Unit, number_of
 
 NAME = "k8s-netperf"
+MARKS = ((0.95, '"tputMetric"|,# of Samples,'),)
 
 _CSV = {
     "driver": "Driver",
@@ -32,11 +33,6 @@ _CSV = {
     "tputMetric": "Throughput Metric",
     "latency": "99%tile Observed Latency",
 }
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """The name of the throughput's unit, or of the samples in each of its tables."""
-    return 0.95 if b'"tputMetric"' in head or b",# of Samples," in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

@@ -18,20 +18,15 @@ from planewise.store.importers.text import lines, values
 from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "mlrsearch"
+MARKS = (
+    (0.95, r"(Measurement|Discrete)Result\(intended_duration="),
+    (0.9, '"intended_load"', '"(offered|loss|forwarding)_count"'),
+)
 
 _REPR = re.compile(r"\b(?:MeasurementResult|DiscreteResult)\((intended_duration=[^()]*)")
 _LISTS = ("trials", "results", "measurements")
 _COUNTS = ("offered_count", "loss_count", "forwarding_count")
 _READ = ("intended_load", "intended_duration", "offered_duration", "intended_count", *_COUNTS)
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """`intended_load` beside one of the counts: field names of this class."""
-    if b"MeasurementResult(intended_duration=" in head or b"DiscreteResult(intended_d" in head:
-        return 0.95
-    if b'"intended_load"' in head and any(f'"{name}"'.encode() in head for name in _COUNTS):
-        return 0.9
-    return 0.0
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:

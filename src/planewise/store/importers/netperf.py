@@ -15,19 +15,13 @@ from planewise.store.importers.text import lines, parse_json
 from planewise.store.readings import SCALES, Collected, Readings, Unit, number_of
 
 NAME = "netperf"
+MARKS = ((0.9, " TEST from ", "AF_INET|STREAM"), (0.85, "Throughput Units|THROUGHPUT_UNITS"))
 
 _BANNER = re.compile(r"^(?:MIGRATED )?((?:TCP|UDP|SCTP|OMNI|DCCP)\b.*?) TEST(?: from|$|,|:)")
 _UNITS = re.compile(r"(?:10\^([369])|([KMGT]?))(bits|bytes)/s", re.IGNORECASE)
 _INTERIM = re.compile(r"^Interim result: +([\d.]+) +(\S+) over ([\d.]+)")
 _LATENCY = re.compile(r"^(?:(?:(\d+)(?:th|st|nd|rd)[ _]percentile)|p(\d+)|(mean))[ _]latency")
 _POWERS = {"3": 1e3, "6": 1e6, "9": 1e9}
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """A test's banner, or the names of omni's output selectors."""
-    if b" TEST from " in head and (b"AF_INET" in head or b"STREAM" in head):
-        return 0.9
-    return 0.85 if b"Throughput Units" in head or b"THROUGHPUT_UNITS" in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

@@ -21,19 +21,15 @@ from planewise.store.importers.text import parse_json
 from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "nfvbench"
+MARKS = (
+    (0.9, '"nfvbench_version"|"service_chain"'),
+    (0.8, '"iteration_stats"', '"ndr_pdr"'),
+    (0.4, '"benchmarks"', '"network"'),
+)
 
 _DEEPEST = 12
 """Most objects and lists around a result."""
 _COMMON = ("flow_count", "service_chain_count", "bidirectional")
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """`benchmarks` with a service chain, or iterations of an NDR/PDR search."""
-    if b'"nfvbench_version"' in head or b'"service_chain"' in head:
-        return 0.9
-    if b'"iteration_stats"' in head and b'"ndr_pdr"' in head:
-        return 0.8
-    return 0.4 if b'"benchmarks"' in head and b'"network"' in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:

@@ -19,9 +19,10 @@ from planewise.store.importers.text import lines, parse_json
 from planewise.store.loads import LoadTrials, Trial, load_trials
 
 NAME = "pastrami"
-
-_HEAD = re.compile(rb"\s*\[\s*\[\s*-?[\d.eE+]+\s*,\s*-?[\d.eE+]+\s*\]")
-_MAY_BE = re.compile(rb"\s*\[\s*\[\s*[-\dNI]")
+MARKS = (
+    (0.95, r"\A\s*\[\s*\[\s*-?[\d.eE+]+\s*,\s*-?[\d.eE+]+\s*\]"),
+    (0.6, r"\A\s*\[\s*\[\s*[-\dNI]"),
+)
 
 _NAME_PARTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("duration_s", re.compile(r"(?:^|_)exp_t_(\d+)(?=_|$)")),
@@ -35,13 +36,6 @@ _NAME_PARTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("repetition", re.compile(r"(?:^|_)(\d+(?:st|nd|rd|th)_exec)(?=_|$)")),
     ("date", re.compile(r"(?:^|_)date_(\d{4}-\d{2}-\d{2})(?=_|$)")),
 )
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """Two opening brackets and two numbers, which no other format here begins with."""
-    if _HEAD.match(head):
-        return 0.95
-    return 0.6 if _MAY_BE.match(head) else 0.0
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:

@@ -12,15 +12,11 @@ from pathlib import Path
 from planewise.store.readings import Collected, Readings, number_of
 
 NAME = "pktgen"
+MARKS = ((0.9, "Pkts/s", "Link State|Rx Pkts"),)
 
 _MOVED = re.compile(r"\x1b\[\d+;1H")
 _ESCAPE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x1b[78=>]")
 _ROW = re.compile(r"^\s*([A-Za-z/ ]*?)\s*:\s+([\d/, ]+)$")
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """The rows of its main page."""
-    return 0.9 if b"Pkts/s" in head and (b"Link State" in head or b"Rx Pkts" in head) else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

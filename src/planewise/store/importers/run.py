@@ -23,13 +23,6 @@ _LOAD_FACTORS = frozenset({"offered_pps", "load_pps", "rate_pps", "intended_pps"
 """Factors that are the load itself: trials of one curve differ in them."""
 
 
-def recognise(head: bytes, path: Path) -> float:
-    """A directory, or the run.json or trials.jsonl in it."""
-    if path.is_dir():
-        return 1.0
-    return 1.0 if path.name in ("run.json", "trials.jsonl") and b'"' in head else 0.0
-
-
 def read(path: Path) -> list[LoadTrials]:
     """A curve for each cell. BadInputError for other directories and runs without load trials."""
     from planewise.store.rundir import RUN_FILE, RunReader

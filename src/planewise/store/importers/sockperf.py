@@ -14,17 +14,14 @@ from planewise.store.importers.text import lines
 from planewise.store.readings import Collected, Readings, number_of
 
 NAME = "sockperf"
+MARKS = (
+    (0.9, r"sockperf:|txTime\(sec\), rxTime\(sec\)"),
+    (0.9, "using the following parameters: --", "--msg-size"),
+)
 
 _PERCENTILE = re.compile(r"---> percentile +([\d.]+) *= *([\d.]+)")
 _RATE = re.compile(r"Summary: Message Rate is ([\d.]+)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """The prefix of sockperf's messages, or the header of its log."""
-    if b"sockperf:" in head or b"txTime(sec), rxTime(sec)" in head:
-        return 0.9
-    return 0.9 if b"using the following parameters: --" in head and b"--msg-size" in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

@@ -13,17 +13,12 @@ from planewise.store.importers.text import lines
 from planewise.store.readings import Collected, Readings, number_of
 
 NAME = "testpmd"
+MARKS = ((0.9, "NIC statistics for port|orward statistics for ", "X-packets:"),)
 
 _PORT = re.compile(r"NIC statistics for port (\d+)")
 _RATE = re.compile(r"([RT]x)-pps: *(\d+)")
 _MISSED = re.compile(r"RX-packets: *(\d+) *RX-missed: *(\d+)")
 _COUNT = re.compile(r"([RT]X-(?:packets|dropped|total)): *(\d+)")
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """The headings of its two tables."""
-    named = b"NIC statistics for port" in head or b"orward statistics for " in head
-    return 0.9 if named and b"X-packets:" in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:

@@ -24,6 +24,7 @@ from planewise.store.loads import LoadTrials, Trial, load_trials
 from planewise.store.readings import SCALES, number_of
 
 NAME = "trex"
+MARKS = ((0.9, '"drop_rate_percentage"', '"rate_tx_bps"'), (0.9, '"opackets"', '"ipackets"'))
 
 _MULTIPLIER = re.compile(r"\s*([\d.]+(?:e\+?\d+)?)\s*([kmg]?)pps\s*", re.IGNORECASE)
 QUEUE_FULL_SHARE = 0.01
@@ -37,12 +38,6 @@ _ONE_ITERATION = (
     "the NDR benchmark keeps only the iteration that it settled on; give the outputs of several "
     "rates to have a curve"
 )
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """`opackets` beside `ipackets`, or the benchmark's vocabulary."""
-    marks = ((b'"drop_rate_percentage"', b'"rate_tx_bps"'), (b'"opackets"', b'"ipackets"'))
-    return 0.9 if any(all(mark in head for mark in both) for both in marks) else 0.0
 
 
 def parse(text: str, path: Path) -> list[LoadTrials]:

@@ -14,14 +14,10 @@ from planewise.store.importers.text import lines
 from planewise.store.readings import SCALES, Collected, Readings, number_of
 
 NAME = "trex-console"
+MARKS = ((0.9, r"opackets\s*\|", "ipackets"),)
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _RATE = re.compile(r"([\d.]+) *([KMGT]?)pps", re.IGNORECASE)
-
-
-def recognise(head: bytes, path: Path) -> float:
-    """The rows of packets in its table."""
-    return 0.9 if re.search(rb"opackets\s*\|", head) and b"ipackets" in head else 0.0
 
 
 def parse(text: str, path: Path) -> list[Readings]:
