@@ -82,11 +82,12 @@ def confidence(name: str, head: bytes, path: Path) -> float:
     module = importer(name)
     if name == "csv":
         named = 0.3 if path.name.endswith((".csv", ".tsv", ".csv.gz")) else 0.0
-        return max(module.recognise(head), named)
+        return max(float(module.recognise(head)), named)
+    marks: Sequence[tuple[float, *tuple[str, ...]]] = getattr(module, "MARKS", ())
     found = (
-        mark[0]
-        for mark in getattr(module, "MARKS", ())
-        if all(re.search(pattern.encode(), head) for pattern in mark[1:])
+        sure
+        for sure, *patterns in marks
+        if all(re.search(pattern.encode(), head) for pattern in patterns)
     )
     return max(found, default=0.0)
 
