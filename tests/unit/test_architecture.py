@@ -177,8 +177,8 @@ def test_no_modules_of_a_crate_use_each_other_in_a_circle(crate: str) -> None:
 REPOSITORY = CRATES.parent
 
 MOST_LINES = {
-    "src/planewise/testbed": 15_400,  # goal: 11,000
-    "src/planewise/measure": 9_600,  # goal: 7,500
+    "src/planewise/testbed": 15_650,  # goal: 11,000
+    "src/planewise/measure": 9_650,  # goal: 7,500
     "src/planewise/report": 5_300,  # goal: 4,800
     "src/planewise/judge": 6_500,  # goal: 4,000
     "src/planewise/commands": 4_850,  # goal: 3,800

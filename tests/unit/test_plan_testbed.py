@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,11 @@ from planewise.testbed.switches.router import plan_router
 from planewise.testbed.testbed import impossible
 from tests.unit.recorded import TOKEN, build
 
-PLANES = [plane.name for plane in ALL if "namespace" in plane.guests and not plane.needs]
+PLANES = [
+    plane.name
+    for plane in ALL
+    if "namespace" in plane.guests and not plane.needs and not plane.is_host
+]
 DOCS = Path(__file__).parents[2] / "docs"
 IPV4 = ipaddress.ip_network("198.18.0.0/15")
 IPV6 = ipaddress.ip_network("2001:2::/48")
@@ -179,7 +184,7 @@ def test_the_documents_list_every_plane_and_no_other() -> None:
     assert [name for name in plane_names() if f"\n| `{name}` |" not in testbed] == []
 
 
-BY_STEPS = [one.name for one in ALL if "namespace" in one.guests and one.by_steps]
+BY_STEPS = [name for name in PLANES if plane(name).by_steps]
 
 
 @pytest.mark.parametrize("name", BY_STEPS)
@@ -187,6 +192,16 @@ def test_a_plane_that_acts_by_steps_gives_a_guest_its_interface(name: str) -> No
     site = Site("sender", "pw-0-s", "wire0", 1500)
     guest = make_guest("0", "sender", "main", 0, name)
     assert any(step.other == guest.netns for step in plane(name).attach(site, guest))
+
+
+def test_the_host_itself_is_one_guest_with_the_nics_interface() -> None:
+    standing, steps = build(setting("host"))
+    assert {guest.netns for guest in standing.mains.values()} == {f"pw-{TOKEN}-{r}" for r in "sr"}
+    assert {guest.interface for guest in standing.mains.values()} == {"wire0"}
+    assert len([step for step in steps if "198.1" in step.words and "address" in step.words]) == 2
+    for refused in (setting("host", "host", 1), replace(setting("host"), path="east-west")):
+        assert "one guest" in impossible(refused, local=True)
+    assert not impossible(setting("host", "bridge", 1), local=True)
 
 
 def test_the_generator_of_a_router_testbed_has_no_address_that_could_answer() -> None:

@@ -177,10 +177,10 @@ def test_a_claim_without_its_cells_names_the_hardware_or_the_run(tmp_path: Path)
         "a NIC with SR-IOV, an IOMMU and servers with KVM: "
         "`planewise run experiments/kvm-rtt.yaml`.",
     )
-    answer = only(CLAIMS["K6"], run)
+    answer = only(CLAIMS["K2"], run)
     assert (answer.word, answer.source) == ("not decided", "")
     assert answer.measured == (
-        "No run has frequency_pps fewest and most (guest vm): "
+        "No run has background_guests fewest and most (guest vm, load_type none or cpu): "
         "`planewise run experiments/publications/kvm-rtt.yaml --out RUN`."
     )
 

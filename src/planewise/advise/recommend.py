@@ -55,6 +55,7 @@ _GUESTS = {
 }
 _NO_ADVICE = ("No plane", "There is no", "Only ")
 _FUNCTIONS: Mapping[str, str] = {
+    "host": "programs on the host's own network share its addresses and ports, with no isolation",
     "macvlan": "the host cannot reach its own guests over macvlan",
     "ipvlan": "all guests share the host's MAC address, and the host cannot reach its own guests "
     "over ipvlan",

@@ -41,7 +41,8 @@ def quick(
     from planewise.testbed.planes import plane, planes_of
 
     # A plane that starts a program of its own takes the time of several: `planewise run` has it.
-    cheap = [name for name in planes_of("namespace") if not plane(name).needs]
+    names = planes_of("namespace")
+    cheap = [name for name in names if plane(name).quick and not plane(name).needs]
     planes = [tried.plane for tried in host.planes if tried.available and tried.plane in cheap]
     fitting = pipeline.Quick(planes, ends_s)
     with ProgressLine(verbosity) as progress:

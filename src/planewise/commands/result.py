@@ -81,7 +81,7 @@ def _print(finished: FinishedRun, json: bool, *, wide: bool) -> None:
 
 
 def _print_effects(directory: Path, *, wide: bool) -> None:
-    """A table of what each setting does, where the run varied some; `wide` prints all metrics."""
+    """What each setting does, where the run varied some; `wide` prints what is not known, too."""
     from planewise.judge.effects import effects
     from planewise.judge.statistics import RunSample
     from planewise.store.rundir import RunReader
@@ -91,13 +91,15 @@ def _print_effects(directory: Path, *, wide: bool) -> None:
     known = [effect for effect in found if effect.comparison.outcome in ("better", "worse")]
     if not found:
         return
-    rows = [
-        (one.plane, one.setting, one.metric.title, one.text, one.comparison.outcome)
-        for one in (found if wide else known)
-    ]
     console = out()
-    if known or wide:
-        print_rows(("plane", "setting", "metric", "change from the default", ""), rows)
+    console.print("Against the default, largest effect of each plane first:")
+    places = dict.fromkeys((effect.plane, effect.setting) for effect in found)
+    for place in places:
+        here = [e for e in (found if wide else known) if (e.plane, e.setting) == place]
+        if here:
+            console.print(", ".join(place), style="bold")
+        for effect in here:
+            console.print(f"  {effect.comparison.outcome}: {effect.metric.title} {effect.text}")
     if not wide:
         console.print(f"{len(found) - len(known)} other effects are small or not known (--wide).")
     console.print()

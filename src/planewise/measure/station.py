@@ -119,7 +119,8 @@ class End:
     @property
     def port(self) -> str:
         """The interface as pw-probe there names it: `eth0`, or `eth0@netns`."""
-        return self.interface if self.machine else f"{self.interface}@{self.netns}"
+        inside = self.machine or not self.netns
+        return self.interface if inside else f"{self.interface}@{self.netns}"
 
 
 @dataclass

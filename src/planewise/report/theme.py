@@ -20,6 +20,7 @@ FONT_SIZE = 12
 # planes of virtual machines: people with any of the common colour blindnesses tell them apart.
 PLANES: dict[str, tuple[str, str]] = {
     "veth": ("#0072b2", "#56b4e9"),
+    "host": ("#6b6b6b", "#b5b5b5"),
     "routed": ("#3f6f12", "#93c75e"),
     "netkit": ("#5f7d95", "#aac4d8"),
     "bridge": ("#c04d00", "#ff9d5c"),

@@ -33,6 +33,8 @@ class Setting:
     background_plane: str
     background_guests: int
     path: TrafficPath
+    vm_options: tuple[tuple[str, int], ...] = ()
+    """Fields of `VmOptions` in which its virtual machines' NICs differ from the testbed's."""
 
     @property
     def planes(self) -> frozenset[str]:
@@ -51,6 +53,9 @@ class Setting:
     @property
     def conflict(self) -> str:
         """Why a NIC cannot serve its planes at the same time, as a sentence; empty where it can."""
+        behind = self.background_guests and plane(self.background_plane).is_host
+        if behind or (self.within_host and plane(self.plane).is_host):
+            return "the host itself is one guest: give background guests a plane of their own"
         several = len(self.switches) > 1
         return f"{' and '.join(self.switches)} cannot share the NIC" if several else ""
 
@@ -87,7 +92,7 @@ class Setting:
     def _request(self, role: HostRole, use: GuestRole, index: int, name: str) -> GuestRequest:
         switched = self.kind == "vm" and not plane(name).vfs
         switch = next(iter(self.switches), "") if switched else ""
-        return GuestRequest(role, use, index, self.kind, name, switch)
+        return GuestRequest(role, use, index, self.kind, name, switch, self.vm_options)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class GuestRequest:
     plane: str
     switch: str = ""
     """Of a virtual machine, the switch that its port is, or sits on, a port of; empty: the NIC."""
+    vm_options: tuple[tuple[str, int], ...] = ()
+    """See `Setting`."""
 
 
 @dataclass(frozen=True)

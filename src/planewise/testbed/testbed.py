@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -17,7 +18,7 @@ from planewise.testbed.guests.kernel import Containers, Namespaces
 from planewise.testbed.guests.kind import Guests, PlacedGuest
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.guests.vms.kind import VirtualMachines
-from planewise.testbed.guests.vms.platform import VmPlatform, platform_of
+from planewise.testbed.guests.vms.platform import VmPlatform, no_vhost, platform_of
 from planewise.testbed.hosts.machine import (
     Machine,
     MachineState,
@@ -122,7 +123,10 @@ class Testbed:
                 if reason := shortage(setting, self.resources(role), self._with_vfs, self._options):
                     return reason
                 if setting.kind == "vm":
-                    self.platform(role)
+                    if ("vhost", True) in setting.vm_options and (
+                        reason := no_vhost(self.platform(role))
+                    ):
+                        return f"vhost: {reason}"
                     continue
                 for name in sorted(setting.planes):
                     if reason := self._refused(role, plane(name)):
@@ -283,8 +287,10 @@ class Testbed:
         for request in missing:
             path = plane(request.plane)
             site = self._site(state, "" if path.vfs else next(iter(setting.switches), ""))
+            options = dict(request.vm_options)
+            site = replace(site, queues=options.get("queues", site.queues))
             guest = path.adopt(site, self._guest(state, request))
-            state.placed[request] = PlacedGuest(guest, site)
+            state.placed[request] = PlacedGuest(guest, site, vm_options=options)
         made = [state.placed[request] for request in missing]
         state.guests[setting.kind].prepare(made, steps)
         if self._with_vfs:

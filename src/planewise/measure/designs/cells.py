@@ -16,6 +16,7 @@ from planewise.store.models import Level
 from planewise.testbed.model import Forwarder, GuestKind, LoadType, TrafficPath
 from planewise.testbed.planes import FUNCTIONS_OF
 from planewise.testbed.setting import Setting
+from planewise.testbed.settings import vm_options
 
 CELL_FACTORS = (
     "plane",
@@ -77,6 +78,7 @@ class Cell:
             behind,
             self.background_guests,
             self.path,
+            vm_options(self.setting),
             self.vnfs,
             self.forwarder,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from planewise.errors import BadInputError
 from planewise.measure.designs.cells import combinations, factors_in_use
@@ -21,6 +22,7 @@ from planewise.measure.trials import kinds_of
 from planewise.measure.trials.applications import REDIS_LEAST_BYTES, is_redis_frame
 from planewise.store.models import Level
 from planewise.testbed import settings
+from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.loads.background import STRESSORS
 from planewise.testbed.model import GUEST_WORDS, GuestKind
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
@@ -102,7 +104,8 @@ def _unknown_plane(design: Design) -> Problem | None:
 def _unknown_setting(design: Design) -> Problem | None:
     for index, level in enumerate(design.factors.setting):
         try:
-            settings.parsed(level)
+            options: dict[str, Any] = dict(settings.vm_options(level))
+            VmOptions(design.vm.vcpus, **options)
         except BadInputError as error:
             return Problem(("factors", "setting", index), error.what, error.remedy)
     return None

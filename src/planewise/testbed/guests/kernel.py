@@ -22,7 +22,15 @@ class Namespaces(Guests):
 
     def create(self, placed: Sequence[PlacedGuest], steps: list[Step]) -> list[Step]:
         """Makes guests without an interface; returns the steps that are still to be performed."""
-        return [*steps, *(step for one in placed for step in new_namespace(one.guest.netns))]
+        return [
+            *steps,
+            *(
+                step
+                for one in placed
+                if not one.plane.is_host
+                for step in new_namespace(one.guest.netns)
+            ),
+        ]
 
     def prepare(self, placed: Sequence[PlacedGuest], steps: Sequence[Step]) -> None:
         state, steps = self.state, list(steps)
@@ -44,14 +52,15 @@ class Namespaces(Guests):
 
     def remove(self, placed: PlacedGuest) -> None:
         guest = placed.guest
-        if placed.plane.on_uplink:
+        if placed.plane.on_uplink and not placed.plane.is_host:
             # The kernel deletes what a namespace had a moment after it, and the NIC is wanted now.
             words = ["ip", "-n", guest.netns, "link", "delete", guest.interface]
             self.state.host.run(words)
         with suppress(PlanewiseError):
             placed.plane.unplug(self.state, placed)
         with suppress(PlanewiseError):
-            self.end(placed)
+            if not placed.plane.is_host:
+                self.end(placed)
 
     def end(self, placed: PlacedGuest) -> None:
         """Ends a guest that has no interface any more."""

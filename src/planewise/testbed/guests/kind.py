@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts.machine import MachineState
@@ -31,6 +31,8 @@ class PlacedGuest:
     """The host side of its interface, once it was looked up."""
     peer: Guest | None = None
     """The guest that it was introduced to."""
+    vm_options: Mapping[str, int] = field(default_factory=dict)
+    """See `Setting`."""
 
     @property
     def plane(self) -> Plane:

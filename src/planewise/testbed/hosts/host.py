@@ -264,9 +264,12 @@ class Host(ABC):
             return process.wait(timeout_s)
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        """The command that enters a namespace of the host and executes `argv`. Pure."""
+        """The command that enters a namespace of the host (empty: its own) and executes `argv`.
+        Pure."""
         if join := self.joining.get(netns):
             return join(argv)
+        if not netns:
+            return argv
         return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:

@@ -117,6 +117,8 @@ class Plane:
     """The switch that the NIC must be a port of; None: none, and it works beside any switch."""
     on_uplink: ClassVar[bool] = False
     """Whether its interfaces sit on the uplink, and end when the NIC changes its switch."""
+    is_host: ClassVar[bool] = False
+    """Whether its guest is the host itself: there is one, with no interface of its own."""
     vfs: ClassVar[int] = 0
     """VFs of the NIC that each guest holds."""
     passed_through: ClassVar[bool] = False
@@ -142,6 +144,8 @@ class Plane:
     """Their plane of the same path, where it attaches no virtual machine itself."""
     remedy: ClassVar[str] = ""
     """What to do where the host lacks something."""
+    quick: ClassVar[bool] = True
+    """Whether `planewise quick` measures it, where it needs nothing but a kernel."""
     not_measurable: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that do not exist for this plane, with the reason."""
     preparation: ClassVar[str] = ""

@@ -20,6 +20,7 @@ class VxlanPlane(Plane):
 
     name = "vxlan"
     guests = ("namespace", "container")
+    quick = False
     rank = 36
     on_uplink = True
     not_measurable: ClassVar = {"overhead": _INSIDE, "response": _INSIDE}

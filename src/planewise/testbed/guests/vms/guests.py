@@ -8,10 +8,11 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 from xml.etree import ElementTree
 
 from planewise.boot import packages
@@ -280,9 +281,16 @@ def last_words(console: str) -> list[str]:
     return [failures[0].removeprefix(image.FAILED)] if failures else lines
 
 
-def nic_of(model: NicModel, guest: Guest, port: str, guests: HostGuests) -> Nic:
-    """A guest's NIC on an existing port of the host. Pure."""
-    platform, options = guests.platform, guests.options
+def nic_of(
+    model: NicModel,
+    guest: Guest,
+    port: str,
+    guests: HostGuests,
+    vm_options: Mapping[str, Any] = MappingProxyType({}),
+) -> Nic:
+    """A guest's NIC on an existing port of the host, with what differs from the host's options.
+    Pure."""
+    platform, options = guests.platform, replace(guests.options, **vm_options)
     return Nic(
         model=model,
         mac=guest.mac,

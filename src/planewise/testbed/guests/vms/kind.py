@@ -106,9 +106,10 @@ class VirtualMachines(Guests):
     def _nic(self, one: PlacedGuest) -> AnyNic:
         path, guest = _plane(one), one.guest
         if socket := path.socket(one.site, guest):
-            return Nic("virtio", guest.mac, socket=socket, queues=self._options.queues)
+            return Nic("virtio", guest.mac, socket=socket, queues=one.site.queues)
         if path.model is not None:
-            return nic_of(path.model, guest, path.host_interface(guest), self._vms)
+            port = path.host_interface(guest)
+            return nic_of(path.model, guest, port, self._vms, one.vm_options)
         assert one.vf is not None
         return Passthrough(one.vf.address)
 

@@ -118,7 +118,7 @@ def differences(name: str, platform: VmPlatform, options: VmOptions) -> tuple[st
     plane = vm_plane(name)
     words = list(plane.differences)
     if plane.model == "virtio" and plane.device:
-        reason = "it was not asked for" if not options.vhost else _no_vhost(platform)
+        reason = "it was not asked for" if not options.vhost else no_vhost(platform)
         user_space = "QEMU serves the NIC, in user space, without vhost-net: " + reason
         words.append("the kernel serves the NIC (vhost-net)" if not reason else user_space)
         if not options.offloads:
@@ -126,7 +126,8 @@ def differences(name: str, platform: VmPlatform, options: VmOptions) -> tuple[st
     return tuple(words)
 
 
-def _no_vhost(platform: VmPlatform) -> str:
+def no_vhost(platform: VmPlatform) -> str:
+    """Why the host's kernel cannot serve virtio NICs; empty where it can. Pure."""
     if platform.vhost:
         return ""
     if platform.accelerator.name != "kvm":
