@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 from statistics import fmean
 
@@ -30,7 +29,7 @@ from planewise.judge.bounded import Bounded, exact, mapped, mean_of, median_of, 
 from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.estimates import median_interval
 from planewise.store.levels import MissedLevel, missed_levels
-from planewise.store.models import Level, RunInfo, TrialRecord
+from planewise.store.models import Level, TrialRecord
 from planewise.units import count_text, percent_text, rate_text, time_text
 
 PASSES = 4
@@ -45,59 +44,16 @@ SIZE_MARGIN = 0.25
 VARIED = {"plane", "frequency_pps", "size_bytes"}
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A median over blocks with its 95 % interval (order statistics); infinite where it is open."""
-
-    value: float
-    low: float
-    high: float
+Interval = tuple[float, float, float]
+"""A median over blocks with its 95 % interval (order statistics); infinite where it is open."""
 
 
-@dataclass(frozen=True)
-class GainRow:
-    """Both planes at one packet rate and frame size."""
+def gain_of(
+    sample: RunSample, slow: str, fast: str, switch: SwitchPrice | None = None
+) -> tuple[GainProfile, list[str]]:
+    """The gain of plane `fast` over `slow` in this run, and sentences that a reader needs.
 
-    frequency_pps: float
-    """Round trips a second."""
-    size_bytes: int
-    """Frame, with FCS."""
-    blocks: int
-    slow_ns: Interval
-    """Median RTT on the slow plane."""
-    fast_ns: Interval
-    boost: Interval
-    """1 − fast/slow of the medians: publication F's boost, as a share."""
-    boost_p99: Interval
-    """The same of the 99th percentiles."""
-
-
-@dataclass(frozen=True)
-class CpuRow:
-    """Kernel CPU time per packet on both planes under load."""
-
-    size_bytes: int
-    slow_ns: Interval
-    fast_ns: Interval
-
-
-@dataclass(frozen=True)
-class Gain:
-    """What a run says of the gain of one plane over another."""
-
-    slow: str
-    fast: str
-    rows: tuple[GainRow, ...]
-    curve: tuple[CurvePoint, ...]
-    """By rising packet rate; the time saved by all packets of a second never falls with it."""
-    cpu: tuple[CpuRow, ...]
-    size_matters: SizeMatters
-    notes: tuple[str, ...]
-    """Sentences that a reader needs."""
-
-
-def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
-    """The gain of plane `fast` over `slow` in this run.
+    It carries the fingerprint of the run's sender.
 
     Raises:
         BadInputError: the run cannot tell: other factors vary, a plane is missing, too few blocks,
@@ -119,16 +75,27 @@ def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
         raise BadInputError(
             f"no packet rate has {FEWEST_BLOCKS} blocks with both {slow} and {fast}",
             where=sample.label,
-            remedy=f"set blocks: 8 in the design, or resume the run; {'; '.join(notes)}".rstrip(
-                "; "
-            ),
+            remedy="; ".join(("set blocks: 8 in the design, or resume the run", *notes)),
         )
     curve, curve_notes = _curve(saved, sample.label)
     size_matters, size_note = _size(saved)
-    notes += [*curve_notes, size_note]
-    return Gain(
-        slow, fast, tuple(rows), curve, _cpu(sample, slow, fast), size_matters, tuple(notes)
+    info, hosts = sample.info, sample.info.hosts
+    host = hosts.get("sender") or hosts.get("shared") or next(iter(hosts.values()))
+    profile = GainProfile(
+        format=2,
+        kind="gain",
+        planewise=info.planewise,
+        run=info.run,
+        slow=slow,
+        fast=fast,
+        size_matters=size_matters,
+        emulated=info.emulated,
+        host=ProfileHost.model_validate(host, from_attributes=True),
+        curve=curve,
+        measured=tuple(rows),
+        switch=switch,
     )
+    return profile, [*notes, *curve_notes, size_note]
 
 
 def _check(sample: RunSample, slow: str, fast: str) -> None:
@@ -203,8 +170,9 @@ def _by_stratum(sample: RunSample, metric: str, slow: str, fast: str) -> dict[St
     }
 
 
-def _interval(values: Sequence[Bounded]) -> Interval:
-    return Interval(median_of(values).value, *median_interval(values))
+def _interval(values: Iterable[Bounded]) -> Interval:
+    values = list(values)
+    return median_of(values).value, *median_interval(values)
 
 
 def _boost(slow: Bounded, fast: Bounded) -> Bounded:
@@ -214,20 +182,19 @@ def _boost(slow: Bounded, fast: Bounded) -> Bounded:
     return Bounded(min(max(1 - fast.value / slow.value, low), high), low, high)
 
 
-def _row(stratum: Stratum, pairs: Pairs, tails: Pairs) -> GainRow:
-    boost_p99 = (
-        _interval([_boost(a, b) for a, b in tails.values()])
-        if tails
-        else Interval(math.nan, -math.inf, math.inf)
-    )
-    return GainRow(
-        frequency_pps=stratum[0],
+def _row(stratum: Stratum, pairs: Pairs, tails: Pairs) -> MeasuredRow:
+    boost, low, high = _interval(_boost(a, b) for a, b in pairs.values())
+    tail = median_of([_boost(a, b) for a, b in tails.values()]).value if tails else math.nan
+    return MeasuredRow(
+        round_trips_pps=stratum[0],
         size_bytes=stratum[1],
         blocks=len(pairs),
-        slow_ns=_interval([a for a, _ in pairs.values()]),
-        fast_ns=_interval([b for _, b in pairs.values()]),
-        boost=_interval([_boost(a, b) for a, b in pairs.values()]),
-        boost_p99=boost_p99,
+        slow_us=median_of([a for a, _ in pairs.values()]).value / 1e3,
+        fast_us=median_of([b for _, b in pairs.values()]).value / 1e3,
+        boost_percent=100 * boost,
+        boost_low_percent=_closed(100 * low),
+        boost_high_percent=_closed(100 * high),
+        boost_p99_percent=_closed(100 * tail),
     )
 
 
@@ -255,25 +222,31 @@ def _curve(
         # µs a second: each round trip's saving is that of PASSES passes, of which the guest's
         # interface counts PACKETS_PER_ROUND_TRIP.
         scale = rate * PACKETS_PER_ROUND_TRIP / PASSES / 1e3
-        gains.append(_interval([_scaled(mean_of(several), scale) for several in blocks.values()]))
-    floor = np.maximum.accumulate([gain.low for gain in gains])
-    ceiling = np.minimum.accumulate([gain.high for gain in reversed(gains)])[::-1]
+        gains.append(
+            _interval(
+                mapped(mean_of(several), lambda end, by=scale: end * by)  # type: ignore[misc]
+                for several in blocks.values()
+            )
+        )
+    middles, lows, highs = zip(*gains, strict=True)
+    floor = np.maximum.accumulate(lows)
+    ceiling = np.minimum.accumulate(highs[::-1])[::-1]
     if (floor > ceiling).any():
         slower, faster = max(
             combinations(range(len(gains)), 2),
-            key=lambda pair: gains[pair[0]].low - gains[pair[1]].high,
+            key=lambda pair: lows[pair[0]] - highs[pair[1]],
         )
         raise BadInputError(
-            f"the gain falls with the packet rate: {_per_second(gains[slower].low)} or more at "
-            f"{rate_text(rates[slower])} and {_per_second(gains[faster].high)} or less at "
+            f"the gain falls with the packet rate: {_per_second(lows[slower])} or more at "
+            f"{rate_text(rates[slower])} and {_per_second(highs[faster])} or less at "
             f"{rate_text(rates[faster])}",
             where=where,
             remedy="look in the run's report for what disturbed the faster trials, and measure "
             "with rates that both planes carry",
         )
-    spreads = [max(gain.high - gain.low, 1e-9) for gain in gains]
+    spreads = [max(high - low, 1e-9) for low, high in zip(lows, highs, strict=True)]
     weights = [1 / spread**2 if math.isfinite(spread) else 1e-12 for spread in spreads]
-    fitted = isotonic_regression([gain.value for gain in gains], weights=weights).x
+    fitted = isotonic_regression(middles, weights=weights).x
     points, notes = [], []
     for rate, fit, low, high in zip(rates, fitted, floor, ceiling, strict=True):
         pps = PACKETS_PER_ROUND_TRIP * rate
@@ -282,10 +255,6 @@ def _curve(
         ends = {"low_us": _closed(float(low) / pps), "high_us": _closed(float(high) / pps)}
         points.append(CurvePoint(pps=pps, saved_us=max(float(fit), 0.0) / pps, **ends))
     return tuple(points), notes
-
-
-def _scaled(value: Bounded, scale: float) -> Bounded:
-    return mapped(value, lambda end: end * scale)
 
 
 def _per_second(us: float) -> str:
@@ -310,63 +279,16 @@ def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, 
             ratios.append(exact(fmean(b.value for _, b in pairs) / saved_small))
     if len(ratios) < FEWEST_BLOCKS:
         return "not known", "too few blocks tell whether the frame size matters"
-    interval = _interval(ratios)
+    ratio, low, high = _interval(ratios)
     words = (
-        f"frames of {large} bytes save {percent_text(interval.value)} of what frames of {small} "
-        f"bytes save ({percent_text(interval.low)} to {percent_text(interval.high)})"
+        f"frames of {large} bytes save {percent_text(ratio)} of what frames of {small} bytes save "
+        f"({percent_text(low)} to {percent_text(high)})"
     )
-    if interval.low > 1 - SIZE_MARGIN and interval.high < 1 + SIZE_MARGIN:
+    if low > 1 - SIZE_MARGIN and high < 1 + SIZE_MARGIN:
         return "no", f"the frame size does not matter, as publication F assumes: {words}"
-    if interval.low > 1 or interval.high < 1:
+    if low > 1 or high < 1:
         return "yes", f"the frame size matters, contrary to publication F: {words}"
     return "not known", f"whether the frame size matters is not known: {words}"
-
-
-def _cpu(sample: RunSample, slow: str, fast: str) -> tuple[CpuRow, ...]:
-    values: dict[tuple[int, str], list[Bounded]] = defaultdict(list)
-    for observation in observe([sample], "cpu_per_packet").observations:
-        values[int(observation.cell.get("size_bytes", 0)), str(observation.cell["plane"])].append(
-            observation.bounded
-        )
-    sizes = sorted({size for size, _ in values})
-    return tuple(
-        CpuRow(size, _interval(values[size, slow]), _interval(values[size, fast]))
-        for size in sizes
-        if (size, slow) in values and (size, fast) in values
-    )
-
-
-def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> GainProfile:
-    """The gain with the host of the run's sender, whose fingerprint it carries."""
-    hosts = info.hosts
-    host = hosts.get("sender") or hosts.get("shared") or next(iter(hosts.values()))
-    return GainProfile(
-        format=2,
-        kind="gain",
-        planewise=info.planewise,
-        run=info.run,
-        slow=gain.slow,
-        fast=gain.fast,
-        size_matters=gain.size_matters,
-        emulated=info.emulated,
-        host=ProfileHost.model_validate(host, from_attributes=True),
-        curve=gain.curve,
-        measured=tuple(
-            MeasuredRow(
-                round_trips_pps=row.frequency_pps,
-                size_bytes=row.size_bytes,
-                blocks=row.blocks,
-                slow_us=row.slow_ns.value / 1e3,
-                fast_us=row.fast_ns.value / 1e3,
-                boost_percent=100 * row.boost.value,
-                boost_low_percent=_closed(100 * row.boost.low),
-                boost_high_percent=_closed(100 * row.boost.high),
-                boost_p99_percent=_closed(100 * row.boost_p99.value),
-            )
-            for row in gain.rows
-        ),
-        switch=switch,
-    )
 
 
 def _closed(value: float) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +12,7 @@ from planewise.commands.options import JsonOption, ProfileOutOption
 from planewise.errors import BadInputError, first_fault
 
 if TYPE_CHECKING:
-    from planewise.advise.gain import Gain, Interval
-    from planewise.advise.gain_profile import SwitchPrice
+    from planewise.advise.gain_profile import GainProfile, SwitchPrice
 
 
 def boost(
@@ -44,7 +42,7 @@ def boost(
     `planewised` reads the profile (gain_profile in its configuration): its policy `benefit` then
     ranks guests by what was measured.
     """
-    from planewise.advise.gain import gain_of, profile_of
+    from planewise.advise.gain import gain_of
     from planewise.advise.toml_text import toml_text
     from planewise.judge.statistics import RunSample
     from planewise.store.files import write_file
@@ -52,15 +50,19 @@ def boost(
     from planewise.units import time_text
 
     reader = RunReader(measured)
-    gain = gain_of(RunSample(str(measured), reader.info, reader.trials()), slow, fast)
     switch = None if moves is None else _switch(moves)
-    profile = profile_of(gain, reader.info, switch)
+    sample = RunSample(str(measured), reader.info, reader.trials())
+    profile, notes = gain_of(sample, slow, fast, switch)
     if out is not None:
         write_file(out, toml_text(profile).encode())
     if json_:
-        console.print_json({**profile.model_dump(), "notes": gain.notes})
+        console.print_json({**profile.model_dump(), "notes": notes})
         return
-    _print(gain, reader.info.emulated)
+    _print(profile)
+    for note in notes:
+        print(f"{note[:1].upper()}{note[1:]}.")
+    if emulated := profile.emulated:
+        print(f"Emulated: {emulated}. Such a profile ranks guests; its times are not a server's.")
     if switch is not None:
         print(
             f"A switch: {time_text(switch.plug_s * 1e9)} to plug (mean of {switch.gives}), "
@@ -101,7 +103,7 @@ def _switch(path: Path) -> SwitchPrice:
     return switch_price(took_s["give"], took_s["take"])
 
 
-def _print(gain: Gain, emulated: str) -> None:
+def _print(gain: GainProfile) -> None:
     from planewise.units import rate_text, time_text
 
     titles = ("round trips", "frame", "blocks", gain.slow, gain.fast, "boost", "boost of p99")
@@ -110,15 +112,16 @@ def _print(gain: Gain, emulated: str) -> None:
         titles,
         [
             (
-                rate_text(row.frequency_pps),
+                rate_text(row.round_trips_pps),
                 f"{row.size_bytes} B",
                 str(row.blocks),
-                time_text(row.slow_ns.value),
-                time_text(row.fast_ns.value),
-                _share(row.boost),
-                _share(row.boost_p99),
+                time_text(row.slow_us * 1e3),
+                time_text(row.fast_us * 1e3),
+                f"{row.boost_percent:.0f} % ({_end(row.boost_low_percent)} to "
+                f"{_end(row.boost_high_percent)})",
+                "not known" if row.boost_p99_percent is None else f"{row.boost_p99_percent:.0f} %",
             )
-            for row in gain.rows
+            for row in gain.measured
         ],
         right=titles,
     )
@@ -131,23 +134,8 @@ def _print(gain: Gain, emulated: str) -> None:
         rows.append((rate_text(point.pps), time_text(point.saved_us * 1e3), " to ".join(ends)))
     of_curve = ("guest's packets", "saved", "95 % interval")
     console.print_rows(of_curve, rows, right=of_curve)
-    for cpu in gain.cpu:
-        print(
-            f"CPU of the kernel a packet of {cpu.size_bytes} bytes: "
-            f"{time_text(cpu.slow_ns.value)} on {gain.slow}, "
-            f"{time_text(cpu.fast_ns.value)} on {gain.fast}"
-        )
-    for note in gain.notes:
-        print(f"{note[:1].upper()}{note[1:]}.")
-    if emulated:
-        print(f"Emulated: {emulated}. Such a profile ranks guests; its times are not a server's.")
 
 
-def _share(interval: Interval) -> str:
-    """As `41 % (25 to 65)`, in whole per cent: the table fits 80 columns."""
-    if math.isnan(interval.value):
-        return "not known"
-    low, high = (
-        "open" if math.isinf(end) else f"{100 * end:.0f}" for end in (interval.low, interval.high)
-    )
-    return f"{100 * interval.value:.0f} % ({low} to {high})"
+def _end(percent: float | None) -> str:
+    """In whole per cent: the table fits 80 columns."""
+    return "open" if percent is None else f"{percent:.0f}"
