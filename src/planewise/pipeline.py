@@ -27,6 +27,7 @@ from planewise.measure.runs.pause import Pauses
 from planewise.measure.runs.pilots import find_ranges
 from planewise.measure.runs.stations import Stations
 from planewise.measure.runs.sut import Built
+from planewise.measure.station import OnSample
 from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation
@@ -195,13 +196,13 @@ def start(
     progress: Progress,
     remote: RemoteHosts | None = None,
     *,
-    watched: bool = False,
+    on_sample: OnSample | None = None,
     quick: Quick | None = None,
 ) -> FinishedRun:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
-    `host` is this machine's fingerprint. A `watched` run writes the guests' rates each second
-    (kpis.jsonl). `quick` fits the design to its deadline.
+    `host` is this machine's fingerprint. With `on_sample`, the guests' rates are read each second,
+    written (kpis.jsonl) and passed to it. `quick` fits the design to its deadline.
     """
     check_free(out)
     with Stations(design, None if remote is None else remote.pair) as stations:
@@ -225,7 +226,7 @@ def start(
                 writer,
                 progress,
                 watch,
-                watched,
+                on_sample,
                 budget_s,
                 pace=ranges.pace,
                 fill=quick is not None,
@@ -265,13 +266,13 @@ def resume(
     progress: Progress,
     remote: RemoteHosts | None = None,
     *,
-    watched: bool = False,
+    on_sample: OnSample | None = None,
     blocks: int = 0,
 ) -> FinishedRun:
     """Continues the run in `out`: measures the trials that are missing or failed.
 
     With `blocks`, a finished run gets so many more. `host` is this machine's fingerprint now,
-    `watched` as in `start`.
+    `on_sample` as in `start`.
     """
     info = RunReader(out).info
     if blocks:
@@ -301,7 +302,7 @@ def resume(
             writer.finish(writer.info.model_copy(update=update))
             watch = _watch(remote)
             budget_s = None if info.ends else design.budget_s  # it was for the blocks as planned
-            return _measure(schedule, stations, writer, progress, watch, watched, budget_s)
+            return _measure(schedule, stations, writer, progress, watch, on_sample, budget_s)
 
 
 def extended(run: RunReader, blocks: int) -> RunInfo:
@@ -385,7 +386,7 @@ def _measure(
     writer: RunWriter,
     progress: Progress,
     watch: LocalWatch | None,
-    watched: bool,
+    on_sample: OnSample | None,
     budget_s: float | None,
     *,
     pace: float = 1.0,
@@ -394,7 +395,10 @@ def _measure(
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     with ExitStack() as beside:
         pauses = beside.enter_context(Pauses())
-        meter = beside.enter_context(Meter(writer.sample, progress.note)) if watched else None
+        meter = None
+        if on_sample is not None:
+            writer.on_sample = on_sample
+            meter = beside.enter_context(Meter(writer.sample, progress.note))
         outcome = run(
             schedule,
             stations,

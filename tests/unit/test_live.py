@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -23,7 +22,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.live.follow import Follower, Tail
 from planewise.live.server import LiveServer, listen
 from planewise.live.state import KEPT, LiveState
 from planewise.live.terminal import line, render
@@ -204,33 +202,6 @@ def test_a_host_that_cannot_be_read_is_said_once(monkeypatch: pytest.MonkeyPatch
             assert tried.acquire(timeout=SOON_S)
     assert len(said) == 1
     assert "the host is gone" in said[0]
-
-
-# --- following ----------------------------------------------------------------------------------
-
-
-def test_a_file_that_grows_is_followed_from_now_on_line_by_whole_line(tmp_path: Path) -> None:
-    file = tmp_path / "kpis.jsonl"
-    file.write_text(kpi(0).model_dump_json() + "\n")
-    tail = Tail(file)
-    assert tail.samples() == []
-    whole = kpi(1).model_dump_json() + "\n"
-    with file.open("a") as handle:
-        handle.write(whole[:40])
-        handle.flush()
-        assert tail.samples() == []
-        handle.write(whole[40:] + "torn {\n" + kpi(2).model_dump_json() + "\n")
-        handle.flush()
-    assert tail.samples() == [kpi(1), kpi(2)]
-    assert Tail(tmp_path / "not-yet.jsonl").samples() == []
-
-
-def test_what_was_written_last_is_told_before_the_follower_ends(tmp_path: Path) -> None:
-    file = tmp_path / "kpis.jsonl"
-    told: list[KpiSample] = []
-    with Follower(file, told.append):
-        file.write_text(kpi(1).model_dump_json() + "\n")
-    assert told == [kpi(1)]
 
 
 # --- keeping ------------------------------------------------------------------------------------

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from planewise.commands.console import Verbosity, err
 from planewise.commands.progress import ProgressLine
 from planewise.errors import PlanewiseError
-from planewise.live.follow import Follower
 from planewise.live.server import LiveServer
 from planewise.live.state import LiveState
-from planewise.store.rundir import KPIS_FILE
 
 if TYPE_CHECKING:
     import socket
@@ -31,15 +28,14 @@ class LiveView:
     seconds. The page is served until the end.
     """
 
-    def __init__(
-        self, verbosity: Verbosity, title: str, run: Path, listening: socket.socket
-    ) -> None:
+    def __init__(self, verbosity: Verbosity, title: str, listening: socket.socket) -> None:
         self._state = LiveState(title)
+        self.sample = self._state.add
+        """Receives a sample each second."""
         self._quiet = verbosity.quiet
         self._console = err()
         self._plain = ProgressLine(verbosity)
         self._on_terminal = sys.stderr.isatty() and not verbosity.quiet
-        self._file = run / KPIS_FILE
         self._listening = listening
         self._server: LiveServer | None = None
         self._open = ExitStack()
@@ -81,7 +77,6 @@ class LiveView:
     def __enter__(self) -> Self:
         self._server = LiveServer(self._state, self._listening)
         self._open.callback(self._server.close)
-        self._open.enter_context(Follower(self._file, self._state.add))
         if self._on_terminal:
             from rich.live import Live
 

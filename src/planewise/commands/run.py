@@ -111,20 +111,20 @@ def run(
     if design is not None and not dry_run:
         check_free(out)  # before a lab is brought up for nothing
     title = design.title if design is not None else ""
-    shown = (
-        ProgressLine(verbosity)
-        if listening is None
-        else LiveView(verbosity, title or f"Run {out}", out, listening)
-    )
+    shown: ProgressLine | LiveView = ProgressLine(verbosity)
+    on_sample = None
+    if listening is not None:
+        shown = LiveView(verbosity, title or f"Run {out}", listening)
+        on_sample = shown.sample
     with shown as progress, targets.opened(other_hosts, progress) as remote:
         if design is not None and dry_run:
             schedule = pipeline.dry_run(design, remote)
         elif design is not None:
-            finished = pipeline.start(design, out, host, progress, remote, watched=live)
+            finished = pipeline.start(design, out, host, progress, remote, on_sample=on_sample)
         else:
             assert resume is not None
             finished = pipeline.resume(
-                resume, host, progress, remote, watched=live, blocks=blocks or 0
+                resume, host, progress, remote, on_sample=on_sample, blocks=blocks or 0
             )
         if isinstance(progress, LiveView) and not dry_run:
             progress.set_outcome(finished.outcome.info.status)

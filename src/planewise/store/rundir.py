@@ -18,7 +18,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -164,6 +164,7 @@ class RunWriter:
         """Use `create` or `resume`."""
         self.path = path
         self.info = info
+        self.on_sample: Callable[[KpiSample], None] = lambda _: None
         self.next_order = 0
         """`order` of the next trial."""
         self._lock = _lock(path)
@@ -237,11 +238,12 @@ class RunWriter:
                 raise
 
     def sample(self, kpi: KpiSample) -> None:
-        """Appends a second of a running trial for live views, without fsync."""
+        """Appends a second of a running trial, without fsync, and shows it to live views."""
         with _disk_errors(self.path):
             line = kpi.model_dump_json().encode() + b"\n"
             with (self.path / KPIS_FILE).open("ab") as handle:
                 handle.write(line)
+        self.on_sample(kpi)
 
     def finish(self, info: RunInfo) -> None:
         """Replaces run.json by `info` (status, end time)."""
