@@ -403,57 +403,48 @@ class Simulation:
         return min(length, sent)
 
 
-KINDS: dict[str, tuple[LossCurve, Wavering, float, str]] = {
-    "ideal": (IdealCurve(), Wavering(), 1, "no loss up to saturation, constant throughput beyond"),
-    "realistic": (
-        RealisticCurve(),
-        Wavering(),
-        1,
-        "a little loss early, growing smoothly to 1 % at saturation",
-    ),
-    "trashing": (
-        TrashingCurve(),
-        Wavering(),
-        1,
-        "throughput falls once the load exceeds 1.5 times saturation",
-    ),
-    "gradual": (
-        GradualCurve(),
-        Wavering(),
-        1,
-        "loses early and still gains throughput: PDR says little about it",
-    ),
-    "non-monotone": (
-        NonMonotoneCurve(),
-        Wavering(),
-        1,
-        "2 % loss around half of the capacity, none just above",
-    ),
-    "bursty": (
-        RealisticCurve(early_loss=1e-6),
-        Wavering(),
-        200,
-        "realistic, with losses in clumps of 200 packets",
-    ),
-    "drifting": (
-        IdealCurve(),
-        Wavering(drift_per_s=-0.001),
-        1,
-        "capacity falls by 0.1 % with every second of traffic",
-    ),
-    "autocorrelated": (
-        IdealCurve(),
-        Wavering(sd=0.02, correlation=0.8),
-        1,
-        "capacity wavers by 2 %, and a slow trial is followed by slow trials",
-    ),
-    "spikes": (
-        IdealCurve(),
-        Wavering(spike_probability=0.1, spike_depth=0.2),
-        1,
-        "one trial in ten finds a fifth of the capacity gone",
-    ),
-}
+KINDS = {
+    system.name: system
+    for system in (
+        SyntheticSut(
+            "ideal", 1e6, IdealCurve(),
+            summary="no loss up to saturation, constant throughput beyond",
+        ),
+        SyntheticSut(
+            "realistic", 1e6, RealisticCurve(),
+            summary="a little loss early, growing smoothly to 1 % at saturation",
+        ),
+        SyntheticSut(
+            "trashing", 1e6, TrashingCurve(),
+            summary="throughput falls once the load exceeds 1.5 times saturation",
+        ),
+        SyntheticSut(
+            "gradual", 1e6, GradualCurve(),
+            summary="loses early and still gains throughput: PDR says little about it",
+        ),
+        SyntheticSut(
+            "non-monotone", 1e6, NonMonotoneCurve(),
+            summary="2 % loss around half of the capacity, none just above",
+        ),
+        SyntheticSut(
+            "bursty", 1e6, RealisticCurve(early_loss=1e-6), mean_burst_packets=200,
+            summary="realistic, with losses in clumps of 200 packets",
+        ),
+        SyntheticSut(
+            "drifting", 1e6, IdealCurve(), Wavering(drift_per_s=-0.001),
+            summary="capacity falls by 0.1 % with every second of traffic",
+        ),
+        SyntheticSut(
+            "autocorrelated", 1e6, IdealCurve(), Wavering(sd=0.02, correlation=0.8),
+            summary="capacity wavers by 2 %, and a slow trial is followed by slow trials",
+        ),
+        SyntheticSut(
+            "spikes", 1e6, IdealCurve(), Wavering(spike_probability=0.1, spike_depth=0.2),
+            summary="one trial in ten finds a fifth of the capacity gone",
+        ),
+    )
+}  # fmt: skip
+"""Each class at 1 Mpps, without noise."""
 
 NOISE_LEVELS = (0.0, 0.01, 0.03)
 """Per-trial standard deviations of the capacity for which the catalogue has variants."""
@@ -462,13 +453,15 @@ NOISE_LEVELS = (0.0, 0.01, 0.03)
 def variant(kind: str, noise_sd: float) -> SyntheticSut:
     """A class at 1 Mpps, with white noise of the capacity added: its standard deviation between
     trials, relative. Of a class that wavers by itself (autocorrelated) the larger of both holds."""
-    curve, wavering, burst, summary = KINDS[kind]
-    name, noisy = kind, ""
-    if noise_sd > 0:
-        name = f"{kind}-{noise_sd:.0%}".replace("%", "pct")
-        noisy = f"; capacity noise {percent_text(round(noise_sd, 2))}"
-    wavering = replace(wavering, sd=max(noise_sd, wavering.sd))
-    return SyntheticSut(name, 1e6, curve, wavering, burst, summary + noisy)
+    system = KINDS[kind]
+    if noise_sd <= 0:
+        return system
+    return replace(
+        system,
+        name=f"{kind}-{noise_sd:.0%}".replace("%", "pct"),
+        wavering=replace(system.wavering, sd=max(noise_sd, system.wavering.sd)),
+        summary=f"{system.summary}; capacity noise {percent_text(round(noise_sd, 2))}",
+    )
 
 
 @lru_cache(maxsize=1)

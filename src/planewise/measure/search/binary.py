@@ -27,48 +27,23 @@ class BinarySearch:
         results: list[GoalResult] = []
         stopped: StopReason = "precise"
         for goal in goals:
-            low, high = session.min_load_pps, session.max_load_pps
-            low_known = high_known = False
             try:
-                while stopped == "precise":
-                    if not high_known:
-                        load = high = session.max_load_pps
-                    elif math.log(high / low) <= _WIDTH:
-                        if low_known or low > session.min_load_pps:
-                            break
-                        load = low
-                    else:
-                        load = math.sqrt(low * high)
-                    good = (
-                        session.measure(load, self.final_duration_s).loss_ratio <= goal.loss_ratio
-                    )
-                    if load == high and not high_known:
-                        high_known = True
-                        if good:
-                            low, low_known = high, True
-                            break
-                    elif load == low:
-                        low_known = good
-                        break
-                    elif good:
-                        low, low_known = load, True
-                    else:
-                        high = load
+                results.append(self._result(session, goal))
             except BudgetSpentError:
-                stopped = "budget"
-            results.append(_result(goal, low, high, low_known, stopped))
+                stopped, note = "budget", "the budget was spent"
+                results.append(GoalResult(goal, "undecided", None, interval="bracket", note=note))
         return tuple(results), stopped
 
+    def _result(self, session: SearchSession, goal: Goal) -> GoalResult:
+        def meets(load: float) -> bool:
+            return session.measure(load, self.final_duration_s).loss_ratio <= goal.loss_ratio
 
-def _result(
-    goal: Goal, low: float, high: float, low_known: bool, stopped: StopReason
-) -> GoalResult:
-    if stopped == "budget":
-        return GoalResult(
-            goal, "undecided", None, low, high, interval="bracket", note="the budget was spent"
-        )
-    if not low_known:
-        return GoalResult(goal, "below-range", None, None, high, interval="bracket")
-    if low >= high:
-        return GoalResult(goal, "above-range", low, low, None, interval="bracket")
-    return GoalResult(goal, "found", math.sqrt(low * high), low, high, interval="bracket")
+        low, high = session.min_load_pps, session.max_load_pps
+        if meets(high):
+            return GoalResult(goal, "above-range", high, high, None, interval="bracket")
+        while math.log(high / low) > _WIDTH:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if meets(middle) else (low, middle)
+        if low == session.min_load_pps and not meets(low):
+            return GoalResult(goal, "below-range", None, None, high, interval="bracket")
+        return GoalResult(goal, "found", math.sqrt(low * high), low, high, interval="bracket")
