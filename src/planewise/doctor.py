@@ -20,7 +20,7 @@ from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
 from planewise.testbed.hosts.host import Host
 from planewise.testbed.hosts.privilege import capable
 from planewise.testbed.hosts.scratch import scratch
-from planewise.testbed.hosts.state import generator_of, offloads_of, stamps_of
+from planewise.testbed.hosts.state import generator_of, offloads_of
 from planewise.testbed.hosts.steering import may_steer
 from planewise.units import percent_text
 
@@ -472,7 +472,6 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
         if local:
             nic["offloads"] = offloads_of(path.name)
             nic["generator"] = generator_of(path.name, nic["driver"])
-            nic["stamps"] = stamps_of(path.name)
         yield nic
 
 

@@ -1,4 +1,4 @@
-"""What a NIC claims of time stamps, from ethtool's answer."""
+"""Stamps of one packet at several points: joined, late ones told, and parts of the RTT."""
 
 from __future__ import annotations
 
@@ -8,41 +8,6 @@ import polars as pl
 import pytest
 
 from planewise.measure.trials.stamps import join_stamps, late_stamps, parts_ns, read_packets
-from planewise.testbed.hosts.state import claims, stamps_of
-
-SOFTWARE = "\tsoftware-transmit\n\tsoftware-receive\n\tsoftware-system-clock\n"
-HARDWARE = "\thardware-transmit\n\thardware-receive\n\thardware-raw-clock\n"
-
-
-def printed(stamping: str, clock: str, sending: str, filters: str) -> str:
-    return (
-        f"Time stamping parameters for eth0:\nCapabilities:\n{stamping}"
-        f"PTP Hardware Clock: {clock}\n"
-        f"Hardware Transmit Timestamp Modes:{sending}\n"
-        f"Hardware Receive Filter Modes:{filters}\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("stamping", "clock", "sending", "filters", "said"),
-    [
-        (SOFTWARE, "none", " none", " none", "none by the NIC"),
-        (SOFTWARE + HARDWARE, "0", "\n\toff\n\ton", "\n\tnone\n\tall",
-         "sent packets and received packets (all)"),
-        (HARDWARE, "2", "\n\toff\n\ton", "\n\tnone\n\tptpv1-l4-event",
-         "received packets (PTP's alone), by /dev/ptp2"),
-        # A driver that has the calls but switches nothing on.
-        (HARDWARE, "1", "\n\toff", "\n\tnone", "none by the NIC"),
-    ],
-)  # fmt: skip
-def test_a_nics_claim_is_told_in_words(
-    stamping: str, clock: str, sending: str, filters: str, said: str
-) -> None:
-    assert said in claims(printed(stamping, clock, sending, filters))
-
-
-def test_an_interface_that_cannot_be_asked_is_unknown_and_not_without_stamps() -> None:
-    assert stamps_of("pw-not-there") == "unknown"
 
 
 @pytest.mark.parametrize(

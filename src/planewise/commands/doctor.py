@@ -207,5 +207,4 @@ def _facts(host: Fingerprint) -> list[tuple[str, str]]:
         ("frequency governor", host.governor),
         ("NICs", nics or "none"),
         *((f"generator by {nic['name']}", nic.get("generator", "")) for nic in host.nics),
-        *((f"time stamps by {nic['name']}", nic.get("stamps", "")) for nic in host.nics),
     ]

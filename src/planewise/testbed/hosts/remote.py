@@ -26,7 +26,12 @@ connection."""
 _LOGIN_S = 2 * CONNECT_TIMEOUT_S
 _POLL_S = 0.01
 
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none")
+# Before those of the user's configuration; ControlMaster=no, as a command must not become the
+# connection of others when ours is lost.
+_OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"),
+    *("-o", "RemoteCommand=none", "-o", "ControlMaster=no"),
+)
 
 
 def check_ssh(text: str) -> None:

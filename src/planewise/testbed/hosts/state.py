@@ -61,20 +61,14 @@ def process_ticks(stat: str) -> int:
 
 def offloads_of(interface: str) -> str:
     """An interface's enabled offloads, by ethtool; `unknown` where it cannot be asked."""
-    if (text := _ethtool("-k", interface)) is None:
+    words = ["ethtool", "-k", interface]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
-    enabled = re.findall(r"^\t?([\w-]+): on", text, re.M)
+    enabled = re.findall(r"^\t?([\w-]+): on", done.stdout, re.M)
     kinds = ("checksum", "segmentation", "receive-offload", "gro", "receive-hashing")
     return " ".join(sorted(name for name in enabled if any(kind in name for kind in kinds)))
-
-
-def _ethtool(option: str, interface: str) -> str | None:
-    """What ethtool prints; None where it cannot be asked."""
-    words = ["ethtool", option, interface]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def generator_of(interface: str, driver: str) -> str:
@@ -188,28 +182,3 @@ class LocalWatch:
             return path.read_text().strip()
         except OSError:
             return ""
-
-
-def claims(text: str) -> str:
-    """What `ethtool -T` prints, in words, with the stamps that Planewise uses. Pure."""
-    modes = text.partition("Hardware Transmit Timestamp Modes")[2]
-    sending, _, filters = modes.partition("Hardware Receive Filter Modes")
-    sent = "hardware-transmit" in text and re.search(r"\bon\b", sending) is not None
-    # A driver may have the calls and switch nothing on.
-    received = "hardware-receive" in text and re.search(r"\b(all|ptp\S*|some)\b", filters)
-    if not (sent or received):
-        return "none by the NIC; the kernel's are used"
-    packets = "all" if re.search(r"\ball\b", filters) else "PTP's alone"
-    number = re.search(r"PTP Hardware Clock: (\d+)", text)
-    clock = f"/dev/ptp{number[1]}" if number else "no PTP clock"
-    received_words = f"received packets ({packets})" if received else "no received packets"
-    return (
-        f"the NIC says {'sent packets and ' if sent else ''}{received_words}, by {clock}; "
-        "Planewise uses the kernel's"
-    )
-
-
-def stamps_of(interface: str) -> str:
-    """The claims of an interface of this machine, in words; `unknown` without an answer."""
-    text = _ethtool("-T", interface)
-    return "unknown" if text is None else claims(text)

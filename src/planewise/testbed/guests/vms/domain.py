@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-from xml.etree import ElementTree
+from xml.sax.saxutils import escape, quoteattr
 
 from planewise.errors import BadInputError
 from planewise.testbed.guests.vms.image import AGENT_PORT
@@ -117,112 +117,93 @@ def domain_xml(
     """
     kvm, image = platform.accelerator.name == "kvm", platform.image
     cpus = options.main_cpus if guest.role == "main" else options.background_cpus
-    domain = ElementTree.Element("domain", type="kvm" if kvm else "qemu")
-    _add(domain, "name", guest.netns)
-    _add(domain, "memory", str(options.memory_mib or image.memory_mib), unit="MiB")
-    if options.managed:
-        _add(_add(domain, "metadata"), f"{{{_MARK}}}managed")
-    if options.shared_memory:
-        backing = _add(domain, "memoryBacking")
-        _add(backing, "source", type="memfd")
-        _add(backing, "access", mode="shared")
-    vcpu = _add(domain, "vcpu", str(options.vcpus))
-    if cpus:
-        vcpu.set("cpuset", ",".join(str(cpu) for cpu in cpus))
-    system = _add(domain, "os")
-    _add(system, "type", "hvm", arch="x86_64", machine="q35" if options.managed else "pc")
-    _add(system, "kernel", str(image.kernel))
-    _add(system, "initrd", str(image.initrd))
+    cpuset = f" cpuset='{','.join(map(str, cpus))}'" if cpus else ""
     line = image.command_line(cpus=options.vcpus, network=tuple(network))
-    _add(system, "cmdline", line)
-    features = _add(domain, "features")
-    _add(features, "acpi")
-    if not kvm:
-        _add(_add(features, "tcg"), "tb-cache", str(TRANSLATED_MIB), unit="MiB")
-    _add(domain, "cpu", mode="host-passthrough" if kvm else "maximum")
+    mark = f"<metadata><pw:managed xmlns:pw='{_MARK}'/></metadata>" if options.managed else ""
+    slots = "".join(
+        f"<controller type='pci' index='{index}' model='pcie-root-port'/>"
+        for index in range(1, 1 + _SLOTS)
+        if options.managed
+    )
     # QEMU's HPET goes on at 250 Hz after the guest's kernel has left it: 2 % of a CPU for nothing.
-    _add(_add(domain, "clock", offset="utc"), "timer", name="hpet", present="no")
-    for event in ("on_poweroff", "on_reboot", "on_crash"):
-        _add(domain, event, "destroy")
-    devices = _add(domain, "devices")
-    _add(devices, "emulator", platform.qemu)
-    if options.managed:
-        for index in range(1, 1 + _SLOTS):
-            _add(devices, "controller", type="pci", index=str(index), model="pcie-root-port")
-    if nic is not None:
-        _add_device(devices, nic)
-    serial = _add(devices, "serial", type="file")
-    _add(serial, "source", path=console)
-    _add(serial, "target", type="isa-serial", port="0")
-    # 31 ports, the default, are 62 queues, each with a file that QEMU polls whenever it wakes.
-    _add(devices, "controller", type="virtio-serial", ports="2")
-    channel = _add(devices, "channel", type="unix")
-    _add(channel, "target", type="virtio", name=AGENT_PORT)
-    _add(devices, "controller", type="usb", model="none")
-    _add(devices, "memballoon", model="none")
-    # QEMU has a restored guest announce itself for a second: a kernel that sets its NIC down
-    # meanwhile deadlocks with that (virtnet_close, Linux 6.12).
-    arguments = _add(domain, f"{{{_QEMU}}}commandline")
-    for word in ("-global", "virtio-net-device.guest_announce=off"):
-        _add(arguments, f"{{{_QEMU}}}arg", value=word)
-    ElementTree.indent(domain)
-    return ElementTree.tostring(domain, encoding="unicode")
+    # 31 virtio-serial ports, the default, are 62 queues, each with a file that QEMU polls whenever
+    # it wakes. QEMU has a restored guest announce itself for a second: a kernel that sets its NIC
+    # down meanwhile deadlocks with that (virtnet_close, Linux 6.12).
+    return f"""\
+<domain type='{"kvm" if kvm else "qemu"}' xmlns:qemu='{_QEMU}'>
+  <name>{guest.netns}</name>
+  <memory unit='MiB'>{options.memory_mib or image.memory_mib}</memory>
+  {mark}{_SHARED if options.shared_memory else ""}
+  <vcpu{cpuset}>{options.vcpus}</vcpu>
+  <os>
+    <type arch='x86_64' machine='{"q35" if options.managed else "pc"}'>hvm</type>
+    <kernel>{escape(str(image.kernel))}</kernel>
+    <initrd>{escape(str(image.initrd))}</initrd>
+    <cmdline>{escape(line)}</cmdline>
+  </os>
+  <features><acpi/>{"" if kvm else _TRANSLATED}</features>
+  <cpu mode='{"host-passthrough" if kvm else "maximum"}'/>
+  <clock offset='utc'><timer name='hpet' present='no'/></clock>
+  <on_poweroff>destroy</on_poweroff>
+  <on_reboot>destroy</on_reboot>
+  <on_crash>destroy</on_crash>
+  <devices>
+    <emulator>{escape(platform.qemu)}</emulator>
+    {slots}{"" if nic is None else nic_xml(nic)}
+    <serial type='file'>
+      <source path={quoteattr(console)}/><target type='isa-serial' port='0'/>
+    </serial>
+    <controller type='virtio-serial' ports='2'/>
+    <channel type='unix'><target type='virtio' name='{AGENT_PORT}'/></channel>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
+  </devices>
+  <qemu:commandline>
+    <qemu:arg value='-global'/><qemu:arg value='virtio-net-device.guest_announce=off'/>
+  </qemu:commandline>
+</domain>
+"""
+
+
+_SHARED = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
+_TRANSLATED = f"<tcg><tb-cache unit='MiB'>{TRANSLATED_MIB}</tb-cache></tcg>"
+_NO_OFFLOADS = "csum='off' tso4='off' tso6='off' ecn='off' ufo='off'"
 
 
 def nic_xml(nic: AnyNic) -> str:
-    """libvirt's description of a NIC, to be attached to a running domain."""
-    devices = ElementTree.Element("devices")
-    _add_device(devices, nic)
-    return ElementTree.tostring(devices[0], encoding="unicode")
-
-
-def _add_device(devices: ElementTree.Element, nic: AnyNic) -> None:
-    if isinstance(nic, Nic):
-        _add_nic(devices, nic)
-        return
-    domain, bus, slot, number = re.split("[:.]", nic.address)
-    device = _add(devices, "hostdev", mode="subsystem", type="pci", managed="no")
-    _add(device, "driver", name="vfio")
-    _add(
-        _add(device, "source"),
-        "address",
-        domain=f"0x{domain}",
-        bus=f"0x{bus}",
-        slot=f"0x{slot}",
-        function=f"0x{number}",
-    )
-    _add(device, "rom", enabled="no")
-
-
-def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
-    interface = _add(devices, "interface", type="vhostuser" if nic.socket else "ethernet")
-    _add(interface, "mac", address=nic.mac)
+    """libvirt's description of a NIC."""
+    if isinstance(nic, Passthrough):
+        domain, bus, slot, number = re.split("[:.]", nic.address)
+        return f"""\
+<hostdev mode='subsystem' type='pci' managed='no'>
+  <driver name='vfio'/>
+  <source>
+    <address domain='0x{domain}' bus='0x{bus}' slot='0x{slot}' function='0x{number}'/>
+  </source>
+  <rom enabled='no'/>
+</hostdev>
+"""
+    host = f"<target dev='{nic.port}' managed='no'/>"
     if nic.socket:
-        _add(interface, "source", type="unix", path=nic.socket, mode="server")
-    else:
-        _add(interface, "target", dev=nic.port, managed="no")
-    _add(interface, "model", type=nic.model)
-    if nic.standby:
-        _add(interface, "teaming", type="persistent")
-    if nic.model == "virtio":
-        driver = _add(interface, "driver")
-        if not nic.socket:
-            driver.set("name", "vhost" if nic.vhost else "qemu")
-        if nic.queues > 1:
-            driver.set("queues", str(nic.queues))
-        if nic.ring_packets is not None:
-            driver.set("rx_queue_size", str(nic.ring_packets))
-        if not nic.offloads:
-            off = dict.fromkeys(("csum", "tso4", "tso6", "ecn", "ufo"), "off")
-            _add(driver, "host", **off, gso="off")
-            _add(driver, "guest", **off)
-    _add(interface, "rom", enabled="no")
+        host = f"<source type='unix' path={quoteattr(nic.socket)} mode='server'/>"
+    return f"""\
+<interface type='{"vhostuser" if nic.socket else "ethernet"}'>
+  <mac address='{nic.mac}'/>
+  {host}
+  <model type='{nic.model}'/>
+  {"<teaming type='persistent'/>" if nic.standby else ""}
+  {_driver_xml(nic) if nic.model == "virtio" else ""}
+  <rom enabled='no'/>
+</interface>
+"""
 
 
-def _add(
-    parent: ElementTree.Element, tag: str, text: str = "", **attributes: str
-) -> ElementTree.Element:
-    child = ElementTree.SubElement(parent, tag, attributes)
-    if text:
-        child.text = text
-    return child
+def _driver_xml(nic: Nic) -> str:
+    attributes = {
+        "name": "" if nic.socket else "vhost" if nic.vhost else "qemu",
+        "queues": nic.queues if nic.queues > 1 else "",
+        "rx_queue_size": nic.ring_packets or "",
+    }
+    words = " ".join(f"{name}='{value}'" for name, value in attributes.items() if value)
+    off = "" if nic.offloads else f"<host {_NO_OFFLOADS} gso='off'/><guest {_NO_OFFLOADS}/>"
+    return f"<driver {words}>{off}</driver>"
