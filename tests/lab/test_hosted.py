@@ -315,7 +315,7 @@ def test_a_docker_that_runs_is_left_alone_and_a_vf_moves_into_its_container_by_n
         theirs = docker.DockerClient(f"unix://{host.socket('/run/docker.sock')}", timeout=120)
         with Docker(host, "test") as ours:
             ours.run("pw-test-guest")
-            assert ours.running() == {"pw-test-guest"}
+            assert ours.ended(["pw-test-guest"]) == {}
             assert theirs.containers.list(all=True) == []
         api = theirs.api
         api.import_image_from_data(image(Path(find_probe())), repository="guest")

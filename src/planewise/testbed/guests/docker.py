@@ -57,6 +57,11 @@ _OUTSIDE = """
 mkdir -p "$1/data"
 exec unshare --pid --fork --mount --kill-child sh -c "$0" sh "$1"
 """
+_FIND = """
+for child in $(cat /proc/"$1"/task/*/children); do
+    read -r name <"/proc/$child/comm"; [ "$name" != dockerd ] || echo "$child"
+done
+"""
 _LISTENS = "pw-listens"
 
 
@@ -198,37 +203,30 @@ class Docker:
         done = self._host.run(["sh", "-c", script, "sh", *(files[0] for files in cgroups)])
         pids = done.check().stdout.split()
         if len(pids) != len(names):
-            for name in names:
-                self.check(name)
+            for error in self.ended(names).values():
+                raise error
         return tuple(
             Container(name, int(pid), self._mac(container), files)
             for name, container, pid, files in zip(names, started, pids, cgroups, strict=True)
         )
 
-    def running(self) -> frozenset[str]:
-        """Names of our containers that run."""
-        with _sentences(self._host.place):
-            listed = self.api.api.containers()
-        names = frozenset(name.lstrip("/") for container in listed for name in container["Names"])
-        ended = self._ended(sorted(names & self._started.keys()))
-        for name in ended:  # Docker is notified a moment after the end
-            with _sentences(self._host.place):
-                self.api.api.wait(self._started[name].id, timeout=API_TIMEOUT_S)
-        return names - ended
-
-    def _ended(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of `names` whose first process has ended or is a zombie, by /proc."""
-        if not names:
-            return frozenset()
+    def ended(self, names: Sequence[str]) -> dict[str, PlanewiseError]:
+        """Those of `names` whose first process has ended, with the reason."""
+        started = {name: self._started[name] for name in names if name in self._started}
+        # By /proc, as Docker is notified a moment after the end.
         script = (
             f'for pid; do state=gone; read -r _ _ state _ <"{self._proc}/$pid/stat"; '
             "echo $state; done 2>/dev/null"
         )
-        pids = (str(self._started[name].pid) for name in names)
+        pids = (str(container.pid) for container in started.values())
         states = self._host.run(["sh", "-c", script, "sh", *pids]).check().stdout.split()
-        return frozenset(
-            name for name, state in zip(names, states, strict=True) if state in ("gone", "Z", "X")
-        )
+        reasons: dict[str, PlanewiseError] = {}
+        for (name, container), state in zip(started.items(), states, strict=True):
+            if state in ("gone", "Z", "X"):
+                with suppress(PlanewiseError), _sentences(self._host.place):  # it may be removed
+                    self.api.api.wait(container.id, timeout=API_TIMEOUT_S)
+                reasons[name] = self._reason_of_end(name)
+        return reasons
 
     def _mac(self, started: _Started) -> str:
         if started.network is None:
@@ -237,32 +235,28 @@ class Docker:
             settings = self.api.api.inspect_container(started.id)["NetworkSettings"]
         return str(settings["Networks"][started.network]["MacAddress"])
 
-    def check(self, name: str) -> None:
-        """Does nothing while a container runs.
-
-        Raises:
-            PlanewiseError: it ended, or somebody removed it.
-        """
+    def _reason_of_end(self, name: str) -> PlanewiseError:
+        """Why a container has ended."""
         import docker.errors
 
+        what = f"the container {name} on {self._host.place}"
         try:
             with _sentences(self._host.place):
                 state = self.api.api.inspect_container(self._started[name].id)["State"]
         except PlanewiseError as error:
             if isinstance(error.__cause__, docker.errors.NotFound):
-                raise PlanewiseError(
-                    f"the container {name} on {self._host.place} was removed while it was needed",
+                return PlanewiseError(
+                    f"{what} was removed while it was needed",
                     remedy="leave the testbed alone while it measures",
-                ) from error
-            raise
-        if not state["Running"]:
-            reason = "the kernel killed it: out of memory" if state.get("OOMKilled") else (
-                f"exit code {state.get('ExitCode')}"
-            )  # fmt: skip
-            raise PlanewiseError(
-                f"the container {name} on {self._host.place} ended while it was needed: {reason}",
-                remedy="fewer background guests, or more memory, if it was that",
-            )
+                )
+            return error
+        reason = f"exit code {state.get('ExitCode')}"
+        if state.get("OOMKilled"):
+            reason = "the kernel killed it: out of memory"
+        return PlanewiseError(
+            f"{what} ended while it was needed: {reason}",
+            remedy="fewer background guests, or more memory, if it was that",
+        )
 
     def remove(self, name: str) -> None:
         """Ends and removes a container; a missing one is no error."""
@@ -311,35 +305,25 @@ class Docker:
                 self._host.run(["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{self._token}"])
 
     def _start(self) -> str:
-        directory = f"{self._host.directory}/docker"
+        directory, place = f"{self._host.directory}/docker", self._host.place
+        if self._host.run(["sh", "-c", "command -v dockerd"]).exit_code != 0:
+            raise UnsupportedError(
+                f"there is no Docker on {place}",
+                remedy="install it there (Debian, Ubuntu: docker.io), or use namespaces as guests",
+            )
+        inside = _INSIDE.replace("LISTENS", _LISTENS)
+        daemon = self._daemon = self._host.start(["sh", "-c", _OUTSIDE, inside, directory])
         try:
-            if self._host.run(["sh", "-c", "command -v dockerd"]).exit_code != 0:
-                raise UnsupportedError(
-                    f"there is no Docker on {self._host.place}",
-                    remedy="install it there (Debian, Ubuntu: docker.io), or use namespaces as "
-                    "guests",
-                )
-            inside = _INSIDE.replace("LISTENS", _LISTENS)
-            self._daemon = self._host.start(["sh", "-c", _OUTSIDE, inside, directory])
-            self._daemon.wait_ready(_LISTENS, START_LIMIT_S)
-        except ProcessTimeoutError as error:
-            daemon = self._daemon
-            log = "" if daemon is None else f"; its last line: {last_words(daemon.stop())}"
-            raise PlanewiseError(
-                f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s{log}",
-                remedy="is the host overloaded? start it yourself there, then try again",
+            daemon.wait_ready(_LISTENS, START_LIMIT_S)
+            # On a remote host the process has its keeper as another child.
+            children = self._host.run(["sh", "-c", _FIND, "sh", str(daemon.pid)]).check().stdout
+            self._proc = f"/proc/{children.split()[0]}/root/proc"
+        except (PlanewiseError, IndexError) as error:
+            late = f" within {START_LIMIT_S:g} s" if isinstance(error, ProcessTimeoutError) else ""
+            raise UnsupportedError(
+                f"dockerd does not start on {place}{late}: {last_words(daemon.stop())}",
+                remedy="start Docker yourself there, or use namespaces as guests",
             ) from error
-        except PlanewiseError:
-            if self._daemon is not None:
-                raise_from_log(self._daemon, self._host.place)
-            raise
-        # On a remote host the process has its keeper as another child.
-        find = 'for child in $(cat /proc/"$1"/task/*/children); do '
-        find += 'read -r name <"/proc/$child/comm"; [ "$name" != dockerd ] || echo "$child"; done'
-        children = self._host.run(["sh", "-c", find, "sh", str(self._daemon.pid)]).check().stdout
-        if not children.strip():
-            raise_from_log(self._daemon, self._host.place)
-        self._proc = f"/proc/{children.split()[0]}/root/proc"
         return f"{directory}/docker.sock"
 
     def _connect(self, path: str) -> None:
@@ -429,20 +413,6 @@ def join_command(container: Container, argv: Sequence[str]) -> list[str]:
     joins = "".join(f"echo $$ >{shlex.quote(file)} && " for file in container.cgroups)
     enter = f"exec nsenter --net=/run/netns/{shlex.quote(container.name)} --"
     return ["sh", "-c", f'{joins}{enter} "$@"', "sh", *argv]
-
-
-def raise_from_log(daemon: HostProcess, place: str) -> None:
-    """Raises the reason for which dockerd ended.
-
-    Raises:
-        UnsupportedError: it stopped unexpectedly; the message has its last log line.
-    """
-    with suppress(ProcessTimeoutError):
-        done = daemon.wait(1.0)
-        raise UnsupportedError(
-            f"dockerd does not start on {place}: {last_words(done)}",
-            remedy="start Docker yourself there, or use namespaces as guests",
-        )
 
 
 def last_words(done: FinishedProcess) -> str:

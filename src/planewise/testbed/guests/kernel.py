@@ -96,17 +96,7 @@ class Containers(Namespaces):
         super().end(placed)
 
     def lost(self, placed: Sequence[PlacedGuest]) -> list[tuple[PlacedGuest, PlanewiseError]]:
-        running = self.state.running
-        if running is None:
+        if not placed:
             return []
-        lost = []
-        for one in placed:
-            name = one.guest.netns
-            if name not in running:
-                error = PlanewiseError(f"the container {name} on {self.state.host.place} ended")
-                try:
-                    self.state.docker.check(name)
-                except PlanewiseError as reason:
-                    error = reason
-                lost.append((one, error))
-        return lost
+        reasons = self.state.docker.ended([one.guest.netns for one in placed])
+        return [(one, reasons[one.guest.netns]) for one in placed if one.guest.netns in reasons]

@@ -101,11 +101,6 @@ class MachineState:
         return self._docker
 
     @property
-    def running(self) -> frozenset[str] | None:
-        """Names of our containers that run; None where there is no Docker of ours."""
-        return None if self._docker is None else self._docker.running()
-
-    @property
     def vfs(self) -> VfPool:
         """The VFs of the NIC, set up at the first use.
 
