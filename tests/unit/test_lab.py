@@ -423,4 +423,4 @@ def test_a_wrong_host_is_refused_with_exit_code_2(state_directory: Path) -> None
         check=False,
     )
     assert done.returncode == 2
-    assert "`c` is not a host of a lab" in done.stderr
+    assert "'c' is not one of 'a', 'b'" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,10 +76,6 @@ def _write_bundle(file: Path, socket: Path | None, config: Path | None) -> None:
 
 def _print_matrix(json: bool) -> None:
     """Prints the table of what can be measured at all; nothing is built for it."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
     from planewise.measure.designs import matrix
     from planewise.testbed import planes
     from planewise.testbed.settings import SETTINGS
@@ -86,13 +84,13 @@ def _print_matrix(json: bool) -> None:
     if json:
         print_json([asdict(cell) | {"measurements": matrix.MEASUREMENTS} for cell in cells])
         return
-    table = Table("plane", *matrix.GUESTS, "needs", box=None)
+    rows = []
     for plane in dict.fromkeys(cell.plane for cell in cells):
         row = [cell for cell in cells if cell.plane == plane]
         words = (
             matrix.places(cell for cell in row if cell.guest == guest) for guest in matrix.GUESTS
         )
-        table.add_row(plane, *words, " ".join(planes.plane(plane).needs))
+        rows.append((plane, *words, " ".join(planes.plane(plane).needs)))
     console = out()
     working = sum(not cell.reason for cell in cells)
     measured = list_text(matrix.MEASUREMENTS)
@@ -101,26 +99,46 @@ def _print_matrix(json: bool) -> None:
         f"yes: {measured}, within this machine and between two hosts. Containers need Docker, "
         "virtual machines QEMU and libvirt."
     )
-    console.print(table)
+    _print_table(("plane", *matrix.GUESTS, "needs"), rows)
     console.print("Why not:")
     for reason in dict.fromkeys(cell.reason for cell in cells if cell.reason):
         console.print(f"- {reason}")
-    chains = Table("plane", *matrix.FUNCTIONS, box=None)
-    for plane, forwarders in matrix.functions().items():
-        chains.add_row(plane, *forwarders)
-    varied = Table("setting", "planes", "what it changes", box=None)
-    for name, by_plane in matrix.settings_table().items():
-        able = " ".join(plane for plane, guests in by_plane.items() if guests != "no")
-        varied.add_row(name, able, SETTINGS[name].description)
+
     console.print("Settings that a design can vary (`factors.setting`):")
-    console.print(varied)
+    settings = matrix.settings_table().items()
+    _print_table(
+        ("setting", "planes", "what it changes"),
+        [
+            (
+                name,
+                " ".join(plane for plane, guests in by_plane.items() if guests != "no"),
+                SETTINGS[name].description,
+            )
+            for name, by_plane in settings
+        ],
+    )
     console.print("What can forward in a function of a chain:")
-    console.print(chains)
+    functions = [(plane, *forwarders) for plane, forwarders in matrix.functions().items()]
+    _print_table(("plane", *matrix.FUNCTIONS), functions)
+
+
+def _print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, head: bool = True
+) -> None:
+    """Prints a table whose cells are folded where the terminal is narrow, and never cut."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=head, box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    if title:
+        out().print()
+    out().print(table)
 
 
 def _print(host: Fingerprint) -> None:
-    from rich.table import Table
-
     console = out()
     ready = [plane.plane for plane in host.planes if plane.available]
     if ready:
@@ -143,35 +161,20 @@ def _print(host: Fingerprint) -> None:
     if line := _better_settings():
         console.print(line)
 
-    console.print()
-    facts = Table(title="Host", title_justify="left", show_header=False, box=None)
-    for name, value in _facts(host):
-        facts.add_row(name, value)
-    console.print(facts)
-
-    console.print()
-    planes = Table("plane", "here", title="Planes", title_justify="left")
-    for title in ("why not", "fix"):
-        planes.add_column(title, overflow="fold")  # a command cut short helps nobody
+    _print_table(("", ""), _facts(host), "Host", head=False)
     alike: dict[tuple[str, str, str], list[str]] = {}
     for plane in host.planes:
         here = "yes" if plane.available else "no"
         alike.setdefault((here, plane.reason, plane.remedy), []).append(plane.plane)
-    for (here, reason, remedy), alike_planes in alike.items():
-        planes.add_row(", ".join(alike_planes), here, reason, remedy)
-    console.print(planes)
-
-    if host.disturbances:
-        console.print()
-        table = Table("what", "now", "why it matters", title_justify="left")
-        table.add_column("remedy", overflow="fold")
-        table.title = "What would disturb a measurement"
-        for disturbance in host.disturbances:
-            mark = "! " if disturbance.severity == "warning" else "  "
-            table.add_row(
-                mark + disturbance.name, disturbance.value, disturbance.why, disturbance.remedy
-            )
-        console.print(table)
+    planes = [(", ".join(names), *why) for why, names in alike.items()]
+    _print_table(("plane", "here", "why not", "fix"), planes, "Planes")
+    disturbances = [
+        (f"{'! ' if one.severity == 'warning' else '  '}{one.name}", one.value, one.why, one.remedy)
+        for one in host.disturbances
+    ]
+    if disturbances:
+        titles = ("what", "now", "why it matters", "remedy")
+        _print_table(titles, disturbances, "What would disturb a measurement")
 
 
 def _better_settings() -> str:

@@ -50,7 +50,8 @@ def up(
     cpus: CpusOption = 2,
     root: RootOption = Path("/"),
     boot_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up when a host takes longer to boot.")
+        float,
+        typer.Option(metavar="SECONDS", help="Give up when a host takes longer to boot."),
     ] = 120.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the QEMU command lines; start nothing.")
@@ -89,7 +90,7 @@ def up(
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.")],
-    host: Annotated[str, typer.Option(help="Host to run on: a or b.")] = "a",
+    host: Annotated[Literal["a", "b"], typer.Option(help="Host to run on.")] = "a",
     name: NameOption = "default",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Bring up a lab for this command alone.")
@@ -105,14 +106,13 @@ def run(
     """
     from planewise import lab
 
-    host_id = _host(host)
     if not fresh:
-        raise typer.Exit(_run(name, host_id, command))
+        raise typer.Exit(_run(name, host, command))
     spec = lab.LabSpec(f"fresh-{os.getpid()}", pfs, memory, cpus)
     try:
         with ProgressLine(context.obj) as progress:
             lab.up(spec, progress)
-        code = _run(spec.name, host_id, command)
+        code = _run(spec.name, host, command)
     finally:
         lab.down(spec.name)
     raise typer.Exit(code)
@@ -169,14 +169,6 @@ def _run(name: str, host: HostId, command: list[str]) -> int:
         remote.close()
 
 
-def _host(text: str) -> HostId:
-    if text == "a":
-        return "a"
-    if text == "b":
-        return "b"
-    raise BadInputError(f"`{text}` is not a host of a lab", where="--host", remedy="a or b")
-
-
 def _print_plan(spec: LabSpec, json: bool) -> None:
     from planewise import lab
 
@@ -208,7 +200,7 @@ def _print_fault(lab: LabStatus, host: HostStatus) -> None:
     if host.finding.state not in ("dead", "hung"):
         return
     console = out()
-    verb: Literal["is dead", "hangs"] = "is dead" if host.finding.state == "dead" else "hangs"
+    verb = "is dead" if host.finding.state == "dead" else "hangs"
     console.print(
         f"\nHost {host.host} of `{lab.record.name}` {verb}: {host.finding.reason}. "
         f"Its log, {host.serial_log}, ends:"
@@ -219,32 +211,25 @@ def _print_fault(lab: LabStatus, host: HostStatus) -> None:
 
 def _as_json(lab: LabStatus) -> dict[str, object]:
     record = lab.record
+    names = ("name", "pfs", "memory_mib", "cpus", "kernel", "qemu")
     return {
-        "name": record.name,
+        **{name: getattr(record, name) for name in names},
         "state": lab.state,
         "directory": str(lab.directory),
         "ssh_config": str(lab.directory / "ssh_config"),
-        "pfs": record.pfs,
-        "memory_mib": record.memory_mib,
-        "cpus": record.cpus,
-        "kernel": record.kernel,
-        "qemu": record.qemu,
         "accelerator": {"name": record.accelerator, "reason": record.accelerator_reason},
-        "hosts": [_host_as_json(host) for host in lab.hosts],
-    }
-
-
-def _host_as_json(host: HostStatus) -> dict[str, object]:
-    return {
-        "host": host.host,
-        "state": host.finding.state,
-        "reason": host.finding.reason or None,
-        "pid": host.pid,
-        "started_s": host.started_s,
-        "age_s": None if host.started_s is None else time.time() - host.started_s,
-        "ssh": {"address": "127.0.0.1", "port": host.port, "reachable": host.answers},
-        "serial_log": str(host.serial_log),
-        "last_lines": list(host.last_lines),
+        "hosts": [
+            {
+                **{name: getattr(host, name) for name in ("host", "pid", "started_s")},
+                "state": host.finding.state,
+                "reason": host.finding.reason or None,
+                "age_s": None if host.started_s is None else time.time() - host.started_s,
+                "ssh": {"address": "127.0.0.1", "port": host.port, "reachable": host.answers},
+                "serial_log": str(host.serial_log),
+                "last_lines": list(host.last_lines),
+            }
+            for host in lab.hosts
+        ],
     }
 
 

@@ -42,7 +42,9 @@ class SearchOptions:
     algorithm: Annotated[str, typer.Option(help="planewise, mlrsearch or binary.")] = "planewise"
     precision: Annotated[
         float,
-        typer.Option(help="Relative half-width at which an interval is narrow enough (planewise)."),
+        typer.Option(
+            help="Relative half-width at which an interval is narrow enough (planewise).",
+        ),
     ] = 0.005
     confidence: Annotated[float, typer.Option(help="Confidence of the intervals (planewise).")] = (
         0.95
@@ -90,18 +92,15 @@ def search(
     if synthetic == "list":
         _print_catalogue(json)
         return
-    if not 0.0001 <= settings.precision <= 0.2:
-        raise BadInputError(
-            f"{settings.precision:g} is not a precision for a load",
-            where="--precision",
-            remedy="0.0001 to 0.2",
-        )
-    if not 0.5 <= settings.confidence <= 0.999:
-        raise BadInputError(
-            f"{settings.confidence:g} is not a confidence",
-            where="--confidence",
-            remedy="0.5 to 0.999; 0.95 is usual",
-        )
+    checks = (
+        ("--precision", settings.precision, 0.0001, 0.2),
+        ("--confidence", settings.confidence, 0.5, 0.999),
+    )
+    for flag, value, low, high in checks:
+        if not low <= value <= high:
+            raise BadInputError(
+                f"{value:g} is out of range", where=flag, remedy=f"{low:g} to {high:g}"
+            )
     if synthetic is None:
         result = _measure(options, settings, context.obj or Verbosity(), out, json)
     elif options.named:

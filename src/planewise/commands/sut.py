@@ -73,7 +73,7 @@ class SutOptions:
     next_hop_mac: Annotated[
         str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
     ] = ""
-    ip_version: Annotated[int, typer.Option("--ip", help="IP version: 4 or 6.")] = 4
+    ip_version: Annotated[Literal["4", "6"], typer.Option("--ip", help="IP version.")] = "4"
     guest: Annotated[
         Literal["namespace", "container", "vm"],
         typer.Option(help="Kind of guest that sends and receives."),
@@ -101,7 +101,7 @@ class SutOptions:
 
     def frame_bytes(self) -> int:
         """The frame size with FCS. BadInputError: no frame can have it."""
-        return frame_size(self.size_bytes, self.ip_version)
+        return frame_size(self.size_bytes, int(self.ip_version))
 
     def sut(self, command: str) -> Sut:
         """The system under test. BadInputError: the options name none or several."""
@@ -109,11 +109,7 @@ class SutOptions:
         from planewise.testbed.model import TrialPath
         from planewise.testbed.planes import plane_for
 
-        if self.ip_version not in (4, 6):
-            raise BadInputError(
-                f"there is no IP version {self.ip_version}", where="--ip", remedy="4 or 6"
-            )
-        version: IpVersion = 4 if self.ip_version == 4 else 6
+        version: IpVersion = 6 if self.ip_version == "6" else 4
         interfaces = self.tx is not None or self.rx is not None
         if sum((self.plane is not None, self.router, interfaces)) != 1:
             raise BadInputError(
@@ -161,17 +157,16 @@ def _end(text: str, where: str) -> tuple[str, str]:
         BadInputError: there is no such namespace.
     """
     interface, _, netns = text.partition("@")
-    if not netns or (Path("/run/netns") / netns).exists():
-        return interface, netns
-    if re.fullmatch(r"if\d+", netns) or netns in dict(socket.if_nameindex()).values():
+    if netns and not (Path("/run/netns") / netns).exists():
+        below = re.fullmatch(r"if\d+", netns) or netns in dict(socket.if_nameindex()).values()
         raise BadInputError(
-            f"there is no network namespace {netns!r}, which is an interface",
+            f"there is no network namespace {netns!r}{', which is an interface' if below else ''}",
             where=where,
-            remedy=f"leave '@{netns}' out: `ip link` prints the interface below behind the @",
+            remedy=f"leave '@{netns}' out: `ip link` prints the interface below behind the @"
+            if below
+            else "`ip netns` lists them",
         )
-    raise BadInputError(
-        f"there is no network namespace {netns!r}", where=where, remedy="`ip netns` lists them"
-    )
+    return interface, netns
 
 
 def _check_addresses(destination: str, next_hop_mac: str, version: IpVersion) -> None:

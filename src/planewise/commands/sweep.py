@@ -63,15 +63,15 @@ def sweep(
     ladder = None if loads == "auto" else parse_loads(loads)
     if runs is None:
         runs = UNTIL_VERDICT_RUNS if until_verdict else RUNS
-    for option, value, low in (("--runs", runs, 1), ("--steps", steps, 3)):
-        if value < low:
-            raise BadInputError(f"{value} is too few, at least {low}", where=option)
-    if not 0.01 <= duration_s <= 3600:
-        raise BadInputError(
-            f"{duration_s:g} s is not a duration for a trial",
-            where="--duration",
-            remedy="0.01 to 3600",
-        )
+    for flag, value, low, high in (
+        ("--runs", runs, 1, 10**6),
+        ("--steps", steps, 3, 1000),
+        ("--duration", duration_s, 0.01, 3600),
+    ):
+        if not low <= value <= high:
+            raise BadInputError(
+                f"{value:g} is out of range", where=flag, remedy=f"{low:g} to {high}"
+            )
     verbosity: Verbosity = context.obj
     host = targets.examined(other_hosts)
     from planewise import sweeps
