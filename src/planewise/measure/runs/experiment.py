@@ -302,7 +302,7 @@ class _Runner:
             self.progress.note(f"{_where(visit)}: {trial.kind} trial failed: {error.what}")
         self.order += 1
         self.failed += 1
-        self.last_error = error
+        self.last_error = PlanewiseError(f"{_where(visit)}: {error.what}", remedy=error.remedy)
 
     def _count_cell(self, visit: Visit, succeeded: bool) -> None:
         self.failed_cells = 0 if succeeded else self.failed_cells + 1

@@ -137,7 +137,11 @@ class _Pilot:
         self.trials += 1
         trial = LoadTrial("pilot", load_pps, self._size_bytes, PILOT_S)
         place = Place("pilot", self._cell.levels(), 0, 0)
-        return self._station.measure(trial, place, lambda _: None).record
+        try:
+            return self._station.measure(trial, place, lambda _: None).record
+        except PlanewiseError as error:
+            error.what = f"pilot on {self._cell.plane}: {error.what}"
+            raise
 
     def _loss_and_rate(self, load_pps: float) -> tuple[float, float] | None:
         """Loss ratio and forwarding rate at a load; None where it was not sent."""
