@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.newest import newest_measured
@@ -25,54 +25,50 @@ class WorkloadOptions:
 
     pattern: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="north-south: each function sends back; east-west: a chain of functions through "
             "the switch; pipeline: a chain of functions that are connected directly."
         ),
     ] = None
-    vnfs: Annotated[int | None, typer.Option(help="Number of network functions (1).")] = None
-    chains: Annotated[int | None, typer.Option(help="Chains side by side (1).")] = None
-    switch_cores: Annotated[int | None, typer.Option(help="Cores of the polling switch (1).")] = (
-        None
-    )
-    vnf_cores: Annotated[int | None, typer.Option(help="Cores of each function (1).")] = None
+    vnfs: Annotated[int | None, Option(help="Number of network functions (1).")] = None
+    chains: Annotated[int | None, Option(help="Chains side by side (1).")] = None
+    switch_cores: Annotated[int | None, Option(help="Cores of the polling switch (1).")] = None
+    vnf_cores: Annotated[int | None, Option(help="Cores of each function (1).")] = None
     frame_bytes: Annotated[
-        int | None,
-        typer.Option("--frame", help="Frame size with FCS [bytes] (64).", metavar="BYTES"),
+        int | None, Option("--frame", help="Frame size with FCS [bytes] (64).", metavar="BYTES")
     ] = None
     application: Annotated[
-        str | None,
-        typer.Option(help="polling (DPDK, the default) or kernel (sockets) in the guests."),
+        str | None, Option(help="polling (DPDK, the default) or kernel (sockets) in the guests.")
     ] = None
     rate_mpps: Annotated[
-        float | None, typer.Option("--rate", help="What all functions together must send [Mpps].")
+        float | None, Option("--rate", help="What all functions together must send [Mpps].")
     ] = None
     latency_us: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--latency", help="Round-trip time that 99 of 100 packets must keep [µs].", metavar="US"
         ),
     ] = None
     live_migration: Annotated[
         bool | None,
-        typer.Option("--live-migration/--no-live-migration", help="Guests must migrate live."),
+        Option("--live-migration/--no-live-migration", help="Guests must migrate live."),
     ] = None
     isolation: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="memory: no process of the host shares the guests' memory; filtering: the host "
             "filters every packet; load: neighbours do not matter. May be given more than once."
         ),
     ] = None
     guests: Annotated[
-        int | None, typer.Option(help="Guests that are to have the plane (one a function).")
+        int | None, Option(help="Guests that are to have the plane (one a function).")
     ] = None
-    vfs: Annotated[int | None, typer.Option(help="VFs that are free.")] = None
+    vfs: Annotated[int | None, Option(help="VFs that are free.")] = None
     cores: Annotated[
-        int | None, typer.Option(help="CPU budget: cores for functions and switch together.")
+        int | None, Option(help="CPU budget: cores for functions and switch together.")
     ] = None
     spare_cores: Annotated[
-        int | None, typer.Option(help="Cores that the host can give beside the functions'.")
+        int | None, Option(help="Cores that the host can give beside the functions'.")
     ] = None
 
 
@@ -81,35 +77,31 @@ def advise(
     options: WorkloadOptions,
     workload_file: Annotated[
         Path | None,
-        typer.Argument(metavar="WORKLOAD.yaml", help="The workload; options override its keys."),
+        Argument(metavar="WORKLOAD.yaml", help="The workload; options override its keys."),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="The host: a file (TOML) or the name of a shipped one.")
+        str | None, Option(help="The host: a file (TOML) or the name of a shipped one.")
     ] = None,
     runs: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             "--run", metavar="RUN", help="Evidence: a run directory. May be given more than once."
         ),
     ] = None,
     gain_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--gain",
             help="Gain profile of this host, which `planewise boost` writes: what a VF saves "
             "each packet.",
             metavar="FILE",
         ),
     ] = None,
-    why_not: Annotated[
-        str | None, typer.Option(help="Explain why this plane is not the answer.")
-    ] = None,
+    why_not: Annotated[str | None, Option(help="Explain why this plane is not the answer.")] = None,
     show_profile: Annotated[
-        bool, typer.Option("--show-profile", help="Print the profile as TOML; advise nothing.")
+        bool, Option("--show-profile", help="Print the profile as TOML; advise nothing.")
     ] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="Also write an HTML page.", metavar="FILE")
-    ] = None,
+    page: Annotated[Path | None, Option(help="Also write an HTML page.", metavar="FILE")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Rank the planes for a workload: predicted rates, bottlenecks, what would change it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.options import JsonOption, ProfileOutOption
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 def boost(
     measured: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="RUN", help="A run of two planes by packet rate, as of experiments/boost.yaml."
         ),
     ],
-    fast: Annotated[str, typer.Option("--plane", help="The scarce plane.")] = "vf",
+    fast: Annotated[str, Option("--plane", help="The scarce plane.")] = "vf",
     slow: Annotated[
-        str, typer.Option("--against", help="The plane that a guest has without it.")
+        str, Option("--against", help="The plane that a guest has without it.")
     ] = "bridge",
     moves: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Output of `planewise alloc status --json` on that host after some moves: the "
             "price of a switch.",
             metavar="FILE",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.options import JsonOption, ProfileOutOption
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def calibrate(
     measured: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="A run directory with chains, or CSV: interface, pattern, vnfs, packet_bytes, "
             "tx_mpps; chains, switch_cores, vnf_cores, switch_threads.",
             metavar="RUN|FILE",
@@ -28,24 +28,24 @@ def calibrate(
     ],
     start: Annotated[
         str,
-        typer.Option(
+        Option(
             "--profile",
             help="Profile to start from, which also gives what is not fitted: a file or a name.",
         ),
     ] = "no-nic",
     line_gbps: Annotated[
-        float | None, typer.Option(help="Line rate of the NIC's port [Gbit/s].", min=0.001)
+        float | None, Option(help="Line rate of the NIC's port [Gbit/s].", min=0.001)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the new profile.")] = None,
+    name: Annotated[str | None, Option(help="Name of the new profile.")] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Another run, or CSV: predict each of its chains, and report the errors.",
             metavar="RUN|FILE",
         ),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a table of every row and its prediction.")
+        bool, Option("--markdown", help="Print a table of every row and its prediction.")
     ] = False,
     out: ProfileOutOption = None,
     json_: JsonOption = False,

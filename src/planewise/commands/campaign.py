@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.options import JsonOption, PlrOption, WideOption
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 def campaign(
     files: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="FILE…", help="Results of load trials of any known format, or run directories."
         ),
     ],
     by: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="ASPECT",
             help="An aspect, such as kernel or nic_ring; may be repeated.",
             show_default="all that vary",
@@ -34,15 +35,15 @@ def campaign(
     ] = None,
     repetition: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="ASPECT",
             help="An aspect that tells repetitions of one configuration apart, as date and run "
             "do; may be repeated.",
         ),
     ] = None,
-    rule: Annotated[str, typer.Option(help="As of `planewise judge`.")] = "planewise",
+    rule: Annotated[str, Option(help="As of `planewise judge`.")] = "planewise",
     format_name: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="As of `planewise judge`.")
+        str | None, Option("--from", metavar="FORMAT", help="As of `planewise judge`.")
     ] = None,
     plr: PlrOption = 0.005,
     wide: WideOption = False,

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 
 
 def chains(
-    files: Annotated[
-        list[Path], typer.Argument(help="NFVbench results (JSON).", metavar="FILE...")
-    ],
+    files: Annotated[list[Path], Argument(help="NFVbench results (JSON).", metavar="FILE...")],
     names: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Part of the path that says what was measured: {kind}, {vnfs}, {chains}, "
             "{switch_cores}, {switch_threads}, {vnf_cores}; * is any text.",
             metavar="PATTERN",
@@ -24,20 +22,20 @@ def chains(
     ] = "{kind}_{chains}c{vnfs}n",
     kind: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Plane and pattern of a kind (csc=memif,east-west; csp=memif,pipeline; "
             "vsc=vhost-user,east-west). Repeatable.",
             metavar="KIND=PLANE,PATTERN",
         ),
     ] = None,
     switch_cores: Annotated[
-        int | None, typer.Option(help="Cores of the switch, if names don't say.")
+        int | None, Option(help="Cores of the switch, if names don't say.")
     ] = None,
     switch_threads: Annotated[
-        int | None, typer.Option(help="Threads of the switch on them together.")
+        int | None, Option(help="Threads of the switch on them together.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the table here.", metavar="FILE")
+        Path | None, Option("-o", "--out", help="Write the table here.", metavar="FILE")
     ] = None,
 ) -> None:
     """Make a table of chains (CSV) from NFVbench's results."""

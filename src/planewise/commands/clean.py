@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from planewise.commands.console import out, print_json
 from planewise.commands.options import JsonOption
 
 
 def clean(
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be removed.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be removed.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Remove what killed runs left behind, and labs that nobody uses.

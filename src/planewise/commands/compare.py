@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from planewise.commands import console, readings
 from planewise.commands.options import JsonOption, MarginOption, WideOption
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="RUN…|FILE…",
             help="Run directories, analysed together, or files of other tools.",
         ),
     ],
     factor: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Factor to compare; `run` compares runs, `series` planes together with those "
             "of their background guests."
         ),
     ] = "plane",
     metric: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="rtt, rtt_p99, rtt_p999, overhead, response, jitter, loss, throughput, ndr, pdr, "
             "cpu_per_packet, transmitted, transmitted_bits, goodput, cpu[:HOST[:MODE]], or all; "
             "may be repeated.",
@@ -46,25 +46,22 @@ def compare(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Factor by whose levels results are compared separately (default: the load's "
             "location)."
         ),
     ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Compare every level with this one only.")
-    ] = None,
+    baseline: Annotated[str | None, Option(help="Compare every level with this one only.")] = None,
     margin: MarginOption = 0.05,
     tails: Annotated[
-        bool, typer.Option("--tails", help="Also compare the 99th and 99.9th percentiles of RTT.")
+        bool, Option("--tails", help="Also compare the 99th and 99.9th percentiles of RTT.")
     ] = False,
     kendall: Annotated[
-        bool,
-        typer.Option("--kendall", help="Also print Kendall's tau-b of each level with the metric."),
+        bool, Option("--kendall", help="Also print Kendall's tau-b of each level with the metric.")
     ] = False,
     as_published: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--as-published",
             help="Also run the publications' tests, on pooled readings of RTT and CPU; prints a "
             "warning.",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from planewise.commands.console import err, out, print_json
 from planewise.units import count_text, list_text
@@ -17,27 +17,23 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="Print the fingerprint as JSON.")] = False,
+    json_: Annotated[bool, Option("--json", help="Print the fingerprint as JSON.")] = False,
     matrix: Annotated[
         bool,
-        typer.Option(
-            "--matrix", help="List what can be measured: guest, plane, here or on two hosts."
-        ),
+        Option("--matrix", help="List what can be measured: guest, plane, here or on two hosts."),
     ] = False,
     bundle: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE.tar.gz",
             help="Write a support bundle: host, versions, the daemon's state and log, the "
             "newest run's description. Secrets and addresses are hidden.",
         ),
     ] = None,
     socket: Annotated[
-        Path | None, typer.Option(envvar="PLANEWISE_SOCKET", help="The daemon, for --bundle.")
+        Path | None, Option(envvar="PLANEWISE_SOCKET", help="The daemon, for --bundle.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The daemon's configuration, for --bundle.")
-    ] = None,
+    config: Annotated[Path | None, Option(help="The daemon's configuration, for --bundle.")] = None,
 ) -> None:
     """Report which data planes this host can build, and what would disturb a measurement on it.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.console import Verbosity
@@ -39,44 +40,35 @@ def fleet() -> None:
 def run(
     context: typer.Context,
     design_file: Annotated[
-        Path | None, typer.Argument(metavar="DESIGN.yaml", help="What each pair measures.")
+        Path | None, Argument(metavar="DESIGN.yaml", help="What each pair measures.")
     ] = None,
-    nodes: Annotated[Path | None, typer.Option(help="File with one host a line.")] = None,
+    nodes: Annotated[Path | None, Option(help="File with one host a line.")] = None,
     pairs: Annotated[
         int | None,
-        typer.Option(help="Number of pairs; to tell a node from its partners takes two of it."),
+        Option(help="Number of pairs; to tell a node from its partners takes two of it."),
     ] = None,
     out_directory: Annotated[
-        Path | None, typer.Option("--out", help="Fleet directory (default: fleets/<time>).")
+        Path | None, Option("--out", help="Fleet directory (default: fleets/<time>).")
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="FLEET", help="Continue this directory.")
-    ] = None,
+    resume: Annotated[Path | None, Option(metavar="FLEET", help="Continue this directory.")] = None,
     index: Annotated[
-        int | None, typer.Option(envvar=JOB_INDEX, help="Measure this pair alone, from 0.")
+        int | None, Option(envvar=JOB_INDEX, help="Measure this pair alone, from 0.")
     ] = None,
-    parallel: Annotated[
-        int, typer.Option(min=1, help="Pairs of a round to measure at a time.")
-    ] = 1,
-    nic: Annotated[
-        str, typer.Option(help="The interface to use on all nodes (a lab's: pf0).")
-    ] = "",
+    parallel: Annotated[int, Option(min=1, help="Pairs of a round to measure at a time.")] = 1,
+    nic: Annotated[str, Option(help="The interface to use on all nodes (a lab's: pf0).")] = "",
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed of the pairing (default: derived from the nodes)."),
+        int | None, Option(min=0, help="Seed of the pairing (default: derived from the nodes).")
     ] = None,
     budget_pps: Annotated[
-        float | None, typer.Option(help="Most packets a second to offer to a node.")
+        float | None, Option(help="Most packets a second to offer to a node.")
     ] = None,
     budget_cpu: Annotated[
-        float | None, typer.Option(help="Largest share of a node's CPUs to burn (0 to 1).")
+        float | None, Option(help="Largest share of a node's CPUs to burn (0 to 1).")
     ] = None,
     budget_time: Annotated[
-        float, typer.Option(help="Largest share of the time in which to measure a node.")
+        float, Option(help="Largest share of the time in which to measure a node.")
     ] = 1.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the pairs; do nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the pairs; do nothing.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure pairs of many nodes, each into a run directory, round by round.
@@ -272,17 +264,16 @@ def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
 @app.command()
 def report(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="FLEET", help="A fleet directory.")],
+    directory: Annotated[Path, Argument(metavar="FLEET", help="A fleet directory.")],
     metric: Annotated[
-        list[str] | None,
-        typer.Option(help="As of compare; may be repeated.", show_default="usual ones"),
+        list[str] | None, Option(help="As of compare; may be repeated.", show_default="usual ones")
     ] = None,
     margin: MarginOption = 0.05,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="The page [default: FLEET/report.html].", metavar="FILE"),
+        Option("-o", "--out", help="The page [default: FLEET/report.html].", metavar="FILE"),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON, and write no page.")] = False,
+    json_: Annotated[bool, Option("--json", help="Print JSON, and write no page.")] = False,
 ) -> None:
     """Rank a fleet's nodes by plane and metric, and name those that are worse than most.
 

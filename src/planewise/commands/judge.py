@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands import console, readings
 from planewise.commands.options import PlrOption, WideOption
@@ -29,52 +30,43 @@ def judge(
     context: typer.Context,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
+        Argument(
             metavar="[FILE]…",
             help="Results of load trials, of any known format, or run directories.",
-            show_default=False,
         ),
     ] = None,
     rule: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Rule of the verdict: planewise, or a published one: as-written, as-published, "
             "as-coded-intent."
         ),
     ] = "planewise",
     format_name: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="FORMAT",
             help=f"Format of the files: {', '.join(FORMATS)}. Recognised by default.",
-            show_default=False,
         ),
     ] = None,
     plr: PlrOption = 0.005,
     wide: WideOption = False,
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    json: Annotated[bool, Option("--json", help="Print a JSON array.")] = False,
     figures: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Draw each curve there (SVG, PDF, PNG).", show_default=False
-        ),
+        Path | None, Option(metavar="DIR", help="Draw each curve there (SVG, PDF, PNG).")
     ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the trials as CSV.", show_default=False),
-    ] = None,
+    export: Annotated[Path | None, Option(metavar="FILE", help="Write the trials as CSV.")] = None,
     example: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Judge a synthetic system whose truth is known, such as realistic, gradual, "
             "trashing, drifting or non-monotone.",
-            show_default=False,
         ),
     ] = None,
     require_good: Annotated[
-        bool, typer.Option("--require-good", help="Exit 3 unless every verdict is GOOD.")
+        bool, Option("--require-good", help="Exit 3 unless every verdict is GOOD.")
     ] = False,
 ) -> None:
     """Judge whether PDR, a single number, represents a whole load-loss curve.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands.console import Commands, Verbosity, err, out, print_json
 from planewise.commands.options import JsonOption
@@ -27,15 +28,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-NameOption = Annotated[str, typer.Option("--name", help="Name of the lab.")]
-PfsOption = Annotated[int, typer.Option("--pfs", help="SR-IOV PFs of each host (7 VFs each).")]
-MemoryOption = Annotated[
-    int, typer.Option("--memory", metavar="MIB", help="Memory of each host in MiB.")
-]
-CpusOption = Annotated[int, typer.Option("--cpus", help="Virtual CPUs of each host.")]
+NameOption = Annotated[str, Option("--name", help="Name of the lab.")]
+PfsOption = Annotated[int, Option("--pfs", help="SR-IOV PFs of each host (7 VFs each).")]
+MemoryOption = Annotated[int, Option("--memory", metavar="MIB", help="Memory of each host in MiB.")]
+CpusOption = Annotated[int, Option("--cpus", help="Virtual CPUs of each host.")]
 RootOption = Annotated[
     Path,
-    typer.Option(
+    Option(
         "--root", metavar="DIR", help="A Debian or Ubuntu root whose systemd is the hosts' init."
     ),
 ]
@@ -50,11 +49,10 @@ def up(
     cpus: CpusOption = 2,
     root: RootOption = Path("/"),
     boot_limit: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="Give up when a host takes longer to boot."),
+        float, Option(metavar="SECONDS", help="Give up when a host takes longer to boot.")
     ] = 120.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the QEMU command lines; start nothing.")
+        bool, Option("--dry-run", help="Print the QEMU command lines; start nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -89,11 +87,11 @@ def up(
 @app.command()
 def run(
     context: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.")],
-    host: Annotated[Literal["a", "b"], typer.Option(help="Host to run on.")] = "a",
+    command: Annotated[list[str], Argument(metavar="-- COMMAND", help="What to run.")],
+    host: Annotated[Literal["a", "b"], Option(help="Host to run on.")] = "a",
     name: NameOption = "default",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Bring up a lab for this command alone.")
+        bool, Option("--fresh", help="Bring up a lab for this command alone.")
     ] = False,
     pfs: PfsOption = 1,
     memory: MemoryOption = 2048,
@@ -120,7 +118,7 @@ def run(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Option(help="Only this lab.")] = None,
+    name: Annotated[str | None, Option(help="Only this lab.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the state of the labs' hosts: booting, running, hung or dead."""
@@ -143,7 +141,7 @@ def status(
 @app.command()
 def down(
     name: NameOption = "default",
-    every: Annotated[bool, typer.Option("--all", help="Every lab of this user.")] = False,
+    every: Annotated[bool, Option("--all", help="Every lab of this user.")] = False,
 ) -> None:
     """Take the lab down, with all its processes, sockets and files."""
     from planewise import lab

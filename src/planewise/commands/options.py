@@ -10,18 +10,16 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
 from planewise.errors import BadInputError
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-RunOption = Annotated[
-    Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
-]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+RunOption = Annotated[Path | None, Option("--out", help="Run directory (default: runs/<time>).")]
 ProfileOutOption = Annotated[
-    Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
+    Path | None, Option("-o", "--out", help="Write the profile here.", metavar="FILE")
 ]
-WideOption = Annotated[bool, typer.Option("--wide", help="Print all columns and reservations.")]
+WideOption = Annotated[bool, Option("--wide", help="Print all columns and reservations.")]
 
 
 def share(text: str | float, flag: str = "") -> float:
@@ -54,7 +52,7 @@ def minutes(text: str | float) -> float:
 
 PlrOption = Annotated[
     float,
-    typer.Option(
+    Option(
         parser=partial(share, flag="--plr"),
         metavar="SHARE",
         help="Loss that PDR allows, as 0.5% or 0.005.",
@@ -62,7 +60,7 @@ PlrOption = Annotated[
 ]
 MarginOption = Annotated[
     float,
-    typer.Option(
+    Option(
         "--margin",
         parser=partial(share, flag="--margin"),
         metavar="SHARE",
@@ -70,7 +68,7 @@ MarginOption = Annotated[
     ),
 ]
 RequireGoodOption = Annotated[
-    bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
+    bool, Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
 ]
 
 

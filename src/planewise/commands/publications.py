@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.errors import BadInputError
@@ -21,25 +21,21 @@ QEMU = "qemu-system-x86_64"
 
 
 def publications(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]…", help="Run directories.")
-    ] = None,
+    runs: Annotated[list[Path] | None, Argument(metavar="[RUN]…", help="Run directories.")] = None,
     tables: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Publication N's tables (throughput.csv).")
+        Path | None, Option(metavar="FOLDER", help="Publication N's tables (throughput.csv).")
     ] = None,
     recordings: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="PASTRAMI's recorded experiments.")
+        Path | None, Option(metavar="FOLDER", help="PASTRAMI's recorded experiments.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o", "--out", metavar="FOLDER", help="Write pages there; answers there are kept."
-        ),
+        Option("-o", "--out", metavar="FOLDER", help="Write pages there; answers there are kept."),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print what would answer each claim; do nothing.")
+        bool, Option("--plan", help="Print what would answer each claim; do nothing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
+    json: Annotated[bool, Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Check the claims of five publications: held, did not hold, or what is needed.
 

@@ -6,6 +6,7 @@ import time
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from planewise.commands import options
 from planewise.commands.console import Verbosity
@@ -19,7 +20,7 @@ def quick(
     out: options.RunOption = None,
     minutes: Annotated[
         float,
-        typer.Option(
+        Option(
             parser=options.minutes,
             metavar="TIME",
             help="Time to aim at, such as 3, 3m or 1h; more time, more blocks.",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.newest import newest_measured
@@ -15,22 +16,20 @@ def report(
     context: typer.Context,
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run directory [default: the newest in runs/].", metavar="[RUN]"),
+        Argument(help="A run directory [default: the newest in runs/].", metavar="[RUN]"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="The page [default: RUN/report.html].", metavar="FILE"),
+        Option("-o", "--out", help="The page [default: RUN/report.html].", metavar="FILE"),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Also write each figure into this directory.")
+        Path | None, Option(help="Also write each figure into this directory.")
     ] = None,
     formats: Annotated[
-        str,
-        typer.Option("--format", help="Formats of --figures: svg, pdf, png, html (interactive)."),
+        str, Option("--format", help="Formats of --figures: svg, pdf, png, html (interactive).")
     ] = "svg,pdf,png",
     tables: Annotated[
-        Path | None,
-        typer.Option(help="Also write the comparisons into this directory: Markdown, LaTeX."),
+        Path | None, Option(help="Also write the comparisons into this directory: Markdown, LaTeX.")
     ] = None,
 ) -> None:
     """Write a self-contained HTML report, figures and tables, from a run directory alone."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.options import JsonOption, RunOption, WideOption
@@ -21,34 +22,33 @@ if TYPE_CHECKING:
 def run(
     context: typer.Context,
     design_file: Annotated[
-        Path | None, typer.Argument(metavar="DESIGN.yaml", help="What to measure.")
+        Path | None, Argument(metavar="DESIGN.yaml", help="What to measure.")
     ] = None,
     out_directory: RunOption = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue this run directory.")
+        Path | None, Option(metavar="RUN", help="Continue this run directory.")
     ] = None,
     blocks: Annotated[
-        int | None, typer.Option(help="With --resume: add so many blocks to a finished run.")
+        int | None, Option(help="With --resume: add so many blocks to a finished run.")
     ] = None,
     sender: SenderOption = None,
     responder: ResponderOption = None,
     nic: NicOption = "",
-    lab: Annotated[bool, typer.Option("--lab", help="Bring up a lab for this run.")] = False,
+    lab: Annotated[bool, Option("--lab", help="Bring up a lab for this run.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")
+        bool, Option("--dry-run", help="Print what would be done; do nothing.")
     ] = False,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of a design; do nothing.")
+        bool, Option("--schema", help="Print the JSON Schema of a design; do nothing.")
     ] = False,
     live: Annotated[
         bool,
-        typer.Option(
-            "--live",
-            help="Show guests' rates and CPU use each second, here and on a local page.",
+        Option(
+            "--live", help="Show guests' rates and CPU use each second, here and on a local page."
         ),
     ] = False,
     live_port: Annotated[
-        int, typer.Option(help="Port of that page on the loopback interface (0: any free one).")
+        int, Option(help="Port of that page on the loopback interface (0: any free one).")
     ] = 0,
     wide: WideOption = False,
     json: JsonOption = False,

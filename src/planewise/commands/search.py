@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from planewise import targets
 from planewise.commands.console import Verbosity, print_json, print_rows
@@ -33,32 +34,21 @@ class SearchOptions:
 
     goals: Annotated[
         list[str] | None,
-        typer.Option(
-            "--goal",
-            help="`ndr`, or `pdr:LOSS_RATIO` such as pdr:0.005; may be repeated.",
-            show_default=False,
-        ),
+        Option("--goal", help="`ndr`, or `pdr:LOSS_RATIO` such as pdr:0.005; may be repeated."),
     ] = None
-    algorithm: Annotated[str, typer.Option(help="planewise, mlrsearch or binary.")] = "planewise"
+    algorithm: Annotated[str, Option(help="planewise, mlrsearch or binary.")] = "planewise"
     precision: Annotated[
-        float,
-        typer.Option(
-            help="Relative half-width at which an interval is narrow enough (planewise).",
-        ),
+        float, Option(help="Relative half-width at which an interval is narrow enough (planewise).")
     ] = 0.005
-    confidence: Annotated[float, typer.Option(help="Confidence of the intervals (planewise).")] = (
-        0.95
-    )
+    confidence: Annotated[float, Option(help="Confidence of the intervals (planewise).")] = 0.95
     budget_s: Annotated[
-        float, typer.Option("--budget", help="Most seconds of traffic and pauses to spend.")
+        float, Option("--budget", help="Most seconds of traffic and pauses to spend.")
     ] = math.inf
     with_verdict: Annotated[
         bool,
-        typer.Option(
-            "--verdict/--no-verdict", help="Also judge, by a short ladder of loads beyond PDR."
-        ),
+        Option("--verdict/--no-verdict", help="Also judge, by a short ladder of loads beyond PDR."),
     ] = True
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the search and of --synthetic.")] = 1
+    seed: Annotated[int, Option(min=0, help="Seed of the search and of --synthetic.")] = 1
 
     def goals_and_algorithm(self) -> tuple[tuple[Goal, ...], Algorithm]:
         """Goals and algorithm by their names. BadInputError: one is unknown."""
@@ -76,7 +66,7 @@ def search(
     settings: SearchOptions,
     synthetic: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Search a simulated system whose truth is known; `list` names them.",
         ),

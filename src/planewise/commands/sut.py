@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from planewise import targets
 from planewise.errors import BadInputError
@@ -21,19 +21,16 @@ if TYPE_CHECKING:
 
 SenderOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--sender",
         metavar="HOST",
         help="Sending host instead of this machine: ssh://server, lab:a or k8s://node.",
     ),
 ]
 ResponderOption = Annotated[
-    str | None,
-    typer.Option("--responder", metavar="HOST", help="Host that answers, in the same form."),
+    str | None, Option("--responder", metavar="HOST", help="Host that answers, in the same form.")
 ]
-NicOption = Annotated[
-    str, typer.Option("--nic", help="The interface to use on both (a lab's: pf0).")
-]
+NicOption = Annotated[str, Option("--nic", help="The interface to use on both (a lab's: pf0).")]
 LARGEST_FRAME_BYTES = 9000
 """As in designs."""
 
@@ -55,39 +52,36 @@ def frame_size(asked_bytes: int | None, ip_version: int) -> int:
 class SutOptions:
     """The system under test: one of `--plane`, `--router`, or `--tx` with `--rx`."""
 
-    plane: Annotated[
-        str | None, typer.Option(help="Measure this plane, in a testbed built for it.")
-    ] = None
+    plane: Annotated[str | None, Option(help="Measure this plane, in a testbed built for it.")] = (
+        None
+    )
     router: Annotated[
-        bool, typer.Option("--router", help="Measure a host that routes in its kernel.")
+        bool, Option("--router", help="Measure a host that routes in its kernel.")
     ] = False
-    tx: Annotated[
-        str | None, typer.Option(metavar="IF[@NETNS]", help="Send by this interface.")
-    ] = None
-    rx: Annotated[
-        str | None, typer.Option(metavar="IF[@NETNS]", help="Receive on this interface.")
-    ] = None
+    tx: Annotated[str | None, Option(metavar="IF[@NETNS]", help="Send by this interface.")] = None
+    rx: Annotated[str | None, Option(metavar="IF[@NETNS]", help="Receive on this interface.")] = (
+        None
+    )
     destination: Annotated[
-        str, typer.Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
+        str, Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
     ] = ""
     next_hop_mac: Annotated[
-        str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
+        str, Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
     ] = ""
-    ip_version: Annotated[Literal["4", "6"], typer.Option("--ip", help="IP version.")] = "4"
+    ip_version: Annotated[Literal["4", "6"], Option("--ip", help="IP version.")] = "4"
     guest: Annotated[
         Literal["namespace", "container", "vm"],
-        typer.Option(help="Kind of guest that sends and receives."),
+        Option(help="Kind of guest that sends and receives."),
     ] = "namespace"
     path: Annotated[
         Literal["north-south", "east-west"],
-        typer.Option(help="north-south: between two hosts; east-west: within one host."),
+        Option(help="north-south: between two hosts; east-west: within one host."),
     ] = "north-south"
     sender: SenderOption = None
     responder: ResponderOption = None
     nic: NicOption = ""
     size_bytes: Annotated[
-        int | None,
-        typer.Option("--size", help="Frame size with FCS [bytes]; default: the smallest."),
+        int | None, Option("--size", help="Frame size with FCS [bytes]; default: the smallest.")
     ] = None
 
     @property

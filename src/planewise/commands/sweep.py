@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from planewise import targets
 from planewise.commands.console import Verbosity, print_json, print_rows
@@ -29,25 +30,22 @@ def sweep(
     context: typer.Context,
     options: SutOptions,
     loads: Annotated[
-        str, typer.Option(help="`auto`, or offered loads [packet/s], such as 100k,200k,300k.")
+        str, Option(help="`auto`, or offered loads [packet/s], such as 100k,200k,300k.")
     ] = "auto",
-    steps: Annotated[int, typer.Option(help="Number of loads of an automatic ladder.")] = 9,
+    steps: Annotated[int, Option(help="Number of loads of an automatic ladder.")] = 9,
     runs: Annotated[
         int | None,
-        typer.Option(
-            help="Trials at each load (5; with --until-verdict 30 on average, at most).",
-            show_default=False,
-        ),
+        Option(help="Trials at each load (5; with --until-verdict 30 on average, at most)."),
     ] = None,
-    duration_s: Annotated[float, typer.Option("--duration", help="Duration of a trial [s].")] = 0.5,
+    duration_s: Annotated[float, Option("--duration", help="Duration of a trial [s].")] = 0.5,
     until_verdict: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--until-verdict",
             help="Place trials where they decide the verdict; --runs then limits their mean.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the trials' order.")] = 1,
+    seed: Annotated[int, Option(min=0, help="Seed of the trials' order.")] = 1,
     out: RunOption = None,
     require_good: RequireGoodOption = False,
     json: JsonOption = False,

@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.options import JsonOption
 
 
 def trend(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run directories of one design.")
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run directories of one design.")],
     metric: Annotated[
-        list[str] | None,
-        typer.Option(help="As `planewise compare` takes them.", show_default="all"),
+        list[str] | None, Option(help="As `planewise compare` takes them.", show_default="all")
     ] = None,
     json: JsonOption = False,
 ) -> None:

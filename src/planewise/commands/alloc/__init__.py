@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.alloc.simulate import OWN_WORDS, simulate
@@ -27,14 +28,14 @@ app = typer.Typer(
 
 Socket = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--socket",
         envvar="PLANEWISE_SOCKET",
         help="Where planewised listens.",
         show_default="/run/planewise/planewised.sock",
     ),
 ]
-GuestName = Annotated[str, typer.Argument(metavar="GUEST", help="As `status` names it.")]
+GuestName = Annotated[str, Argument(metavar="GUEST", help="As `status` names it.")]
 
 
 def _client(socket: Path | None) -> Client:
@@ -69,7 +70,7 @@ def plan(socket: Socket = None, json_: JsonOption = False) -> None:
 @app.command()
 def rebalance(
     socket: Socket = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the plan only.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Plan moves now, not at the end of the interval, and perform them."""
@@ -123,7 +124,7 @@ def unmark(guest: GuestName, socket: Socket = None) -> None:
 @app.command()
 def policy(
     name: Annotated[
-        str | None, typer.Argument(help=f"{', '.join(POLICIES)}.", show_default="print it")
+        str | None, Argument(help=f"{', '.join(POLICIES)}.", show_default="print it")
     ] = None,
     socket: Socket = None,
 ) -> None:
@@ -139,8 +140,8 @@ def policy(
 
 @app.command()
 def drain(
-    off: Annotated[bool, typer.Option("--off", help="Give VFs again.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until no guest holds a VF.")] = False,
+    off: Annotated[bool, Option("--off", help="Give VFs again.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Until no guest holds a VF.")] = False,
     socket: Socket = None,
 ) -> None:
     """Take back every VF and give none until `drain --off`; guests use their paravirtual path."""
@@ -218,9 +219,7 @@ def watch(socket: Socket = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def page(
-    port: Annotated[
-        int, typer.Option(help="On 127.0.0.1.", min=0, max=65535, show_default="any")
-    ] = 0,
+    port: Annotated[int, Option(help="On 127.0.0.1.", min=0, max=65535, show_default="any")] = 0,
     socket: Socket = None,
 ) -> None:
     """Serve the live page to a browser on this machine, until Ctrl-C."""
