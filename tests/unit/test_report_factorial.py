@@ -309,10 +309,10 @@ def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
 
 def test_a_pool_draws_what_is_drawn_here(data: RunData) -> None:
     figures = next(iter(choose(data))).figures[:1]
-    (drawn_here,) = html.drawn(figures)
+    ((_, drawn_here),) = html.drawn(figures)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        (drawn,) = html.drawn(figures, pool.map)
-    assert list(drawn.panels) == list(drawn_here.panels)
+        ((_, drawn),) = html.drawn(figures, pool.map)
+    assert list(drawn) == list(drawn_here)
 
 
 def test_the_sentence_of_a_figure_holds_for_its_cells(data: RunData) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
-from planewise.commands.console import Verbosity, err
+from planewise.commands.console import Verbosity
 from planewise.commands.progress import ProgressLine
 from planewise.errors import PlanewiseError
 from planewise.live.server import LiveServer
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-_LINE_EVERY_S = 10.0
 
-
-class LiveView:
+class LiveView(ProgressLine):
     """Progress of a run as a view on the terminal and as a local page. A context manager.
 
     A terminal's view is drawn each second; without a terminal, a line is printed every ten
@@ -29,43 +26,40 @@ class LiveView:
     """
 
     def __init__(self, verbosity: Verbosity, title: str, listening: socket.socket) -> None:
+        super().__init__(verbosity)
         self._state = LiveState(title)
         self.sample = self._state.add
         """Receives a sample each second."""
-        self._quiet = verbosity.quiet
-        self._console = err()
-        self._plain = ProgressLine(verbosity)
         self._on_terminal = sys.stderr.isatty() and not verbosity.quiet
         self._listening = listening
         self._server: LiveServer | None = None
         self._open = ExitStack()
-        self._last_line = time.monotonic()
         self._outcome = "done"
 
     def begin(self, what: str, total_s: float) -> None:
         """Begins a part of the work that takes about `total_s`."""
         self._state.begin(what, total_s)
         if not self._on_terminal:
-            self._plain.begin(what, total_s)
+            super().begin(what, total_s)
 
     def step(self, what: str, done_s: float) -> None:
         """Begins the step `what`; `done_s` of the estimate are done."""
         self._state.step(what, done_s)
-        if self._on_terminal:
-            return
-        self._plain.step(what, done_s)
-        now = time.monotonic()
-        if not self._quiet and now - self._last_line >= _LINE_EVERY_S:
-            from planewise.live.terminal import line
+        if not self._on_terminal:
+            super().step(what, done_s)
 
-            self._last_line = now
-            if text := line(self._state.now()):
-                self._console.print(text)
+    def line(self, what: str) -> None:
+        """Prints a line of progress, and what the state shows."""
+        from planewise.live.terminal import line
+
+        super().line(what)
+        if text := line(self._state.now()):
+            self._console.print(text)
 
     def note(self, text: str) -> None:
         """Prints a warning at once (also with --quiet)."""
         self._state.note(text)
-        self._console.print(text, style="yellow")
+        super().note(text)
 
     def _draw(self) -> RenderableType:
         from planewise.live.terminal import render
@@ -96,9 +90,8 @@ class LiveView:
         """Sets how the run ended, for the page's last update."""
         self._outcome = outcome
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
+        _, error, _ = raised
         failed = error.what if isinstance(error, PlanewiseError) else "stopped"
-        self._state.end(self._outcome if kind is None else failed)
+        self._state.end(self._outcome if error is None else failed)
         self._open.close()

@@ -55,8 +55,12 @@ class ProgressLine:
         now = time.monotonic()
         if not self._quiet and (self._verbose or now - self._last_line >= _LINE_EVERY_S):
             self._last_line = now
-            share = 100 * self._done_s / self._total_s
-            self._console.print(f"{share:3.0f} %  {what}, {self.left()}")
+            self.line(what)
+
+    def line(self, what: str) -> None:
+        """Prints a line of progress."""
+        share = 100 * self._done_s / self._total_s
+        self._console.print(f"{share:3.0f} %  {what}, {self.left()}")
 
     def note(self, text: str) -> None:
         """Prints a warning at once (also with --quiet)."""

@@ -52,22 +52,8 @@ _MANY_TRIALS = 1000
 """Larger runs have their figures drawn in a process of its own, which takes time to start."""
 
 
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure, drawn for the page."""
-
-    figure: Figure
-    panels: Iterable[Markup]
-
-
-@dataclass(frozen=True)
-class DrawnSection:
-    """A section with its drawn figures."""
-
-    section: Section
-    figures: list[DrawnFigure]
-    undrawn: int
-    """Figures that only `--figures` draws."""
+Drawn = tuple[Figure, Iterable[Markup]]
+"""A figure, and its panels drawn for the page."""
 
 
 def render(run: RunReader) -> str:
@@ -313,8 +299,9 @@ _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def drawn_sections(data: RunData) -> list[DrawnSection]:
-    """The report's sections that this run has data for, their figures drawn."""
+def drawn_sections(data: RunData) -> list[tuple[Section, list[Drawn], int]]:
+    """The report's sections that this run has data for, with their figures as far as the page shows
+    them, and the number of those that only `--figures` draws."""
     is_large = len(data.trials) > _MANY_TRIALS
     context = multiprocessing.get_context("spawn")  # Vega holds Python's lock
     with ProcessPoolExecutor(1, context) if is_large else nullcontext() as pool:
@@ -324,7 +311,7 @@ def drawn_sections(data: RunData) -> list[DrawnSection]:
             panels = accumulate(len(part.panels) for part in parts)
             shown = max(1, sum(so_far <= _MOST_PANELS for so_far in panels))
             figures = drawn(parts[:shown], pool.map if pool else map)
-            result.append(DrawnSection(section, figures, max(0, len(parts) - shown)))
+            result.append((section, figures, max(0, len(parts) - shown)))
     return result
 
 
@@ -332,14 +319,13 @@ def _parts(section: Section) -> list[Figure]:
     return [part for figure in section.figures for part in figure.parts()]
 
 
-def drawn(figures: Iterable[Figure], draw: Callable[..., Iterable[str]] = map) -> list[DrawnFigure]:
+def drawn(figures: Iterable[Figure], draw: Callable[..., Iterable[str]] = map) -> list[Drawn]:
     """The figures, drawn when they are read; by a pool's `draw`, meanwhile."""
-    result = []
+    result: list[Drawn] = []
     for figure in figures:
         specs = [json.dumps(vega.alone(panel), allow_nan=False) for panel in figure.panels]
         names = (f"{figure.name}-{place}" for place in range(len(specs)))
-        drawings = map(inline, draw(vl_convert.vegalite_to_svg, specs), names)
-        result.append(DrawnFigure(figure, drawings))
+        result.append((figure, map(inline, draw(vl_convert.vegalite_to_svg, specs), names)))
     return result
 
 
