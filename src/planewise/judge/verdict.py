@@ -8,7 +8,7 @@ how many runs agree, and so how many may be disturbed at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -20,7 +20,7 @@ from planewise.judge.curve import Curve, Floats, LoadPoint
 from planewise.judge.diagnose import Caution, diagnose, drifting, host_busy
 from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
 from planewise.judge.interval import Estimate, estimate
-from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, RuleResult, apply_rule
+from planewise.judge.rules import ETA, RuleResult, apply_rule
 from planewise.units import percent_text, rate_text
 
 Rule = Literal["planewise", "as-published", "as-coded-intent", "as-written"]
@@ -181,9 +181,11 @@ def judge(curve: Curve, rule: Rule = "planewise", plr: float = 0.005) -> Verdict
     unseen = _unseen_below(seen, plr) if seen.headroom[1] < HEADROOM_LIMIT else None
     if unseen is not None:  # loss may pass the limit there: PDR, and so headroom, is open
         seen = replace(seen, headroom=(seen.headroom[0], math.inf))
-    decision, next_loads = _decide(curve, seen, plr, unseen)
-    if rule in PUBLISHED_RULES:
-        decision, next_loads = _published(rule, curve, plr), []
+    if rule == "planewise":
+        decision = _decide(curve, seen, plr, unseen)
+    else:
+        result = apply_rule(rule, curve, plr)
+        decision = _Decision(result.word, "", result.reason)
     crossing = curve.first_over(plr)
     deciding = curve.points[max(0, int(seen.over[0]) - 1) if seen.over.size else 0 :]
     return Verdict(
@@ -202,7 +204,7 @@ def judge(curve: Curve, rule: Rule = "planewise", plr: float = 0.005) -> Verdict
         ndr=_ndr(curve) if tested else None,
         saturation=_saturation(seen) if tested else None,
         warnings=(*_loads_left_out(measured, curve), *diagnose(curve, seen, plr)),
-        next_loads=_rounded(next_loads, decision.open) if tested else (),
+        next_loads=tuple(decision.next_loads) if tested else (),
         plr=plr,
         tested=tested,
     )
@@ -215,46 +217,41 @@ class _Decision:
     word: Word
     open: Open
     reason: str
+    next_loads: Sequence[float] = ()
+    """That would settle what is open."""
 
 
 def _decide(
     curve: Curve, seen: Estimate, plr: float, unseen: tuple[str, list[float]] | None
-) -> tuple[_Decision, list[float]]:
-    """The rule `planewise`, and the loads that would settle what it leaves open."""
+) -> _Decision:
+    """The rule `planewise`."""
     if curve.untested:
         reason = "the generator, the sink or the clock limited every trial: nothing is known of "
-        return _Decision("UNDECIDED", "other", f"{reason}the system itself"), []
+        return _Decision("UNDECIDED", "other", f"{reason}the system itself")
     low, high = seen.headroom
-    limit = percent_text(HEADROOM_LIMIT)
-    size = f"{Headroom(low, high)} (limit {limit})"
+    size = f"{Headroom(low, high)} (limit {percent_text(HEADROOM_LIMIT)})"
     if low >= HEADROOM_LIMIT:
         reason = f"throughput beyond PDR still rises by {size}: one number misrepresents it"
         if busy := host_busy(curve):
-            return _Decision("UNDECIDED", "other", f"{reason}; but {busy[0].text}"), []
-        return _Decision("BAD", "", reason), []
+            return _Decision("UNDECIDED", "other", f"{reason}; but {busy[0].text}")
+        return _Decision("BAD", "", reason)
     if high < HEADROOM_LIMIT:
         reason = f"throughput beyond PDR rises by {size}: one number represents it"
-        return _Decision("GOOD", "", reason), []
-    if unseen is not None:
-        reason = f"headroom is {size}: {unseen[0]}"
-        return _Decision("UNDECIDED", "ladder too short", reason), unseen[1]
+        return _Decision("GOOD", "", reason)
     plain_low, plain_high = float(seen.readings.low[0]), float(seen.readings.high[0])
     # The loads' share of the interval, if the runs had no noise, against the whole.
     of_loads = math.isinf(plain_high) or plain_high - plain_low > (high - low) / 2
-    if of_loads and plain_low < HEADROOM_LIMIT <= plain_high:
-        reason = f"headroom is {size}: {_too_short(seen, plr)}"
-        return _Decision("UNDECIDED", "ladder too short", reason), _missing_loads(seen, plr)
+    if unseen is None and of_loads and plain_low < HEADROOM_LIMIT <= plain_high:
+        unseen = _too_short(seen, plr)
+    if unseen is not None:
+        why, loads = unseen
+        written = [float(f"{load:.4g}") for load in loads]  # as a person would
+        return _Decision("UNDECIDED", "ladder too short", f"headroom is {size}: {why}", written)
     reason = f"headroom is {size}: the runs vary too much to tell"
     start = max(0, int(seen.over[0]) - 1)
     blur = seen.error[start:] * seen.offered_pps[start:]
     most = seen.offered_pps[start:][np.argsort(-blur)[:3]]
-    return _Decision("UNDECIDED", "few runs", reason), [float(load) for load in most]
-
-
-def _rounded(loads: list[float], open_: Open) -> tuple[float, ...]:
-    """Loads that are new, as a person would write them."""
-    new = open_ == "ladder too short"
-    return tuple(float(f"{load:.4g}") if new else load for load in loads)
+    return _Decision("UNDECIDED", "few runs", reason, most.tolist())
 
 
 def middle_third(curve: Curve) -> Curve:
@@ -297,20 +294,39 @@ def _loads_left_out(measured: Curve, tested: Curve) -> tuple[Caution, ...]:
     )
 
 
-def _missing_loads(seen: Estimate, plr: float) -> list[float]:
-    """Loads that would narrow the headroom: below the ladder, beyond it, or around PDR."""
-    offered, over = seen.offered_pps, seen.over
-    first, last = float(offered[0]), float(offered[-1])
-    if over.size and over[0] == 0:
-        return [0.8 * first, 0.5 * first]
-    if over.size == 0 or over[0] >= offered.size - 1:
-        return [last * by for by in _BEYOND]
-    below, above = float(offered[over[0] - 1]), float(offered[over[0]])
-    knee = min(above * (1 - float(seen.mean[over[0]])) / (1 - plr), above)
-    if knee > below * (1 + 2 * _NEAR):
-        # Just below the knee: if nothing is lost there, little is left between PDR's readings.
-        return [max(knee * (1 - _NEAR), (below + knee) / 2), (below + knee) / 2]
-    return [last * by for by in _BEYOND]
+def _too_short(seen: Estimate, plr: float) -> tuple[str, list[float]]:
+    """What the loads lack, and those that would narrow the headroom: below the ladder, beyond it,
+    or around PDR."""
+    offered, first = seen.offered_pps, int(seen.over[0]) if seen.over.size else None
+    lowest, last, limit = float(offered[0]), float(offered[-1]), percent_text(plr)
+    beyond = [last * by for by in _BEYOND]
+    if first is None:
+        return (
+            f"no load up to {rate_text(last)} lost more than {limit}, so PDR and saturation lie "
+            "above what was measured",
+            beyond,
+        )
+    if first == 0:
+        return (
+            f"the first load, {rate_text(lowest)}, already lost {percent_text(seen.mean[0])}, so "
+            "PDR lies below what was measured",
+            [0.8 * lowest, 0.5 * lowest],
+        )
+    if first == offered.size - 1:
+        return (
+            f"only the last load, {rate_text(last)}, lost more than {limit}, so whether throughput "
+            "still rises beyond it was not measured",
+            beyond,
+        )
+    below, above = float(offered[first - 1]), float(offered[first])
+    knee = min(above * (1 - float(seen.mean[first])) / (1 - plr), above)
+    # Just below the knee: if nothing is lost there, little is left between PDR's readings.
+    around = [max(knee * (1 - _NEAR), (below + knee) / 2), (below + knee) / 2]
+    return (
+        f"PDR lies between {rate_text(below)} and {rate_text(above)}, which are too far apart, or "
+        f"the ladder ends too early, at {rate_text(last)}",
+        around if knee > below * (1 + 2 * _NEAR) else beyond,
+    )
 
 
 def _unseen_below(seen: Estimate, plr: float) -> tuple[str, list[float]] | None:
@@ -361,36 +377,6 @@ def checked_rule(rule: str, plr: float) -> Rule:
             return name
     raise BadInputError(
         f"{rule} is not a rule", where="--rule", remedy=f"choose one of {', '.join(RULES)}"
-    )
-
-
-def _published(rule: Rule, curve: Curve, plr: float) -> _Decision:
-    name: PublishedRule = next(published for published in PUBLISHED_RULES if published == rule)
-    result = apply_rule(name, curve, plr)
-    return _Decision(result.word, "", result.reason)
-
-
-def _too_short(seen: Estimate, plr: float) -> str:
-    """What the loads lack."""
-    offered, over = seen.offered_pps, seen.over
-    if over.size == 0:
-        return (
-            f"no load up to {rate_text(offered[-1])} lost more than {percent_text(plr)}, so PDR "
-            "and saturation lie above what was measured"
-        )
-    if over[0] == 0:
-        return (
-            f"the first load, {rate_text(offered[0])}, already lost "
-            f"{percent_text(seen.mean[0])}, so PDR lies below what was measured"
-        )
-    if over[0] == offered.size - 1:
-        return (
-            f"only the last load, {rate_text(offered[-1])}, lost more than {percent_text(plr)}, "
-            "so whether throughput still rises beyond it was not measured"
-        )
-    return (
-        f"PDR lies between {rate_text(offered[over[0] - 1])} and {rate_text(offered[over[0]])}, "
-        f"which are too far apart, or the ladder ends too early, at {rate_text(offered[-1])}"
     )
 
 
