@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
+from typing import ClassVar
 
 from planewise.measure.search.counts import Side, between, confidence_of, lead_for
 from planewise.measure.search.edge import Edge, Wish
@@ -35,47 +37,41 @@ _TOLERATED = 0.001
 """Loss of a short trial that is no sign of a lower edge."""
 
 
+@dataclass(frozen=True)
 class PlanewiseSearch:
     """The search."""
 
-    name = "planewise"
-    final_duration_s = _FINAL_S
+    name: ClassVar = "planewise"
+    final_duration_s: ClassVar = _FINAL_S
 
-    def __init__(
-        self, *, precision: float = 0.005, confidence: float = 0.95, seed: int = 1
-    ) -> None:
-        """`precision` is the relative half width at which an interval is narrow enough."""
-        self._precision, self._confidence, self._seed = precision, confidence, seed
-        # A lead is a whole number: its confidence differs a little from what was asked for.
-        promised = confidence_of(lead_for(confidence))
-        self._interval = f"{confidence if promised >= confidence - 0.005 else promised:.0%}"
+    precision: float = 0.005
+    """Relative half width at which an interval is narrow enough."""
+    confidence: float = 0.95
+    seed: int = 1
 
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
-        search = _Search(session, goals, self._precision, self._confidence, self._seed)
+        search = _Search(session, goals, self)
         try:
             search.run()
-            stopped: StopReason = search.stopped
         except BudgetSpentError:
-            stopped = "budget"
-        return tuple(search.result(goal, self._interval) for goal in goals), stopped
+            search.stopped = "budget"
+        # A lead is a whole number: its confidence differs a little from what was asked for.
+        promised = confidence_of(lead_for(self.confidence))
+        near = promised >= self.confidence - 0.005
+        interval = f"{self.confidence if near else promised:.0%}"
+        return tuple(search.result(goal, interval) for goal in goals), search.stopped
 
 
 class _Search:
     """One search as it goes on."""
 
     def __init__(
-        self,
-        session: SearchSession,
-        goals: tuple[Goal, ...],
-        precision: float,
-        confidence: float,
-        seed: int,
+        self, session: SearchSession, goals: tuple[Goal, ...], wanted: PlanewiseSearch
     ) -> None:
-        self.session, self.goals = session, goals
-        self.precision, self.confidence = precision, confidence
-        self.random = random.Random(seed)
+        self.session, self.goals, self.wanted = session, goals, wanted
+        self.random = random.Random(wanted.seed)
         self.reference_pps = session.max_load_pps
         self.loosest = max(goals, key=lambda goal: goal.loss_ratio)
         self.edges: dict[Goal, Edge] = {}
@@ -148,7 +144,7 @@ class _Search:
         low, high = edge.bounds
         if low is None or high is None:
             return edge.below_range() or edge.above_range()
-        return high - low <= 2 * self.precision + 1e-9
+        return high - low <= 2 * self.wanted.precision + 1e-9
 
     def _load(self, at: float) -> float:
         return math.exp(at) * self.reference_pps
@@ -263,8 +259,8 @@ class _Search:
                 low,
                 high,
                 packets=self.reference_pps * _FINAL_S,
-                half_width=self.precision,
-                confidence=self.confidence,
+                half_width=self.wanted.precision,
+                confidence=self.wanted.confidence,
             )
             for trial in self.session.trials:
                 # A short trial that lost something far below would have missed NDR, too.

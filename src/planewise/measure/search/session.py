@@ -9,15 +9,16 @@ import math
 from collections.abc import Callable
 
 from planewise.errors import BadInputError
+from planewise.judge.curve import Run
 from planewise.measure.search.goals import SearchTrial, ViolatedAssumption
-from planewise.measure.search.measurer import Measurer
+from planewise.measure.search.measurer import ExhaustedError, Measurer
 from planewise.store.levels import TOLERANCE
 
 OnTrial = Callable[[SearchTrial, int, float], None]
 """Called after each trial with the trial, the number of trials and the seconds spent."""
 
 
-class BudgetSpentError(Exception):
+class BudgetSpentError(ExhaustedError):
     """The next trial would exceed the budget. Never leaves `run_search`."""
 
 
@@ -61,7 +62,7 @@ class SearchSession:
         cost_s = duration_s + OVERHEAD_S
         over_budget = self.spent_s + cost_s > self._budget_s * (1 + 1e-9)
         if over_budget or len(self.trials) >= MAX_TRIALS:
-            raise BudgetSpentError
+            raise BudgetSpentError("the budget of the search is spent")
         offered_pps = self.clamp(offered_pps)
         run = self._measurer.trial(offered_pps, duration_s)
         trial = SearchTrial(offered_pps, duration_s, run)
@@ -71,6 +72,10 @@ class SearchSession:
         if self._on_trial is not None:
             self._on_trial(trial, len(self.trials), self.spent_s)
         return trial
+
+    def trial(self, offered_pps: float, duration_s: float) -> Run:
+        """The same as a measurer: `measure`, for the sweep of a verdict."""
+        return self.measure(offered_pps, duration_s).run
 
     def add_finding(self, finding: ViolatedAssumption) -> None:
         """Keeps a finding, one of each code."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import statistics
 
-from planewise.judge.curve import Run
 from planewise.measure.search.goals import GoalResult, SearchVerdict, ViolatedAssumption
-from planewise.measure.search.measurer import ExhaustedError
 from planewise.measure.search.sequential import (
     NothingMeasuredError,
     SequentialPlan,
     sweep_until_verdict,
 )
-from planewise.measure.search.session import BudgetSpentError, SearchSession
+from planewise.measure.search.session import SearchSession
 
 LADDER = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95, 1.12, 1.45, 1.9)
 """Loads relative to PDR. The one below it is so near that little room is left for PDR there."""
@@ -32,20 +30,6 @@ def ladder_loads(pdr_pps: float, min_load_pps: float, max_load_pps: float) -> tu
     """The ladder for a PDR, within the range of loads."""
     loads = {min(pdr_pps * share, max_load_pps) for share in LADDER}
     return tuple(sorted(load for load in loads if load >= min_load_pps))
-
-
-class _WithinBudget:
-    """A session as a measurer, exhausted once its budget is spent."""
-
-    def __init__(self, session: SearchSession) -> None:
-        self._session = session
-        self.min_load_pps, self.max_load_pps = session.min_load_pps, session.max_load_pps
-
-    def trial(self, offered_pps: float, duration_s: float) -> Run:
-        try:
-            return self._session.measure(offered_pps, duration_s).run
-        except BudgetSpentError:
-            raise ExhaustedError("the budget of the search is spent") from None
 
 
 def find_verdict(
@@ -68,9 +52,7 @@ def find_verdict(
         )
     plan = SequentialPlan(plr=result.goal.loss_ratio, max_mean_runs=_MEAN_RUNS)
     try:
-        swept = sweep_until_verdict(
-            _WithinBudget(session), loads, duration_s=duration_s, plan=plan, extend=True
-        )
+        swept = sweep_until_verdict(session, loads, duration_s=duration_s, plan=plan, extend=True)
     except NothingMeasuredError as error:
         return SearchVerdict("UNDECIDED", error.what)
     judged = swept.verdict
