@@ -178,9 +178,9 @@ REPOSITORY = CRATES.parent
 
 MOST_LINES = {
     "src/planewise/testbed": 15_650,  # goal: 11,000
-    "src/planewise/measure": 9_600,  # goal: 7,500
+    "src/planewise/measure": 9_550,  # goal: 7,500
     "src/planewise/report": 5_300,  # goal: 4,800
-    "src/planewise/judge": 6_500,  # goal: 4,000
+    "src/planewise/judge": 6_450,  # goal: 4,000
     "src/planewise/commands": 4_750,  # goal: 3,800
     "src/planewise/advise": 3_800,  # goal: 2,500
     "src/planewise/store": 4_200,  # goal: 2,900
