@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.advise.calibration import Calibration, calibrate_rows, predict_chains
+from planewise.advise.calibration import errors, predicted
 from planewise.advise.chain_rows import csv_text, read_table
 from planewise.advise.chain_table import chain_table, kinds_of
 from planewise.advise.model.capacity import ChainWorkload, Pattern, Prediction, line_ns, predict
-from planewise.advise.model.fit import Measured, fit
+from planewise.advise.model.fit import Fit, Measured, fit
 from planewise.advise.model.profile import Plane, Profile, load_profile, shipped
 from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError
@@ -108,15 +108,17 @@ def test_the_bottleneck_is_what_the_publication_names(
 
 
 @pytest.fixture(scope="module")
-def brief() -> Calibration:
+def brief() -> Fit:
     """The publication's rows, fitted."""
     rows = read_table(nfv_brief() / "throughput.csv")
-    return calibrate_rows(shipped("xl710-documents"), rows, source="brief")
+    return fit(shipped("xl710-documents"), rows, "brief")
 
 
-def test_the_fit_agrees_with_the_publication_and_is_physical(brief: Calibration) -> None:
-    assert brief.fitted.mean <= 0.03
-    assert (brief.fitted.pairs, brief.fitted.wrong) == (81, 0)
+def test_the_fit_agrees_with_the_publication_and_is_physical(brief: Fit) -> None:
+    rows = read_table(nfv_brief() / "throughput.csv")
+    fitted = errors(predicted(brief.profile, rows, rows))
+    assert fitted.mean <= 0.03
+    assert (fitted.pairs, fitted.wrong) == (81, 0)
     # No NIC above its documented best, a core's nanoseconds a packet.
     times = {(one.plane, one.name): one for one in brief.profile.stations}
     assert 1e3 / 39 < times["vf-passthrough", "NIC packet rate"].packet_ns < 1e3 / 30
@@ -124,24 +126,25 @@ def test_the_fit_agrees_with_the_publication_and_is_physical(brief: Calibration)
     assert 10 < times["vhost-user", "switch core"].packet_ns < 200
 
 
-def test_what_was_left_out_of_the_publication_is_predicted(brief: Calibration) -> None:
+def test_what_was_left_out_of_the_publication_is_predicted(brief: Fit) -> None:
     most = {"vnfs": 0.02, "frame_bytes": 0.045, "pattern": 0.036}
     for part in brief.left_out:
-        errors = [abs(math.expm1(error)) for error in part.errors]
-        assert statistics.median(errors) <= most[part.dimension], part.dimension
+        off = [abs(math.expm1(error)) for error in part.errors]
+        assert statistics.median(off) <= most[part.dimension], part.dimension
     assert len(brief.left_out) == 6
 
 
 def test_the_publication_is_described_without_a_start_and_the_line_is_found() -> None:
     rows = read_table(nfv_brief() / "throughput.csv")
-    found = calibrate_rows(NOTHING, rows, source="brief")
-    assert found.fitted.mean <= 0.03
-    assert (found.fitted.pairs, found.fitted.wrong) == (81, 0)
+    found = fit(NOTHING, rows, "brief")
+    fitted = errors(predicted(found.profile, rows, rows))
+    assert fitted.mean <= 0.03
+    assert (fitted.pairs, fitted.wrong) == (81, 0)
     (line,) = (one for one in found.profile.stations_of("vf-passthrough") if "line" in one.name)
     assert 8 / line.byte_ns == pytest.approx(40, rel=0.01)
 
 
-def test_an_interval_is_no_wider_than_twice_the_largest_error_seen(brief: Calibration) -> None:
+def test_an_interval_is_no_wider_than_twice_the_largest_error_seen(brief: Fit) -> None:
     for plane in PLANES:
         fitted = brief.profile.fitted_to(plane)
         assert fitted is not None
@@ -156,7 +159,7 @@ def test_an_interval_is_no_wider_than_twice_the_largest_error_seen(brief: Calibr
             assert math.log(high / low) == pytest.approx(2 * fitted.errors[dimension])
 
 
-def test_what_no_row_tells_is_not_known_and_named(brief: Calibration) -> None:
+def test_what_no_row_tells_is_not_known_and_named(brief: Fit) -> None:
     for chain, dimension in (
         (ChainWorkload("east-west", 20, 64), "vnfs"),  # far beyond the longest chain
         (ChainWorkload("east-west", 4, 64, chains=2), "chains"),
@@ -180,15 +183,15 @@ def test_frame_sizes_of_another_publication_are_predicted_from_the_others() -> N
             chain = ChainWorkload("north-south", int(row["vnfs"]), int(row["packet_bytes"]))
             measured = Measured("vhost-user", chain, float(row["tx_mpps"]) * 1e6)
             by_flows.setdefault(row["flows"], []).append(measured)
-    errors = [
+    off = [
         abs(math.expm1(error))
         for rows in by_flows.values()
         for part in fit(start, rows, "").left_out
         for error in part.errors
     ]
-    assert len(errors) == 30
-    assert statistics.median(errors) <= 0.027
-    assert max(errors) <= 0.116
+    assert len(off) == 30
+    assert statistics.median(off) <= 0.027
+    assert max(off) <= 0.116
 
 
 def chains_of(kind: str, switch_cores: int) -> list[Measured]:
@@ -212,39 +215,41 @@ def chains_of(kind: str, switch_cores: int) -> list[Measured]:
         ]
 
 
-def left_out(found: Calibration) -> list[float]:
+def left_out(found: Fit) -> list[float]:
     """Relative errors of each number of functions left out."""
     (part,) = (part for part in found.left_out if part.dimension == "vnfs")
     return [abs(math.expm1(error)) for error in part.errors]
 
 
 def test_six_chains_of_cnf_testbed_show_the_switchs_core_and_predict_two_cores() -> None:
-    found = calibrate_rows(NOTHING, chains_of("csc", 1), source="cnf-testbed")
-    errors = left_out(found)
-    assert statistics.median(errors) <= 0.03
-    assert max(errors) <= 0.08
-    limits = {chain.prediction.bottleneck.name for chain in found.rows if chain.prediction}
+    rows = chains_of("csc", 1)
+    found = fit(NOTHING, rows, "cnf-testbed")
+    off = left_out(found)
+    assert statistics.median(off) <= 0.03
+    assert max(off) <= 0.08
+    chains = predicted(found.profile, rows, rows)
+    limits = {chain.prediction.bottleneck.name for chain in chains if chain.prediction}
     assert limits == {"switch core"}
     # The switch's core spends two times a packet, and nothing else limits a row.
     [switch] = found.profile.stations
     assert switch.model_dump(include={"byte_ns", "hop_byte_ns", "port_ns"}) == {
         "byte_ns": 0, "hop_byte_ns": 0, "port_ns": 0,
     }  # fmt: skip
-    two = predict_chains(found, chains_of("csc", 2))
+    two = predicted(found.profile, chains_of("csc", 2), rows)
     assert statistics.median(abs(chain.off) for chain in two) <= 0.10
     assert {chain.prediction.unknown for chain in two if chain.prediction} == {("switch_cores",)}
     assert any("VNF core" in line for line in found.open)
 
 
 def test_pipelines_of_cnf_testbed_are_flat_and_virtual_machines_are_predicted() -> None:
-    pipelines = calibrate_rows(NOTHING, chains_of("csp", 1), source="cnf-testbed")
+    pipelines = fit(NOTHING, chains_of("csp", 1), "cnf-testbed")
     rates = [
         foreseen(pipelines.profile, "memif", ChainWorkload("pipeline", vnfs, 64)).pps / vnfs
         for vnfs in range(1, 11)
     ]
     assert max(rates) == pytest.approx(min(rates))
     for cores in (1, 2):
-        machines = calibrate_rows(NOTHING, chains_of("vsc", cores), source="cnf-testbed")
+        machines = fit(NOTHING, chains_of("vsc", cores), "cnf-testbed")
         # One length in each lies 23 % off.
         assert statistics.median(left_out(machines)) <= 0.10
 

@@ -1,15 +1,15 @@
-"""A profile fitted to measured chains, and how well it predicts them."""
+"""How well a profile predicts measured chains: figures, sentences and a table."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from planewise.advise.model.capacity import WORDS, Prediction, predict
-from planewise.advise.model.fit import HeldOut, Measured, fit
+from planewise.advise.model.fit import HeldOut, Measured
 from planewise.advise.model.profile import PLANES, Profile
 from planewise.errors import BadInputError
 from planewise.units import count_text, percent_text
@@ -71,103 +71,25 @@ class PredictedChain:
         }
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The fitted profile, and the measurements that it was compared with."""
-
-    profile: Profile
-    rows: tuple[PredictedChain, ...]
-    fitted: Errors
-    left_out: tuple[HeldOut, ...]
-    open: tuple[str, ...]
-    """What the rows cannot tell and the measurement that would, in sentences."""
-
-    def lines(self) -> list[str]:
-        """How well the fit describes and predicts each plane, a sentence each."""
-        lines = []
-        for plane in dict.fromkeys(chain.row.plane for chain in self.rows):
-            own = [chain for chain in self.rows if chain.row.plane == plane]
-            limits = Counter(chain.prediction.bottleneck.name for chain in own if chain.prediction)
-            words = ", ".join(f"{name} in {times}" for name, times in limits.most_common())
-            lines.append(f"{plane}: the bottleneck is the {words} of {count_text(len(own), 'row')}")
-        for part in self.left_out:
-            errors = [abs(math.expm1(error)) for error in part.errors]
-            lines.append(
-                f"{part.plane}, each {WORDS[part.dimension]} left out in turn: "
-                f"{count_text(len(errors), 'row')}, off by "
-                f"{percent_text(statistics.median(errors))} in the median, "
-                f"{percent_text(statistics.fmean(errors))} in the mean, "
-                f"{percent_text(max(errors))} at worst"
-            )
-        return lines
-
-
-def calibrate_rows(
-    start: Profile,
-    rows: Sequence[Measured],
-    *,
-    source: str,
-    name: str | None = None,
-    emulated: bool = False,
-) -> Calibration:
-    """Fits `start` to the rows. What is fitted to an `emulated` host is emulated.
+def predicted(
+    profile: Profile, rows: Sequence[Measured], fitted_to: Iterable[Measured]
+) -> list[PredictedChain]:
+    """Each row beside its prediction; chains that the profile was not fitted to come first.
 
     Raises:
-        BadInputError: there are no such rows.
+        BadInputError: there are no rows.
     """
-    found = fit(start, rows, source)
-    profile = found.profile.model_copy(
-        update={"name": name or source, "emulated": emulated or start.emulated}
-    )
-    chains = tuple(PredictedChain(row, predict(profile, row.plane, row.chain)) for row in rows)
-    return Calibration(profile, chains, errors(chains), found.left_out, found.open)
-
-
-def predict_chains(
-    calibration: Calibration, rows: Sequence[Measured]
-) -> tuple[PredictedChain, ...]:
-    """The chains of another run, each with its prediction; those that were not fitted to first.
-
-    Raises:
-        BadInputError: the model knows the plane of none.
-    """
-    fitted = {(chain.row.plane, chain.row.chain) for chain in calibration.rows}
-    chains = [
-        PredictedChain(
-            row,
-            predict(calibration.profile, row.plane, row.chain),
-            (row.plane, row.chain) in fitted,
-        )
-        for row in rows
-    ]
-    if not chains:
+    if not rows:
         raise BadInputError(
             "there are no chains to compare predictions with",
             remedy=f"measure chains on {', '.join(PLANES)}",
         )
-    return tuple(sorted(chains, key=lambda chain: chain.fitted))
-
-
-def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
-    """A sentence for the chains that a profile was not fitted to, and one for the others."""
-    lines = []
-    for fitted, words in ((False, "not fitted to"), (True, "also fitted to")):
-        group = [chain for chain in chains if chain.fitted == fitted]
-        known = [abs(chain.off) for chain in group if chain.prediction]
-        if not group:
-            continue
-        inside = [chain.inside for chain in group if chain.inside is not None]
-        figures = (
-            f"off by {percent_text(statistics.median(known))} in the median, "
-            f"{percent_text(max(known))} at worst"
-            if known
-            else "without a prediction"
-        )
-        lines.append(
-            f"{words}: {count_text(len(group), 'chain')}, {figures}; "
-            f"{sum(inside)} of {len(inside)} lie in their intervals"
-        )
-    return lines
+    known = {(row.plane, row.chain) for row in fitted_to}
+    chains = [
+        PredictedChain(row, predict(profile, row.plane, row.chain), (row.plane, row.chain) in known)
+        for row in rows
+    ]
+    return sorted(chains, key=lambda chain: chain.fitted)
 
 
 def errors(chains: Sequence[PredictedChain]) -> Errors:
@@ -186,9 +108,57 @@ def errors(chains: Sequence[PredictedChain]) -> Errors:
     return Errors(len(chains), median, mean, max(deviations), pairs, wrong)
 
 
+def lines(
+    chains: Sequence[PredictedChain], left_out: Sequence[HeldOut], unknown: Sequence[str]
+) -> list[str]:
+    """How well a fit describes and predicts each plane, and what is not known, a sentence each."""
+    found = errors(chains)
+    texts = [f"fitted to {count_text(found.rows, 'row')}: {_off(chain.off for chain in chains)}"]
+    if found.pairs:
+        texts.append(
+            f"{found.pairs - found.wrong} of {found.pairs} pairs of planes that differ by more "
+            "than 10 % are ranked right"
+        )
+    for plane in dict.fromkeys(chain.row.plane for chain in chains):
+        own = [chain for chain in chains if chain.row.plane == plane]
+        limits = Counter(chain.prediction.bottleneck.name for chain in own if chain.prediction)
+        words = ", ".join(f"{name} in {times}" for name, times in limits.most_common())
+        texts.append(f"{plane}: the bottleneck is the {words} of {count_text(len(own), 'row')}")
+    texts += [
+        f"{part.plane}, each {WORDS[part.dimension]} left out in turn: "
+        f"{count_text(len(part.errors), 'row')}, {_off(map(math.expm1, part.errors))}"
+        for part in left_out
+    ]
+    return [*texts, *(f"not known: {line}" for line in unknown)]
+
+
+def _off(relative: Iterable[float]) -> str:
+    sizes = [abs(error) for error in relative]
+    return (
+        f"off by {percent_text(statistics.median(sizes))} in the median, "
+        f"{percent_text(statistics.fmean(sizes))} in the mean, {percent_text(max(sizes))} at worst"
+    )
+
+
+def predicted_lines(chains: Sequence[PredictedChain]) -> list[str]:
+    """A sentence for the chains that a profile was not fitted to, and one for the others."""
+    texts = []
+    for fitted, words in ((False, "not fitted to"), (True, "also fitted to")):
+        group = [chain for chain in chains if chain.fitted == fitted]
+        known = [chain.off for chain in group if chain.prediction]
+        inside = [chain.inside for chain in group if chain.inside is not None]
+        if group:
+            texts.append(
+                f"{words}: {count_text(len(group), 'chain')}, "
+                f"{_off(known) if known else 'without a prediction'}; "
+                f"{sum(inside)} of {len(inside)} lie in their intervals"
+            )
+    return texts
+
+
 def table(chains: Sequence[PredictedChain]) -> str:
     """Measured and predicted rates [Mpps] and the bottleneck, as a Markdown table."""
-    lines = [
+    rows = [
         "| plane | pattern | functions | chains | switch cores | frame [bytes] | measured [Mpps] "
         "| predicted [Mpps] | interval [Mpps] | off | bottleneck |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -206,8 +176,8 @@ def table(chains: Sequence[PredictedChain]) -> str:
             if prediction
             else "not known | | | not known"
         )
-        lines.append(
+        rows.append(
             f"| {one.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.chains} | "
             f"{chain.switch_cores} | {chain.frame_bytes} | {one.row.pps / 1e6:.2f} | {figures} |"
         )
-    return "\n".join(lines)
+    return "\n".join(rows)

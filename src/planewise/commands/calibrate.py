@@ -55,16 +55,11 @@ def calibrate(
     Line rate and whatever only an unmeasured plane or chain would show stay those of the starting
     profile.
     """
-    from planewise.advise.calibration import (
-        calibrate_rows,
-        predict_chains,
-        predicted_lines,
-        table,
-    )
+    from planewise.advise.calibration import errors, lines, predicted, predicted_lines, table
+    from planewise.advise.model.fit import fit
     from planewise.advise.model.profile import find_profile
     from planewise.advise.toml_text import toml_text
     from planewise.store.files import write_file
-    from planewise.units import percent_text
 
     rows, left_out, emulated = _rows(measured)
     for line in left_out:
@@ -72,47 +67,38 @@ def calibrate(
     profile = find_profile(start)
     if line_gbps is not None:
         profile = profile.model_copy(update={"line_gbps": line_gbps})
-    calibrated = calibrate_rows(
-        profile, rows, source=measured.resolve().name, name=name, emulated=bool(emulated)
-    )
+    source = measured.resolve().name
+    found = fit(profile, rows, source)
+    # What is fitted to an emulated host is emulated.
+    update = {"name": name or source, "emulated": bool(emulated) or profile.emulated}
+    profile = found.profile.model_copy(update=update)
+    chains = predicted(profile, rows, rows)
     checked: Sequence[PredictedChain] = ()
     if against is not None:
         check_rows, notes, check_emulated = _rows(against)
         for line in (*notes, *((f"emulated: {check_emulated}",) if check_emulated else ())):
             console.err().print(f"{against}: {line}", style="yellow")
-        checked = predict_chains(calibrated, check_rows)
+        checked = predicted(profile, check_rows, rows)
     if out is not None:
-        write_file(out, toml_text(calibrated.profile, defaults=False).encode())
+        write_file(out, toml_text(profile, defaults=False).encode())
     if json_:
         console.print_json(
             {
-                "profile": calibrated.profile.model_dump(),
-                "fitted": asdict(calibrated.fitted),
-                "rows": [chain.as_json() for chain in calibrated.rows],
+                "profile": profile.model_dump(),
+                "fitted": asdict(errors(chains)),
+                "rows": [chain.as_json() for chain in chains],
                 "unseen": [
                     {"plane": part.plane, "left_out": part.dimension, "errors": part.errors}
-                    for part in calibrated.left_out
+                    for part in found.left_out
                 ],
-                "not_known": calibrated.open,
+                "not_known": found.open,
                 "left_out": left_out,
                 "against": [chain.as_json() for chain in checked],
             }
         )
         return
-    errors = calibrated.fitted
-    print(
-        f"fitted to {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
-        f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst"
-    )
-    if errors.pairs:
-        print(
-            f"{errors.pairs - errors.wrong} of {errors.pairs} pairs of planes that differ by more "
-            "than 10 % are ranked right"
-        )
-    for line in calibrated.lines():
+    for line in lines(chains, found.left_out, found.open):
         print(line)
-    for line in calibrated.open:
-        print(f"not known: {line}")
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
     for line in predicted_lines(checked):
@@ -120,10 +106,10 @@ def calibrate(
     if checked:
         print(table(checked))
     if markdown:
-        print(table(calibrated.rows))
+        print(table(chains))
     if out is None:
         print()
-        print(toml_text(calibrated.profile, defaults=False), end="")
+        print(toml_text(profile, defaults=False), end="")
     else:
         print(out)
 
