@@ -190,7 +190,7 @@ MOST_LINES = {
     "crates/probe": 12_550,  # goal: 11,000
     "crates/alloc": 8_900,  # goal: 6,500
     "crates/sriov crates/linux": 6_700,  # goal: 5,300
-    "crates/kube": 3_800,  # goal: 3,300
+    "crates/kube": 3_700,  # goal: 3,300
     "crates/error crates/cases crates/wheel": 510,  # goal: 450
 }
 """The line budget of each package. Raise one only with the reason in the commit message."""

@@ -77,8 +77,21 @@ pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
     Condition::new("Ready", status, reason, message)
 }
 
-/// The status of a `VfPool` without times; compared without `rates` to see whether it has to be written.
-pub fn pool_status(status: &Status, rates: bool) -> Value {
+/// A status without its rates, which change all the time: two that are equal need no writing.
+pub fn without_rates(status: &Value) -> Value {
+    let is_rate = |key: &str| key.ends_with("acketsPerSecond");
+    match status {
+        Value::Object(fields) => {
+            let kept = fields.iter().filter(|(key, _)| !is_rate(key));
+            kept.map(|(key, value)| (key.clone(), without_rates(value))).collect()
+        }
+        Value::Array(items) => items.iter().map(without_rates).collect(),
+        value => value.clone(),
+    }
+}
+
+/// The status of a `VfPool` without times.
+pub fn pool_status(status: &Status) -> Value {
     let count = |vfs: &[&Vf], place: VfState| vfs.iter().filter(|vf| vf.place == place).count();
     let counts = |vfs: &[&Vf]| {
         json!({"vfs": vfs.len(), "held": count(vfs, VfState::Held), "free": count(vfs, VfState::Pool),
@@ -105,7 +118,7 @@ pub fn pool_status(status: &Status, rates: bool) -> Value {
         .filter(waits)
         .map(|guest| {
             let mut waiter = json!({"guest": guest.id});
-            if let (true, Some(pps)) = (rates, guest.rate.pps) {
+            if let Some(pps) = guest.rate.pps {
                 waiter["packetsPerSecond"] = json!(pps.round() as u64);
             }
             waiter
@@ -181,7 +194,7 @@ mod tests {
         let status = status(vfs, guests);
         let ready = readiness(&status, None);
         assert_eq!((ready.status, ready.reason.as_str()), ("True", "SomeUnusable"));
-        let body = pool_status(&status, true);
+        let body = pool_status(&status);
         assert_eq!((&body["vfs"], &body["held"], &body["free"]), (&json!(3), &json!(1), &json!(1)));
         assert_eq!((&body["pods"], &body["waiting"]), (&json!(3), &json!(1)));
         assert_eq!(body["waiters"], json!([{"guest": "shop/db"}]), "its rate is not known");
@@ -205,13 +218,13 @@ mod tests {
     fn what_only_time_changes_needs_no_writing() {
         let mut now =
             status(vec![vf(0, VfState::Pool, None)], vec![guest("a/b", None, Stance::Free)]);
-        let before = (pool_status(&now, false), readiness(&now, None));
+        let before = (without_rates(&pool_status(&now)), readiness(&now, None));
         now.at_unix_ms += 10_000;
         now.counters.samples += 10;
         now.guests[0].rate = Rate { pps: Some(1e6), ..now.guests[0].rate };
-        assert_eq!((pool_status(&now, false), readiness(&now, None)), before);
+        assert_eq!((without_rates(&pool_status(&now)), readiness(&now, None)), before);
         let waiter = json!([{"guest": "a/b", "packetsPerSecond": 1_000_000}]);
-        assert_eq!(pool_status(&now, true)["waiters"], waiter);
+        assert_eq!(pool_status(&now)["waiters"], waiter);
     }
 
     #[test]

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Selector, SelectorExt};
 use pw_alloc::model::{Stance, Wish};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// API group of this program's objects; prefix of its annotations and conditions.
@@ -11,46 +14,9 @@ pub const GROUP: &str = "planewise.io";
 /// Known annotations of pods, without the group.
 const ANNOTATIONS: [&str; 4] = ["class", "interface", "min-share-percent", "stance"];
 
-/// Kubernetes' label selector.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct Selector {
-    match_labels: BTreeMap<String, String>,
-    match_expressions: Vec<Expression>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Expression {
-    key: String,
-    operator: Operator,
-    #[serde(default)]
-    values: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-enum Operator {
-    In,
-    NotIn,
-    Exists,
-    DoesNotExist,
-}
-
-impl Selector {
-    fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        let equal = self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value));
-        equal
-            && self.match_expressions.iter().all(|expression| {
-                let value = labels.get(&expression.key);
-                let listed = value.is_some_and(|value| expression.values.contains(value));
-                match expression.operator {
-                    Operator::In => listed,
-                    Operator::NotIn => !listed,
-                    Operator::Exists => value.is_some(),
-                    Operator::DoesNotExist => value.is_none(),
-                }
-            })
-    }
+/// Reads Kubernetes' label selector.
+fn selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Selector, D::Error> {
+    LabelSelector::deserialize(deserializer)?.try_into().map_err(D::Error::custom)
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -73,6 +39,7 @@ struct Limits {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Spec {
+    #[serde(deserialize_with = "selector")]
     pod_selector: Selector,
     defaults: Defaults,
     limits: Limits,
@@ -102,7 +69,7 @@ impl Policy {
     /// applies to its own.
     fn selects(&self, pod: &Pod) -> bool {
         self.namespace == pod.namespace
-            && self.spec.as_ref().map_or(true, |spec| spec.pod_selector.selects(&pod.labels))
+            && self.spec.as_ref().map_or(true, |spec| spec.pod_selector.matches(&pod.labels))
     }
 }
 
@@ -434,7 +401,10 @@ mod tests {
             (json!({"limits": {"maxMinSharePercent": 101}}), "beyond 100"),
             (json!({"limit": {}}), "unknown field"),
             (json!({"limits": {"maxClass": 256}}), "256"),
-            (json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Gt"}]}}), "Gt"),
+            (
+                json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Gt"}]}}),
+                "operator",
+            ),
         ] {
             let refusal = refused(rule(&pod(&[]), &[policy("p", &spec)]));
             assert_eq!(refusal.reason, "PolicyInvalid");

@@ -195,7 +195,8 @@ impl<'a> Reporter<'a> {
             return Ok(());
         }
         // Rates change all the time: they are written along with other changes or the heartbeat.
-        let body = objects::pool_status(&status, false);
+        let rates = objects::pool_status(&status);
+        let body = objects::without_rates(&rates);
         let ready = objects::readiness(&status, self.agent.unknown().as_deref());
         let now = now();
         let mut new = Vec::new();
@@ -221,7 +222,6 @@ impl<'a> Reporter<'a> {
         if !due {
             return Ok(());
         }
-        let rates = objects::pool_status(&status, true);
         match self.write_pool(&objects::applied(rates, &conditions, &now)).await {
             Ok(()) => {}
             Err(Failure::Missing) => {

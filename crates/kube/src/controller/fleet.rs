@@ -118,34 +118,15 @@ impl Namespace {
         self.holders.len()
     }
 
-    /// The status of its `VfUsage`; without rates, two that are equal need no writing.
-    pub fn body(&self, rates: bool) -> Value {
+    /// The status of its `VfUsage`.
+    pub fn body(&self) -> Value {
         let holders = self.holders.iter().take(MAX_HOLDERS);
         let holders: Value =
             holders.map(|(pod, (node, vf))| json!({"pod": pod, "node": node, "vf": vf})).collect();
-        let mut body = json!({"nodes": self.nodes.len(), "held": self.held(), "waiting": self.waiting,
-                              "unmetPods": self.unmet.pods, "holders": holders});
-        if rates {
-            body["unmetPacketsPerSecond"] = rounded(self.unmet.pps);
-        }
-        body
+        json!({"nodes": self.nodes.len(), "held": self.held(), "waiting": self.waiting,
+               "unmetPods": self.unmet.pods, "unmetPacketsPerSecond": rounded(self.unmet.pps),
+               "holders": holders})
     }
-}
-
-/// Advice: more VFs for a node.
-#[derive(Debug, Clone, PartialEq)]
-struct MoreVfs {
-    node: String,
-    unmet: Unmet,
-}
-
-/// Advice: another node for a pod.
-#[derive(Debug, Clone, PartialEq)]
-struct OtherNode {
-    pod: String,
-    node: String,
-    to: String,
-    pps: f64,
 }
 
 /// Sums of all nodes.
@@ -168,8 +149,10 @@ pub struct Fleet {
     pub unmet: Unmet,
     /// By namespace.
     pub namespaces: BTreeMap<String, Namespace>,
-    more_vfs: Vec<MoreVfs>,
-    other_node: Vec<OtherNode>,
+    /// Advice: nodes that could do with more VFs.
+    more_vfs: Vec<(String, Unmet)>,
+    /// Advice: pods for which another node has a VF.
+    other_node: Vec<Value>,
 }
 
 fn rounded(rate: f64) -> Value {
@@ -211,17 +194,17 @@ pub fn sum(pools: &[Pool]) -> Fleet {
             fleet.unmet.add(waiter);
         });
         if unmet.pps > 0.0 {
-            fleet.more_vfs.push(MoreVfs { node: pool.node.clone(), unmet });
+            fleet.more_vfs.push((pool.node.clone(), unmet));
         }
     }
-    fleet.more_vfs.sort_by(|a, b| b.unmet.pps.total_cmp(&a.unmet.pps));
+    fleet.more_vfs.sort_by(|(_, a), (_, b)| b.pps.total_cmp(&a.pps));
     fleet.more_vfs.truncate(MAX_ADVICE);
     fleet.other_node = other_nodes(pools);
     fleet
 }
 
 /// Advice for pods by traffic, the busiest first, each to the node with most free VFs.
-fn other_nodes(pools: &[Pool]) -> Vec<OtherNode> {
+fn other_nodes(pools: &[Pool]) -> Vec<Value> {
     let mut free: Vec<(u32, Reverse<&str>)> = pools
         .iter()
         .filter(|pool| pool.is_ready() && pool.status.free > 0)
@@ -238,40 +221,25 @@ fn other_nodes(pools: &[Pool]) -> Vec<OtherNode> {
     for (pool, waiter, pps) in waiting.into_iter().take(MAX_ADVICE) {
         let Some(best) = free.iter_mut().max().filter(|(vfs, _)| *vfs > 0) else { break };
         best.0 -= 1;
-        let (pod, node, to) = (waiter.guest.clone(), pool.node.clone(), best.1.0.to_owned());
-        advice.push(OtherNode { pod, node, to, pps });
+        advice.push(json!({"pod": waiter.guest, "node": pool.node, "to": best.1.0,
+                           "packetsPerSecond": rounded(pps)}));
     }
     advice
 }
 
 impl Fleet {
-    /// The status of the `VfFleet`; without rates, two that are equal need no writing.
-    pub fn body(&self, rates: bool) -> Value {
+    /// The status of the `VfFleet`.
+    pub fn body(&self) -> Value {
         let Self { nodes, ready, vfs, held, free, unusable, .. } = self;
-        let more = self.more_vfs.iter().map(|advice| {
-            let mut entry = json!({"node": advice.node, "vfs": advice.unmet.pods});
-            if rates {
-                entry["packetsPerSecond"] = rounded(advice.unmet.pps);
-            }
-            entry
-        });
-        let other = self.other_node.iter().map(|advice| {
-            let mut entry = json!({"pod": advice.pod, "node": advice.node, "to": advice.to});
-            if rates {
-                entry["packetsPerSecond"] = rounded(advice.pps);
-            }
-            entry
+        let more = self.more_vfs.iter().map(|(node, unmet)| {
+            json!({"node": node, "vfs": unmet.pods, "packetsPerSecond": rounded(unmet.pps)})
         });
         let waiting: u32 = self.namespaces.values().map(|namespace| namespace.waiting).sum();
         let pods = self.namespaces.values().map(Namespace::held).sum::<usize>() + waiting as usize;
-        let mut body = json!({"nodes": nodes, "ready": ready, "silent": self.silent.len(), "vfs": vfs,
+        json!({"nodes": nodes, "ready": ready, "silent": self.silent.len(), "vfs": vfs,
             "held": held, "free": free, "unusable": unusable, "pods": pods, "waiting": waiting,
-            "unmetPods": self.unmet.pods, "moreVfs": more.collect::<Value>(),
-            "otherNode": other.collect::<Value>()});
-        if rates {
-            body["unmetPacketsPerSecond"] = rounded(self.unmet.pps);
-        }
-        body
+            "unmetPods": self.unmet.pods, "unmetPacketsPerSecond": rounded(self.unmet.pps),
+            "moreVfs": more.collect::<Value>(), "otherNode": self.other_node})
     }
 
     /// Do all nodes report?
@@ -299,6 +267,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::without_rates;
 
     fn pool(node: &str, ready: (&str, &str), fields: Value) -> Pool {
         let mut status =
@@ -328,7 +297,7 @@ mod tests {
     #[test]
     fn sums_are_by_fleet_and_by_namespace() {
         let fleet = sum(&[full("a"), empty("b", 2)]);
-        let body = fleet.body(true);
+        let body = fleet.body();
         for (key, expected) in [
             ("nodes", 2),
             ("ready", 2),
@@ -342,13 +311,13 @@ mod tests {
         ] {
             assert_eq!(body[key], expected, "{key}");
         }
-        let shop = fleet.namespaces["shop"].body(true);
+        let shop = fleet.namespaces["shop"].body();
         assert_eq!(shop["holders"], json!([{"pod": "web", "node": "a", "vf": "pf0/0"}]));
         assert_eq!(
             (&shop["held"], &shop["waiting"], &shop["unmetPacketsPerSecond"]),
             (&json!(1), &json!(1), &json!(300))
         );
-        let bank = fleet.namespaces["bank"].body(true);
+        let bank = fleet.namespaces["bank"].body();
         assert_eq!(
             (&bank["held"], &bank["waiting"], &bank["unmetPods"]),
             (&json!(0), &json!(3), &json!(3))
@@ -359,14 +328,14 @@ mod tests {
     #[test]
     fn who_sends_most_is_advised_first_and_no_vf_is_promised_twice() {
         let fleet = sum(&[full("a"), empty("b", 1), empty("c", 1)]);
-        let body = fleet.body(false);
+        let body = without_rates(&fleet.body());
         assert_eq!(body["moreVfs"], json!([{"node": "a", "vfs": 4}]));
         assert_eq!(
             body["otherNode"],
             json!([
             {"pod": "bank/ledger", "node": "a", "to": "b"}, {"pod": "shop/db", "node": "a", "to": "c"}])
         );
-        let body = sum(&[full("a"), empty("b", 1)]).body(false);
+        let body = sum(&[full("a"), empty("b", 1)]).body();
         assert_eq!(body["otherNode"].as_array().map(Vec::len), Some(1));
     }
 
@@ -393,7 +362,7 @@ mod tests {
     fn a_node_whose_agent_is_silent_is_named_and_nobody_is_sent_there() {
         let silent = Pool { silent: true, ..empty("b", 2) };
         let fleet = sum(&[full("a"), silent]);
-        assert_eq!(fleet.body(false)["otherNode"], json!([]));
+        assert_eq!(fleet.body()["otherNode"], json!([]));
         let complete = fleet.complete();
         assert_eq!((complete.status, complete.reason.as_str()), ("False", "NodesSilent"));
         assert!(complete.message.contains('b'));
@@ -405,8 +374,9 @@ mod tests {
         let mut busier = full("a");
         busier.status.waiters[0].packets_per_second = Some(400.0);
         let (before, after) = (sum(&[full("a")]), sum(&[busier]));
-        assert_eq!(before.body(false), after.body(false));
-        assert_ne!(before.body(true), after.body(true));
-        assert_eq!(before.namespaces["shop"].body(false), after.namespaces["shop"].body(false));
+        assert_eq!(without_rates(&before.body()), without_rates(&after.body()));
+        assert_ne!(before.body(), after.body());
+        let [before, after] = [before, after].map(|fleet| fleet.namespaces["shop"].body());
+        assert_eq!(without_rates(&before), without_rates(&after));
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::feeds::{self, Feed};
-use crate::objects::Condition;
+use crate::objects::{Condition, without_rates};
 use crate::write::{Applied, Backoff, Failure, now};
 use fleet::{Fleet, Pool};
 use lease::{Candidate, Leads};
@@ -187,7 +187,8 @@ impl Controller {
         writes: &mut Writes,
         leads: &watch::Receiver<Leads>,
     ) -> std::result::Result<(), String> {
-        let (bare, rates) = (fleet.body(false), fleet.body(true));
+        let rates = fleet.body();
+        let bare = without_rates(&rates);
         let (complete, at) = (fleet.complete(), now());
         if writes.complete.as_ref().is_none_or(|(before, _)| *before != complete) {
             writes.complete = Some((complete, at.clone()));
@@ -223,7 +224,8 @@ impl Controller {
             if !lease::is_leading(leads) {
                 return Ok(());
             }
-            let (bare, rates) = (sums.body(false), sums.body(true));
+            let rates = sums.body();
+            let bare = without_rates(&rates);
             if !is_due(writes.usages.get(namespace), &bare, &rates) {
                 continue;
             }
