@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -17,7 +17,7 @@ from planewise.testbed.vfs.alloc_client import (
     Status,
     printable,
 )
-from planewise.units import count_text, duration_text, rate_text, time_text
+from planewise.units import bits_text, count_text, duration_text, rate_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,15 +39,19 @@ def status(daemon: Status, console: Console) -> None:
         f"every {daemon.interval_s:g} s" + ("; draining: no VF is given" if daemon.draining else "")
     )
     if daemon.pools:
-        console.print(_pools(daemon.pools))
+        titles: tuple[str, ...] = ("PF", "link", "VFs", "free", "quarantined", "NUMA node")
+        console.print(_table(titles, map(_pool, daemon.pools)))
     else:
         console.print("No PF with VFs is managed.")
     if daemon.guests:
-        console.print("", _guests(daemon.guests, daemon.at_unix_ms), sep="\n")
+        titles = ("guest", "sends by", "for", "packet rate", "bit rate", "why", "")
+        rows = [_guest(guest, daemon.at_unix_ms) for guest in daemon.guests]
+        console.print("", _table(titles, rows), sep="\n")
     else:
         console.print("No guest is managed yet.")
     if daemon.moves:
-        console.print("", _moves(daemon.moves[-LATEST:]), sep="\n")
+        titles = ("latest moves", "guest", "VF", "took", "ended", "why")
+        console.print("", _table(titles, map(_move, daemon.moves[-LATEST:])), sep="\n")
     for error in daemon.errors[-LATEST:]:
         console.print(_text(f"{_clock(error.at_unix_ms)} error: {error.what}", style="red"))
         if error.remedy:
@@ -116,64 +120,49 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
 }
 
 
-def _pools(pools: Iterable[PoolStatus]) -> Table:
-    table = _table("PF", "link", "VFs", "free", "quarantined", "NUMA node")
-    for pool in pools:
-        table.add_row(
-            _text(pool.pf),
-            "up" if pool.link_up else Text("down", style="red"),
-            str(pool.vfs),
-            str(pool.free),
-            str(pool.quarantined),
-            "" if pool.numa is None else str(pool.numa),
-        )
-    return table
+def _pool(pool: PoolStatus) -> tuple[str, ...]:
+    numbers = (pool.vfs, pool.free, pool.quarantined, "" if pool.numa is None else pool.numa)
+    return (pool.pf, "up" if pool.link_up else "down", *map(str, numbers))
 
 
-def _guests(guests: Iterable[GuestStatus], now_ms: int) -> Table:
-    table = _table("guest", "sends by", "for", "packet rate", "bit rate", "why", "")
-    for guest in guests:
-        notes = [
-            *(["moving"] if guest.moving else []),
-            *([guest.stance] if guest.stance != "free" else []),
-            *([f"class {guest.priority}"] if guest.priority else []),
-            *(["marked"] if guest.marked else []),
-            *([] if guest.paravirtual_up else ["paravirtual path down"]),
-            *(["rate guest-reported"] if guest.rate.source == "guest-reported" else []),
-        ]
-        bits = guest.rate.bytes_per_s
-        table.add_row(
-            _text(guest.id),
-            _text(guest.vf or "paravirtual"),
-            duration_text((now_ms - guest.since_unix_ms) / 1e3),
-            "unknown" if guest.rate.pps is None else rate_text(guest.rate.pps),
-            "unknown" if bits is None else rate_text(bits * 8).replace("pps", "bit/s"),
-            _text(guest.why),
-            _text(", ".join(notes)),
-        )
-    return table
+def _guest(guest: GuestStatus, now_ms: int) -> tuple[str, ...]:
+    notes = {
+        "moving": guest.moving,
+        guest.stance: guest.stance != "free",
+        f"class {guest.priority}": guest.priority,
+        "marked": guest.marked,
+        "paravirtual path down": not guest.paravirtual_up,
+        "rate guest-reported": guest.rate.source == "guest-reported",
+    }
+    bits = guest.rate.bytes_per_s
+    return (
+        guest.id,
+        guest.vf or "paravirtual",
+        duration_text((now_ms - guest.since_unix_ms) / 1e3),
+        "unknown" if guest.rate.pps is None else rate_text(guest.rate.pps),
+        "unknown" if bits is None else bits_text(bits * 8),
+        guest.why,
+        ", ".join(note for note, applies in notes.items() if applies),
+    )
 
 
-def _moves(moves: Iterable[MoveStatus]) -> Table:
-    table = _table("latest moves", "guest", "VF", "took", "ended", "why")
-    for move in moves:
-        ending = move.ending.how if move.ending else "under way"
-        why = move.ending.why if move.ending and move.ending.why else move.why
-        table.add_row(
-            _clock(move.started_unix_ms),
-            _text(move.guest),
-            _text(f"{'gets' if move.direction == 'give' else 'gives up'} {move.vf}"),
-            "" if move.duration_ms is None else time_text(move.duration_ms * 1e6),
-            ending,
-            _text(why),
-        )
-    return table
+def _move(move: MoveStatus) -> tuple[str, ...]:
+    return (
+        _clock(move.started_unix_ms),
+        move.guest,
+        f"{'gets' if move.direction == 'give' else 'gives up'} {move.vf}",
+        "" if move.duration_ms is None else time_text(move.duration_ms * 1e6),
+        move.ending.how if move.ending else "under way",
+        move.ending.why if move.ending and move.ending.why else move.why,
+    )
 
 
-def _table(*columns: str) -> Table:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(cell, "red" if cell == "down" else "") for cell in row))
     return table
 
 
