@@ -64,5 +64,6 @@ def _read(files: Iterable[str], rtt: pl.Expr) -> dict[str, Floats] | str:
         table = scan.select(rtt, "file").drop_nulls().collect()
     except (OSError, pl.exceptions.PolarsError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
-    parts = table.partition_by("file", as_dict=True)
-    return {str(name): part["rtt"].to_numpy() for (name,), part in parts.items()}
+    runs = table["file"].rle().struct.unnest()  # a scan keeps the order of its files
+    parts = np.split(table["rtt"].to_numpy(), np.cumsum(runs["len"].to_numpy())[:-1])
+    return dict(zip(runs["value"], parts, strict=False))  # no row at all is one empty part

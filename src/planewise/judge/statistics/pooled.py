@@ -128,8 +128,8 @@ def _pooled(
     ]
     if not pairs:
         return None
-    x, y = (np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True))
-    shifts = x - y
+    x, y = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    shifts = np.subtract(x, y, dtype=np.float64)
     return PooledTest(
         metric, a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), tau_b(x, y)
     )
