@@ -1,4 +1,4 @@
-"""The functions of a chain as guests of its host: one class for each way to forward frames.
+"""The functions of a chain as guests of its host: in a kernel that routes, or programs that poll.
 
 Each makes its functions, connects them once their ports and both ends exist, and reads their
 counters. `ChainParts.opened` removes the functions.
@@ -132,6 +132,32 @@ class Routers(Functions):
         move = bind_interrupts if parts.chain.on_vfs else _steer
         for number in parts.numbers:
             move(state.host, parts.netns(number), GUEST_INTERFACE, [parts.cpu(number)])
+        if parts.chain.forwards == "xdp":
+            self._attach_programs()
+
+    def _attach_programs(self) -> None:
+        parts, host = self.parts, self.parts.state.host
+        router, passing = (host.program(str(program)) for program in (XDP_ROUTER, XDP_PASS))
+        steps = attach_to_namespaces(parts.chain, parts.state.token, (router, passing))
+        parts.state.perform(steps)
+        if not parts.chain.on_vfs:
+            self._steer_ports()
+            return
+        for name in self.namespaces:  # a VF outlives its chain
+            detach = ("ip", "link", "set", "dev", GUEST_INTERFACE, "xdp", "off")
+            parts.opened.callback(parts.state.perform, [run_program(name, detach)])
+        self.remarks = _remarks(
+            [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
+        )
+
+    def _steer_ports(self) -> None:
+        """Steers each function's program to its CPU: on veth it runs on that of the sender."""
+        parts, state = self.parts, self.parts.state
+        if not parts.chain.through or plane(parts.chain.plane).switch_is_program:
+            return  # The sender is the NIC, whose frames are steered already, or the switch.
+        for number in parts.numbers[:-1]:
+            if parts.cpu(number) != (cpu := parts.cpu(number + 1)):
+                steer(state.host, state.machine.netns, [port_of(state.token, number)], [cpu])
 
     @property
     def namespaces(self) -> Sequence[str]:
@@ -150,7 +176,7 @@ def _steer(host: Host, netns: str | None, interface: str, cpus: Sequence[int]) -
 
 
 class Machines(Functions):
-    """Virtual machines that route."""
+    """Virtual machines that route; for XDP they get the program, and this machine's iproute2."""
 
     def __init__(
         self, parts: ChainParts, machines: FunctionMachines, switch: DpdkSwitch | None
@@ -165,14 +191,23 @@ class Machines(Functions):
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         _run_machines(self.parts, self._machines, self._switch, macs)
-        self._machines.run_scripts(router_scripts(self.parts.chain, macs, ends))
+        scripts = router_scripts(self.parts.chain, macs, ends)
+        if self.parts.chain.forwards == "xdp":
+            program = base64.encodebytes(XDP_ROUTER.read_bytes()).decode().splitlines()
+            copied = (f"base64 -d >{_IN_MACHINE} <<.", *program, ".")
+            attached = (*copied, attach_in_machine(), f"/bin/{shlex.join(_ASK)}")
+            scripts = {number: (*lines, *attached) for number, lines in scripts.items()}
+        outputs = self._machines.run_scripts(scripts)
+        self.remarks = _remarks([outputs[number] for number in self.parts.numbers])
 
     @property
     def pids(self) -> Mapping[int, int]:
         return _pids_of(self.parts, self._machines)
 
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        return self._machines.read()
+        counted, chain = self._machines.read(), self.parts.chain
+        by_virtio = chain.forwards == "xdp" and not chain.on_vfs and not self.remarks
+        return without_headers(counted) if by_virtio else counted
 
 
 def _macs_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, str]:
@@ -408,56 +443,6 @@ def attach_in_machine() -> str:
     """The line of shell that gives a virtual machine's NIC the program. Pure."""
     # By its path: `ip` is an applet of the guest's shell.
     return f"/bin/{attach('', GUEST_INTERFACE, _IN_MACHINE, 'xdp')}"
-
-
-class XdpRouters(Routers):
-    """Namespaces or containers."""
-
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        super().connect(macs, ends)
-        state, chain = self.parts.state, self.parts.chain
-        router, passing = (state.host.program(str(program)) for program in (XDP_ROUTER, XDP_PASS))
-        state.perform(attach_to_namespaces(chain, state.token, (router, passing)))
-        if not chain.on_vfs:
-            self._steer_ports()
-            return
-        for name in self.namespaces:  # a VF outlives its chain
-            detach = ("ip", "link", "set", "dev", GUEST_INTERFACE, "xdp", "off")
-            self.parts.opened.callback(state.perform, [run_program(name, detach)])
-        host = state.host
-        outputs = [host.run(_ASK, netns=name).check().stdout for name in self.namespaces]
-        self.remarks = _remarks(outputs)
-
-    def _steer_ports(self) -> None:
-        """Steers each function's program to its CPU: on veth it runs on that of the sender."""
-        parts, state = self.parts, self.parts.state
-        if not parts.chain.through or plane(parts.chain.plane).switch_is_program:
-            return  # The sender is the NIC, whose frames are steered already, or the switch.
-        for number in parts.numbers[:-1]:
-            if parts.cpu(number) != (cpu := parts.cpu(number + 1)):
-                steer(state.host, state.machine.netns, [port_of(state.token, number)], [cpu])
-
-
-class XdpMachines(Machines):
-    """Virtual machines, which get the program, and this machine's iproute2 to attach it."""
-
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        super().connect(macs, ends)
-        program = base64.encodebytes(XDP_ROUTER.read_bytes()).decode().splitlines()
-        lines = (
-            f"base64 -d >{_IN_MACHINE} <<.",
-            *program,
-            ".",
-            attach_in_machine(),
-            f"/bin/{shlex.join(_ASK)}",
-        )
-        outputs = self._machines.run_scripts(dict.fromkeys(macs, lines))
-        self.remarks = _remarks([outputs[number] for number in self.parts.numbers])
-
-    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        counted = super().read(counters)
-        by_virtio = not self.parts.chain.on_vfs and not self.remarks
-        return without_headers(counted) if by_virtio else counted
 
 
 def without_headers(counted: Mapping[int, VnfCounters]) -> dict[int, VnfCounters]:

@@ -96,8 +96,7 @@ def run_script(guests: HostGuests, guest: Guest, lines: Sequence[str]) -> str:
         ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_SCRIPT_S
     )
     if done.exit_code:
-        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise PlanewiseError(f"{guest.name} cannot forward: {lines[-1]}")
+        raise PlanewiseError(f"{guest.name} cannot forward: {done.last_line}")
     return done.stdout.strip()
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Self
 
 from planewise.errors import PlanewiseError
@@ -21,15 +20,7 @@ from planewise.testbed.chains import account, ends
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, PLACES, Ends
 from planewise.testbed.chains.generator import ChainGenerator
-from planewise.testbed.chains.guests import (
-    Functions,
-    Machines,
-    Pollers,
-    PollingMachines,
-    Routers,
-    XdpMachines,
-    XdpRouters,
-)
+from planewise.testbed.chains.guests import Functions, Machines, Pollers, PollingMachines, Routers
 from planewise.testbed.chains.machines import FunctionMachines, function_guest
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, Placement
 from planewise.testbed.chains.parts import ChainParts, move_vfs
@@ -47,18 +38,11 @@ from planewise.testbed.hosts.machine import MachineState, remove_traces
 from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.hosts.signals import result_of, together
 from planewise.testbed.hosts.steering import bind_interrupts, steer
-from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Forwarder, HostRole
+from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
 from planewise.testbed.plan import await_up, new_namespace
 
 FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"
-
-_ROUTERS: Mapping[Forwarder, type[Routers]] = MappingProxyType(
-    {"kernel": Routers, "xdp": XdpRouters}
-)
-_MACHINES: Mapping[Forwarder, type[Machines | PollingMachines]] = MappingProxyType(
-    {"kernel": Machines, "xdp": XdpMachines, "testpmd": PollingMachines}
-)
 
 _REST_S = 20.0
 """Most time that frames are waited for at the end; only busy or emulated hosts take long."""
@@ -114,12 +98,12 @@ class ChainTestbed:
         self._external = self._switch is None or uplink is not None
         self._machines = machines
         if machines is not None:
-            factory = _MACHINES[chain.forwards]
+            factory = PollingMachines if chain.polls else Machines
             self._functions: Functions = factory(self._parts, machines, self._switch)
         elif chain.polls:
             self._functions = Pollers(self._parts, self._switch)
         else:
-            self._functions = _ROUTERS[chain.forwards](self._parts)
+            self._functions = Routers(self._parts)
         names = [self._end(place) for place in PLACES]
         alone = None if self._separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(

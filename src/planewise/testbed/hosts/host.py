@@ -57,6 +57,11 @@ class FinishedProcess:
                 return f"ended by {signal.Signals(self.exit_code - 128).name}"
         return f"exit code {self.exit_code}"
 
+    @property
+    def last_line(self) -> str:
+        """The last line of stderr; how it ended where it printed nothing there."""
+        return (self.stderr.strip().splitlines() or [self.ending])[-1]
+
     def check(self) -> FinishedProcess:
         """Itself, when it succeeded.
 

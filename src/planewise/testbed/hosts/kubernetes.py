@@ -197,5 +197,4 @@ class KubernetesHost(RemoteHost):
 
 
 def _last(done: FinishedProcess) -> str:
-    lines = done.stderr.strip().splitlines() or ["kubectl printed nothing"]
-    return lines[-1].removeprefix("error: ")
+    return done.last_line.removeprefix("error: ")

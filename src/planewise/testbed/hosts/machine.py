@@ -316,7 +316,6 @@ def remove_traces(host: Host, nic: str, token: str) -> None:
     done = host.run(["sh", "-c", _REMOVE, "sh", token, nic], timeout_s=120)
     if done.stderr.strip():
         raise PlanewiseError(
-            f"not everything could be removed from {host.place}: "
-            f"{done.stderr.strip().splitlines()[-1]}",
+            f"not everything could be removed from {host.place}: {done.last_line}",
             remedy="`planewise clean` tries again",
         )

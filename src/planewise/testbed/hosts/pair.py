@@ -356,8 +356,7 @@ def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
     for host, note in zip(hosts, notes, strict=True):
         done = host.run(["sh", "-es"], stdin="\n".join(note.restore).encode())
         if done.exit_code:
-            said = done.stderr.strip().splitlines() or [done.ending]
             raise PlanewiseError(
-                f"{note.nic} of {host.place} could not be restored: {said[-1]}",
+                f"{note.nic} of {host.place} could not be restored: {done.last_line}",
                 remedy="`planewise clean` tries again",
             )

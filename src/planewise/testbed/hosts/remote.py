@@ -128,7 +128,7 @@ class SshHost(RemoteHost):
         done = self.desk.run(("ssh", *words, *self._destination))
         if done.exit_code != 0:
             raise PlanewiseError(
-                f"{ends} cannot be forwarded by {self.place}: {_last(done)}",
+                f"{ends} cannot be forwarded by {self.place}: {done.last_line}",
                 remedy="allow AllowTcpForwarding and AllowStreamLocalForwarding in its sshd_config",
             )
 
@@ -191,7 +191,7 @@ class SshHost(RemoteHost):
 
     def _explain(self, done: FinishedProcess) -> PlanewiseError:
         """Why ssh did not connect, by its last words."""
-        last = _last(done)
+        last = done.last_line.rstrip(".")
         if "Permission denied" in last:
             return PlanewiseError(
                 f"{self.place} refuses us by ssh: {last.partition(': ')[2]}",
@@ -245,8 +245,3 @@ class LabHost(SshHost):
         """See `SshHost.close`; releases the lab."""
         super().close()
         self._lab_use.close()
-
-
-def _last(done: FinishedProcess) -> str:
-    lines = done.stderr.strip().splitlines() or [f"it printed nothing ({done.ending})"]
-    return lines[-1].rstrip(".")

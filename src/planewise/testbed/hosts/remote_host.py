@@ -258,8 +258,7 @@ class RemoteProcess(HostProcess):
             )
         if _NO_NETNS in words:
             raise PlanewiseError(f"the namespace of {name} is gone on {place}")
-        reason = (done.stderr.strip().splitlines() or ["the connection was lost"])[-1]
-        raise PlanewiseError(f"{name} could not be started on {place}: {reason}")
+        raise PlanewiseError(f"{name} could not be started on {place}: {done.last_line}")
 
     def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         program = Path(self.argv[0]).name
@@ -318,4 +317,4 @@ def own_words(stderr: str) -> tuple[str, int | None]:
 
 
 def _reason(done: FinishedProcess) -> str:
-    return done.stderr.strip().rpartition(": ")[2] or done.ending
+    return done.last_line.rpartition(": ")[2]

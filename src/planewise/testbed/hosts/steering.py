@@ -71,9 +71,7 @@ def _failure(host: Host, netns: str | None, script: str, words: Sequence[str]) -
     """Runs a script with a sysfs of its own; returns the reason of a failure, else None."""
     argv = ["unshare", "--mount", "sh", "-ec", script, "steer", *words]
     finished = host.run(argv, netns=netns, timeout_s=30)
-    if finished.exit_code == 0:
-        return None
-    return (finished.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    return finished.last_line if finished.exit_code else None
 
 
 def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:

@@ -117,8 +117,7 @@ class HostSetting:
         done = spot.host.run(argv, netns=spot.netns or None)
         if done.exit_code == 0:
             return done.stdout.strip()
-        said = done.stderr.strip().splitlines() or [done.ending]
-        raise PlanewiseError(f"{self.name} of {spot} cannot be {aim}: {said[-1]}")
+        raise PlanewiseError(f"{self.name} of {spot} cannot be {aim}: {done.last_line}")
 
 
 def between(low: int, high: int) -> Callable[[str], bool]:

@@ -328,8 +328,7 @@ def remove_guests(host: Host, token: str) -> None:
     done = host.run(["sh", "-c", _REMOVE, "sh", token], timeout_s=120)
     if done.stderr.strip():
         raise PlanewiseError(
-            f"not all virtual machines could be removed from {host.place}: "
-            f"{done.stderr.strip().splitlines()[-1]}",
+            f"not all virtual machines could be removed from {host.place}: {done.last_line}",
             remedy="`planewise clean` tries again",
         )
 

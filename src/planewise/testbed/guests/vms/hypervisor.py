@@ -188,17 +188,14 @@ class Libvirt:
                     f"libvirt on {self._place} does not start within {START_LIMIT_S:g} s",
                     remedy="stop other work on the machine, and try again",
                 ) from error
-            message = self._process.wait().stderr
-            if "pw-missing" in message:
+            done = self._process.wait()
+            if "pw-missing" in done.stderr:
                 raise UnsupportedError(
                     f"there is no libvirtd on {self._place}, and virtual machines need it",
                     remedy=f"{SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver there",
                 ) from error
-            words = message.strip().splitlines()
             raise UnsupportedError(
-                f"libvirt on {self._place} does not start: "
-                f"{words[-1] if words else 'it printed nothing'}",
-                remedy=SETUP_REMEDY,
+                f"libvirt on {self._place} does not start: {done.last_line}", remedy=SETUP_REMEDY
             ) from error
         address = f"qemu+unix:///system?socket={self._host.socket(self.socket)}"
         deadline = time.monotonic() + START_LIMIT_S
