@@ -23,7 +23,7 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.station import End, Station
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.load_two_ended import send_command
-from planewise.measure.trials.rtt import await_late_end
+from planewise.measure.trials.ping import await_late_end
 from planewise.testbed.guests.vms import agent, image
 from planewise.testbed.guests.vms.agent import GuestAgent
 from planewise.testbed.guests.vms.domain import Nic, VmOptions, domain_xml, nic_xml

@@ -14,7 +14,8 @@ from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_connects, iperf_server
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.probe import START_S, PingOutput, ping, result_of, time_figure
+from planewise.measure.trials.ping import ping
+from planewise.measure.trials.probe import START_S, PingOutput, result_of, time_figure
 from planewise.measure.trials.tcp import parse_iperf
 from planewise.store.models import Figure
 
@@ -45,7 +46,7 @@ class LoadedTrial(Trial):
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         client, server = station.ends["sender"], station.ends["responder"]
-        idle = _probe(station, self.part)
+        idle = _probe(station, place, self.part)
         # TCP ends when the probes have, however late a busy or emulated guest starts them.
         limit_s = round(self.part.duration_s + station.patience_s + 2 * START_S)
         argv = [
@@ -59,7 +60,7 @@ class LoadedTrial(Trial):
             if not iperf_connects(server.host, server.netns, server.address, sending):
                 parse_iperf(sending.stop())  # raises its own error
             time.sleep(_RAMP_S)
-            loaded = _probe(station, self.part)
+            loaded = _probe(station, place, self.part)
             sent = parse_iperf(sending.stop(), stopped=True).end.sum_sent
             received = parse_iperf(receiving.wait(START_S), stopped=True).end.sum_received
         # A server whose client is stopped says what came, but not in how long.
@@ -67,9 +68,11 @@ class LoadedTrial(Trial):
         return result_of(place, loaded, found, loaded.counts)
 
 
-def _probe(station: Station, part: LoadedPart) -> PingOutput:
+def _probe(station: Station, place: Place, part: LoadedPart) -> PingOutput:
     """Probes for the part's duration."""
-    return ping(station, "icmp", part.frequency_pps, part.duration_s, 128, "--no-watch")
+    seconds = part.duration_s
+    options = ("--no-watch", "--duration", f"{seconds:g}")
+    return ping(station, place, "icmp", part.frequency_pps, 128, seconds, *options)
 
 
 def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[str, Figure]:

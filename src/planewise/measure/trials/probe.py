@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from planewise.errors import PlanewiseError
 from planewise.judge.statistics.values import HISTOGRAM_SHARE
-from planewise.measure.station import Place, Station, TrialResult
+from planewise.measure.station import Place, TrialResult
 from planewise.store.models import Counts, Figure, Latency, Limit, OfferedLoad, TrialRecord
 from planewise.testbed.hosts import programs
 from planewise.testbed.hosts.host import FinishedProcess
@@ -188,35 +187,6 @@ OutputT = TypeVar("OutputT", bound=ProbeOutput)
 def parse(finished: FinishedProcess, model: type[OutputT]) -> OutputT:
     """The probe's JSON; PlanewiseError when it failed or speaks another format."""
     return programs.checked(finished.json(), model, "pw-probe")
-
-
-def ping(
-    station: Station, protocol: str, rate_pps: float, duration_s: float, size_bytes: int, *more: str
-) -> PingOutput:
-    """Probes from the sender's end to the responder's.
-
-    `size_bytes` is the Ethernet frame with FCS, `more` are further options of `pw-probe ping`.
-
-    Raises:
-        PlanewiseError: it failed, or none came back.
-    """
-    end = station.ends["sender"]
-    argv = [
-        *(end.host.probe, "ping", station.ends["responder"].address, "--proto", protocol),
-        *("--rate", f"{rate_pps:g}", "--duration", f"{duration_s:g}"),
-        *("--size", str(size_bytes), "--patience", f"{station.patience_s:g}", *more),
-    ]
-    limit_s = START_S + station.patience_s + 2 * duration_s
-    finished = end.host.run(argv, netns=end.netns, timeout_s=limit_s, expected_s=duration_s)
-    output = parse(finished, PingOutput)
-    if output.interrupted:
-        raise KeyboardInterrupt
-    if output.rtt_user is None:
-        raise PlanewiseError(
-            f"none of {output.counts.sent} {protocol} probes was answered",
-            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
-        )
-    return output
 
 
 def time_figure(title: str, value_ns: float) -> Figure:

@@ -18,7 +18,8 @@ from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import REDIS, start_answering
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.probe import PingOutput, ping, result_of, time_figure
+from planewise.measure.trials.ping import ping
+from planewise.measure.trials.probe import PingOutput, result_of, time_figure
 from planewise.store.levels import CPU_WINDOW_S
 from planewise.store.models import Figure
 
@@ -56,7 +57,8 @@ class RrTrial(Trial):
         protocol = _PROTOCOLS[self.transport]
         with ExitStack() as running:
             start_answering(protocol, server.host, [(server.netns, server.address)], running)
-            output = ping(station, protocol, part.per_s, part.duration_s, part.size_bytes)
+            traffic = (protocol, part.per_s, part.size_bytes, part.duration_s)
+            output = ping(station, place, *traffic, "--duration", f"{part.duration_s:g}")
         # A virtual machine's probe sees its own CPUs alone, a server's those of one host.
         whole = not station.separate and not client.machine
         cpus = client.host.read_text("/proc/stat").count("\ncpu") if whole else 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from planewise.measure.designs.pattern import STEADY, bursts_of
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import REDIS, start_answering
 from planewise.measure.trials.kind import Kind, TrialRequest
-from planewise.measure.trials.load import check_arrival
+from planewise.measure.trials.ping import ping
 from planewise.measure.trials.probe import (
     START_S,
     CpuOutput,
@@ -47,13 +46,10 @@ from planewise.store.models import (
     TrialRecord,
 )
 from planewise.testbed.hosts.coalescing import set_rx_usecs
-from planewise.testbed.hosts.host import HostProcess, ProcessTimeoutError
+from planewise.testbed.hosts.host import HostProcess
 from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import CapturePoint, HostRole
 from planewise.units import rate_text, time_text
-
-_CHECK_S = 2.0
-"""How often guests are checked while packets are late."""
 
 _LATE_SHARE = 0.01
 """Share of packets with impossible stamps above which no stamp of the driver counts."""
@@ -68,9 +64,6 @@ _OF_FRAMES: tuple[Metric, ...] = (
     "rtt_kernel", "overhead", "response", "sender_stack", "responder_stack"
 )  # fmt: skip
 """Metrics that need the frames of a request."""
-
-_ATTEMPTS = 2
-"""A trial of 100 µs may get no CPU time at all: it is then repeated."""
 
 
 @dataclass(frozen=True)
@@ -212,43 +205,42 @@ def _measure(
     start_answering(trial.protocol, responder.host, at, running)
     taps = _start_taps(station, points, trial.protocol, running)
     watches = _watch_cpus(station, running)
-    try:
-        ping, packets = _ping(station, trial, directory)
-    except PlanewiseError:
-        station.check()
-        check_arrival(station, place, trial.size_bytes)
-        raise
-    cpu = _cpu(ping, watches)
+    end = station.ends["sender"]
+    file = f"{end.host.directory}/ping.csv"
+    options = ("--count", str(trial.packets), "--packets", file)
+    sent = _ping(station, trial, place, trial.sending_s, *options)
+    packets = read_packets(end.host.take(file, directory, netns=end.netns))
+    cpu = _cpu(sent, watches)
     captures: list[Capture] = []
     for _, _, process, _ in taps:
         process.interrupt()  # all at once: each waits for what its kernel still holds
-    for role, guest, process, file in taps:
+    for role, guest, process, stamps in taps:
         for found in parse(process.stop(), TapOutput).points:
             if found.error is not None:
                 raise PlanewiseError(found.error.what, remedy=found.error.remedy)
             captures.append(
                 Capture(point=found.name, host=role, packets=found.packets, dropped=found.dropped)
             )
-        taken = station.hosts[role].take(file, directory, netns=guest)
+        taken = station.hosts[role].take(stamps, directory, netns=guest)
         packets = join_stamps(packets, read_packets(taken))
-    latency = _latency(ping, packets, not_measurable)
+    latency = _latency(sent, packets, not_measurable)
     record = TrialRecord(
         **place.fields,
         kind="rtt",
-        started=datetime.fromtimestamp(ping.started_ns / 1e9, UTC),
-        duration_s=ping.duration_s,
-        load=_load(ping),
-        counts=ping.counts,
+        started=datetime.fromtimestamp(sent.started_ns / 1e9, UTC),
+        duration_s=sent.duration_s,
+        load=_load(sent),
+        counts=sent.counts,
         latency=latency,
         not_measurable=not_measurable,
         cpu=cpu,
-        schedule_slip_ns=ping.slip,
+        schedule_slip_ns=sent.slip,
         captures=tuple(captures),
-        limits=known_limits(ping.limits),
-        warnings=ping.warnings,
+        limits=known_limits(sent.limits),
+        warnings=sent.warnings,
     )
     if trial.steady_s and keeps_levels(record):  # else the trial does not count anyway
-        record = record.model_copy(update=_steady(station, trial, running, record.warnings))
+        record = record.model_copy(update=_steady(station, trial, place, running, record.warnings))
     return TrialResult(record, packets)
 
 
@@ -314,64 +306,22 @@ def _cpu(ping: PingOutput, watches: Mapping[str, HostProcess]) -> dict[str, dict
     return cpu if ping.cpu is None or own in cpu else {own: ping.cpu.all, **cpu}
 
 
-def _ping(station: Station, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
-    """The trial's packets; PlanewiseError where none could be sent, or none came back."""
-    end = station.ends["sender"]
-    file = f"{end.host.directory}/ping.csv"
-    argv = [*_command(station, trial), "--count", str(trial.packets), "--packets", file]
-    limit_s = 120 + 10 * station.patience_s + 2 * trial.sending_s
-    for _ in range(_ATTEMPTS):
-        with end.host.start(argv, netns=end.netns, expected_s=trial.sending_s) as process:
-            await_late_end(process, station.check, trial.sending_s, station.patience_s)
-            finished = process.wait(limit_s)
-        output = parse(finished, PingOutput)
-        if output.interrupted:
-            raise KeyboardInterrupt
-        if output.counts.sent and not output.counts.received:
-            raise PlanewiseError(
-                f"none of {output.counts.sent} probe packets came back to {end.name}",
-                remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
-            )
-        if output.counts.sent:
-            return output, read_packets(end.host.take(file, directory, netns=end.netns))
-    raise PlanewiseError(
-        f"none of {trial.packets} probe packets was sent: pw-probe got no CPU time",
-        remedy="stop other work on the machine, or raise `rtt.packets`",
-    )
-
-
-def await_late_end(
-    process: HostProcess, check: Callable[[], None], expected_s: float, late_s: float
-) -> None:
-    """Waits for a process up to `late_s` longer than expected, and calls `check` now and then.
-
-    Returns also when it still runs after that.
-    """
-    deadline = time.monotonic() + expected_s + late_s
-    pause_s = expected_s + _CHECK_S
-    while time.monotonic() < deadline:
-        with suppress(ProcessTimeoutError):
-            process.wait(pause_s)
-            return
-        check()
-        pause_s = _CHECK_S
-
-
 def _steady(
-    station: Station, trial: RttTrial, running: ExitStack, warnings: tuple[str, ...]
+    station: Station,
+    trial: RttTrial,
+    place: Place,
+    running: ExitStack,
+    warnings: tuple[str, ...],
 ) -> dict[str, object]:
     """Fields of a record from the trial's traffic once more, for so long, without captures.
 
     There is no CPU time where its rate was not kept. The packets are not kept.
     """
-    end, seconds = station.ends["sender"], trial.steady_s
-    if end.machine:
+    seconds = trial.steady_s
+    if station.ends["sender"].machine:
         seconds = min(seconds, _MOST_STEADY_PACKETS / trial.mean_pps)
     watches = _watch_cpus(station, running)
-    argv = [*_command(station, trial), "--duration", f"{seconds:g}"]
-    with end.host.start(argv, netns=end.netns) as process:
-        finished = process.wait(START_S + station.patience_s + 2 * seconds)
-    steady = parse(finished, PingOutput)
+    steady = _ping(station, trial, place, seconds, "--duration", f"{seconds:g}")
     cpu = _cpu(steady, watches)
     load = steady.load
     if is_kept(load.intended_pps, load.achieved_pps):
@@ -383,18 +333,15 @@ def _steady(
     return {"cpu": {}, "warnings": (*warnings, reason)}
 
 
-def _command(station: Station, trial: RttTrial) -> list[str]:
+def _ping(
+    station: Station, trial: RttTrial, place: Place, expected_s: float, *options: str
+) -> PingOutput:
+    """The trial's traffic."""
     bursts = bursts_of(trial.pattern)
-    argv = [
-        *(station.ends["sender"].host.probe, "ping", station.ends["responder"].address),
-        *("--proto", trial.protocol),
-        *("--rate", f"{trial.frequency_pps:g}"),
-        *("--size", str(trial.size_bytes)),
-        *("--patience", f"{station.patience_s:g}"),
-    ]
     if bursts is not None:
-        argv += ["--burst", str(bursts.packets), "--burst-every", f"{bursts.every_s:.9g}"]
-    return argv
+        options += ("--burst", str(bursts.packets), "--burst-every", f"{bursts.every_s:.9g}")
+    traffic = (trial.protocol, trial.frequency_pps, trial.size_bytes)
+    return ping(station, place, *traffic, expected_s, *options)
 
 
 def _latency(
