@@ -20,7 +20,7 @@ from planewise.measure.runs.chains import Chains, nic_shortage
 from planewise.measure.trials.chain_readings import ReadingDelta, result
 from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
-from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
+from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_cpus
 from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters
 from planewise.testbed.chains.routing import routing
 from planewise.testbed.chains.testbed import ChainTestbed
@@ -180,7 +180,7 @@ def test_a_host_without_so_many_huge_pages_is_said() -> None:
 
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_functions_take_turns_on_all_cpus_of_their_host(vnfs: int, cpus: int) -> None:
-    placed = assign_in_turn(Chain("vf", "north-south", vnfs).names, range(cpus))
+    placed = assign_cpus(Chain("vf", "north-south", vnfs).names, range(cpus), {})
     sizes = [len(tasks) for tasks in placed.tasks.values()]
     assert sum(sizes) == vnfs
     assert max(sizes) - min(sizes) <= 1
@@ -189,7 +189,7 @@ def test_functions_take_turns_on_all_cpus_of_their_host(vnfs: int, cpus: int) ->
 
 def test_a_cpu_that_the_functions_host_has_not_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"CPU 2 of `cpus\.vnf`"):
-        assign_in_turn(("vnf1",), (0, 1), (2,))
+        assign_cpus(("vnf1",), (0, 1), {"vnf": (2,)})
 
 
 LOOK = """\

@@ -30,7 +30,6 @@ from planewise.testbed.chains.model import (
     Chain,
     Placement,
     assign_cpus,
-    assign_in_turn,
 )
 from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainTestbed, states_on
 from planewise.testbed.guests.vms.domain import VmOptions
@@ -125,7 +124,7 @@ class Chains:
         builds = {}
         for name, cell in longest(cells).items():
             chain = chain_of(cell)
-            placement = assign_in_turn(chain.names, [0]) if nic else self._place(chain)
+            placement = assign_cpus(chain.names, [0], {}) if nic else self._place(chain)
             if nic and plane(chain.plane).switch_is_program:
                 placement = Placement({0: (SWITCH,), 1: chain.names})
             steps = describe.steps(chain, placement, nic, self._driver(chain))
@@ -206,8 +205,6 @@ class Chains:
         tasks = [SWITCH] if plane(chain.plane).switch_is_program else []
         if self._pair is None and (chain.plane != "vhost-user" or self._part.uplink):
             tasks.append(GENERATOR)
-        if not tasks:
-            return assign_in_turn(chain.names, self._cpus, self._part.cpus.named().get("vnf", ()))
         return assign_cpus((*tasks, *chain.names), self._cpus, self._part.cpus.named())
 
     @contextmanager

@@ -136,59 +136,39 @@ def assign_cpus(
 ) -> Placement:
     """Gives each task a CPU. `requested` names CPUs for `switch`, `generator` and `vnf`.
 
-    By default the first task has the first CPU to itself, and the others take turns on the rest. A
-    switch polls on all CPUs that are requested for it.
+    By default a switch or generator that comes first has the first CPU to itself, and the others
+    take turns on the rest. A switch polls on all CPUs that are requested for it.
 
     Raises:
-        UnsupportedError: fewer than two CPUs, or one that this process may not use.
+        UnsupportedError: too few CPUs, or one is requested that is not available.
     """
     cpus = sorted(available)
-    if len(cpus) < 2:
+    alone = tasks[0] if tasks[0] in (SWITCH, GENERATOR) else ""
+    if alone and len(cpus) < 2:
         raise UnsupportedError(
-            f"a chain needs two CPUs, one for the {tasks[0]} and one for the functions, "
+            f"a chain needs two CPUs, one for the {alone} and one for the functions, "
             f"and this process may use {len(cpus)}",
             remedy="allow it more (taskset, cpusets), or use a larger machine",
         )
-    _check_available(requested, cpus, "one that this process may use")
-    alone = tasks[0]
-    first = tuple(requested.get(alone, ())) or (cpus[0],)
+    kinds = {task: task if task in (SWITCH, GENERATOR) else "vnf" for task in tasks}
+    wanted = {kind: tuple(requested.get(kind, ())) for kind in kinds.values()}
+    for kind, kind_cpus in wanted.items():
+        if unavailable := [cpu for cpu in kind_cpus if cpu not in cpus]:
+            raise UnsupportedError(
+                f"CPU {unavailable[0]} of `cpus.{kind}` is not available to the chain",
+                remedy=f"one of {', '.join(map(str, cpus))}",
+            )
+    first = (wanted[alone] or (cpus[0],)) if alone else ()
     others = tuple(cpu for cpu in cpus if cpu not in first) or tuple(cpus)
     placed: dict[int, list[str]] = {}
     turns: dict[str, Iterator[int]] = {}
-    for task in tasks:
-        kind = task if task in (SWITCH, GENERATOR) else "vnf"
-        if kind == SWITCH and kind in requested:
-            for cpu in requested[kind]:
-                placed.setdefault(cpu, []).append(task)
-            continue
-        kind_cpus = tuple(requested.get(kind, ())) or (first if kind == alone else others)
-        group = kind if requested.get(kind) or kind == alone else "others"
-        cpu = next(turns.setdefault(group, cycle(kind_cpus)))
-        placed.setdefault(cpu, []).append(task)
+    for task, kind in kinds.items():
+        if kind == SWITCH and wanted[kind]:
+            task_cpus = wanted[kind]
+        else:
+            group = kind if wanted[kind] or kind == alone else "others"
+            kind_cpus = wanted[kind] or (first if kind == alone else others)
+            task_cpus = (next(turns.setdefault(group, cycle(kind_cpus))),)
+        for cpu in task_cpus:
+            placed.setdefault(cpu, []).append(task)
     return Placement({cpu: tuple(names) for cpu, names in sorted(placed.items())})
-
-
-def _check_available(requested: Mapping[str, Sequence[int]], cpus: list[int], what: str) -> None:
-    for kind, kind_cpus in requested.items():
-        for cpu in kind_cpus:
-            if cpu not in cpus:
-                raise UnsupportedError(
-                    f"CPU {cpu} of `cpus.{kind}` is not {what}",
-                    remedy=f"one of {', '.join(map(str, cpus))}",
-                )
-
-
-def assign_in_turn(
-    functions: Sequence[str], available: Iterable[int], requested: Sequence[int] = ()
-) -> Placement:
-    """Assigns CPUs to functions on a host where neither switch nor generator needs one.
-
-    Raises:
-        UnsupportedError: the host has no CPU of a number that is `requested`.
-    """
-    cpus = sorted(available)
-    _check_available({"vnf": requested}, cpus, "on the functions' host")
-    tasks: dict[int, list[str]] = {}
-    for name, cpu in zip(functions, cycle(requested or cpus), strict=False):
-        tasks.setdefault(cpu, []).append(name)
-    return Placement({cpu: tuple(names) for cpu, names in sorted(tasks.items())})
