@@ -32,15 +32,13 @@ Limit = Literal[
     "shared core",
     "unknown",
 ]
-"""What limited a trial: the system under test or, of a chain, the part of it that did (the
-capacity model uses the same words), or one of `OUTSIDE`."""
+"""What limited a trial: the system under test, the part of a chain that did, or of `OUTSIDE`."""
 
 OUTSIDE: frozenset[Limit] = frozenset(
     ("generator", "sink", "clock", "uplink", "shared core", "unknown")
 )
-"""Limits outside the system under test, and the unknown one: it carries at least what was measured.
-`uplink` brings frames into a switch from a generator outside; on a `shared core` tasks that poll
-waited for each other."""
+"""Limits outside the system under test: it carries at least what was measured. `uplink` brings
+frames into a switch; on a `shared core` tasks that poll waited for each other."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
