@@ -12,6 +12,7 @@ from typer import Argument, Option
 from planewise.commands import console
 from planewise.commands.newest import newest_measured
 from planewise.commands.options import JsonOption, grouped
+from planewise.store.files import write_file
 
 if TYPE_CHECKING:
     from planewise.advise.advice import Advice
@@ -136,7 +137,6 @@ def advise(
     advice = room.advise(host, workload_of(asked | overrides), _evidence(runs or ()), gain)
     if page is not None:
         from planewise.report.advice import render
-        from planewise.store.files import write_file
 
         write_file(page, render(advice, host).encode())
     if json_:

@@ -10,6 +10,8 @@ from typer import Argument, Option
 from planewise.commands import console
 from planewise.commands.options import JsonOption, ProfileOutOption
 from planewise.errors import BadInputError, first_fault
+from planewise.store.files import write_file
+from planewise.units import rate_text, time_text
 
 if TYPE_CHECKING:
     from planewise.advise.gain_profile import GainProfile, SwitchPrice
@@ -45,9 +47,7 @@ def boost(
     from planewise.advise.gain import gain_of
     from planewise.advise.toml_text import toml_text
     from planewise.judge.statistics import RunSample
-    from planewise.store.files import write_file
     from planewise.store.rundir import RunReader
-    from planewise.units import time_text
 
     reader = RunReader(measured)
     switch = None if moves is None else _switch(moves)
@@ -104,7 +104,6 @@ def _switch(path: Path) -> SwitchPrice:
 
 
 def _print(gain: GainProfile) -> None:
-    from planewise.units import rate_text, time_text
 
     titles = ("round trips", "frame", "blocks", gain.slow, gain.fast, "boost", "boost of p99")
     print(f"{gain.fast} instead of {gain.slow}")

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.commands.options import JsonOption, ProfileOutOption
+from planewise.store.files import write_file
 
 if TYPE_CHECKING:
     from planewise.advise.calibration import PredictedChain
@@ -59,7 +60,6 @@ def calibrate(
     from planewise.advise.model.fit import fit
     from planewise.advise.model.profile import find_profile
     from planewise.advise.toml_text import toml_text
-    from planewise.store.files import write_file
 
     rows, left_out, emulated = _rows(measured)
     for line in left_out:

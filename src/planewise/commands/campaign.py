@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,7 +153,6 @@ def _print(campaign_summary: Campaign, *, wide: bool) -> None:
 
 
 def _as_json(summary: Campaign) -> dict[str, object]:
-    from dataclasses import asdict
 
     return {
         "curves": [

@@ -8,6 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from planewise.commands import console
+from planewise.store.files import write_file
+from planewise.units import count_text
 
 
 def chains(
@@ -41,8 +43,6 @@ def chains(
     """Make a table of chains (CSV) from NFVbench's results."""
     from planewise.advise.chain_rows import csv_text
     from planewise.advise.chain_table import chain_table, kinds_of
-    from planewise.store.files import write_file
-    from planewise.units import count_text
 
     given = {"switch_cores": switch_cores, "switch_threads": switch_threads}
     hardware = {name: value for name, value in given.items() if value is not None}

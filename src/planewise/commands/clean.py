@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from typer import Option
@@ -18,7 +19,6 @@ def clean(
 
     Live runs are never touched, nor is anything that planewise did not make.
     """
-    from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
     from planewise.testbed.hosts import pair, scratch

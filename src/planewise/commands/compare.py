@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from planewise.commands import console, readings
 from planewise.commands.options import JsonOption, MarginOption, WideOption
+from planewise.units import percent_text, time_text
 
 if TYPE_CHECKING:
     from planewise.judge.analysis import Analysis
@@ -205,7 +206,6 @@ def _cells(comparison: Comparison, metric: Metric) -> tuple[str, ...]:
 
 def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
     from planewise.judge.statistics.pooled import WARNING
-    from planewise.units import percent_text, time_text
 
     def shift(test: PooledTest) -> str:
         if test.metric == "rtt":

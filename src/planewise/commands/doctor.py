@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from planewise.commands.console import err, out, print_json
+from planewise.store.newest import newest_run
 from planewise.units import count_text, list_text
 
 if TYPE_CHECKING:
@@ -177,7 +178,6 @@ def _better_settings() -> str:
     """What measured better than this host's defaults in the newest run that varied settings."""
     from planewise.judge.effects import effects
     from planewise.judge.statistics import RunSample
-    from planewise.store.newest import newest_run
     from planewise.store.rundir import RunReader
 
     newest = newest_run(varying="setting")

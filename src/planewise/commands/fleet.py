@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,7 +157,6 @@ def targets_of(plan: FleetPlan, match: Match) -> Targets:
 
 
 def _default_directory(index: int | None) -> Path:
-    from datetime import datetime
 
     if index is not None:
         raise BadInputError(
@@ -166,7 +168,6 @@ def _default_directory(index: int | None) -> Path:
 
 
 def _print_pairs(fleet: Fleet, json_: bool) -> None:
-    from collections import Counter
 
     from planewise.fleet.run import names
     from planewise.fleet.tournament import MEETINGS, meetings_of
@@ -284,8 +285,6 @@ def report(
 
     findings = find(Fleet.open(directory), metric or (), margin=margin)
     if json_:
-        from dataclasses import asdict
-
         console.print_json(asdict(findings))
         return
     from planewise.fleet import page

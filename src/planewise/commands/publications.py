@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from planewise.commands import console
 from planewise.errors import BadInputError
+from planewise.units import count_text, duration_text
 
 if TYPE_CHECKING:
     from planewise.publications.claims import Publication
@@ -128,7 +129,6 @@ def _print_plan(publications: Sequence[Publication]) -> None:
     from planewise.measure.designs.cells import cells_of
     from planewise.measure.designs.design_file import load_design
     from planewise.measure.designs.schedule import estimate_s, make_schedule
-    from planewise.units import count_text, duration_text
 
     out = console.out()
     lack = "" if shutil.which(QEMU) else f"; this host lacks {QEMU}"

@@ -17,6 +17,7 @@ from planewise.commands.options import JsonOption, RequireGoodOption, RunOption,
 from planewise.commands.progress import ProgressLine
 from planewise.commands.sut import SutOptions
 from planewise.errors import BadInputError, VerdictNotGoodError
+from planewise.units import percent_text, rate_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,7 +139,6 @@ def _measure(
     host = targets.examined(other_hosts)
     from planewise import sweeps
     from planewise.measure.runs.experiment import default_directory
-    from planewise.units import percent_text, rate_text
 
     goals, algorithm = settings.goals_and_algorithm()
     plan = sweeps.SearchPlan(
@@ -183,7 +183,6 @@ def _print_catalogue(json: bool) -> None:
 
 
 def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
-    from planewise.units import rate_text
 
     console = stdout()
     console.print()
@@ -221,14 +220,12 @@ _STOPPED = {
 
 
 def _title(result: GoalResult) -> str:
-    from planewise.units import percent_text
 
     share = result.goal.loss_ratio
     return "NDR" if share == 0 else f"PDR at {percent_text(share)} loss"
 
 
 def _load(result: GoalResult) -> str:
-    from planewise.units import rate_text
 
     if result.status == "above-range" and result.pps:
         return f"above {rate_text(result.pps)}"
@@ -238,7 +235,6 @@ def _load(result: GoalResult) -> str:
 
 
 def _interval(result: GoalResult) -> str:
-    from planewise.units import rate_text
 
     if result.low_pps is None or result.high_pps is None:
         return ""

@@ -15,6 +15,7 @@ from planewise.commands.options import JsonOption, RequireGoodOption, RunOption,
 from planewise.commands.progress import ProgressLine
 from planewise.commands.sut import SutOptions
 from planewise.errors import BadInputError, VerdictNotGoodError
+from planewise.units import percent_text, rate_text
 
 if TYPE_CHECKING:
     from planewise.store.models import Fingerprint
@@ -117,7 +118,6 @@ def parse_loads(text: str) -> tuple[float, ...]:
 
 
 def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
-    from planewise.units import percent_text, rate_text
 
     verdict = swept.verdict
     if json:
