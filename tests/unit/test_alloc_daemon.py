@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -63,7 +63,7 @@ calm = {{ constant = 500.0 }}
 class Daemon:
     """A daemon with three made-up guests and two VFs."""
 
-    def __init__(self, folder: Path, more: str = "") -> None:
+    def __init__(self, folder: Path, more: str = "", limits: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.configuration = folder / "planewised.toml"
         self.configuration.write_text(CONFIG.format(folder=folder, more=more))
@@ -72,7 +72,8 @@ class Daemon:
         self.log = folder / "log"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [find_planewised(), "daemon", "--config", str(self.configuration)], stderr=log
+                [*limits, find_planewised(), "daemon", "--config", str(self.configuration)],
+                stderr=log,
             )
 
     def alloc(self, *arguments: str) -> str:
@@ -106,8 +107,8 @@ class Daemon:
 
 
 @contextmanager
-def running(folder: Path, more: str = "") -> Iterator[Daemon]:
-    daemon = Daemon(folder, more)
+def running(folder: Path, more: str = "", limits: tuple[str, ...] = ()) -> Iterator[Daemon]:
+    daemon = Daemon(folder, more, limits)
     try:
         daemon.until(lambda: len(daemon.holders()) == 2)
         yield daemon
@@ -135,6 +136,17 @@ def test_status_tells_guests_pools_and_moves(daemon: Daemon) -> None:
     move = parsed["moves"][-1]
     assert move["ending"]["how"] == "completed"
     assert len(move["steps"]) >= 5
+
+
+def test_files_are_opened_beyond_the_soft_limit_since_each_guest_takes_two(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running(tmp_path, limits=("prlimit", "--nofile=32:4096")))
+        for _ in range(60):
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+            caller.settimeout(8)
+            caller.connect(str(daemon.socket))
+            caller.sendall(b"GET /policy HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert caller.recv(9) == b"HTTP/1.1 "
 
 
 def test_every_order_is_performed(daemon: Daemon) -> None:
