@@ -6,6 +6,7 @@
 //! where SWITCH_S is how long a switch takes (FlexVF: 0.696 s), and SETTINGS are the daemon's in JSON, as
 //! '{"interval_s": 10}'.
 
+use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use pw_alloc::Settings;
@@ -49,7 +50,9 @@ fn shares_of_policies(scenario: &mut Scenario, settings: &Settings, seeds: u32) 
     let mut moves = POLICIES.map(|_| 0.0);
     for seed in 1..=seeds {
         scenario.seed = u64::from(seed);
-        let Ok(played) = compare(scenario, &players, settings, Shard::WHOLE) else { continue };
+        let done = AtomicU32::new(0);
+        let played = compare(1, scenario, &players, settings, Shard::WHOLE, &done);
+        let Ok(played) = played else { continue };
         for (at, outcome) in played.outcomes().iter().enumerate() {
             shares[at].extend(outcome.share_of_optimum.map(|share| share * 100.0));
             moves[at] += outcome.moves_per_h / f64::from(seeds);

@@ -76,11 +76,10 @@ impl Allocator {
         self.histories.observe(now, &self.settings);
     }
 
-    /// Takes in the measured duration and losses of a switch.
-    pub fn measured(&mut self, direction: Direction, seconds: f64, lost_packets: Option<f64>) {
-        self.recorded(|| Entry::Measured(direction, seconds, lost_packets));
-        let plug = direction == Direction::Give;
-        self.histories.switch.measured(plug, seconds, lost_packets, &self.settings);
+    /// Takes in the measured duration of a switch.
+    pub fn measured(&mut self, direction: Direction, seconds: f64) {
+        self.recorded(|| Entry::Measured(direction, seconds, ()));
+        self.histories.switch.measured(direction, seconds, &self.settings);
     }
 
     /// Remembers that this VF was given to this guest.

@@ -79,7 +79,7 @@ pub struct Observation {
 /// The VFs on which ledger and observation disagree, each with the reason. VFs with a move under
 /// way are left out: they are between two states.
 pub fn doubt(ledger: &Ledger, observed: &Observation) -> BTreeMap<VfId, String> {
-    let moving: BTreeSet<&VfId> = ledger.open.values().map(|open| &open.change.vf).collect();
+    let moving: BTreeSet<&VfId> = ledger.open.values().map(|open| &open.vf).collect();
     let guest_macs: BTreeSet<Mac> = observed.guests.values().map(|guest| guest.mac).collect();
     let has = |guest: &GuestId, vf: &VfId| {
         let guest = observed.guests.get(guest)?;

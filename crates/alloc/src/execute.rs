@@ -58,8 +58,8 @@ pub struct Execution {
     change: Move,
     join: Join,
     steps: VecDeque<Step>,
-    /// Lines that come before the next step.
-    lines: VecDeque<Entry>,
+    /// The line that comes before the next step.
+    line: Option<Entry>,
     /// The step that is announced and not reported yet.
     current: Option<Step>,
     attached: bool,
@@ -76,13 +76,13 @@ impl Execution {
             Direction::Give => step::give(&change.guest, &change.vf, mac, join),
             Direction::Take => step::take(&change.guest, &change.vf, join),
         };
-        let lines = [Entry::Begin { operation, change: change.clone() }].into();
+        let line = Some(Entry::Begin { operation, change: change.clone() });
         Self {
             operation,
             change,
             join,
             steps: steps.into(),
-            lines,
+            line,
             current: None,
             attached: false,
             detached: false,
@@ -98,7 +98,7 @@ impl Execution {
 
     /// The next action. Every step is announced in the journal before it is to be done.
     pub fn next_action(&mut self) -> Action {
-        if let Some(line) = self.lines.pop_front() {
+        if let Some(line) = self.line.take() {
             return Action::Write(line);
         }
         if let Some(step) = &self.current {
@@ -128,10 +128,7 @@ impl Execution {
         // An attempt may have got half way.
         self.attached |= matches!(step, Step::Attach { .. });
         match result {
-            Ok(()) => {
-                self.detached |= matches!(step, Step::Detach { .. });
-                self.lines.push_back(Entry::Done { operation: self.operation });
-            }
+            Ok(()) => self.detached |= matches!(step, Step::Detach { .. }),
             Err(failure) => self.handle_failure(&step, failure),
         }
     }
@@ -180,7 +177,6 @@ impl Execution {
     }
 
     fn end_later(&mut self, ending: Ending) {
-        let line = self.end(ending);
-        self.lines.push_back(line);
+        self.line = Some(self.end(ending));
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
 use crate::patience::{Leads, Switches};
+use crate::plan::Direction;
 use crate::policy::{self, Past, Tier};
 use crate::settings::{PolicyKind, Settings};
 
@@ -106,38 +107,24 @@ impl History {
     }
 }
 
-/// What switches were measured to cost: means that forget; none until something was measured.
+/// How long switches were measured to take: means that forget; none until something was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SwitchCost {
     plug_s: Option<f64>,
     unplug_s: Option<f64>,
-    lost_packets: Option<f64>,
 }
 
 impl SwitchCost {
-    /// Takes in one measured switch: seconds, and packets lost if they were counted.
-    pub fn measured(
-        &mut self,
-        plug: bool,
-        seconds: f64,
-        lost_packets: Option<f64>,
-        settings: &Settings,
-    ) {
+    /// Takes in the duration of one switch [s].
+    pub fn measured(&mut self, direction: Direction, seconds: f64, settings: &Settings) {
         const WEIGHT: f64 = 0.2;
-        let learn = |mean: &mut Option<f64>, initial: f64, value: f64| {
-            if value.is_finite() && value >= 0.0 {
-                let current = mean.unwrap_or(initial);
-                *mean = Some(current + WEIGHT * (value - current));
-            }
+        let (mean, prior) = match direction {
+            Direction::Give => (&mut self.plug_s, settings.benefit.plug_s),
+            Direction::Take => (&mut self.unplug_s, settings.benefit.unplug_s),
         };
-        let prior = &settings.benefit;
-        if plug {
-            learn(&mut self.plug_s, prior.plug_s, seconds);
-        } else {
-            learn(&mut self.unplug_s, prior.unplug_s, seconds);
-        }
-        if let Some(lost) = lost_packets {
-            learn(&mut self.lost_packets, prior.lost_packets, lost);
+        if seconds.is_finite() && seconds >= 0.0 {
+            let current = mean.unwrap_or(prior);
+            *mean = Some(current + WEIGHT * (seconds - current));
         }
     }
 
@@ -151,7 +138,7 @@ impl SwitchCost {
     pub fn price_us(&self, gain_in: f64, gain_out: f64, settings: &Settings) -> f64 {
         let benefit = &settings.benefit;
         benefit.fixed_us
-            + self.lost_packets.unwrap_or(benefit.lost_packets) * benefit.loss_us
+            + benefit.lost_packets * benefit.loss_us
             + (self.idle_s(settings) + benefit.penalty_s) * gain_in.max(gain_out)
     }
 }

@@ -65,7 +65,7 @@ pub enum Entry {
         /// The step.
         step: Step,
     },
-    /// The last step is done.
+    /// The last step is done: a line of earlier versions. The host shows what is done.
     Done {
         /// Of which move.
         operation: u64,
@@ -173,24 +173,13 @@ fn entry(line: &[u8]) -> Line {
     }
 }
 
-/// A move that has begun and not ended.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Open {
-    /// The move.
-    pub change: Move,
-    /// The last step that was announced.
-    pub step: Option<Step>,
-    /// That step is known to be done.
-    pub done: bool,
-}
-
 /// The state that a journal's entries add up to.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Ledger {
     /// Holders of VFs, by moves that ended.
     pub holders: BTreeMap<VfId, GuestId>,
     /// Moves that have begun and not ended, by number.
-    pub open: BTreeMap<u64, Open>,
+    pub open: BTreeMap<u64, Move>,
     /// Guests that did not answer, and what they did not do.
     pub marked: BTreeMap<GuestId, String>,
     /// VFs that are not fit for the pool, and what is wrong with them.
@@ -220,22 +209,11 @@ impl Ledger {
             }
             Entry::Begin { operation, change } => {
                 self.next_operation = self.next_operation.max(operation.saturating_add(1));
-                let open = Open { change: change.clone(), step: None, done: false };
-                self.open.insert(*operation, open);
+                self.open.insert(*operation, change.clone());
             }
-            Entry::Intent { operation, step } => {
-                if let Some(open) = self.open.get_mut(operation) {
-                    open.step = Some(step.clone());
-                    open.done = false;
-                }
-            }
-            Entry::Done { operation } => {
-                if let Some(open) = self.open.get_mut(operation) {
-                    open.done = true;
-                }
-            }
+            Entry::Intent { .. } | Entry::Done { .. } => {}
             Entry::End { operation, ending } => {
-                let Some(Open { change, .. }) = self.open.remove(operation) else { return };
+                let Some(change) = self.open.remove(operation) else { return };
                 let holds = match (change.direction, ending) {
                     (Direction::Give, Ending::Completed)
                     | (Direction::Take, Ending::Undone { .. } | Ending::Stuck { .. }) => true,
@@ -262,7 +240,7 @@ impl Ledger {
                 self.next_operation = self.next_operation.max(operation.saturating_add(1));
             }
             Entry::Settled { vfs, holders, quarantined, marks, .. } => {
-                self.open.retain(|_, open| !vfs.contains(&open.change.vf));
+                self.open.retain(|_, change| !vfs.contains(&change.vf));
                 self.holders.retain(|vf, _| !vfs.contains(vf));
                 self.quarantined.retain(|vf, _| !vfs.contains(vf));
                 self.holders.extend(holders.clone());
@@ -279,7 +257,7 @@ impl Ledger {
 
     /// The VFs that are held, quarantined, or in a move under way.
     pub fn vfs(&self) -> impl Iterator<Item = &VfId> {
-        let open = self.open.values().map(|open| &open.change.vf);
+        let open = self.open.values().map(|change| &change.vf);
         self.holders.keys().chain(self.quarantined.keys()).chain(open)
     }
 
@@ -287,7 +265,7 @@ impl Ledger {
     pub fn knows(&self, vf: &VfId) -> bool {
         self.holders.contains_key(vf)
             || self.quarantined.contains_key(vf)
-            || self.open.values().any(|open| open.change.vf == *vf)
+            || self.open.values().any(|change| change.vf == *vf)
     }
 
     /// The lines that replace all earlier ones: a checkpoint, then the moves under way.
@@ -298,11 +276,11 @@ impl Ledger {
             marked: self.marked.clone(),
             quarantined: self.quarantined.clone(),
         }];
-        for (&operation, open) in &self.open {
-            lines.push(Entry::Begin { operation, change: open.change.clone() });
-            lines.extend(open.step.clone().map(|step| Entry::Intent { operation, step }));
-            lines.extend(open.done.then_some(Entry::Done { operation }));
-        }
+        let begin = |(&operation, change): (&u64, &Move)| Entry::Begin {
+            operation,
+            change: change.clone(),
+        };
+        lines.extend(self.open.iter().map(begin));
         lines
     }
 }

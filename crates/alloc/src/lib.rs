@@ -1,5 +1,5 @@
 //! Allocation of virtual functions to guests. From observations it makes a plan: ordered steps that
-//! can be printed, journalled and undone. Time comes with the observations, and the caller performs the
+//! can be printed and journalled. Time comes with the observations, and the caller performs the
 //! steps (docs/concepts/allocation.md).
 
 pub mod allocator;
@@ -11,7 +11,7 @@ pub mod history;
 pub mod journal;
 mod matching;
 pub mod model;
-pub mod optimum;
+mod optimum;
 pub mod patience;
 pub mod plan;
 pub mod policy;

@@ -66,8 +66,6 @@ pub enum Reason {
     Misplaced,
     /// The VF that it holds is quarantined, unknown, or claimed by another guest too.
     DoubtfulVf,
-    /// To undo another move.
-    Undo,
 }
 
 impl fmt::Display for Reason {
@@ -100,7 +98,6 @@ impl fmt::Display for Reason {
             Self::LinkDown => f.write_str("its VF's PF has no link"),
             Self::Misplaced => f.write_str("its constraints no longer allow this VF"),
             Self::DoubtfulVf => f.write_str("its VF is in doubt"),
-            Self::Undo => f.write_str("undoes another move"),
         }
     }
 }
@@ -188,20 +185,6 @@ impl Plan {
         self.moves.iter().map(|change| {
             (&change.guest, (change.direction == Direction::Give).then_some(&change.vf))
         })
-    }
-
-    /// The plan that reverses this one.
-    #[must_use]
-    pub fn undo(&self) -> Self {
-        let back = |change: &Move| Move {
-            direction: match change.direction {
-                Direction::Take => Direction::Give,
-                Direction::Give => Direction::Take,
-            },
-            reason: Reason::Undo,
-            ..change.clone()
-        };
-        Self { moves: self.moves.iter().rev().map(back).collect() }
     }
 
     /// The snapshot after this plan, or the first move that cannot be made, and why.

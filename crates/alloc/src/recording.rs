@@ -53,8 +53,8 @@ pub enum Entry {
     Decided(u64, Plan),
     /// This plan is being performed since this moment [ms].
     Committed(u64, Plan),
-    /// What a switch took [s] and lost.
-    Measured(Direction, f64, Option<f64>),
+    /// How long a switch took [s]; null, in the place of what it lost, which nobody counts.
+    Measured(Direction, f64, ()),
     /// The VF was given to the guest.
     Given(GuestId, VfId),
     /// The VF could not be given to the guest at this moment [ms].

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::journal::{Entry, FORMAT, Ledger, Open};
+use crate::journal::{Entry, FORMAT, Ledger};
 use crate::model::{GuestId, Mac, VfId};
-use crate::plan::Direction;
+use crate::plan::{Direction, Move};
 use crate::step::{self, Join, Path, Step};
 use crate::world::{GuestState, HostState, VfPlace};
 
@@ -50,7 +50,7 @@ impl Recovery {
         };
         self.vfs.iter().any(differs)
             || self.guests.iter().any(|guest| ledger.marked.get(guest) != self.marked.get(guest))
-            || ledger.open.values().any(|open| self.vfs.contains(&open.change.vf))
+            || ledger.open.values().any(|open| self.vfs.contains(&open.vf))
     }
 
     /// The journal's line once the steps are done. It changes the entries of these VFs and guests alone.
@@ -133,8 +133,8 @@ pub fn recover_in_parts(
 
 /// The guests that have this VF, or had it by the journal.
 fn concerned<'a>(ledger: &'a Ledger, state: &'a HostState, vf: &VfId) -> Vec<&'a GuestId> {
-    let open = ledger.open.values().filter(|open| open.change.vf == *vf);
-    let mut guests: Vec<&GuestId> = open.map(|open| &open.change.guest).collect();
+    let open = ledger.open.values().filter(|open| open.vf == *vf);
+    let mut guests: Vec<&GuestId> = open.map(|open| &open.guest).collect();
     guests.extend(ledger.holders.get(vf));
     if let Some(VfPlace::Guest(guest)) = state.vfs.get(vf).map(|vf| &vf.place) {
         guests.push(guest);
@@ -198,8 +198,8 @@ fn recover_vfs(ledger: &Ledger, state: &HostState, recovery: &mut Recovery) {
 
 /// Leaves a VF of unknown use with its holder by the journal.
 fn stays_unknown(id: &VfId, why: &str, ledger: &Ledger, recovery: &mut Recovery) {
-    let open = ledger.open.values().find(|open| open.change.vf == *id);
-    let holder = ledger.holders.get(id).or_else(|| open.map(|open| &open.change.guest));
+    let open = ledger.open.values().find(|open| open.vf == *id);
+    let holder = ledger.holders.get(id).or_else(|| open.map(|open| &open.guest));
     if let Some(holder) = holder {
         recovery.notes.push(format!("{id} stays with {holder}: who uses it is not known: {why}"));
         recovery.holders.insert(id.clone(), holder.clone());
@@ -255,7 +255,7 @@ fn restore_guest(
         .or(attached.first());
     let mut on_paravirtual = kept.is_none();
     for vf in &attached {
-        let open = ledger.open.values().find(|open| open.change.vf == **vf);
+        let open = ledger.open.values().find(|open| open.vf == **vf);
         if Some(vf) == kept && stays(id, guest, vf, open, state) {
             recovery.holders.insert((*vf).clone(), id.clone());
             forward(id, guest, vf, recovery);
@@ -282,11 +282,11 @@ fn stays(
     id: &GuestId,
     guest: &GuestState,
     vf: &VfId,
-    open: Option<&Open>,
+    open: Option<&Move>,
     state: &HostState,
 ) -> bool {
     let has_address = state.vfs.get(vf).is_some_and(|vf| vf.mac == guest.mac);
-    match open.filter(|open| open.change.guest == *id).map(|open| open.change.direction) {
+    match open.filter(|open| open.guest == *id).map(|open| open.direction) {
         Some(Direction::Take) => false,
         // Attached and up: the rest is quickly done. With net_failover it must have the address too.
         Some(Direction::Give) => guest.vf_up && (has_address || guest.join == Join::Bond),

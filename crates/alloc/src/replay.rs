@@ -118,9 +118,7 @@ impl Replay {
                 return Ok(Some(Entry::Decided(now_ms, plan)));
             }
             Entry::Committed(now_ms, plan) => self.allocator.commit(&plan, now_ms),
-            Entry::Measured(direction, seconds, lost) => {
-                self.allocator.measured(direction, seconds, lost);
-            }
+            Entry::Measured(direction, seconds, ()) => self.allocator.measured(direction, seconds),
             Entry::Given(guest, vf) => self.allocator.given(&guest, &vf),
             Entry::Undone(guest, vf, now_ms) => self.allocator.undone(&guest, &vf, now_ms),
             Entry::Retried(guest) => self.allocator.retry(guest.as_ref()),

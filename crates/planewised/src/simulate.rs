@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -153,25 +153,24 @@ fn on_all_cpus(
     let hosts = shard.hosts(scenario.hosts);
     let cpus =
         thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32).min(hosts.max(1));
-    let all_s = u64::from(hosts) * u64::from(scenario.duration_s);
-    let done_s = AtomicU64::new(0);
+    let done = AtomicU32::new(0);
     let (end, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
         if std::io::stderr().is_terminal() {
-            scope.spawn(|| print_progress(&done_s, all_s, ended));
+            scope.spawn(|| print_progress(&done, hosts, ended));
         }
-        let played = simulate::compare_on(cpus, scenario, players, settings, shard, &done_s);
+        let played = simulate::compare(cpus, scenario, players, settings, shard, &done);
         drop(end);
         played
     })
 }
 
 /// Prints the progress each second, until the other end of `ended` is dropped.
-fn print_progress(done_s: &AtomicU64, all_s: u64, ended: mpsc::Receiver<()>) {
+fn print_progress(done: &AtomicU32, hosts: u32, ended: mpsc::Receiver<()>) {
     const CLEAR_LINE: &str = "\r\x1b[K";
     let began = Instant::now();
     while ended.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
-        let share = done_s.load(Ordering::Relaxed) as f64 / all_s as f64;
+        let share = f64::from(done.load(Ordering::Relaxed)) / f64::from(hosts);
         if share > 0.0 && began.elapsed().as_secs() >= 2 {
             let left_s = began.elapsed().as_secs_f64() * (1.0 / share - 1.0);
             eprint!("{CLEAR_LINE}{:.0} % played, {left_s:.0} s left", share * 100.0);

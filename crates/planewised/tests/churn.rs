@@ -88,11 +88,13 @@ fn a_day_of_churn_leaves_memory_journal_and_status_as_large_as_they_were() {
             let some = |apart: u64| name(number.saturating_sub(apart));
             match number % 11 {
                 0 => world.restart(&some(20)),
-                1 => world.answers(&some(30), false),
-                2 => world.refuses(&some(10), true),
-                3 => world.releases(&some(40)),
-                4 => world.link(false),
-                5 => world.link(true),
+                1 => world.guest(&some(30), |guest| guest.answers = false),
+                2 => {
+                    world.with(|host| host.refusing.insert(some(10).as_str().into()));
+                }
+                3 => world.with(|host| host.host.release(&some(40).as_str().into())),
+                4 => world.with(|host| host.link_down = true),
+                5 => world.with(|host| host.link_down = false),
                 6 => world.silence(Some("Docker does not answer")),
                 7 => world.silence(None),
                 8 => world.reload_driver(number.is_multiple_of(2)),

@@ -1,9 +1,9 @@
 //! The optimum of a simulation, with the future known.
 
 use super::outcome::Hindsight;
-use crate::optimum::{Gains, best};
+use crate::optimum::Network;
 
-/// Guest-intervals beyond which the optimum is not computed: it takes about 100 bytes for each.
+/// Guest-intervals beyond which the optimum is not computed: it takes about 120 bytes for each.
 pub const MOST_CELLS: usize = 20_000_000;
 
 /// Gains of all guests, interval by interval, as long as there are not too many.
@@ -28,7 +28,8 @@ impl Record {
         }
     }
 
-    /// The most that `vfs` VFs could have saved; the rest as in `gains`.
+    /// The most that `vfs` VFs could have saved, when each interval lasts `seconds`, each switch takes
+    /// `switch_s`, and besides costs `fixed_us`. None when there were too many intervals to tell.
     ///
     /// A guest that is not there gains nothing, but may keep its VF: where guests come and go this is
     /// an upper bound.
@@ -39,29 +40,14 @@ impl Record {
         switch_s: f64,
         fixed_us: f64,
     ) -> Option<Hindsight> {
-        let gains = self.gains(seconds, switch_s, fixed_us)?;
-        let alone = |guest: usize| {
-            let held: f64 = (0..gains.intervals()).map(|at| gains.held(at)[guest]).sum();
-            held - gains.price(0)[guest]
-        };
-        let mut alone: Vec<f64> = match gains.intervals() {
-            0 => Vec::new(),
-            _ => (0..gains.guests()).map(alone).collect(),
-        };
-        alone.sort_unstable_by(|a, b| b.total_cmp(a));
-        let static_us = alone.iter().take(vfs).filter(|gain| **gain > 0.0).sum();
-        Some(Hindsight { optimum_us: best(&gains, vfs).gain_us, static_us })
-    }
-
-    /// What VFs are worth and what switches cost, when each interval lasts `seconds`, each switch takes
-    /// `switch_s`, and besides costs `fixed_us`. None when there were too many intervals to tell.
-    pub fn gains(&self, seconds: f64, switch_s: f64, fixed_us: f64) -> Option<Gains> {
         if self.full {
             return None;
         }
         let guests = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let mut gains = Gains::new(guests);
+        let mut network = Network::new(guests);
         let (mut held, mut price) = (vec![0.0; guests], vec![0.0; guests]);
+        // Of a guest that holds from the first second to the last.
+        let mut alone = vec![0.0; guests];
         for at in 0..self.rows.len() {
             held.fill(0.0);
             price.fill(fixed_us);
@@ -77,8 +63,13 @@ impl Record {
                 }
                 remaining_s -= part_s;
             }
-            gains.push(&held, &price);
+            for ((alone, held), price) in alone.iter_mut().zip(&held).zip(&price) {
+                *alone += if at == 0 { held - price } else { *held };
+            }
+            network.push(&held, &price);
         }
-        Some(gains)
+        alone.sort_unstable_by(|a, b| b.total_cmp(a));
+        let static_us = alone.iter().take(vfs).filter(|gain| **gain > 0.0).sum();
+        Some(Hindsight { optimum_us: network.optimum(vfs), static_us })
     }
 }

@@ -8,7 +8,7 @@ mod scenario;
 pub mod trace;
 
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use serde::{Deserialize, Serialize};
@@ -18,19 +18,20 @@ use crate::settings::{PolicyKind, Settings};
 use crate::traffic::{Flow, Random};
 use pw_error::Result;
 
-pub use hindsight::Record;
 pub use host::{Host, Interval};
 pub use outcome::{Five, GroupOutcome, Hindsight, Outcome, Played, Tally};
 pub use scenario::{BuiltIn, Group, Scenario, built_in};
 
 /// The decider of a simulation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Player {
     /// No guest has a VF.
     Paravirtual,
     /// VFs are given at random, once.
     Random,
     /// A policy, with the settings given.
+    #[serde(untagged)]
     Policy(PolicyKind),
 }
 
@@ -51,22 +52,6 @@ impl Player {
             Self::Random => "random",
             Self::Policy(kind) => kind.as_str(),
         }
-    }
-}
-
-impl Serialize for Player {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
-        to.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for Player {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        let name = String::deserialize(from)?;
-        let policies = PolicyKind::ALL.map(Self::Policy);
-        ([Self::Paravirtual, Self::Random].into_iter().chain(policies))
-            .find(|player| player.as_str() == name)
-            .ok_or_else(|| serde::de::Error::custom(format!("there is no player {name:?}")))
     }
 }
 
@@ -115,25 +100,6 @@ impl Feed for MadeUp {
     }
 }
 
-/// Traffic that counts the seconds that were fed.
-#[derive(Debug)]
-struct Counted<'a> {
-    feed: MadeUp,
-    done_s: &'a AtomicU64,
-}
-
-impl Feed for Counted<'_> {
-    fn next(&mut self, interval: &mut Interval) -> Result<bool> {
-        let more = self.feed.next(interval)?;
-        self.done_s.fetch_add(u64::from(more), Ordering::Relaxed);
-        Ok(more)
-    }
-
-    fn name(&self, guest: usize) -> GuestId {
-        self.feed.name(guest)
-    }
-}
-
 /// Plays a feed for all these players, interval by interval. `group` maps a guest to its group; with
 /// `look_back` the optimum is computed, too, which needs memory for all intervals.
 ///
@@ -151,7 +117,7 @@ pub fn play(
     let hosts = players.iter().map(|&player| Host::new(scenario, host, player, settings));
     let mut hosts = hosts.collect::<Result<Vec<Host>>>()?;
     let mut interval = Interval::default();
-    let mut record = Record::default();
+    let mut record = hindsight::Record::default();
     let (mut seconds, mut step_s) = (0.0, 1.0);
     while feed.next(&mut interval)? {
         interval.set_gains(&scenario.curve);
@@ -218,64 +184,42 @@ impl std::str::FromStr for Shard {
     }
 }
 
-/// Plays a shard's hosts of a scenario for all these players.
+/// Plays a shard's hosts of a scenario for all these players, on this many CPUs at once: each plays a part of the
+/// hosts. `done` counts the hosts that were played, for those who wait.
 ///
 /// # Errors
 /// The scenario or the settings make no sense.
 pub fn compare(
-    scenario: &Scenario,
-    players: &[Player],
-    settings: &Settings,
-    shard: Shard,
-) -> Result<Played> {
-    compare_counting(scenario, players, settings, shard, &AtomicU64::new(0))
-}
-
-/// Like [`compare`], on this many CPUs at once: each plays a part of the shard's hosts. `done_s` counts
-/// the seconds that were played, of all hosts together, for those who wait.
-///
-/// # Errors
-/// The scenario or the settings make no sense.
-pub fn compare_on(
     cpus: u32,
     scenario: &Scenario,
     players: &[Player],
     settings: &Settings,
     shard: Shard,
-    done_s: &AtomicU64,
+    done: &AtomicU32,
 ) -> Result<Played> {
+    scenario.check()?;
+    let groups = scenario.group_of_guests();
+    let cells = groups.len().saturating_mul(scenario.duration_s as usize);
+    let look_back = cells.saturating_mul(scenario.hosts as usize) <= hindsight::MOST_CELLS;
+    let play_part = |part: Shard| -> Result<Played> {
+        let mut played = Played::of(scenario, players);
+        for host in (part.number - 1..scenario.hosts).step_by(part.of as usize) {
+            let (mut feed, group) = (MadeUp::new(scenario, host), |guest: usize| groups[guest]);
+            played.add(play(&mut feed, scenario, host, players, settings, &group, look_back)?);
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(played)
+    };
+    let play_part = &play_part;
     thread::scope(|scope| {
-        let parts = shard.split(cpus).map(|part| {
-            scope.spawn(move || compare_counting(scenario, players, settings, part, done_s))
-        });
-        let parts: Vec<_> = parts.collect();
+        let parts: Vec<_> =
+            shard.split(cpus).map(|part| scope.spawn(move || play_part(part))).collect();
         let mut played = Played::of(scenario, players);
         for part in parts {
             played.add(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
         }
         Ok(played)
     })
-}
-
-fn compare_counting(
-    scenario: &Scenario,
-    players: &[Player],
-    settings: &Settings,
-    shard: Shard,
-    done_s: &AtomicU64,
-) -> Result<Played> {
-    scenario.check()?;
-    let groups = scenario.group_of_guests();
-    let mut played = Played::of(scenario, players);
-    let cells = groups.len().saturating_mul(scenario.duration_s as usize);
-    let look_back = cells.saturating_mul(scenario.hosts as usize) <= hindsight::MOST_CELLS;
-    for host in (shard.number - 1..scenario.hosts).step_by(shard.of as usize) {
-        let mut feed = Counted { feed: MadeUp::new(scenario, host), done_s };
-        let group = |guest: usize| groups[guest];
-        let host = play(&mut feed, scenario, host, players, settings, &group, look_back)?;
-        played.add(host);
-    }
-    Ok(played)
 }
 
 #[cfg(test)]

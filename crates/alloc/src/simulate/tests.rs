@@ -6,7 +6,12 @@ use crate::traffic::Traffic;
 fn play(name: &str, settings: &Settings) -> Vec<Outcome> {
     let mut scenario = Scenario::named(name).expect("built in");
     scenario.duration_s = 1_800;
-    compare(&scenario, &PLAYERS, settings, Shard::WHOLE).expect("simulated").outcomes()
+    compared(&scenario, &PLAYERS, settings).outcomes()
+}
+
+fn compared(scenario: &Scenario, players: &[Player], settings: &Settings) -> Played {
+    let done = AtomicU32::new(0);
+    compare(1, scenario, players, settings, Shard::WHOLE, &done).expect("simulated")
 }
 
 /// As FlexVF runs: all moves of a decision at once, no residency.
@@ -83,8 +88,8 @@ fn where_a_switch_takes_half_a_burst_ours_serves_as_many_as_activity() {
     let mut saved_us = [0.0; 2];
     for seed in 1001..1004 {
         scenario.seed = seed;
-        let played = compare(&scenario, &players, &Settings::default(), Shard::WHOLE);
-        for (sum, tally) in saved_us.iter_mut().zip(played.expect("simulated").tallies) {
+        let played = compared(&scenario, &players, &Settings::default());
+        for (sum, tally) in saved_us.iter_mut().zip(played.tallies) {
             *sum += tally.saved_us;
         }
     }
@@ -93,17 +98,20 @@ fn where_a_switch_takes_half_a_burst_ours_serves_as_many_as_activity() {
 }
 
 #[test]
-fn on_more_cpus_than_hosts_the_same_comes_out_and_each_second_is_counted() {
+fn on_more_cpus_than_hosts_the_same_comes_out_and_each_host_is_counted() {
     let mut scenario = Scenario::named("bursts").expect("built in");
     (scenario.duration_s, scenario.hosts) = (300, 5);
     let settings = Settings::default();
     for (shard, hosts) in [(Shard::WHOLE, 5), (Shard { number: 2, of: 3 }, 2)] {
-        let one = compare(&scenario, &PLAYERS, &settings, shard).expect("simulated");
-        for cpus in [1, 2, 7] {
-            let done_s = AtomicU64::new(0);
-            let many = compare_on(cpus, &scenario, &PLAYERS, &settings, shard, &done_s);
-            let many = many.expect("simulated");
-            assert_eq!(done_s.into_inner(), 300 * hosts);
+        let play = |cpus| {
+            let done = AtomicU32::new(0);
+            let played = compare(cpus, &scenario, &PLAYERS, &settings, shard, &done);
+            assert_eq!(done.into_inner(), hosts);
+            played.expect("simulated")
+        };
+        let one = play(1);
+        for cpus in [2, 7] {
+            let many = play(cpus);
             let optimum_us = |played: &Played| played.hindsight.expect("small enough").optimum_us;
             assert!((optimum_us(&one) / optimum_us(&many) - 1.0).abs() < 1e-9);
             for (one, many) in one.tallies.iter().zip(&many.tallies) {
@@ -112,7 +120,7 @@ fn on_more_cpus_than_hosts_the_same_comes_out_and_each_second_is_counted() {
                 assert!(differ_us <= 1e-9 * one.saved_us.abs());
             }
         }
-        assert_eq!(u64::from(shard.hosts(5)), hosts);
+        assert_eq!(shard.hosts(5), hosts);
     }
 }
 

@@ -15,7 +15,7 @@ use pw_error::{Error, Result};
 use pw_linux::rtnetlink::Monitor;
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::disk::write_json;
+use crate::daemon::disk::{read_json, write_json};
 use crate::daemon::net::{FdbEntry, Link, Net};
 use crate::daemon::pool::{Addresses, PoolView};
 use crate::daemon::status::unix_ms;
@@ -166,10 +166,7 @@ impl Forwarding {
     /// Reads the addresses of an earlier daemon.
     pub fn new(state_directory: &Path, budget: Budget) -> Self {
         let path = state_directory.join("forwarding.json");
-        let saved: Vec<Saved> = std::fs::read(&path)
-            .ok()
-            .and_then(|text| serde_json::from_slice(&text).ok())
-            .unwrap_or_default();
+        let saved: Vec<Saved> = read_json(&path).ok().flatten().unwrap_or_default();
         let entries = saved.into_iter().map(|saved| (saved.entry, saved.learned)).collect();
         let (contested, next) = (Contested::default(), Instant::now());
         Self { path, entries, contested, budget, next, monitor: None }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use pw_alloc::model::{GuestId, PfId, VfId};
+use pw_alloc::model::{GuestId, PfId, Stance, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_error::Error;
 use serde::{Deserialize, Serialize};
@@ -24,20 +24,12 @@ pub const EVENTS_KEPT: usize = 1024;
 pub enum Request {
     /// The plan as of now; changes nothing.
     Plan,
-    /// Give this guest a VF, whatever its traffic.
-    Pin {
+    /// Give this guest a VF whatever its traffic, give it none, or leave it to the policy.
+    Stance {
         /// Which guest.
         guest: GuestId,
-    },
-    /// Give this guest no VF.
-    Exclude {
-        /// Which guest.
-        guest: GuestId,
-    },
-    /// Leave this guest to the policy.
-    Free {
-        /// Which guest.
-        guest: GuestId,
+        /// The operator's stance.
+        stance: Stance,
     },
     /// Use this policy from now on.
     Policy {
@@ -65,9 +57,9 @@ impl Request {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Plan => "plan",
-            Self::Pin { .. } => "pin",
-            Self::Exclude { .. } => "exclude",
-            Self::Free { .. } => "free",
+            Self::Stance { stance: Stance::Pinned, .. } => "pin",
+            Self::Stance { stance: Stance::Excluded, .. } => "exclude",
+            Self::Stance { stance: Stance::Free, .. } => "free",
             Self::Policy { .. } => "policy",
             Self::Rebalance => "rebalance",
             Self::Drain { .. } => "drain",
@@ -79,10 +71,7 @@ impl Request {
     /// The guest that it concerns.
     pub const fn guest(&self) -> Option<&GuestId> {
         match self {
-            Self::Pin { guest }
-            | Self::Exclude { guest }
-            | Self::Free { guest }
-            | Self::Unmark { guest } => Some(guest),
+            Self::Stance { guest, .. } | Self::Unmark { guest } => Some(guest),
             _ => None,
         }
     }
@@ -140,20 +129,31 @@ pub enum Fault {
 }
 
 /// A refused request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Problem)]
 pub struct Refused {
-    /// The kind.
+    /// The kind of refusal.
     pub fault: Fault,
-    /// What was refused, one sentence.
+    /// What failed, one sentence.
     pub what: String,
     /// What to do about it.
     pub remedy: String,
+    /// The status code of HTTP, where it is more specific than the kind.
+    #[serde(skip)]
+    pub status: Option<u16>,
 }
 
 impl Refused {
     /// A refusal of that kind.
     pub fn new(fault: Fault, what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { fault, what: what.into(), remedy: remedy.into() }
+        Self { fault, what: what.into(), remedy: remedy.into(), status: None }
+    }
+
+    /// The same with a more specific status code.
+    #[must_use]
+    pub const fn with_status(mut self, status: u16) -> Self {
+        self.status = Some(status);
+        self
     }
 
     /// There is no guest of that name.
@@ -170,7 +170,7 @@ impl From<Error> for Refused {
     fn from(error: Error) -> Self {
         let fault =
             if error.kind == pw_error::Kind::BadInput { Fault::BadRequest } else { Fault::Failed };
-        Self { fault, what: error.what, remedy: error.remedy }
+        Self::new(fault, error.what, error.remedy)
     }
 }
 

@@ -30,27 +30,33 @@ pub const PF: &str = "simulated0";
 #[derive(Debug, Clone, Default)]
 pub struct World(Arc<Mutex<State>>);
 
+/// Its state, and what is wrong with it.
 #[derive(Debug, Default)]
-struct State {
-    host: HostState,
-    traffic: BTreeMap<GuestId, Sender>,
-    link_down: bool,
+pub struct State {
+    /// Guests and VFs.
+    pub host: HostState,
+    /// What guests send.
+    pub traffic: BTreeMap<GuestId, Sender>,
+    /// The PF has no link.
+    pub link_down: bool,
     /// VFs whose link is down while their PF's is up.
     vf_links_down: BTreeSet<VfId>,
     /// VFs that the operator put into a VLAN.
-    tagged: BTreeSet<VfId>,
+    pub tagged: BTreeSet<VfId>,
     /// VFs in the configuration of a machine that does not run.
-    reserved: BTreeSet<VfId>,
+    pub reserved: BTreeSet<VfId>,
     /// Guests whose port no reading shows yet.
-    unread: BTreeSet<GuestId>,
+    pub unread: BTreeSet<GuestId>,
     /// What a pod sends.
     pod_traffic: Option<Traffic>,
+    /// Guests that are still to be adopted.
+    pub to_adopt: BTreeSet<GuestId>,
     /// Guests in which no VF comes up.
-    refusing: BTreeSet<GuestId>,
+    pub refusing: BTreeSet<GuestId>,
     /// Guests that the host filters.
-    barred: BTreeSet<GuestId>,
+    pub barred: BTreeSet<GuestId>,
     /// Samples in which no VF is visible on the host.
-    unseen: u32,
+    pub unseen: u32,
     /// Guests were added or removed, or something about them changed.
     changed: bool,
     samples_at_ms: Option<u64>,
@@ -59,16 +65,25 @@ struct State {
     incarnations: BTreeMap<GuestId, u64>,
     runs: u64,
     /// Why the guests cannot be surveyed.
-    silent: Option<String>,
+    pub silent: Option<String>,
     /// The PF's driver is unloaded: there is neither PF nor VF.
     pf_away: bool,
     /// The injected fault of observation.
-    fault: Option<Fault>,
+    pub fault: Option<Fault>,
     /// The addresses last passed to the pool.
     addresses: Addresses,
 }
 
 impl State {
+    /// Why guests may be missing.
+    fn gap(&self) -> Option<String> {
+        if self.silent.is_some() {
+            return self.silent.clone().filter(|_| self.fault != Some(Fault::SilentIsEmpty));
+        }
+        let missing = self.to_adopt.iter().find(|id| self.host.guests.contains_key(*id));
+        missing.map(|id| format!("{id} could not be adopted again yet"))
+    }
+
     /// A run of this guest begins.
     fn started(&mut self, guest: GuestId) {
         self.runs += 1;
@@ -92,13 +107,14 @@ pub enum Fault {
     UnreadIsAny,
 }
 
+/// A guest's traffic.
 #[derive(Debug)]
-struct Sender {
+pub struct Sender {
     flow: Flow,
     packets: f64,
     bytes: f64,
     /// The rate that the guest reports, when it lies; the host then counts nothing.
-    claims_pps: Option<f64>,
+    pub claims_pps: Option<f64>,
     claimed: f64,
 }
 
@@ -122,6 +138,18 @@ impl World {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads or changes the host.
+    pub fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        state.changed = true;
+        change(&mut state)
+    }
+
+    /// Changes a guest, if it is there.
+    pub fn guest(&self, name: &str, change: impl FnOnce(&mut GuestState)) {
+        self.with(|state| state.host.guests.get_mut(&GuestId::from(name)).map(change));
     }
 
     /// The guests whose addresses the pool has PFs take, and those for which executors do.
@@ -208,69 +236,6 @@ impl World {
         }
     }
 
-    /// Lets the operator set a VLAN for a VF, or remove it.
-    pub fn tag(&self, vf: &VfId, on: bool) {
-        let mut state = self.lock();
-        if on {
-            state.tagged.insert(vf.clone())
-        } else {
-            state.tagged.remove(vf)
-        };
-    }
-
-    /// Has the operator set a VLAN for this VF?
-    pub fn is_tagged(&self, vf: &VfId) -> bool {
-        self.lock().tagged.contains(vf)
-    }
-
-    /// Lets a machine that does not run have this VF in its configuration, or no longer.
-    pub fn reserve(&self, vf: &VfId, on: bool) {
-        let mut state = self.lock();
-        if on {
-            state.reserved.insert(vf.clone())
-        } else {
-            state.reserved.remove(vf)
-        };
-    }
-
-    /// Hides a guest's port, as one that is newer than every reading, or shows it.
-    pub fn unread(&self, name: &str, unread: bool) {
-        let mut state = self.lock();
-        let id = GuestId::from(name);
-        if unread {
-            state.unread.insert(id)
-        } else {
-            state.unread.remove(&id)
-        };
-        state.changed = true;
-    }
-
-    /// Does the kind of guests not answer?
-    pub fn is_silent(&self) -> bool {
-        self.lock().silent.is_some()
-    }
-
-    /// Is this guest's port newer than every reading?
-    pub fn is_unread(&self, guest: &GuestId) -> bool {
-        self.lock().unread.contains(guest)
-    }
-
-    /// Filters a guest's frames on the host from now on.
-    pub fn bars(&self, name: &str) {
-        let mut state = self.lock();
-        state.barred.insert(name.into());
-        state.changed = true;
-    }
-
-    /// Changes a guest's address.
-    pub fn address(&self, name: &str, mac: Mac) {
-        let mut state = self.lock();
-        if let Some(guest) = state.host.guests.get_mut(&GuestId::from(name)) {
-            guest.mac = mac;
-            state.changed = true;
-        }
-    }
-
     /// Restarts a guest between two samples: same name, same address; its VF is back with the host, with the
     /// address on it.
     pub fn restart(&self, name: &str) {
@@ -278,11 +243,6 @@ impl World {
         let id = GuestId::from(name);
         state.host.restart(&id);
         state.started(id);
-    }
-
-    /// Restarts a guest unnoticed: its incarnation stays the same, as with a reused inode or a stale answer.
-    pub fn restart_unheard(&self, name: &str) {
-        self.lock().host.restart(&GuestId::from(name));
     }
 
     /// Puts a VF in a place: a user other than a guest, an unknown one, or none.
@@ -294,23 +254,7 @@ impl World {
 
     /// Lets the kind of guests not answer (its daemon is away), or answer again.
     pub fn silence(&self, why: Option<&str>) {
-        let mut state = self.lock();
-        state.silent = why.map(Into::into);
-        state.changed = true;
-    }
-
-    /// Sets what joins the guest's paths.
-    pub fn join(&self, name: &str, join: Join) {
-        let mut state = self.lock();
-        if let Some(guest) = state.host.guests.get_mut(&GuestId::from(name)) {
-            guest.join = join;
-            state.changed = true;
-        }
-    }
-
-    /// Performs a step, or only its first half, as when the process is killed.
-    pub fn does(&self, step: &Step, partly: bool) {
-        let _ = self.lock().host.perform_until(step, partly);
+        self.with(|state| state.silent = why.map(Into::into));
     }
 
     /// Unloads the PF's driver, and with it all VFs, or loads it again.
@@ -322,16 +266,6 @@ impl World {
         for vf in state.host.vfs.values_mut() {
             *vf = VfPlacement { mac: Mac::ZERO, place: VfPlace::Pool };
         }
-    }
-
-    /// Injects this fault of observation.
-    pub fn inject(&self, fault: Fault) {
-        self.lock().fault = Some(fault);
-    }
-
-    /// Lets a guest release its VF unasked; its address stays on the VF.
-    pub fn releases(&self, name: &str) {
-        self.lock().host.release(&GuestId::from(name));
     }
 
     /// Destroys a guest, with or without a VF.
@@ -352,41 +286,6 @@ impl World {
         if let Some(source) = state.traffic.get_mut(&GuestId::from(name)) {
             source.flow.change(traffic, now_s);
         }
-    }
-
-    /// Lets a guest, whose packets the host does not count, report this rate.
-    pub fn claim(&self, name: &str, pps: f64) {
-        if let Some(source) = self.lock().traffic.get_mut(&GuestId::from(name)) {
-            source.claims_pps = Some(pps);
-        }
-    }
-
-    /// Sets whether a guest answers.
-    pub fn answers(&self, name: &str, answers: bool) {
-        let mut state = self.lock();
-        if let Some(guest) = state.host.guests.get_mut(&GuestId::from(name)) {
-            guest.answers = answers;
-        }
-    }
-
-    /// Hides VFs' interfaces for this many samples, as in a dying namespace.
-    pub fn hides_vfs(&self, looks: u32) {
-        self.lock().unseen = looks;
-    }
-
-    /// Sets whether VFs stay down in a guest, although it answers.
-    pub fn refuses(&self, name: &str, refuses: bool) {
-        let mut state = self.lock();
-        if refuses {
-            state.refusing.insert(name.into());
-        } else {
-            state.refusing.remove(&GuestId::from(name));
-        }
-    }
-
-    /// Sets the PF's link.
-    pub fn link(&self, up: bool) {
-        self.lock().link_down = !up;
     }
 
     /// A copy of the host's state.

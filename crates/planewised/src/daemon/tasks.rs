@@ -1,4 +1,4 @@
-//! Tasks: each step of a move or a recovery, each survey and each reading of the pool runs in a thread of
+//! Tasks: each step of a move or a recovery, each survey, reading of the pool and adoption runs in a thread of
 //! its own, so that a guest that does not answer delays no other.
 
 use std::collections::VecDeque;
@@ -22,6 +22,9 @@ pub trait Executor: Send {
 /// Surveys the guests of one kind and their VFs.
 pub type Search = Box<dyn FnOnce() -> Result<HostState> + Send>;
 
+/// Adopts a guest. Its kind keeps the result.
+pub type Adoption = Box<dyn FnOnce() + Send>;
+
 /// Reads the pool.
 pub type PoolReading = Box<dyn FnOnce() -> Result<PoolView> + Send>;
 
@@ -42,6 +45,8 @@ pub enum Work {
     Find(Vec<(usize, Search)>),
     /// A reading of the pool.
     Read(PoolReading),
+    /// An adoption.
+    Adopt(Adoption),
 }
 
 /// The result of a task.
@@ -53,6 +58,8 @@ pub enum Outcome {
     Survey(Vec<(usize, Result<HostState>)>),
     /// Of a reading.
     Read(Box<Result<PoolView>>),
+    /// An adoption has ended, well or not.
+    Adopted,
 }
 
 /// A task.
@@ -63,23 +70,7 @@ pub struct Task {
     pub work: Work,
 }
 
-/// The kind of a task.
-#[derive(Clone, Copy)]
-enum Kind {
-    Step,
-    Find,
-    Read,
-}
-
 impl Task {
-    const fn kind(&self) -> Kind {
-        match self.work {
-            Work::Step { .. } => Kind::Step,
-            Work::Find(_) => Kind::Find,
-            Work::Read(_) => Kind::Read,
-        }
-    }
-
     /// Performs the task.
     pub fn perform(self) -> Report {
         let begun = Instant::now();
@@ -96,18 +87,12 @@ impl Task {
                 searches.into_iter().map(|(kind, search)| (kind, search())).collect(),
             ),
             Work::Read(read) => Outcome::Read(Box::new(read())),
+            Work::Adopt(adopt) => {
+                adopt();
+                Outcome::Adopted
+            }
         };
         Report { number, outcome, took: begun.elapsed() }
-    }
-
-    /// The report of a task that could not be performed.
-    fn failed(number: u64, kind: Kind, why: &str) -> Report {
-        let outcome = match kind {
-            Kind::Step => Outcome::Step(Err(Failure::new(why))),
-            Kind::Find => Outcome::Survey(Vec::new()),
-            Kind::Read => Outcome::Read(Box::new(Err(Error::failed(why, "")))),
-        };
-        Report { number, outcome, took: Duration::ZERO }
     }
 }
 
@@ -183,53 +168,51 @@ impl ThreadRunner {
         Self { reports, report, wake, queue: Arc::default(), spawn }
     }
 
-    /// Begins what waits, as far as there are threads.
+    /// Begins threads for what waits, as far as there may be more.
     fn begin_waiting(&mut self) {
-        loop {
-            let task = {
-                let mut queue = locked(&self.queue);
-                if queue.threads >= STEPS_AT_ONCE {
-                    return;
-                }
-                let Some(task) = queue.waiting.pop_front() else { return };
-                queue.threads += 1;
-                task
-            };
+        let wanted = {
+            let queue = locked(&self.queue);
+            queue.waiting.len().min(STEPS_AT_ONCE.saturating_sub(queue.threads))
+        };
+        for _ in 0..wanted {
+            locked(&self.queue).threads += 1;
             let (report, wake) = (self.report.clone(), Arc::clone(&self.wake));
             let queue = Arc::clone(&self.queue);
-            // Without a thread it stays here.
-            let slot = Arc::new(Mutex::new(Some(task)));
-            let first = Arc::clone(&slot);
             let run = move || {
-                let mut next = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-                while let Some(task) = next {
+                while let Some(task) = next(&queue) {
                     // Without a receiver the daemon is ending.
                     let _ = report.send(perform(task));
-                    let mut queue = locked(&queue);
-                    next = queue.waiting.pop_front();
-                    queue.threads -= usize::from(next.is_none());
-                    drop(queue);
                     wake();
                 }
             };
             if let Err(error) = (self.spawn)(Box::new(run)) {
                 tracing::debug!("the kernel gives no thread: {error}");
-                let task = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-                let mut queue = locked(&self.queue);
-                queue.threads -= 1;
-                task.into_iter().for_each(|task| queue.waiting.push_front(task));
+                locked(&self.queue).threads -= 1;
                 return;
             }
         }
     }
 }
 
+/// The next task of a thread; none: the thread ends.
+fn next(queue: &Mutex<Queue>) -> Option<Task> {
+    let mut queue = locked(queue);
+    let task = queue.waiting.pop_front();
+    queue.threads -= usize::from(task.is_none());
+    task
+}
+
 /// Performs a task; one that panics has failed.
 fn perform(task: Task) -> Report {
-    let (number, kind) = (task.number, task.kind());
-    catch_unwind(AssertUnwindSafe(|| task.perform())).unwrap_or_else(|_| {
-        Task::failed(number, kind, "a fault of planewised ended it: please report it")
-    })
+    let (number, why) = (task.number, "a fault of planewised ended it: please report it");
+    let outcome = match &task.work {
+        Work::Step { .. } => Outcome::Step(Err(Failure::new(why))),
+        Work::Find(_) => Outcome::Survey(Vec::new()),
+        Work::Read(_) => Outcome::Read(Box::new(Err(Error::failed(why, "")))),
+        Work::Adopt(_) => Outcome::Adopted,
+    };
+    let failed = Report { number, outcome, took: Duration::ZERO };
+    catch_unwind(AssertUnwindSafe(|| task.perform())).unwrap_or(failed)
 }
 
 impl TaskRunner for ThreadRunner {

@@ -8,7 +8,7 @@ use pw_alloc::settings::PolicyKind;
 use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::disk::write_json;
+use super::disk::{read_json, write_json};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -29,22 +29,14 @@ impl Wishes {
     /// Reads the wishes from this directory.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = directory.join("wishes.json");
-        let saved = match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
-                Error::failed(
-                    format!("{} cannot be read", path.display()),
-                    "remove it: pins and exclusions made while the daemon ran are forgotten then",
-                )
-                .caused_by(error)
-            })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Saved::default(),
-            Err(error) => {
-                return Err(
-                    Error::failed(format!("cannot read {}", path.display()), "").caused_by(error)
-                );
-            }
-        };
-        Ok(Self { path, saved })
+        let saved = read_json(&path).map_err(|error| {
+            Error::failed(
+                format!("{} cannot be read", path.display()),
+                "remove it: pins and exclusions made while the daemon ran are forgotten then",
+            )
+            .caused_by(error)
+        })?;
+        Ok(Self { path, saved: saved.unwrap_or_default() })
     }
 
     fn save(&mut self, saved: Saved) -> Result<()> {
@@ -65,12 +57,9 @@ impl Wishes {
     }
 
     /// Keeps the operator's stance on this guest.
-    pub fn set_stance(&mut self, guest: &GuestId, stance: Option<Stance>) -> Result<()> {
+    pub fn set_stance(&mut self, guest: &GuestId, stance: Stance) -> Result<()> {
         let mut saved = self.saved.clone();
-        match stance {
-            Some(stance) => saved.stances.insert(guest.clone(), stance),
-            None => saved.stances.remove(guest),
-        };
+        saved.stances.insert(guest.clone(), stance);
         self.save(saved)
     }
 
@@ -80,8 +69,8 @@ impl Wishes {
     }
 
     /// Keeps the policy.
-    pub fn set_policy(&mut self, policy: Option<PolicyKind>) -> Result<()> {
-        self.save(Saved { policy, ..self.saved.clone() })
+    pub fn set_policy(&mut self, policy: PolicyKind) -> Result<()> {
+        self.save(Saved { policy: Some(policy), ..self.saved.clone() })
     }
 
     /// Are all VFs to be returned to the pool?
@@ -104,8 +93,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let mut wishes = Wishes::open(directory.path()).expect("none yet");
         assert_eq!((wishes.stance(&"web".into()), wishes.draining()), (None, false));
-        wishes.set_stance(&"web".into(), Some(Stance::Pinned)).expect("written");
-        wishes.set_policy(Some(PolicyKind::Fair)).expect("written");
+        wishes.set_stance(&"web".into(), Stance::Pinned).expect("written");
+        wishes.set_policy(PolicyKind::Fair).expect("written");
         wishes.set_draining(true).expect("written");
         let again = Wishes::open(directory.path()).expect("read");
         assert_eq!(again.saved, wishes.saved);

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use axum::body::to_bytes;
 use axum::extract::{Request as HttpRequest, State};
+use axum::http::Method;
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
     ORIGIN, WWW_AUTHENTICATE,
 };
-use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -24,10 +24,9 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use super::listen::Door;
-use super::problem::Problem;
 use super::token::{Role, Shown};
 use super::{Shared, events, metrics, page};
-use crate::daemon::request::{Answer, Caller, Envelope, Event, Fault, Request};
+use crate::daemon::request::{Answer, Caller, Envelope, Event, Fault, Refused, Request};
 use crate::daemon::status::{Guest, Planned, Status};
 
 /// Largest body of a request [bytes].
@@ -37,7 +36,7 @@ const BODY: Duration = Duration::from_secs(10);
 /// Time limit of the core's answer; then the request is withdrawn.
 const ANSWER: Duration = Duration::from_secs(30);
 
-type Outcome = std::result::Result<Response, Problem>;
+type Outcome = std::result::Result<Response, Refused>;
 
 /// The operator's stance on a guest.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
@@ -138,17 +137,17 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-async fn no_such_path() -> Problem {
-    Problem::new(Fault::NotFound, "there is nothing at this path", "/openapi.json lists all paths")
+async fn no_such_path() -> Refused {
+    Refused::new(Fault::NotFound, "there is nothing at this path", "/openapi.json lists all paths")
 }
 
-async fn no_such_method() -> Problem {
-    Problem::new(
+async fn no_such_method() -> Refused {
+    Refused::new(
         Fault::BadRequest,
         "this path has no such method",
         "/openapi.json lists all methods",
     )
-    .with_status(StatusCode::METHOD_NOT_ALLOWED)
+    .with_status(405)
 }
 
 /// Authenticates the caller; every request passes here first.
@@ -166,12 +165,12 @@ async fn guard(
             Some((_, _, Role::Read)) => {
                 let what = "this token is good for reading only";
                 let remedy = "use one whose line in tcp.tokens has the role `order`";
-                return Problem::new(Fault::Forbidden, what, remedy).into_response();
+                return Refused::new(Fault::Forbidden, what, remedy).into_response();
             }
             Some(_) => {
                 let what = "a browser's login is good for reading only";
                 let remedy = "send the token as `Authorization: Bearer TOKEN`";
-                return Problem::new(Fault::Forbidden, what, remedy).into_response();
+                return Refused::new(Fault::Forbidden, what, remedy).into_response();
             }
             None => {
                 if shared.log_refusal() {
@@ -181,12 +180,12 @@ async fn guard(
                 return without_token();
             }
         },
-        None => return Problem::new(Fault::Forbidden, "the caller is unknown", "").into_response(),
+        None => return Refused::new(Fault::Forbidden, "the caller is unknown", "").into_response(),
     };
     // Another site's page in an authorised user's browser (CSRF).
     if !reads && !of_same_origin(&request) {
         let what = "this request comes from another site's page";
-        return Problem::new(Fault::Forbidden, what, "use `planewise alloc`").into_response();
+        return Refused::new(Fault::Forbidden, what, "use `planewise alloc`").into_response();
     }
     tracing::debug!(%caller, method = %request.method(), path = request.uri().path(), "request");
     request.extensions_mut().insert(caller);
@@ -199,13 +198,13 @@ async fn guard(
 }
 
 fn without_token() -> Response {
-    let problem = Problem::new(
+    let problem = Refused::new(
         Fault::Forbidden,
         "this request shows no valid token",
         "send `Authorization: Bearer TOKEN` with one of the daemon's tokens; a browser: any user name, \
          and the token as the password",
     )
-    .with_status(StatusCode::UNAUTHORIZED);
+    .with_status(401);
     let schemes = HeaderValue::from_static("Basic realm=\"planewised\", Bearer");
     let mut response = problem.into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, schemes);
@@ -229,11 +228,11 @@ fn json_text(text: String) -> Response {
 }
 
 /// The body as JSON of that shape.
-async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Result<T, Problem> {
+async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Result<T, Refused> {
     let remedy = || format!("send JSON like {example}");
     let too_large = || {
         let what = format!("the body is larger than {BODY_BYTES} bytes");
-        Problem::new(Fault::BadRequest, what, remedy()).with_status(StatusCode::PAYLOAD_TOO_LARGE)
+        Refused::new(Fault::BadRequest, what, remedy()).with_status(413)
     };
     let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
     if length
@@ -249,20 +248,20 @@ async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Resul
         Ok(Err(_)) => return Err(too_large()),
         Err(_) => {
             let what = format!("the body did not come within {} s", BODY.as_secs());
-            let problem = Problem::new(Fault::BadRequest, what, remedy());
-            return Err(problem.with_status(StatusCode::REQUEST_TIMEOUT));
+            let problem = Refused::new(Fault::BadRequest, what, remedy());
+            return Err(problem.with_status(408));
         }
     };
     serde_json::from_slice(&bytes).map_err(|error| {
-        Problem::new(Fault::BadRequest, format!("the body is not understood: {error}"), remedy())
+        Refused::new(Fault::BadRequest, format!("the body is not understood: {error}"), remedy())
     })
 }
 
 /// The guest that the path names.
-fn named_guest(request: &HttpRequest) -> Result<GuestId, Problem> {
+fn named_guest(request: &HttpRequest) -> Result<GuestId, Refused> {
     let unreadable = || {
         let what = "the guest's name in this path is no text";
-        Problem::new(Fault::BadRequest, what, "write it percent-encoded, in UTF-8")
+        Refused::new(Fault::BadRequest, what, "write it percent-encoded, in UTF-8")
     };
     let name = request.uri().path().split('/').nth(2).ok_or_else(unreadable)?;
     percent_decoded(name).map(GuestId::from).ok_or_else(unreadable)
@@ -284,8 +283,8 @@ fn percent_decoded(text: &str) -> Option<String> {
 }
 
 /// Sends the core a request and waits for its answer.
-async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer, Problem> {
-    let unavailable = |what: &str, remedy: &str| Problem::new(Fault::Unavailable, what, remedy);
+async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer, Refused> {
+    let unavailable = |what: &str, remedy: &str| Refused::new(Fault::Unavailable, what, remedy);
     let (reply, answer) = oneshot::channel();
     let (name, guest) = (request.name(), request.guest().cloned());
     let who = caller.to_string();
@@ -301,7 +300,7 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
         },
     )?;
     let outcome = match tokio::time::timeout(ANSWER, answer).await {
-        Ok(Ok(answer)) => answer.map_err(Problem::from),
+        Ok(Ok(answer)) => answer,
         Ok(Err(_)) => Err(unavailable(
             "the daemon stops and did not perform the request",
             "start it again and ask again",
@@ -330,7 +329,7 @@ async fn order(shared: Arc<Shared>, caller: Caller, request: Request) -> Outcome
 /// Everything that the daemon knows
 #[utoipa::path(get, path = "/status", responses(
     (status = 200, description = "The status", body = Status),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 async fn status(State(shared): State<Arc<Shared>>) -> Response {
     json_text(shared.status_json().as_ref().to_owned())
@@ -341,20 +340,20 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
     params(("guest" = String, Path, description = "Its name")),
     responses(
         (status = 200, description = "The guest", body = Guest),
-        (status = 404, description = "There is no such guest", body = Problem),
-        (status = "default", description = "It could not be done", body = Problem),
+        (status = 404, description = "There is no such guest", body = Refused),
+        (status = "default", description = "It could not be done", body = Refused),
     ))]
 async fn guest(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Outcome {
     let name = named_guest(&request)?;
     let status = shared.ends.status.borrow().clone();
     let guest = status.guests.iter().find(|guest| guest.id == name);
-    guest.map(json).ok_or_else(|| crate::daemon::request::Refused::unknown_guest(&name).into())
+    guest.map(json).ok_or_else(|| Refused::unknown_guest(&name))
 }
 
 /// What would be done now
 #[utoipa::path(get, path = "/plan", responses(
     (status = 200, description = "The plan; nothing is done", body = Planned),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 async fn plan(State(shared): State<Arc<Shared>>, Extension(caller): Extension<Caller>) -> Outcome {
     order(shared, caller, Request::Plan).await
@@ -365,8 +364,8 @@ async fn plan(State(shared): State<Arc<Shared>>, Extension(caller): Extension<Ca
     params(("guest" = String, Path, description = "Its name")),
     responses(
         (status = 200, description = "It is done", body = Done),
-        (status = 404, description = "There is no such guest", body = Problem),
-        (status = "default", description = "It could not be done", body = Problem),
+        (status = 404, description = "There is no such guest", body = Refused),
+        (status = "default", description = "It could not be done", body = Refused),
     ))]
 async fn set_stance(
     State(shared): State<Arc<Shared>>,
@@ -375,12 +374,7 @@ async fn set_stance(
 ) -> Outcome {
     let guest = named_guest(&request)?;
     let wished: WishedStance = body(request, r#"{"stance": "pinned"}"#).await?;
-    let request = match wished.stance {
-        Stance::Free => Request::Free { guest },
-        Stance::Pinned => Request::Pin { guest },
-        Stance::Excluded => Request::Exclude { guest },
-    };
-    order(shared, caller, request).await
+    order(shared, caller, Request::Stance { guest, stance: wished.stance }).await
 }
 
 /// Say that a marked guest is well again
@@ -388,8 +382,8 @@ async fn set_stance(
     params(("guest" = String, Path, description = "Its name")),
     responses(
         (status = 200, description = "It is done", body = Done),
-        (status = 404, description = "There is no such guest", body = Problem),
-        (status = "default", description = "It could not be done", body = Problem),
+        (status = 404, description = "There is no such guest", body = Refused),
+        (status = "default", description = "It could not be done", body = Refused),
     ))]
 async fn unmark(
     State(shared): State<Arc<Shared>>,
@@ -403,7 +397,7 @@ async fn unmark(
 /// Set who ranks first
 #[utoipa::path(put, path = "/policy", request_body = WishedPolicy, responses(
     (status = 200, description = "It is done", body = Done),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 async fn set_policy(
     State(shared): State<Arc<Shared>>,
@@ -417,7 +411,7 @@ async fn set_policy(
 /// Decide now, and perform the plan
 #[utoipa::path(post, path = "/rebalance", responses(
     (status = 200, description = "The plan that is being performed", body = Planned),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 async fn rebalance(
     State(shared): State<Arc<Shared>>,
@@ -429,7 +423,7 @@ async fn rebalance(
 /// Take every VF back and give none, or go on as usual
 #[utoipa::path(put, path = "/drain", request_body = WishedDrain, responses(
     (status = 200, description = "It is done, or begun", body = Done),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 async fn set_drain(
     State(shared): State<Arc<Shared>>,
@@ -443,7 +437,7 @@ async fn set_drain(
 /// Read the configuration again
 #[utoipa::path(post, path = "/reload", responses(
     (status = 200, description = "It is done", body = Done),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 async fn reload(
     State(shared): State<Arc<Shared>>,

@@ -11,9 +11,8 @@ use futures_util::stream;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
 
-use super::problem::Problem;
 use super::{STREAMS, Shared};
-use crate::daemon::request::{Event, Fault};
+use crate::daemon::request::{Event, Fault, Refused};
 use crate::daemon::status::Status;
 
 /// Interval of empty lines that keep the connection alive.
@@ -88,7 +87,7 @@ fn sse_event(name: &str, value: &impl serde::Serialize) -> sse::Event {
     responses(
         (status = 200, description = "A stream that ends with the daemon", body = Event,
          content_type = "text/event-stream"),
-        (status = "default", description = "It could not be done", body = Problem),
+        (status = "default", description = "It could not be done", body = Refused),
     ),
 )]
 pub async fn events(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Response {
@@ -98,12 +97,12 @@ pub async fn events(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery
         Some(_) => {
             let what = "this query is not understood";
             let remedy = "ask for /events or /events?status=true";
-            return Problem::new(Fault::BadRequest, what, remedy).into_response();
+            return Refused::new(Fault::BadRequest, what, remedy).into_response();
         }
     };
     let Ok(permit) = shared.streams.clone().try_acquire_owned() else {
         let what = format!("{STREAMS} readers of events are there: the daemon takes no more");
-        return Problem::new(Fault::Unavailable, what, "close a page or a watch").into_response();
+        return Refused::new(Fault::Unavailable, what, "close a page or a watch").into_response();
     };
     let feed = Feed {
         events: shared.ends.events.subscribe(),

@@ -29,11 +29,10 @@ use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
 use super::peer::Gate;
-use super::problem::Problem;
 use super::token::{Tokens, read_secret};
 use super::{FAREWELL, Shared, api};
 use crate::daemon::config;
-use crate::daemon::request::{Caller, Fault};
+use crate::daemon::request::{Caller, Fault, Refused};
 
 /// Most connections by the socket, and again by TCP, so that TCP cannot exhaust the operator's.
 const CONNECTIONS: usize = 64;
@@ -283,7 +282,7 @@ async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, ro
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let refuse = |stream: UnixStream, problem: Problem| {
+        let refuse = |stream: UnixStream, problem: Refused| {
             if let Ok(permit) = refusing.clone().try_acquire_owned() {
                 tokio::spawn(async move {
                     refuse(stream, &problem).await;
@@ -300,7 +299,7 @@ async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, ro
                     Some(_) => "become a member of the group that the configuration names",
                     None => "become root, or name a group in the daemon's configuration",
                 };
-                refuse(stream, Problem::new(Fault::Forbidden, why, remedy));
+                refuse(stream, Refused::new(Fault::Forbidden, why, remedy));
             }
             Ok(caller) => match room.clone().try_acquire_owned() {
                 Ok(permit) => {
@@ -403,8 +402,8 @@ impl Drop for Peer {
     }
 }
 
-fn full() -> Problem {
-    Problem::new(
+fn full() -> Refused {
+    Refused::new(
         Fault::Unavailable,
         format!("{CONNECTIONS} connections to the daemon are open: it takes no more"),
         "close some, or wait: idle ones are closed after 10 s",
@@ -412,11 +411,11 @@ fn full() -> Problem {
 }
 
 /// Refuses, after reading the request: clients read no answer before.
-async fn refuse(mut stream: UnixStream, problem: &Problem) {
+async fn refuse(mut stream: UnixStream, problem: &Refused) {
     let answer = async {
         let mut head = [0; 4096];
         let _ = stream.read(&mut head).await?;
-        stream.write_all(problem.raw().as_bytes()).await?;
+        stream.write_all(super::problem::raw(problem).as_bytes()).await?;
         stream.shutdown().await
     };
     drop(timeout(Duration::from_secs(2), answer).await);

@@ -12,8 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::Shared;
-use super::problem::Problem;
-use crate::daemon::request::Fault;
+use crate::daemon::request::{Fault, Refused};
 use crate::daemon::status::{DURATION_BOUNDS_S, Durations, How, Source, Status, VfState, unix_ms};
 
 /// The media type of OpenMetrics.
@@ -23,7 +22,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "OpenMetrics", body = String,
      content_type = "application/openmetrics-text"),
-    (status = "default", description = "It could not be done", body = Problem),
+    (status = "default", description = "It could not be done", body = Refused),
 ))]
 pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     let status = shared.ends.status.borrow().clone();
@@ -31,7 +30,7 @@ pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         Ok(text) => ([(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS))], text).into_response(),
         Err(_) => {
             let what = "the metrics cannot be written";
-            Problem::new(Fault::Failed, what, "ask for /status instead").into_response()
+            Refused::new(Fault::Failed, what, "ask for /status instead").into_response()
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use planewised::daemon::config::Simulated;
@@ -73,7 +74,7 @@ fn a_guest_that_the_host_filters_loses_its_vf_though_the_configuration_pins_it()
     let mut daemon = daemon(&settings, 1, &[("web", 9000.0), ("db", 1.0)]);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["web"]);
-    daemon.world.bars("web");
+    daemon.world.with(|host| host.barred.insert(id("web")));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["db"]);
 }
@@ -84,7 +85,7 @@ fn of_two_guests_with_one_address_the_first_is_managed_until_it_goes() {
     daemon.pass(10);
     let mac = daemon.core.status().guests[0].mac.expect("it has one");
     daemon.world.add("thief", Traffic::Constant(9000.0));
-    daemon.world.address("thief", mac);
+    daemon.world.guest("thief", |thief| thief.mac = mac);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["web"], "an address is on one VF");
     let errors = daemon.core.status().errors.clone();
@@ -95,38 +96,59 @@ fn of_two_guests_with_one_address_the_first_is_managed_until_it_goes() {
     assert_eq!(daemon.holders(), ["thief"]);
 }
 
-/// A disk that is full as long as the test says so.
-#[derive(Clone, Default)]
-struct Disk(Arc<Mutex<(Vec<u8>, bool)>>);
+/// A disk that refuses the lines that a test picks.
+#[derive(Clone)]
+struct Disk {
+    text: Arc<Mutex<Vec<u8>>>,
+    refuses: Arc<Mutex<dyn FnMut() -> bool + Send>>,
+}
+
+impl Disk {
+    fn new(refuses: impl FnMut() -> bool + Send + 'static) -> Self {
+        Self { text: Arc::default(), refuses: Arc::new(Mutex::new(refuses)) }
+    }
+
+    /// A disk, and whether it is full.
+    fn full_or_not() -> (Self, Arc<AtomicBool>) {
+        let full = Arc::new(AtomicBool::new(false));
+        let is_full = Arc::clone(&full);
+        (Self::new(move || is_full.load(Ordering::Relaxed)), full)
+    }
+
+    fn write(&self, bytes: &[u8], from: usize) -> Result<()> {
+        if (self.refuses.lock().expect("no panic"))() {
+            return Err(Error::from(ErrorKind::StorageFull));
+        }
+        let mut text = self.text.lock().expect("no panic");
+        text.truncate(from);
+        text.extend(bytes);
+        Ok(())
+    }
+}
 
 impl Storage for Disk {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut disk = self.0.lock().expect("no panic");
-        if disk.1 {
-            return Err(Error::from(ErrorKind::StorageFull));
-        }
-        disk.0.extend(bytes);
-        Ok(())
+        self.write(bytes, usize::MAX)
     }
 
     fn truncate(&mut self, length_bytes: u64) -> Result<()> {
-        self.0.lock().expect("no panic").0.truncate(length_bytes as usize);
+        self.text.lock().expect("no panic").truncate(length_bytes as usize);
         Ok(())
     }
 
     fn replace(&mut self, bytes: &[u8]) -> Result<()> {
-        self.append(bytes)
+        self.write(bytes, 0)
     }
 }
 
 #[test]
 fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_room() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
-    let disk = Disk::default();
-    keep_journal_on(&mut daemon, disk.clone());
+    let (disk, full) = Disk::full_or_not();
+    keep_journal_on(&mut daemon, disk);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
-    disk.0.lock().expect("no panic").1 = true;
+    full.store(true, Ordering::Relaxed);
     // A move is due, and a VF is to be recovered that its holder has left with its address.
     daemon.world.restart("a");
     daemon.world.send("b", Traffic::Constant(5000.0));
@@ -136,7 +158,7 @@ fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_roo
     let told =
         daemon.core.status().errors.iter().filter(|error| error.what.contains("cannot write"));
     assert_eq!(told.count(), 1, "it is said once");
-    disk.0.lock().expect("no panic").1 = false;
+    full.store(false, Ordering::Relaxed);
     daemon.pass(120);
     assert_eq!(daemon.holders(), ["b"]);
     assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
@@ -145,17 +167,17 @@ fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_roo
 #[test]
 fn a_disk_that_is_full_again_after_a_quarter_of_an_hour_is_said_again() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
-    let disk = Disk::default();
-    keep_journal_on(&mut daemon, disk.clone());
+    let (disk, full) = Disk::full_or_not();
+    keep_journal_on(&mut daemon, disk);
     daemon.pass(20);
     for times in [1, 2] {
-        disk.0.lock().expect("no panic").1 = true;
+        full.store(true, Ordering::Relaxed);
         daemon.world.restart("a");
         daemon.pass(400);
         let errors = &daemon.core.status().errors;
         let told = errors.iter().filter(|error| error.what.contains("cannot write"));
         assert_eq!(told.count(), times, "it is said once each time");
-        disk.0.lock().expect("no panic").1 = false;
+        full.store(false, Ordering::Relaxed);
         daemon.pass(900);
         assert_eq!(daemon.holders(), ["a"]);
     }
@@ -206,7 +228,7 @@ fn a_guest_that_could_not_be_asked_about_when_its_vf_went_is_put_right_once_it_c
 fn a_mark_ends_with_its_guest_and_does_not_pass_to_the_next_of_that_name() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     daemon.pass(20);
-    daemon.world.answers("a", false);
+    daemon.world.guest("a", |guest| guest.answers = false);
     daemon.world.send("b", Traffic::Constant(5000.0));
     daemon.pass(30);
     assert!(daemon.core.status().guests[0].marked.is_some());
@@ -224,7 +246,7 @@ fn a_mark_outlives_a_kind_that_cannot_say_which_guests_there_are() {
     let directory = with_checkpoint(BTreeMap::new(), marked);
     let world = World::new(&Simulated { vfs: 1, guests: BTreeMap::new(), pods: None });
     world.add("a", Traffic::Constant(500.0));
-    world.answers("a", false);
+    world.guest("a", |guest| guest.answers = false);
     world.silence(Some("Docker does not answer"));
     let mut daemon = start(SETTINGS, world, directory, 0);
     daemon.pass(60);
@@ -251,7 +273,8 @@ fn a_vf_of_a_guest_that_is_not_managed_is_neither_fetched_nor_given() {
     world.add("thief", Traffic::Constant(9000.0));
     world.add("waiting", Traffic::Constant(100.0));
     // It is there, and holds a VF by somebody else's doing; for its address it is not managed.
-    world.address("thief", world.state().guests[&id("honest")].mac);
+    let mac = world.state().guests[&id("honest")].mac;
+    world.guest("thief", |thief| thief.mac = mac);
     world.place(&vf(1), VfPlace::Guest(id("thief")));
     let mut daemon = start(SETTINGS, world, tempfile::tempdir().expect("a directory"), 0);
     daemon.pass(60);
@@ -279,12 +302,12 @@ fn of_a_guest_that_was_started_anew_nothing_holds_that_was_known_of_the_one_befo
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
-    daemon.world.answers("a", false);
+    daemon.world.guest("a", |guest| guest.answers = false);
     daemon.world.send("b", Traffic::Constant(5000.0));
     daemon.pass(30);
     let before = daemon.core.status().guests[0].clone();
     assert!(before.marked.is_some() && before.rate.pps.is_some(), "{before:?}");
-    daemon.world.answers("a", true);
+    daemon.world.guest("a", |guest| guest.answers = true);
     daemon.world.restart("a");
     daemon.now_ms = daemon.core.next_ms().max(daemon.now_ms);
     daemon.core.tick(daemon.now_ms);
@@ -294,40 +317,17 @@ fn of_a_guest_that_was_started_anew_nothing_holds_that_was_known_of_the_one_befo
     assert_eq!(daemon.holders(), ["b"]);
 }
 
-/// A disk that refuses one line, whichever it is told, and keeps all others.
-#[derive(Clone, Default)]
-struct Hiccup(Arc<Mutex<(Vec<u8>, u64)>>);
-
-impl Storage for Hiccup {
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut disk = self.0.lock().expect("no panic");
-        let left = disk.1;
-        disk.1 = left.wrapping_sub(1);
-        if left == 0 {
-            return Err(Error::from(ErrorKind::StorageFull));
-        }
-        disk.0.extend(bytes);
-        Ok(())
-    }
-
-    fn truncate(&mut self, length_bytes: u64) -> Result<()> {
-        self.0.lock().expect("no panic").0.truncate(length_bytes as usize);
-        Ok(())
-    }
-
-    fn replace(&mut self, bytes: &[u8]) -> Result<()> {
-        self.0.lock().expect("no panic").0.clear();
-        self.append(bytes)
-    }
-}
-
 #[test]
 fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_without_its_beginning()
 {
     let mut recoveries = 0;
     for refused in 0..40 {
         let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
-        let disk = Hiccup(Arc::new(Mutex::new((Vec::new(), refused))));
+        let mut line = 0;
+        let disk = Disk::new(move || {
+            line += 1;
+            line == refused + 1
+        });
         keep_journal_on(&mut daemon, disk.clone());
         daemon.pass(20);
         daemon.world.send("b", Traffic::Constant(5000.0));
@@ -335,7 +335,7 @@ fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_wit
         daemon.pass(200);
         assert_eq!(daemon.holders(), ["b"], "after line {refused}");
         let mut begun = BTreeSet::new();
-        let text = disk.0.lock().expect("no panic").0.clone();
+        let text = disk.text.lock().expect("no panic").clone();
         for entry in journal::read(&text).entries {
             match entry {
                 Entry::Begin { operation, .. } => drop(begun.insert(operation)),
@@ -353,43 +353,26 @@ fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_wit
     assert!(recoveries > 10, "{recoveries}");
 }
 
-/// A disk that takes so many lines and is full then, and how the world was when it refused the first.
-#[derive(Clone)]
-struct Filling {
-    room: Arc<Mutex<(u64, Option<HostState>)>>,
-    world: World,
-}
-
-impl Storage for Filling {
-    fn append(&mut self, _: &[u8]) -> Result<()> {
-        let mut room = self.room.lock().expect("no panic");
-        if room.0 == 0 {
-            let world = &self.world;
-            room.1.get_or_insert_with(|| world.state());
-            return Err(Error::from(ErrorKind::StorageFull));
-        }
-        room.0 -= 1;
-        Ok(())
-    }
-
-    fn truncate(&mut self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn replace(&mut self, bytes: &[u8]) -> Result<()> {
-        self.append(bytes)
-    }
-}
-
 #[test]
 fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce() {
     let mut refused = 0;
     for lines in 0.. {
-        let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
-        let disk =
-            Filling { room: Arc::new(Mutex::new((lines, None))), world: daemon.world.clone() };
-        keep_journal_on(&mut daemon, disk.clone());
-        let full = || disk.room.lock().expect("no panic").1.is_some();
+        let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0), ("c", 1.0)]);
+        // The lines that there is room for, and how the world was when the first was refused.
+        let room = Arc::new(Mutex::new((lines, None::<HostState>)));
+        let (left, world) = (Arc::clone(&room), daemon.world.clone());
+        let disk = Disk::new(move || {
+            let mut left = left.lock().expect("no panic");
+            let refuses = left.0 == 0;
+            if refuses {
+                left.1.get_or_insert_with(|| world.state());
+            } else {
+                left.0 -= 1;
+            }
+            refuses
+        });
+        keep_journal_on(&mut daemon, disk);
+        let full = || room.lock().expect("no panic").1.is_some();
         daemon.pass(20);
         if !full() {
             // A move becomes due, and a recovery: its holder left the VF with the address on it.
@@ -397,12 +380,17 @@ fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce
             daemon.world.restart("a");
         }
         daemon.pass(40);
-        let Some(then) = disk.room.lock().expect("no panic").1.take() else { break };
+        if !full() {
+            daemon.world.send("c", Traffic::Constant(50_000.0));
+        }
+        daemon.pass(40);
+        let Some(then) = room.lock().expect("no panic").1.take() else { break };
         refused += 1;
         assert_eq!(daemon.world.state(), then, "after {lines} lines");
         // There is room: all that was left undone is made good.
-        disk.room.lock().expect("no panic").0 = u64::MAX;
+        room.lock().expect("no panic").0 = u64::MAX;
         daemon.world.send("b", Traffic::Constant(5000.0));
+        daemon.world.send("c", Traffic::Constant(1.0));
         daemon.pass(200);
         assert_eq!(daemon.holders(), ["b"], "after {lines} lines");
         assert!(faults(&daemon).is_empty(), "after {lines} lines: {:?}", faults(&daemon));
@@ -451,13 +439,13 @@ fn a_bond_that_went_to_its_other_member_by_itself_is_put_right() {
 #[test]
 fn a_vf_with_the_operators_vlan_is_given_to_nobody_until_it_has_none() {
     let mut daemon = daemon(SETTINGS, 1, &[("busy", 900.0)]);
-    daemon.world.tag(&vf(0), true);
+    daemon.world.with(|host| host.tagged.insert(vf(0)));
     daemon.pass(20);
     assert!(daemon.holders().is_empty());
     let why = daemon.core.status().vfs[0].why.clone();
     assert_eq!(why.as_deref(), Some("its PF sets VLAN 7 for it"));
-    assert!(daemon.world.is_tagged(&vf(0)), "nor is it removed");
-    daemon.world.tag(&vf(0), false);
+    assert!(daemon.world.with(|host| host.tagged.contains(&vf(0))), "nor is it removed");
+    daemon.world.with(|host| host.tagged.remove(&vf(0)));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["busy"]);
 }
@@ -465,7 +453,7 @@ fn a_vf_with_the_operators_vlan_is_given_to_nobody_until_it_has_none() {
 #[test]
 fn a_vf_that_a_machine_will_take_when_it_starts_goes_back_to_the_pool_and_stays_there() {
     let mut daemon = with_one_vf();
-    daemon.world.reserve(&vf(0), true);
+    daemon.world.with(|host| host.reserved.insert(vf(0)));
     daemon.pass(10);
     assert!(daemon.holders().is_empty() && faults(&daemon).is_empty());
     let why = daemon.core.status().vfs[0].why.clone();
@@ -475,16 +463,16 @@ fn a_vf_that_a_machine_will_take_when_it_starts_goes_back_to_the_pool_and_stays_
 #[test]
 fn a_guest_whose_port_was_not_read_yet_gets_no_vf_and_loses_none() {
     let mut daemon = with_one_vf();
-    daemon.world.unread("busy", true);
+    daemon.world.with(|host| host.unread.insert(id("busy")));
     daemon.world.send("calm", Traffic::Constant(5000.0));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["busy"]);
-    daemon.world.unread("busy", false);
-    daemon.world.unread("calm", true);
+    daemon.world.with(|host| host.unread.remove(&id("busy")));
+    daemon.world.with(|host| host.unread.insert(id("calm")));
     daemon.world.send("busy", Traffic::Constant(1.0));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["busy"], "nothing is known of calm's network");
-    daemon.world.unread("calm", false);
+    daemon.world.with(|host| host.unread.remove(&id("calm")));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["calm"]);
 }

@@ -14,6 +14,7 @@ use planewised::daemon::journal::Journal;
 use planewised::daemon::pool::PoolView;
 use planewised::daemon::request::HttpEnds;
 use planewised::daemon::simulated::World;
+use planewised::daemon::status::Guest;
 use planewised::daemon::tasks::{Executor, Report, Task, TaskRunner, ThreadRunner, Work};
 use planewised::http;
 use pw_alloc::execute::Failure;
@@ -27,6 +28,8 @@ const HANGING: usize = 20;
 /// And so many do.
 const OTHERS: usize = 6;
 const TIMEOUT_MS: u64 = 30_000;
+/// A guest with very many interfaces is adopted in this time.
+const ADOPTION_MS: u64 = 4_000;
 /// What hangs in a thread does so for this long; it is asked about for at most PATIENCE.
 const HANGS: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -71,6 +74,7 @@ impl TaskRunner for Clocked {
                 let guest = step.guest().and_then(|guest| found.guests.get(guest));
                 if guest.is_some_and(|guest| !guest.answers) { TIMEOUT_MS } else { 200 }
             }
+            Work::Adopt(_) => ADOPTION_MS,
             _ => 200,
         };
         let mut state = self.state();
@@ -128,7 +132,9 @@ fn two_minutes(hang: bool) -> SourceState {
         tasks.state().now_ms = now_ms;
         if now_ms == 900 {
             // They are known, and have not been given anything yet.
-            (0..HANGING).for_each(|at| world.answers(&format!("hangs{at:02}"), !hang));
+            (0..HANGING).for_each(|at| {
+                world.guest(&format!("hangs{at:02}"), |guest| guest.answers = !hang)
+            });
         }
         core.tick(now_ms);
         for guest in &core.status().guests {
@@ -152,6 +158,36 @@ fn twenty_guests_that_never_answer_delay_no_sample_and_nobody_elses_move() {
         with.served_ms, without.served_ms,
         "everybody else is served when he would be anyway"
     );
+}
+
+#[test]
+fn guests_are_adopted_one_after_the_other_while_samples_and_moves_go_on() {
+    let world = world();
+    let late: Vec<String> = (0..3).map(|at| format!("late{at}")).collect();
+    let tasks = Clocked { world: world.clone(), state: Arc::default() };
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut core, _http) = core(world.host_with(Box::new(tasks.clone())), directory.path());
+    for now_ms in (0..20_000).step_by(50) {
+        tasks.state().now_ms = now_ms;
+        if now_ms == 2_000 {
+            late.iter().for_each(|name| world.add(name, Traffic::Constant(1.0)));
+            world.with(|host| host.to_adopt.extend(late.iter().map(|name| name.as_str().into())));
+        }
+        core.tick(now_ms);
+        let adopting = |(_, task): &&(u64, Task)| matches!(task.work, Work::Adopt(_));
+        assert!(tasks.state().pending.iter().filter(adopting).count() <= 1, "one at a time");
+        let is_late = |guest: &&Guest| guest.id.as_str().starts_with("late");
+        let known = core.status().guests.iter().filter(is_late).count();
+        if now_ms == 1_500 + ADOPTION_MS {
+            assert_eq!(known, 0);
+            let moves = core.status().counters.given.completed;
+            assert!(moves > 4, "{moves} moves while the first is adopted");
+        }
+        if now_ms == 19_000 {
+            assert_eq!(known, 3);
+        }
+    }
+    assert_eq!(core.status().counters.samples, 20);
 }
 
 /// An executor that does nothing until the deadline.

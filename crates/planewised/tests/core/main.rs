@@ -19,7 +19,7 @@ use planewised::daemon::request::{
 };
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::{Status, VfState};
-use pw_alloc::model::{GuestId, VfId};
+use pw_alloc::model::{GuestId, Stance, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
 use pw_alloc::world;
@@ -175,7 +175,7 @@ fn a_guest_that_does_not_answer_keeps_its_vf_until_it_is_well_again() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
-    daemon.world.answers("a", false);
+    daemon.world.guest("a", |guest| guest.answers = false);
     daemon.world.send("b", Traffic::Constant(5000.0));
     daemon.pass(60);
     assert_eq!(daemon.holders(), ["a"], "nobody else gets it");
@@ -184,7 +184,7 @@ fn a_guest_that_does_not_answer_keeps_its_vf_until_it_is_well_again() {
     assert!(daemon.core.status().errors.iter().any(|error| error.guest == Some(id("a"))));
     let not_marked = daemon.ask(Request::Unmark { guest: id("b") }).expect_err("is well");
     assert_eq!(not_marked.fault, Fault::Conflict);
-    daemon.world.answers("a", true);
+    daemon.world.guest("a", |guest| guest.answers = true);
     daemon.ask(Request::Unmark { guest: id("a") }).expect("done");
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["b"]);
@@ -209,7 +209,7 @@ fn a_vf_that_is_nowhere_while_its_guest_dies_is_found_when_it_has_come_home() {
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
     daemon.world.destroy("a", true);
-    daemon.world.hides_vfs(3);
+    daemon.world.with(|host| host.unseen = 3);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["b"]);
 }
@@ -224,12 +224,12 @@ fn a_pf_without_link_loses_all_its_holders_at_once_and_gets_them_back() {
     daemon.ask(Request::Rebalance).expect("begun");
     daemon.pass(2);
     assert_eq!(daemon.holders().len(), 16);
-    daemon.world.link(false);
+    daemon.world.with(|host| host.link_down = true);
     // The next decision is an hour away; this does not wait for it.
     daemon.pass(2);
     assert_eq!(daemon.holders(), Vec::<&str>::new());
     assert!(!daemon.core.status().pools[0].link_up);
-    daemon.world.link(true);
+    daemon.world.with(|host| host.link_down = false);
     daemon.pass(2);
     assert!(daemon.core.status().pools[0].link_up);
 }
@@ -264,7 +264,9 @@ fn guests_that_flap_at_the_cut_move_no_more_than_the_bound() {
 #[test]
 fn who_only_says_that_it_is_busy_takes_no_vf_from_who_is_seen_to_be() {
     let mut daemon = daemon(SETTINGS, 1, &[("honest", 100.0), ("liar", 0.0)]);
-    daemon.world.claim("liar", 1e7);
+    daemon
+        .world
+        .with(|host| host.traffic.get_mut(&id("liar")).expect("it sends").claims_pps = Some(1e7));
     daemon.pass(60);
     assert_eq!(daemon.holders(), ["honest"]);
     let liar = daemon.core.status().guests[1].clone();
@@ -316,15 +318,17 @@ fn what_the_operator_wishes_holds_at_once_and_over_a_restart() {
     assert_eq!(daemon.holders(), ["a"]);
     let planned = daemon.ask(Request::Plan).expect("a plan");
     assert!(matches!(planned, Answer::Plan(plan) if plan.moves.is_empty() && !plan.performed));
-    daemon.ask(Request::Pin { guest: id("b") }).expect("done");
+    daemon.ask(Request::Stance { guest: id("b"), stance: Stance::Pinned }).expect("done");
     daemon.pass(1);
     assert_eq!(daemon.holders(), ["b"]);
-    let unknown = daemon.ask(Request::Pin { guest: id("nobody") }).expect_err("no such guest");
+    let unknown = daemon
+        .ask(Request::Stance { guest: id("nobody"), stance: Stance::Pinned })
+        .expect_err("no such guest");
     assert_eq!(unknown.fault, Fault::NotFound);
     let mut daemon = daemon.restarted(|_| ());
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["b"]);
-    daemon.ask(Request::Free { guest: id("b") }).expect("done");
+    daemon.ask(Request::Stance { guest: id("b"), stance: Stance::Free }).expect("done");
     daemon.pass(10);
     assert_eq!(daemon.holders(), ["a"]);
     daemon.ask(Request::Drain { on: true }).expect("done");
@@ -340,7 +344,7 @@ fn what_the_operator_wishes_holds_at_once_and_over_a_restart() {
 #[test]
 fn a_give_that_comes_to_nothing_is_tried_ever_more_seldom_and_said() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
-    daemon.world.refuses("a", true);
+    daemon.world.with(|host| host.refusing.insert(id("a")));
     daemon.pass(600);
     // At intervals of 5 s that would have been 120 times.
     let undone = daemon.core.status().counters.given.undone;
@@ -350,7 +354,7 @@ fn a_give_that_comes_to_nothing_is_tried_ever_more_seldom_and_said() {
     assert!(a.marked.is_none(), "it answers");
     assert!(a.why.starts_with("could not be given a VF "), "{}", a.why);
     // The operator says that it is well: it is tried at once.
-    daemon.world.refuses("a", false);
+    daemon.world.with(|host| host.refusing.remove(&id("a")));
     daemon.ask(Request::Rebalance).expect("done");
     daemon.pass(10);
     assert_eq!(daemon.holders(), ["a"]);
@@ -363,7 +367,7 @@ fn a_request_whose_caller_has_gone_is_not_performed() {
     let (reply, answer) = oneshot::channel();
     drop(answer);
     let caller = Caller::Local { uid: 0, pid: None };
-    let request = Request::Exclude { guest: id("a") };
+    let request = Request::Stance { guest: id("a"), stance: Stance::Excluded };
     daemon.core.handle(Envelope { request, caller, reply }, daemon.now_ms);
     daemon.pass(10);
     assert_eq!(daemon.holders(), ["a"]);
@@ -383,9 +387,9 @@ fn no_sequence_of_troubles_loses_a_vf_or_gives_one_twice() {
                 0 => daemon.world.destroy(name, false),
                 1 => daemon.world.destroy(name, true),
                 2 | 3 => daemon.world.add(name, Traffic::Constant(f64::from(*whom))),
-                4 => daemon.world.answers(name, false),
-                5 => daemon.world.answers(name, true),
-                6 => daemon.world.link(whom % 2 == 0),
+                4 => daemon.world.guest(name, |guest| guest.answers = false),
+                5 => daemon.world.guest(name, |guest| guest.answers = true),
+                6 => daemon.world.with(|host| host.link_down = whom % 2 != 0),
                 7 => drop(daemon.ask(Request::Unmark { guest: id(name) })),
                 8 => daemon.now_ms += u64::from(*whom) * 10_000,
                 _ => daemon.world.send(name, Traffic::Constant(f64::from(*whom) * 50.0)),
@@ -393,9 +397,9 @@ fn no_sequence_of_troubles_loses_a_vf_or_gives_one_twice() {
             daemon.pass(6);
         }
         // When all are well again, all is in order.
-        daemon.world.link(true);
+        daemon.world.with(|host| host.link_down = false);
         for name in names {
-            daemon.world.answers(name, true);
+            daemon.world.guest(name, |guest| guest.answers = true);
             drop(daemon.ask(Request::Unmark { guest: id(name) }));
         }
         daemon.pass(20);
@@ -431,13 +435,13 @@ fn a_guest_that_was_started_anew_between_two_looks_is_no_holder_any_more() {
 fn a_vf_that_is_released_late_is_taken_back_with_its_address_within_a_sample() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     daemon.pass(20);
-    daemon.world.answers("a", false);
+    daemon.world.guest("a", |guest| guest.answers = false);
     daemon.world.send("b", Traffic::Constant(5000.0));
     daemon.pass(30);
     assert!(daemon.core.status().guests[0].marked.is_some());
     // After the time-out the guest lets go after all.
-    daemon.world.answers("a", true);
-    daemon.world.releases("a");
+    daemon.world.guest("a", |guest| guest.answers = true);
+    daemon.world.with(|host| host.host.release(&id("a")));
     daemon.pass(2);
     assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
     daemon.pass(20);
@@ -485,11 +489,11 @@ fn guests_that_cannot_be_asked_about_keep_what_they_have_also_over_a_restart() {
 fn a_mark_is_there_after_a_restart() {
     let mut first = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
     first.pass(20);
-    first.world.answers("a", false);
+    first.world.guest("a", |guest| guest.answers = false);
     first.world.send("b", Traffic::Constant(5000.0));
     first.pass(30);
     assert!(first.core.status().guests[0].marked.is_some());
-    let mut second = first.restarted(|world| world.answers("a", true));
+    let mut second = first.restarted(|world| world.guest("a", |guest| guest.answers = true));
     second.pass(30);
     let marked = |daemon: &Daemon| {
         let a = &daemon.core.status().guests[0];
@@ -528,7 +532,7 @@ fn a_waiter_whose_give_was_never_begun_has_not_had_its_turn() {
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
     // b waits until a switch is worth its price. The take comes to nothing, so that b is given nothing.
-    daemon.world.answers("a", false);
+    daemon.world.guest("a", |guest| guest.answers = false);
     daemon.world.send("b", Traffic::Constant(2000.0));
     let begun_ms = daemon.now_ms;
     while daemon.core.status().guests[0].marked.is_none() {
@@ -538,7 +542,7 @@ fn a_waiter_whose_give_was_never_begun_has_not_had_its_turn() {
     let waited_s = (daemon.now_ms - begun_ms) / 1000;
     assert!(waited_s > 60, "{waited_s} s: this tells nothing of patience");
     assert_eq!(daemon.holders(), ["a"]);
-    daemon.world.answers("a", true);
+    daemon.world.guest("a", |guest| guest.answers = true);
     daemon.ask(Request::Unmark { guest: id("a") }).expect("done");
     daemon.pass(15);
     assert_eq!(daemon.holders(), ["b"], "it does not wait for {waited_s} s again");

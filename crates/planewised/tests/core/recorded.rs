@@ -21,9 +21,9 @@ fn recorded(seed: u64, policy: &str, rounds: usize) -> Replayed {
         let name = &names[(lots.draw() % 7) as usize];
         let burst = Traffic::Bursts { low_pps: 5.0, high_pps: 5e4, apart_s: 20.0, burst_s: 6.0 };
         match lots.draw() % 10 {
-            0 => drop(daemon.ask(Request::Pin { guest: id(name) })),
-            1 => drop(daemon.ask(Request::Exclude { guest: id(name) })),
-            2 | 3 => drop(daemon.ask(Request::Free { guest: id(name) })),
+            0 => drop(daemon.ask(Request::Stance { guest: id(name), stance: Stance::Pinned })),
+            1 => drop(daemon.ask(Request::Stance { guest: id(name), stance: Stance::Excluded })),
+            2 | 3 => drop(daemon.ask(Request::Stance { guest: id(name), stance: Stance::Free })),
             4 => daemon.world.destroy(name, false),
             5 => daemon.world.add(name, burst),
             6 => drop(daemon.ask(Request::Rebalance)),

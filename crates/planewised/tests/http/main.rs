@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
 use planewised::daemon::request::{Event, Request};
+use pw_alloc::model::Stance;
 use pw_alloc::settings::PolicyKind;
 use standin::{Answered, StandIn, connect, encoded, exchange, say_all, status};
 
@@ -50,14 +51,24 @@ fn every_order_reaches_the_core_and_names_its_caller() {
     let daemon = StandIn::start();
     let web = || "web".into();
     let orders: [(&str, &str, &str, Request); 9] = [
-        ("PUT", "/guests/web/stance", r#"{"stance":"pinned"}"#, Request::Pin { guest: web() }),
+        (
+            "PUT",
+            "/guests/web/stance",
+            r#"{"stance":"pinned"}"#,
+            Request::Stance { guest: web(), stance: Stance::Pinned },
+        ),
         (
             "PUT",
             "/guests/web/stance",
             r#"{"stance":"excluded"}"#,
-            Request::Exclude { guest: web() },
+            Request::Stance { guest: web(), stance: Stance::Excluded },
         ),
-        ("PUT", "/guests/w%65b/stance", r#"{"stance":"free"}"#, Request::Free { guest: web() }),
+        (
+            "PUT",
+            "/guests/w%65b/stance",
+            r#"{"stance":"free"}"#,
+            Request::Stance { guest: web(), stance: Stance::Free },
+        ),
         ("DELETE", "/guests/web/mark", "", Request::Unmark { guest: web() }),
         ("PUT", "/policy", r#"{"policy":"fair"}"#, Request::Policy { policy: PolicyKind::Fair }),
         ("POST", "/rebalance", "", Request::Rebalance),

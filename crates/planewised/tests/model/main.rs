@@ -67,7 +67,7 @@ impl Model {
             world.add(name, Traffic::Constant(100.0 * at as f64));
         }
         for name in &GUESTS[4..] {
-            world.join(name, Join::Failover);
+            world.guest(name, |guest| guest.join = Join::Failover);
         }
         let made = Made::new(world.clone(), seed);
         let mut model = Self {
@@ -143,7 +143,7 @@ impl Model {
         let name = GUESTS[self.chance.below(GUESTS.len() as u64) as usize];
         let vf = VfId::new(PF, self.chance.below(u64::from(VFS)) as u16);
         let what = self.chance.below(75);
-        if what < 60 {
+        if what <= 60 {
             let told =
                 format!("{} ms: event {what} of {name}, {vf}", self.now_ms - self.started_ms);
             self.made.shared().tell(told);
@@ -162,19 +162,26 @@ impl Model {
                 self.disturbed(name);
             }
             5 => {
-                self.world.answers(name, false);
+                self.world.guest(name, |guest| guest.answers = false);
                 self.disturbed(name);
             }
             6 | 7 => {
-                self.world.answers(name, true);
+                self.world.guest(name, |guest| guest.answers = true);
                 self.disturbed(name);
             }
-            8 => self.world.refuses(name, self.chance.below(2) == 0),
+            8 => {
+                let refuses = self.chance.below(2) == 0;
+                self.world.with(|host| match refuses {
+                    true => host.refusing.insert(name.into()),
+                    false => host.refusing.remove(&GuestId::from(name)),
+                });
+            }
             9 => {
-                self.world.link(self.chance.below(3) == 0);
+                let down = self.chance.below(3) != 0;
+                self.world.with(|host| host.link_down = down);
                 self.all_disturbed();
             }
-            10 | 11 => self.world.link(true),
+            10 | 11 => self.world.with(|host| host.link_down = false),
             12 => {
                 self.world.silence(Some("Docker does not answer"));
                 self.all_disturbed();
@@ -196,10 +203,13 @@ impl Model {
             }
             21 | 22 => self.kill(),
             23 => {
-                self.world.releases(name);
+                self.world.with(|host| host.host.release(&name.into()));
                 self.disturbed(name);
             }
-            24 => self.world.hides_vfs(self.chance.below(4) as u32),
+            24 => {
+                let unseen = self.chance.below(4) as u32;
+                self.world.with(|host| host.unseen = unseen);
+            }
             25 => {
                 self.world.reload_driver(true);
                 self.made.shared().away_since_ms.clear();
@@ -224,7 +234,7 @@ impl Model {
             42 | 43 => self.made.shared().liars.clear(),
             // Its source has not heard of it: the same run, as far as anybody is told.
             44 => {
-                self.world.restart_unheard(name);
+                self.world.with(|host| host.host.restart(&name.into()));
                 self.disturbed(name);
             }
             // `ip link set PF vf N state disable`.
@@ -237,17 +247,19 @@ impl Model {
                 let free =
                     self.world.state().vfs.get(&vf).is_some_and(|vf| vf.place == VfPlace::Pool);
                 if free {
-                    self.world.tag(&vf, true);
+                    self.world.with(|host| host.tagged.insert(vf));
                 }
             }
-            49 | 50 => self.world.tag(&vf, false),
+            49 | 50 => {
+                self.world.with(|host| host.tagged.remove(&vf));
+            }
             51 => {
-                self.world.unread(name, true);
+                self.world.with(|host| host.unread.insert(name.into()));
                 let now_ms = self.made.shared().now_ms;
                 self.made.shared().unread_since_ms.insert(name.into(), now_ms);
             }
             52 | 53 => {
-                self.world.unread(name, false);
+                self.world.with(|host| host.unread.remove(&GuestId::from(name)));
                 self.made.shared().unread_since_ms.remove(&GuestId::from(name));
             }
             54 => self.made.shared().no_threads = true,
@@ -256,9 +268,19 @@ impl Model {
                 self.all_disturbed();
             }
             // A machine that does not run has it in its configuration, and is started.
-            57 => self.world.reserve(&vf, true),
+            57 => {
+                self.world.with(|host| host.reserved.insert(vf));
+            }
             58 => self.take_vf(&vf),
-            59 => self.world.reserve(&vf, false),
+            59 => {
+                self.world.with(|host| host.reserved.remove(&vf));
+            }
+            // Its container was started anew, and is to be adopted again.
+            60 => {
+                self.world.restart(name);
+                self.world.with(|host| host.to_adopt.insert(name.into()));
+                self.disturbed(name);
+            }
             32..=40 => self.world.send(name, Traffic::Constant(self.chance.below(1000) as f64)),
             _ => {}
         }
@@ -323,9 +345,13 @@ impl Model {
     /// All is well: after a bound everything is in order, every VF is in use again, nobody is marked.
     fn calm(&mut self) {
         self.calms += 1;
-        self.world.link(true);
-        self.world.silence(None);
-        self.world.hides_vfs(0);
+        self.world.with(|host| {
+            (host.link_down, host.silent, host.unseen) = (false, None, 0);
+            host.tagged.clear();
+            host.reserved.clear();
+            host.refusing.clear();
+            host.unread.clear();
+        });
         self.world.reload_driver(false);
         self.made.shared().full = false;
         self.made.shared().no_threads = false;
@@ -335,15 +361,11 @@ impl Model {
             let vf = VfId::new(PF, index);
             self.return_vf(&vf);
             self.world.vf_link(&vf, true);
-            self.world.tag(&vf, false);
-            self.world.reserve(&vf, false);
         }
         self.made.shared().away_since_ms.clear();
         for name in GUESTS {
             self.world.add(name, Traffic::Constant(100.0));
-            self.world.answers(name, true);
-            self.world.refuses(name, false);
-            self.world.unread(name, false);
+            self.world.guest(name, |guest| guest.answers = true);
         }
         if self.daemon.is_none() {
             self.start();
@@ -452,7 +474,8 @@ fn seeds_that_found_faults_once_find_none_any_more() {
 /// Faults that planewised had once are put back one at a time: each is to be noticed.
 #[test]
 fn faults_that_are_put_back_are_noticed() {
-    let eyes = |fault: Fault| move |model: &Model| model.world.inject(fault);
+    let eyes =
+        |fault: Fault| move |model: &Model| model.world.with(|host| host.fault = Some(fault));
     let noticed = |what: &str, prepare: &dyn Fn(&Model)| {
         let result = catch_unwind(AssertUnwindSafe(|| run(100_000, 1, prepare)));
         let why = result.err().and_then(|why| why.downcast_ref::<String>().cloned());

@@ -143,7 +143,9 @@ impl Made {
             let Work::Step { step, .. } = &task.work else { continue };
             match self.shared().chance.below(3) {
                 0 => {}
-                1 => self.world.does(step, true),
+                1 => {
+                    let _ = self.world.with(|host| host.host.perform_until(step, true));
+                }
                 _ => drop(task.perform()),
             }
         }
@@ -186,7 +188,7 @@ impl Made {
         let report = task.perform();
         if let Some(vf) = reserved
             && matches!(report.outcome, Outcome::Step(Ok(())))
-            && self.world.is_tagged(&vf)
+            && self.world.with(|host| host.tagged.contains(&vf))
         {
             let what = format!("{vf} is given with the operator's VLAN");
             self.shared().violations.push(what);
@@ -209,8 +211,7 @@ impl Made {
         if let Step::Reserve { guest, .. } = step
             && let Some(since_ms) = shared.unread_since_ms.get(guest)
             && begun_ms.saturating_sub(*since_ms) > SEEN_MS
-            && self.world.is_unread(guest)
-            && !self.world.is_silent()
+            && self.world.with(|host| host.unread.contains(guest) && host.silent.is_none())
         {
             shared.violations.push(format!("{step}, of whose network nothing is known"));
         }
@@ -307,7 +308,7 @@ impl Made {
                     _ => self.shared().chance.below(900),
                 }
             }
-            Work::Find(_) => self.shared().chance.below(3_000),
+            Work::Find(_) | Work::Adopt(_) => self.shared().chance.below(3_000),
             // Now and then a namespace has ten thousand interfaces.
             Work::Read(_) if self.shared().chance.below(50) == 0 => 6_000,
             Work::Read(_) => self.shared().chance.below(1_000),

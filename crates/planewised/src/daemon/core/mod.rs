@@ -126,6 +126,8 @@ pub struct Core {
     failed_at_once: Vec<(u64, Failure)>,
     /// The survey under way.
     survey: Option<Survey>,
+    /// An adoption is under way: there is one at a time.
+    adopting: bool,
     /// The journal is to be compacted once nothing is under way.
     checkpoint_due: bool,
     decide_now: bool,
@@ -184,6 +186,7 @@ impl Core {
             queue: VecDeque::new(),
             failed_at_once: Vec::new(),
             survey: None,
+            adopting: false,
             checkpoint_due: false,
             decide_now: false,
             next_sample_ms: 0,
@@ -218,9 +221,9 @@ impl Core {
             && self.journal.ledger().vfs().all(exists)
     }
 
-    /// Is no move and no recovery under way?
+    /// Is no move, recovery or adoption under way?
     pub fn is_idle(&self) -> bool {
-        self.active.is_empty() && self.queue.is_empty()
+        self.active.is_empty() && self.queue.is_empty() && !self.adopting
     }
 
     /// When the next tick is due, unless something happens before [ms].
@@ -286,6 +289,7 @@ impl Core {
                     }
                     Outcome::Survey(parts) => self.finish_survey(parts, now_ms),
                     Outcome::Read(result) => self.reading_ended(*result, now_ms),
+                    Outcome::Adopted => self.adoption_ended(now_ms),
                 }
             }
             self.begin_queued(now_ms);

@@ -365,7 +365,7 @@ impl Core {
         self.status.counters.count_move(change.direction, how, seconds);
         match ending {
             Ending::Completed => {
-                self.allocator.measured(change.direction, seconds, None);
+                self.allocator.measured(change.direction, seconds);
                 if change.direction == Direction::Give {
                     self.allocator.given(&change.guest, &change.vf);
                 }

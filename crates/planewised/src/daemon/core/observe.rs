@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use pw_alloc::evidence::{Observation, ObservedGuest, ObservedVf, User, doubt};
-use pw_alloc::journal::{Entry, Open};
+use pw_alloc::journal::Entry;
 use pw_alloc::model::{
     GuestId, GuestView, Health, Holding, Mac, Snapshot, Stance, VfId, VfState, VfView, Wish,
 };
+use pw_alloc::plan::Move;
 use pw_alloc::signal::Tracker;
 use pw_error::{Error, Result};
 
@@ -27,6 +28,8 @@ const READ_MS: u64 = 60_000;
 
 /// Number of a reading's task; operations count up from 0.
 const READING: u64 = u64::MAX - 1;
+/// Number of an adoption's task.
+const ADOPTION: u64 = u64::MAX - 2;
 
 /// Readings of the pool, one at a time.
 #[derive(Debug, Default)]
@@ -48,6 +51,7 @@ impl Core {
             return;
         }
         self.discover(now_ms);
+        self.begin_adoption();
         let reserved = self.host.kinds.iter().flat_map(|kind| kind.reserved(&self.view)).collect();
         self.decide_now |= self.reserved != reserved;
         self.reserved = reserved;
@@ -296,6 +300,28 @@ impl Core {
         }
     }
 
+    /// Begins the next adoption, unless one is under way or the daemon ends.
+    fn begin_adoption(&mut self) {
+        if self.adopting || (self.stop)() {
+            return;
+        }
+        let view = &self.view;
+        let mut next = self.host.kinds.iter_mut().filter_map(|kind| kind.adoption(view));
+        if let Some(adoption) = next.next() {
+            self.adopting = true;
+            self.host.tasks.begin(Task { number: ADOPTION, work: Work::Adopt(adoption) });
+        }
+    }
+
+    /// An adoption has ended: another one begins, or the guests are known now.
+    pub(super) fn adoption_ended(&mut self, now_ms: u64) {
+        self.adopting = false;
+        self.begin_adoption();
+        if !self.adopting {
+            self.discover(now_ms);
+        }
+    }
+
     fn update_guests(&mut self, kind: usize, guests: Vec<Managed>, now_ms: u64) {
         let names: BTreeSet<&GuestId> = guests.iter().map(|guest| &guest.id).collect();
         let absent: Vec<GuestId> = self
@@ -434,7 +460,7 @@ impl Core {
     pub(super) fn address_elsewhere(&self, guest: &GuestId, mac: Mac) -> Option<&VfId> {
         let ledger = self.journal.ledger();
         let belongs = |vf: &VfId| {
-            let being_given = |open: &Open| open.change.vf == *vf && open.change.guest == *guest;
+            let being_given = |open: &Move| open.vf == *vf && open.guest == *guest;
             ledger.holders.get(vf) == Some(guest) || ledger.open.values().any(being_given)
         };
         let with_mac = self.view.vfs.iter().filter(|(_, vf)| vf.mac == mac);

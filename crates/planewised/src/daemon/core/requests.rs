@@ -1,7 +1,7 @@
 //! Requests to the core, and its answers.
 
 use pw_alloc::journal::Entry;
-use pw_alloc::model::{GuestId, Stance};
+use pw_alloc::model::Stance;
 use pw_alloc::settings::PolicyKind;
 use pw_error::{Error, Result};
 
@@ -46,15 +46,19 @@ impl Core {
                 let decision = self.allocator.decide(&snapshot);
                 Ok(Answer::Plan(Planned::new(&decision.plan, decision.deferred, false)))
             }
-            Request::Pin { guest } => self.set_stance(guest, Some(Stance::Pinned), "pinned"),
-            Request::Exclude { guest } => {
-                self.set_stance(guest, Some(Stance::Excluded), "excluded")
-            }
-            Request::Free { guest } => {
-                self.set_stance(guest, Some(Stance::Free), "left to the policy")
+            Request::Stance { guest, stance } => {
+                self.wishes.set_stance(guest, *stance)?;
+                self.allocator.retry(Some(guest));
+                self.decide_now = true;
+                let word = match stance {
+                    Stance::Pinned => "pinned",
+                    Stance::Excluded => "excluded",
+                    Stance::Free => "left to the policy",
+                };
+                Ok(Answer::Done(format!("{guest} is {word}")))
             }
             Request::Policy { policy } => {
-                self.wishes.set_policy(Some(*policy))?;
+                self.wishes.set_policy(*policy)?;
                 self.use_policy(*policy)?;
                 Ok(Answer::Done(format!("the policy is {}", policy.as_str())))
             }
@@ -118,18 +122,6 @@ impl Core {
             "journal and host are still being compared",
             "try again in a second",
         )
-    }
-
-    fn set_stance(
-        &mut self,
-        guest: &GuestId,
-        stance: Option<Stance>,
-        word: &str,
-    ) -> std::result::Result<Answer, Refused> {
-        self.wishes.set_stance(guest, stance)?;
-        self.allocator.retry(Some(guest));
-        self.decide_now = true;
-        Ok(Answer::Done(format!("{guest} is {word}")))
     }
 
     fn use_policy(&mut self, policy: PolicyKind) -> Result<()> {

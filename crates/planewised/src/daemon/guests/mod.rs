@@ -17,7 +17,7 @@ use pw_error::Result;
 use crate::daemon::config::Config;
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::{Executor, Search};
+use crate::daemon::tasks::{Adoption, Executor, Search};
 
 /// A managed guest.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,6 +86,12 @@ pub trait Guests: Send {
     /// call.
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery>;
 
+    /// The adoption of the next guest that is to be managed, for a task; none: there is none at the moment. It is
+    /// called again once that has ended, and [`Guests::discover`] then has the guest.
+    fn adoption(&mut self, _pool: &PoolView) -> Option<Adoption> {
+        None
+    }
+
     /// Reads the counters of all guests. `now_ms` is on a monotonic clock; `pool` has the PFs' counters of
     /// VFs. A guest whose counters cannot be read is left out; one without counters is
     /// `Reading::Unsupported`.
@@ -107,7 +113,7 @@ pub trait Guests: Send {
     /// Lets the next [`Guests::discover`] return all guests, changed or not.
     fn republish(&mut self) {}
 
-    /// Is the first answer of its source outstanding?
+    /// Is the first answer of its source, or an adoption, outstanding?
     fn is_pending(&self) -> bool {
         false
     }

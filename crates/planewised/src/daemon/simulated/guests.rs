@@ -16,7 +16,7 @@ use crate::daemon::guests::source::{Container, KnownContainers, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::Executor;
+use crate::daemon::tasks::{Adoption, Executor};
 
 /// The guests of a simulated host.
 #[derive(Debug)]
@@ -83,7 +83,8 @@ impl Guests for SimulatedGuests {
         if state.silent.is_some() || !std::mem::take(&mut state.changed) {
             return Ok(Discovery::Unchanged);
         }
-        let managed = state.host.guests.iter().map(|(id, guest)| Managed {
+        let adopted = state.host.guests.iter().filter(|(id, _)| !state.to_adopt.contains(*id));
+        let managed = adopted.map(|(id, guest)| Managed {
             id: id.clone(),
             mac: guest.mac,
             join: guest.join,
@@ -99,6 +100,15 @@ impl Guests for SimulatedGuests {
             incarnation: state.incarnations.get(id).copied().unwrap_or_default().to_string(),
         });
         Ok(Discovery::Guests(managed.collect()))
+    }
+
+    fn adoption(&mut self, _pool: &PoolView) -> Option<Adoption> {
+        let (world, id) = (self.world.clone(), self.world.lock().to_adopt.first().cloned()?);
+        Some(Box::new(move || world.with(|host| host.to_adopt.retain(|one| *one != id))))
+    }
+
+    fn is_pending(&self) -> bool {
+        !self.world.lock().to_adopt.is_empty()
     }
 
     fn sample(&mut self, now_ms: u64, _pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
@@ -174,8 +184,7 @@ impl Guests for SimulatedGuests {
         if let Some(why) = self.source.as_ref().and_then(|source| source.gap()) {
             return Some(why);
         }
-        let state = self.world.lock();
-        state.silent.clone().filter(|_| state.fault != Some(Fault::SilentIsEmpty))
+        self.world.lock().gap()
     }
 
     fn find(&mut self, _pool: &PoolView) -> Finding {
@@ -183,11 +192,12 @@ impl Guests for SimulatedGuests {
         let mut gaps: Vec<String> = self.source.iter().filter_map(|source| source.gap()).collect();
         Finding::Later(Box::new(move || {
             let state = world.lock();
-            if let Some(why) = &state.silent {
-                gaps.extend((state.fault != Some(Fault::SilentIsEmpty)).then(|| why.clone()));
+            gaps.extend(state.gap());
+            if state.silent.is_some() {
                 return Ok(HostState { gaps, ..HostState::default() });
             }
             let mut host = HostState { gaps, ..state.host.clone() };
+            host.guests.retain(|id, _| !state.to_adopt.contains(id));
             let guests = host.guests.clone();
             host.vfs.retain(|_, vf| match &vf.place {
                 VfPlace::Guest(guest) => guests.contains_key(guest),

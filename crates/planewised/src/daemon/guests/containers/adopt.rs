@@ -6,7 +6,7 @@ use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pw_alloc::model::{GuestId, Mac, VfId};
@@ -132,26 +132,25 @@ fn open_netns(netns: &Netns, inode: u64) -> Result<File> {
 }
 
 /// Settings of adoption.
-pub struct AdoptionSettings<'a> {
+pub struct AdoptionSettings {
     /// Directory of guests' records.
-    pub records: &'a Path,
+    pub records: PathBuf,
     /// Only check whether a namespace could be a guest.
     pub dry_run: bool,
     /// VFs of guests can only have the address that their PF sets.
     pub enforce_mac: bool,
     /// The present guests, with their addresses.
-    pub guests: &'a [(GuestId, Mac)],
+    pub guests: Vec<(GuestId, Mac)>,
 }
 
 /// Makes a namespace a guest, unless it is one already.
 pub fn adopt(
     id: &GuestId,
     spec: &Spec,
-    settings: &AdoptionSettings<'_>,
-    host: &mut Net,
+    settings: &AdoptionSettings,
     pool: &PoolView,
 ) -> Result<Adopted> {
-    let AdoptionSettings { records, dry_run, .. } = *settings;
+    let (records, dry_run, host) = (&settings.records, settings.dry_run, &mut Net::open()?);
     let mut net = Net::open_in(&spec.netns)?;
     let namespace = net.identity();
     if namespace == host.identity() {
@@ -203,7 +202,7 @@ pub fn adopt(
         links: &host_links,
         forwards: &host.fdb_entries()?,
         stations: &host.stations(&port.master.into_iter().collect())?,
-        guests: settings.guests,
+        guests: &settings.guests,
         pool,
     };
     if let Some(conflict) = addresses.conflict(id, record.mac, &spec.macs, &port) {
@@ -462,7 +461,6 @@ mod tests {
 
     #[test]
     fn the_hosts_own_namespace_is_never_taken_in() {
-        let Ok(mut host) = Net::open() else { return };
         let pid = std::process::id();
         if Net::open_in(&Netns::Pid(pid)).is_err() {
             eprintln!("not as root: no namespace can be entered");
@@ -477,12 +475,12 @@ mod tests {
             wish: pw_alloc::model::Wish::default(),
         };
         let settings = AdoptionSettings {
-            records: records.path(),
+            records: records.path().to_owned(),
             dry_run: true,
             enforce_mac: true,
-            guests: &[],
+            guests: Vec::new(),
         };
-        let refused = adopt(&GuestId::from("a"), &spec, &settings, &mut host, &PoolView::default());
+        let refused = adopt(&GuestId::from("a"), &spec, &settings, &PoolView::default());
         assert_eq!(refused.expect_err("it is refused").what, "its network namespace is the host's");
     }
 

@@ -10,8 +10,9 @@ mod record;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
@@ -19,7 +20,7 @@ use pw_alloc::model::{GuestId, Mac, Origin, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::HostState;
-use pw_error::Result;
+use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 
 use crate::daemon::config;
@@ -28,7 +29,7 @@ use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
 use crate::daemon::net::{Identity, Net};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::Executor;
+use crate::daemon::tasks::{Adoption, Executor};
 
 use adopt::{Adopted, AdoptionSettings};
 use docker::Docker;
@@ -52,6 +53,13 @@ struct Spec {
     wish: Wish,
 }
 
+impl Spec {
+    /// Is it of the same run of a guest?
+    fn is_of_run(&self, other: &Self) -> bool {
+        (&self.netns, &self.container) == (&other.netns, &other.container)
+    }
+}
+
 /// A guest of the configuration, of the source, or of a record.
 #[derive(Debug)]
 struct Guest {
@@ -70,6 +78,21 @@ impl Guest {
     const fn new(spec: Spec, leaving: bool) -> Self {
         Self { spec, adopted: None, leaving, retry_at: None, refused: None, bypassed: None }
     }
+
+    fn presence(&self, id: &GuestId, records: &Path) -> Presence {
+        let (exists, recorded) =
+            (inode(&self.spec.netns).is_some(), record::path(records, id).exists());
+        presence(self.leaving, self.spec.container.is_some(), exists, recorded)
+    }
+}
+
+/// An adoption under way.
+#[derive(Debug)]
+struct Adopting {
+    id: GuestId,
+    /// The guest as it was when the adoption began.
+    spec: Spec,
+    result: Receiver<Result<Adopted>>,
 }
 
 /// The containers and namespaces of a host, or its pods.
@@ -83,6 +106,7 @@ pub struct Containers {
     bypass_filters: bool,
     host: Net,
     guests: BTreeMap<GuestId, Guest>,
+    adopting: Option<Adopting>,
     /// The guests as last published.
     published: Vec<Managed>,
     /// They are to be published again, changed or not.
@@ -139,6 +163,7 @@ impl Containers {
             bypass_filters: config.pool.bypass_filters,
             host: Net::open()?,
             guests,
+            adopting: None,
             published: Vec::new(),
             unpublished: true,
             troubles: Vec::new(),
@@ -194,7 +219,7 @@ impl Containers {
                 Some(guest) => {
                     // Another namespace under the same name is another guest; the bond goes with the
                     // old one.
-                    if guest.spec.netns != spec.netns || guest.spec.container != spec.container {
+                    if !guest.spec.is_of_run(&spec) {
                         guest.adopted = None;
                         guest.retry_at = None;
                     }
@@ -206,7 +231,6 @@ impl Containers {
             }
         }
         let mut absent = Vec::new();
-        let mut addresses = self.addresses();
         for (id, guest) in &mut self.guests {
             let inode = inode(&guest.spec.netns);
             if guest.adopted.as_ref().is_some_and(|adopted| Some(adopted.inode) != inode) {
@@ -214,36 +238,10 @@ impl Containers {
                 guest.adopted = None;
                 guest.retry_at = None;
             }
-            let recorded = record::path(&self.records, id).exists();
-            match presence(guest.leaving, guest.spec.container.is_some(), inode.is_some(), recorded)
-            {
-                Presence::Absent => {
-                    absent.push(id.clone());
-                    continue;
-                }
-                Presence::Unknown => continue,
-                Presence::Present => {}
-            }
-            let due = guest.retry_at.is_none_or(|again| again <= Instant::now());
-            if guest.adopted.is_some() || !due {
-                continue;
-            }
-            let settings = AdoptionSettings {
-                records: &self.records,
-                dry_run: self.dry_run,
-                enforce_mac: self.config.enforce_mac,
-                guests: &addresses,
-            };
-            match adopt::adopt(id, &guest.spec, &settings, &mut self.host, pool) {
-                Ok(adopted) => {
-                    addresses.push((id.clone(), adopted.record.mac));
-                    guest.adopted = Some(adopted);
-                    (guest.retry_at, guest.refused) = (None, None);
-                }
-                Err(error) => {
-                    guest.refused = Some(error.what);
-                    guest.retry_at = Some(Instant::now() + RETRY_AFTER);
-                }
+            // What an adoption under way leaves is seen once it has ended.
+            let adopting = self.adopting.as_ref().is_some_and(|adopting| adopting.id == *id);
+            if !adopting && guest.presence(id, &self.records) == Presence::Absent {
+                absent.push(id.clone());
             }
         }
         self.check_filters(pool);
@@ -254,6 +252,39 @@ impl Containers {
             }
             if self.guests.get(&id).is_some_and(|guest| guest.leaving) {
                 self.guests.remove(&id);
+            }
+        }
+    }
+
+    /// The next guest that is there and is to be adopted.
+    fn next_to_adopt(&self) -> Option<(&GuestId, &Guest)> {
+        self.guests.iter().find(|(id, guest)| {
+            guest.adopted.is_none()
+                && guest.retry_at.is_none_or(|again| again <= Instant::now())
+                && guest.presence(id, &self.records) == Presence::Present
+        })
+    }
+
+    /// Takes the result of an adoption that has ended.
+    fn take_adopted(&mut self) {
+        let Some(adopting) = self.adopting.take() else { return };
+        let result = match adopting.result.try_recv() {
+            Ok(result) => result,
+            Err(TryRecvError::Empty) => return self.adopting = Some(adopting),
+            Err(TryRecvError::Disconnected) => {
+                Err(Error::failed("a fault of planewised ended its adoption", "please report it"))
+            }
+        };
+        let same = |guest: &&mut Guest| guest.spec.is_of_run(&adopting.spec);
+        let Some(guest) = self.guests.get_mut(&adopting.id).filter(same) else { return };
+        match result {
+            Ok(adopted) => {
+                guest.adopted = Some(adopted);
+                (guest.retry_at, guest.refused) = (None, None);
+            }
+            Err(error) => {
+                guest.refused = Some(error.what);
+                guest.retry_at = Some(Instant::now() + RETRY_AFTER);
             }
         }
     }
@@ -381,6 +412,7 @@ impl Guests for Containers {
     }
 
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
+        self.take_adopted();
         self.refresh(pool);
         let managed = self.managed(pool);
         if managed == self.published && !std::mem::take(&mut self.unpublished) {
@@ -388,6 +420,28 @@ impl Guests for Containers {
         }
         self.published.clone_from(&managed);
         Ok(Discovery::Guests(managed))
+    }
+
+    fn adoption(&mut self, pool: &PoolView) -> Option<Adoption> {
+        self.take_adopted();
+        if self.adopting.is_some() {
+            return None;
+        }
+        let (id, guest) = self.next_to_adopt()?;
+        let (id, spec, pool) = (id.clone(), guest.spec.clone(), pool.clone());
+        let settings = AdoptionSettings {
+            records: self.records.clone(),
+            dry_run: self.dry_run,
+            enforce_mac: self.config.enforce_mac,
+            guests: self.addresses(),
+        };
+        let (send, result) = mpsc::sync_channel(1);
+        self.adopting = Some(Adopting { id: id.clone(), spec: spec.clone(), result });
+        Some(Box::new(move || drop(send.send(adopt::adopt(&id, &spec, &settings, &pool)))))
+    }
+
+    fn is_pending(&self) -> bool {
+        self.adopting.is_some() || self.next_to_adopt().is_some()
     }
 
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
@@ -446,13 +500,10 @@ impl Guests for Containers {
     }
 
     fn gap(&self) -> Option<String> {
-        let recorded = |id: &GuestId| record::path(&self.records, id).exists();
         let missing = self.guests.iter().find(|(id, guest)| {
-            let exists = inode(&guest.spec.netns).is_some();
-            let container = guest.spec.container.is_some();
             guest.adopted.is_none()
-                && recorded(id)
-                && presence(guest.leaving, container, exists, true) != Presence::Absent
+                && record::path(&self.records, id).exists()
+                && guest.presence(id, &self.records) != Presence::Absent
         });
         // A host whose Docker was never there has no containers.
         let containers = || self.guests.values().any(|guest| guest.spec.container.is_some());

@@ -7,7 +7,7 @@ use pw_alloc::model::{GuestId, Mac};
 use pw_error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::daemon::disk::write_json;
+use crate::daemon::disk::{read_json, write_json};
 use crate::daemon::net::Identity;
 use crate::daemon::route::Route;
 
@@ -104,13 +104,7 @@ fn failed(what: &str, path: &Path) -> Error {
 /// A guest's record; none: it is not managed.
 pub fn read(directory: &Path, guest: &GuestId) -> Result<Option<Record>> {
     let path = path(directory, guest);
-    match fs::read(&path) {
-        Ok(text) => serde_json::from_slice(&text)
-            .map(Some)
-            .map_err(|error| failed("read", &path).caused_by(error)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed("read", &path).caused_by(error)),
-    }
+    read_json(&path).map_err(|error| failed("read", &path).caused_by(error))
 }
 
 /// All records of this boot, and what is wrong with those that cannot be read; older ones no longer apply
@@ -124,15 +118,13 @@ pub fn all(directory: &Path) -> (Vec<Record>, Vec<String>) {
         if !entry.file_name().as_encoded_bytes().ends_with(b".json") {
             continue;
         }
-        let read = fs::read(&path).map_err(|error| failed("read", &path).caused_by(error));
-        let parsed = read.and_then(|text| {
-            serde_json::from_slice::<Record>(&text)
-                .map_err(|error| failed("read", &path).caused_by(error))
-        });
-        match parsed {
-            Ok(record) if record.boot == boot => records.push(record),
+        match read_json::<Record>(&path) {
+            Ok(Some(record)) if record.boot == boot => records.push(record),
             Ok(_) => drop(fs::remove_file(&path)),
-            Err(error) => unreadable.push(format!("{error}; its guest is left as it is")),
+            Err(error) => {
+                let error = failed("read", &path).caused_by(error);
+                unreadable.push(format!("{error}; its guest is left as it is"));
+            }
         }
     }
     (records, unreadable)

@@ -18,8 +18,8 @@ use super::api::{Answer, Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::NAMESPACE;
 use super::host::{Host, Tap};
 use crate::daemon::filters::Filters;
-use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
-use crate::daemon::tasks::{Executor, PoolReading};
+use crate::daemon::pool::{PoolPf, PoolVf, PoolView};
+use crate::daemon::tasks::Executor;
 
 /// What a guest does when it is asked to release a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -481,22 +481,6 @@ impl Host for Simulated {
 
     fn directed(&mut self, _: &PoolView) -> Result<BTreeMap<Mac, PfId>> {
         Ok(self.world().directed.clone())
-    }
-}
-
-impl Pool for Simulated {
-    fn reading(&mut self) -> PoolReading {
-        let mut pool = self.clone();
-        Box::new(move || pool.read())
-    }
-
-    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        *view = self.read()?;
-        Ok(())
-    }
-
-    fn executor(&self) -> Box<dyn Executor> {
-        Box::new(self.clone())
     }
 }
 
