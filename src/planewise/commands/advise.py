@@ -113,7 +113,7 @@ def advise(
     """
     from planewise.advise import advice as room
     from planewise.advise.gain_profile import read_gain
-    from planewise.advise.model.profile import find_profile
+    from planewise.advise.model.profile import find_profile, shipped_names
     from planewise.advise.workload import read_workload, workload_of
 
     host = None if profile is None else find_profile(profile)
@@ -122,7 +122,9 @@ def advise(
         return
     gain = None if gain_file is None else read_gain(gain_file)
     if host is None and not runs:
-        alternative = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
+        alternative = (
+            f". Or describe it: --profile with a file or one of {', '.join(shipped_names())}"
+        )
         runs = [newest_measured("planewise advise", alternative)]
     asked = read_workload(workload_file) if workload_file is not None else {}
     overrides = {
@@ -169,20 +171,15 @@ def _print_recommendation(path: Path, json_: bool) -> None:
     print("For a workload that is planned: planewise advise --pattern north-south (--help: more)")
 
 
-def _shipped() -> tuple[str, ...]:
-    from planewise.advise.model.profile import shipped_names
-
-    return shipped_names()
-
-
 def _show(host: Profile | None, json_: bool) -> None:
     """Prints the profile, or the names of the shipped ones."""
+    from planewise.advise.model.profile import shipped_names
     from planewise.advise.toml_text import toml_text
 
     if host is None and json_:
-        console.print_json({"profiles": list(_shipped())})
+        console.print_json({"profiles": list(shipped_names())})
     elif host is None:
-        for name in _shipped():
+        for name in shipped_names():
             print(name)
     elif json_:
         console.print_json(host.model_dump())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -87,7 +88,7 @@ def run(
         )
     from planewise.fleet.plan import Fleet
 
-    budget = (budget_pps, budget_cpu, budget_time)
+    budget = {"pps": budget_pps, "cpu": budget_cpu, "time": budget_time}
     if design_file is None:
         assert resume is not None
         fleet = Fleet.open(resume)
@@ -96,7 +97,14 @@ def run(
         if dry_run:
             _print_pairs(Fleet(Path(), plan), json_)
             return
-        fleet = Fleet.create(out_directory or _default_directory(index), plan)
+        if out_directory is None and index is not None:
+            raise BadInputError(
+                "pods of a Job need one directory",
+                where="--index",
+                remedy="name a directory on a volume that all of them mount with --out",
+            )
+        now = datetime.now().astimezone()
+        fleet = Fleet.create(out_directory or Path("fleets") / f"{now:%Y%m%d-%H%M%S}", plan)
     if dry_run:
         _print_pairs(fleet, json_)
     elif index is not None:
@@ -111,7 +119,7 @@ def _plan(
     pairs: int | None,
     nic: str,
     seed: int | None,
-    limits: tuple[float | None, float | None, float],
+    limits: Mapping[str, float | None],
 ) -> FleetPlan:
     from pydantic import ValidationError
 
@@ -125,10 +133,9 @@ def _plan(
             where="planewise fleet run",
             remedy="--nodes FILE has a line a node; --pairs N of them are measured",
         )
-    pps, cpu, time = limits
     nodes = read_nodes(nodes_file)
     try:
-        budget = Budget(pps=pps, cpu=cpu, time=time)
+        budget = Budget.model_validate(limits)
         design = within(load_design(design_file), budget)
         chosen_seed = default_seed(nodes, design) if seed is None else seed
         plan = FleetPlan(
@@ -142,8 +149,8 @@ def _plan(
         )
     except ValidationError as error:
         name, fault = first_fault(error)
-        where = {"pps": "--budget-pps", "cpu": "--budget-cpu", "time": "--budget-time"}
-        raise BadInputError(fault, where=where.get(name, str(nodes_file))) from error
+        where = f"--budget-{name}" if name in limits else str(nodes_file)
+        raise BadInputError(fault, where=where) from error
     if not plan.local:
         targets_of(plan, plan.matches()[0])  # a NIC that is not named is said now
     return plan
@@ -156,40 +163,23 @@ def targets_of(plan: FleetPlan, match: Match) -> Targets:
     return Targets(plan.nodes[match.sender], plan.nodes[match.responder], plan.nic)
 
 
-def _default_directory(index: int | None) -> Path:
-
-    if index is not None:
-        raise BadInputError(
-            "pods of a Job need one directory",
-            where="--index",
-            remedy="name a directory on a volume that all of them mount with --out",
-        )
-    return Path("fleets") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
 def _print_pairs(fleet: Fleet, json_: bool) -> None:
 
     from planewise.fleet.run import names
     from planewise.fleet.tournament import MEETINGS, meetings_of
 
     meetings = meetings_of(len(fleet.plan.nodes), fleet.matches)
+    pairs = [(match, *names(fleet, match)) for match in fleet.matches]
     if json_:
-        console.print_json(
-            {
-                "seed": fleet.plan.seed,
-                "pairs": [
-                    {"index": match.index, "round": match.round, "sender": a, "responder": b}
-                    for match in fleet.matches
-                    for a, b in [names(fleet, match)]
-                ],
-            }
-        )
+        as_json = [
+            {"index": match.index, "round": match.round, "sender": sender, "responder": responder}
+            for match, sender, responder in pairs
+        ]
+        console.print_json({"seed": fleet.plan.seed, "pairs": as_json})
         return
     out = console.out()
-    for match in fleet.matches:
-        sender, responder = names(fleet, match)
-        line = f"{match.index:5d}  round {match.round:<4d} {sender} -> {responder}"
-        out.print(line)
+    for match, sender, responder in pairs:
+        out.print(f"{match.index:5d}  round {match.round:<4d} {sender} -> {responder}")
     shares = ", ".join(f"{n} nodes {times}" for times, n in sorted(Counter(meetings).items()))
     out.print(f"Meetings of a node: {shares}.")
     if min(meetings) < MEETINGS:
