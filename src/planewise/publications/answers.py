@@ -78,10 +78,8 @@ def best(claim: Claim, found: Iterable[Answer], servers: str) -> Answer:
         )
     if real:
         return real[-1]
-    open_text = mine[-1].measured if mine else ""
     if claim.needs:
-        why = f"{claim.needs}: `planewise run {servers}`."
-        return Answer(claim.id, "needs hardware", f"{why} {open_text}".strip())
+        return Answer(claim.id, "needs hardware", f"{claim.needs}: `planewise run {servers}`.")
     if mine:
         return mine[-1]
     way = f"No run has {_needs(claim.check)}: `planewise run {claim.design} --out RUN`."
