@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -281,6 +282,7 @@ class _Grid:
         self.metric, self.factor, self.levels, self.pairing = metric, factor, levels, pairing
         positive = all(observation.value > 0 for observation in observations)
         self.scale: Scale = "ratio" if metric.as_ratio and positive else "difference"
+        self._counted = all(one.counts is not None for one in observations)
         groups: dict[tuple[Level, int, int], list[Observation]] = defaultdict(list)
         for one in observations:
             for block, context in pairing.places[id(one)]:
@@ -291,30 +293,31 @@ class _Grid:
         """Packets lost and sent."""
         for (level, block, context), group in groups.items():
             merged = median_of([one.bounded for one in group])
-            fine = float(np.median([one.resolution for one in group]))
+            fine = median(one.resolution for one in group)
             at = np.s_[:, block, context]
             self._values[level][at] = merged.value, merged.low, merged.high, fine
-            self._counts[level][at] = np.sum([one.counts or (0, 0) for one in group], axis=0)
+            for one in group if self._counted else ():
+                self._counts[level][at] += one.counts or 0
         self._there = {level: ~np.isnan(values[0]) for level, values in self._values.items()}
-        self._counted = all(one.counts is not None for one in observations)
+        self._ends = {level: self._scaled(values[:3]) for level, values in self._values.items()}
         cells: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for one in observations if self._counted else ():
             cells[frozenset(one.cell.items())].append(one.counts or (0, 0))
         self._dispersion = dispersion(cells.values())
 
-    def _ends(self, level: Level) -> Floats:
-        """Value, low and high, logarithms where ratios are compared."""
-        ends = self._values[level][:3]
+    def _scaled(self, ends: Floats) -> Floats:
+        """Value, low and high; their logarithms where ratios are compared."""
         if self.scale == "difference":
             return ends
         return np.asarray(np.log(ends, out=ends.copy(), where=np.isfinite(ends)))
 
     def shifts(self, a: Level, b: Level, stratum: str) -> _Shifts | None:
         """The shifts of a against b; None where there is no pair."""
-        both = self._there[a] & self._there[b] & self.pairing.within[stratum]
+        part = np.s_[..., self.pairing.within[stratum]]
+        both = self._there[a][part] & self._there[b][part]
         if not both.any():
             return None
-        x, y = self._ends(a), self._ends(b)
+        x, y = self._ends[a][part], self._ends[b][part]
         # Where, in every block, both levels are bounds of one kind, something else was measured (a
         # generator, a shared core). Exchanging the levels leaves this choice alone, so that it
         # favours neither.
@@ -322,26 +325,29 @@ class _Grid:
         telling = (both & (~of_x.any(axis=0) | (of_x != of_y).any(axis=0))).any(axis=0)
         if telling.any():
             both &= telling
-        reference = self._values[b][0]
-        fine = np.maximum(self._values[a][3], self._values[b][3])
+        values_a, values_b = (self._values[level][part][:, both] for level in (a, b))
+        reference, fine = values_b[0], np.maximum(values_a[3], values_b[3])
         if self.scale == "ratio":
             fine = fine / reference
         counted = (math.inf, -math.inf)
         if self._counted:
-            (low_a, high_a), (low_b, high_b) = (self._count_interval(one, both) for one in (a, b))
+            (low_a, high_a), (low_b, high_b) = (
+                self._count_interval(level, stratum, both) for level in (a, b)
+            )
             counted = (low_a - high_b, high_a - low_b)
         return _Shifts(
             a,
             b,
             stratum,
             _means(x - y[[0, 2, 1]], both),
-            float(np.median(fine[both])),
-            float(np.median(reference[both])),
+            float(np.median(fine)),
+            float(np.median(reference)),
             counted,
         )
 
-    def _count_interval(self, level: Level, at: Mask) -> tuple[float, float]:
-        lost, sent = self._counts[level][:, at].sum(axis=1)
+    def _count_interval(self, level: Level, stratum: str, at: Mask) -> tuple[float, float]:
+        within = self.pairing.within[stratum]
+        lost, sent = self._counts[level][..., within][:, at].sum(axis=1)
         return count_interval(int(lost), int(sent), self._dispersion)
 
     def level_values(self) -> Iterator[LevelValue]:
@@ -351,20 +357,23 @@ class _Grid:
         for stratum, within in self.pairing.within.items():
             for level in self.levels:
                 # A level's mean over more or other contexts than another's tells nothing of them.
-                there = self._there[level] & within
-                at = there & shared if (there & shared).any() else there
+                there = self._there[level][:, within]
+                at = there & shared[within] if (there & shared[within]).any() else there
                 if at.any():
                     yield self._level_value(level, stratum, at)
 
     def _level_value(self, level: Level, stratum: str, at: Mask) -> LevelValue:
         contexts = at.sum(axis=1)
         # A block that lacks a context would shift the mean: only whole ones count.
-        means = _means(self._ends(level), at)[:, contexts == contexts.max()]
+        ends = self._ends[level][..., self.pairing.within[stratum]]
+        means = _means(ends, at)[:, contexts == contexts.max()]
         if self.scale == "ratio":
             means = _exp(means)
         blocks = [Bounded(*map(float, block)) for block in means.T]
         centre = median_of(blocks)
-        low, high = self._count_interval(level, at) if self._counted else median_interval(blocks)
+        low, high = (
+            self._count_interval(level, stratum, at) if self._counted else median_interval(blocks)
+        )
         return LevelValue(
             level=level,
             stratum=stratum,

@@ -157,11 +157,11 @@ def _stand_ins(cells: Collection[Cell], factor: str) -> Callable[[Cell], list[Ce
     and, without guests, whatever type and number. With all guests on `bridge` it is the partner of
     all guests on `vf`, and of main guests on `vf` with the others on `bridge`.
     """
-    loads = {
-        tuple(cell.get(name, default) for name, default in _PARTS.items())
+    loads = _different(
+        {name: cell.get(name, default) for name, default in _PARTS.items()}
         for cell in cells
         if not is_idle(cell)
-    }
+    )
     mixed = {
         cell["background_plane"]
         for cell in cells
@@ -171,18 +171,17 @@ def _stand_ins(cells: Collection[Cell], factor: str) -> Callable[[Cell], list[Ce
 
     def of_load(cell: Cell) -> list[Cell]:
         guests = cell.get("background_guests", 0)
-        alike = [dict(zip(_PARTS, load, strict=True)) for load in loads]
-        if not is_idle(cell) or not alike:
+        if not loads or not is_idle(cell):
             return [cell]
         if factor == "load_type":
             fitting = [
                 {**cell, **load, "load_type": cell.get("load_type", "none")}
-                for load in alike
+                for load in loads
                 if guests in (0, load["background_guests"])
             ]
             return _different(fitting) or [cell]
         if factor == "background_guests" and guests == 0:
-            return [cell, *_different([{**cell, **load, factor: 0} for load in alike])]
+            return [cell, *_different([{**cell, **load, factor: 0} for load in loads])]
         return [cell]
 
     def of_background(cell: Cell) -> list[Cell]:
