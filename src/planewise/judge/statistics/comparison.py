@@ -441,7 +441,8 @@ def _decided(
     margins = np.array([_margin(shifts, grid.scale, margin) for shifts in all_shifts])
     stages = grid.pairing.stages(observed.ends)
     # An end with too few blocks to decide anything is no look.
-    looks = [look for stage in np.unique(stages) if _enough(look := stages <= stage)]
+    ends = (stages <= stage for stage in np.unique(stages))
+    looks = [end for end in ends if end.sum() >= least_blocks() or end.all()]
     strata = [shifts.stratum for shifts in all_shifts]
     found = over_looks(low, high, margins, strata, looks, seed=observed.seed, alpha=alpha)
     comparisons = [
@@ -455,10 +456,6 @@ def _decided(
         "kept, so intervals may be too narrow"
     )
     return comparisons, [note] if p <= LAG_P else []
-
-
-def _enough(look: Mask) -> bool:
-    return bool(look.sum() >= least_blocks() or look.all())
 
 
 def _margin(shifts: _Shifts, scale: Scale, margin: float) -> float:
