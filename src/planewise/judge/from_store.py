@@ -72,27 +72,6 @@ def curves_from_trials(records: Iterable[TrialRecord]) -> list[tuple[dict[str, L
     ]
 
 
-def trials_from_curve(curve: Curve, *, format_name: str, notes: tuple[str, ...] = ()) -> LoadTrials:
-    """The trials of a curve as columns, for exporters. Runs without an order come last."""
-    tables = [RunTable.of(point.runs) for point in curve.points]
-    table = RunTable.concatenate(tables)
-    sizes = [len(table) for table in tables]
-    order = np.where(table.order >= 0, table.order, np.iinfo(np.int64).max)
-    drops = np.where(table.drops >= 0, table.drops, np.nan)
-    return LoadTrials(
-        name=curve.name,
-        format=format_name,
-        offered_pps=np.repeat(curve.offered_pps, sizes),
-        sent=table.sent.astype(np.float64),
-        received=table.received.astype(np.float64),
-        order=np.argsort(np.argsort(order, kind="stable"), kind="stable").astype(np.int64),
-        duration_s=None if np.isnan(table.duration_s).all() else table.duration_s,
-        drops=None if np.isnan(drops).all() else drops,
-        limited=table.limited if table.limited.any() else None,
-        notes=notes,
-    )
-
-
 def with_few_loads(trials: LoadTrials) -> LoadTrials:
     """The same trials, near loads joined into one where there are more than any ladder has."""
     if trials.loads <= MANY_LOADS:
