@@ -74,7 +74,11 @@ def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     "measured",
-    ["rtt: {packets: 20}", "sweep: {offered_pps: [5000], duration_s: 0.1}", "sweep: {loads: 4}"],
+    [
+        "rtt: {packets: 20}",
+        "sweep: {offered_pps: [5000], duration_s: 0.1}",
+        "sweep: {loads: 4}",
+    ],
 )
 def test_a_plane_that_passes_nothing_ends_a_run_with_where_the_frames_were_last_counted(
     tmp_path: Path,

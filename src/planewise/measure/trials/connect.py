@@ -17,6 +17,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.designs.design import Design, DesignModel
 from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.load import check_arrival
 from planewise.measure.trials.probe import START_S, TimedOutput, parse, result_of, time_figure
 from planewise.store.models import Figure, Latency
 
@@ -78,6 +79,7 @@ class ConnectTrial(Trial):
         if output.interrupted:
             raise KeyboardInterrupt
         if output.time is None:
+            check_arrival(station, place, 64)
             raise PlanewiseError(
                 f"none of {output.failed} connections was made: {output.why}",
                 remedy="see whether something filters the testbed's packets (`nft list ruleset`)",

@@ -18,6 +18,7 @@ from planewise.measure.runs import meter
 from planewise.measure.station import Counters, End, OnSample, Place, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
 from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.trials.load import check_arrival
 from planewise.measure.trials.probe import START_S
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
 from planewise.testbed.hosts.gauges import GaugeReading, busy, cpu_ticks
@@ -74,7 +75,11 @@ class TcpTrial(Trial):
             _sample(sending, self.duration_s, sample)
             last = _read(client)
             finished = sending.wait(self.duration_s + START_S)
-        report = parse_iperf(finished)
+        try:
+            report = parse_iperf(finished)
+        except PlanewiseError:
+            check_arrival(station, place, 64)
+            raise
         used = busy(first, last)
         return TrialResult(
             TrialRecord(
