@@ -165,7 +165,7 @@ def test_a_capture_point_that_vanishes_is_named_and_what_it_saw_is_kept(
         (("--point", "none"), 2, "NAME=IF"),
         (("--point", "x=lo", "--point", "x=lo"), 2, "two capture points"),
         (("--point", "x=lo@pwt-none"), 2, "pwt-none"),
-        (("--point", "x=lo", "--packets", "/nonexistent/x.csv"), 1, "/nonexistent/x.csv"),
+        (("--point", "x=lo", "--packets", "/nonexistent/x.csv"), 2, "/nonexistent/x.csv"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -254,7 +254,7 @@ impl Processes {
         while self.0.len() >= MAX_PROCESSES {
             let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
             let Some(oldest) = self.0.iter_mut().position(ended) else { break };
-            self.0.remove(oldest);
+            let _ = self.0.remove(oldest).wait();
         }
         let pid = child.id();
         self.0.push(child);
@@ -265,10 +265,10 @@ impl Processes {
         let index = self.0.iter().position(|child| child.id() == pid).ok_or_else(|| {
             format!("the agent started no process {pid}, or has reported its end already")
         })?;
-        let Some(status) = self.0[index].try_wait().map_err(|error| error.to_string())? else {
+        if self.0[index].try_wait().map_err(|error| error.to_string())?.is_none() {
             return Ok(json!({ "exited": false }));
-        };
-        self.0.remove(index);
+        }
+        let status = self.0.remove(index).wait().map_err(|error| error.to_string())?;
         Ok(match status.signal() {
             Some(signal) => json!({ "exited": true, "signal": signal }),
             None => json!({ "exited": true, "exitcode": status.code() }),

@@ -20,35 +20,15 @@ use crate::error::{Error, Result};
 use crate::output;
 use crate::stop::{self, Lifetime};
 
-/// Ticks by mode, in the order of [`Shares`], as the kernel has counted them since boot.
-type Ticks = [u64; 10];
+/// Modes of CPU time: mpstat's columns.
+const MODES: [&str; 10] =
+    ["usr", "nice", "sys", "iowait", "irq", "soft", "steal", "guest", "gnice", "idle"];
 
-/// Shares of the time by mode, each from 0 to 1, together 1: mpstat's columns, and what is in none.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Shares {
-    /// In user space.
-    pub usr: f64,
-    /// In user space, with low priority.
-    pub nice: f64,
-    /// In the kernel.
-    pub sys: f64,
-    /// Idle, while a disk was waited for.
-    pub iowait: f64,
-    /// In hardware interrupts.
-    pub irq: f64,
-    /// In software interrupts: most of the kernel's network path.
-    pub soft: f64,
-    /// Time in which the hypervisor ran others though this machine was ready to run.
-    pub steal: f64,
-    /// Running a guest's virtual CPU.
-    pub guest: f64,
-    /// Running a guest's virtual CPU with low priority.
-    pub gnice: f64,
-    /// Idle.
-    pub idle: f64,
-    /// In none of the kernel's counters.
-    pub unaccounted: f64,
-}
+/// Ticks by mode, as the kernel has counted them since boot.
+type Ticks = [u64; MODES.len()];
+
+/// Shares of the time by mode and `unaccounted` (in no mode), each from 0 to 1, together 1.
+pub type Shares = BTreeMap<&'static str, f64>;
 
 /// One CPU's shares.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -106,10 +86,18 @@ impl CpuSample {
         Ok(sample)
     }
 
+    /// The usage since this reading.
+    ///
+    /// # Errors
+    /// As [`now`](Self::now).
+    pub fn usage(&self) -> Result<CpuUsage> {
+        Ok(Self::now()?.since(self))
+    }
+
     /// The usage between `earlier` and this reading.
     ///
     /// iowait may fall on its own (proc(5)); a counter that fell counts as unchanged.
-    pub fn since(&self, earlier: &Self) -> CpuUsage {
+    fn since(&self, earlier: &Self) -> CpuUsage {
         let ticks = (self.at_ns - earlier.at_ns).max(0) as f64 / 1e9 * ticks_per_second();
         let per_cpu = self.per_cpu.iter().filter_map(|(&cpu, now)| {
             let shares = shares(earlier.per_cpu.get(&cpu)?, now, ticks);
@@ -190,9 +178,8 @@ fn shares(before: &Ticks, after: &Ticks, ticks: f64) -> Shares {
     let accounted: f64 = spent.iter().sum();
     let total = accounted.max(ticks);
     let share = |ticks: f64| if total > 0.0 { ticks / total } else { 0.0 };
-    let [usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle] = spent.map(share);
-    let unaccounted = share(total - accounted);
-    Shares { usr, nice, sys, iowait, irq, soft, steal, guest, gnice, idle, unaccounted }
+    let unaccounted = [("unaccounted", share(total - accounted))];
+    MODES.into_iter().zip(spent.map(share)).chain(unaccounted).collect()
 }
 
 /// USER_HZ, in which /proc/stat counts.
@@ -200,24 +187,6 @@ fn ticks_per_second() -> f64 {
     match nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK) {
         Ok(Some(ticks)) if ticks > 0 => ticks as f64,
         _ => 100.0,
-    }
-}
-
-/// Measures CPU usage from its start: the field `cpu` of a trial.
-#[derive(Debug)]
-pub struct CpuMeter {
-    start: CpuSample,
-}
-
-impl CpuMeter {
-    /// Starts measuring.
-    pub fn start() -> Result<Self> {
-        Ok(Self { start: CpuSample::now()? })
-    }
-
-    /// The usage since the start.
-    pub fn usage(&self) -> Result<CpuUsage> {
-        Ok(CpuSample::now()?.since(&self.start))
     }
 }
 
@@ -249,7 +218,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
-    let meter = CpuMeter::start()?;
+    let before = CpuSample::now()?;
     let end_ns = args.duration.map(|d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
     while !stop::requested() && end_ns.is_none_or(|end_ns| clock::monotonic_ns() < end_ns) {
         let second = clock::monotonic_ns() + clock::NANOS_PER_SECOND;
@@ -260,7 +229,7 @@ pub fn run(args: &Args) -> Result<()> {
         "started_ns": started_ns,
         "duration_s": duration_s,
         "interrupted": args.duration.is_some() && stop::requested(),
-        "cpu": meter.usage()?,
+        "cpu": before.usage()?,
     });
     output::print("cpu", body)
 }
@@ -279,12 +248,16 @@ mod tests {
         let (before, after) = (parse_stat(BEFORE), parse_stat(AFTER));
         let usage = after.expect("valid").since(&before.expect("valid"));
         // usr 100−50 guest, sys 50, idle 700, iowait fell, soft 100, steal 50, guest 50.
-        assert_eq!(usage.all.usr, 50.0 / 1000.0);
-        assert_eq!(usage.all.soft, 0.1);
-        assert_eq!(usage.all.steal, 0.05);
-        assert_eq!(usage.all.guest, 0.05);
-        assert_eq!(usage.all.iowait, 0.0);
-        assert_eq!(usage.all.idle, 0.7);
+        for (mode, share) in [
+            ("usr", 0.05),
+            ("soft", 0.1),
+            ("steal", 0.05),
+            ("guest", 0.05),
+            ("iowait", 0.0),
+            ("idle", 0.7),
+        ] {
+            assert_eq!(usage.all[mode], share, "{mode}");
+        }
         assert_eq!(usage.per_cpu.iter().map(|c| c.cpu).collect::<Vec<_>>(), [0, 3]);
     }
 
@@ -293,12 +266,12 @@ mod tests {
         let before = parse_ticks("0 0 0 0 0 0 0 0").expect("valid");
         let after = parse_ticks("500 0 20 360 0 0 20 30").expect("valid");
         let usage = shares(&before, &after, 1000.0);
-        assert_eq!((usage.usr, usage.sys, usage.soft, usage.steal), (0.5, 0.02, 0.02, 0.03));
-        assert_eq!(usage.idle, 0.36);
-        assert!((usage.unaccounted - 0.07).abs() < 1e-12, "{usage:?}");
+        let shares_of = ["usr", "sys", "soft", "steal", "idle"].map(|mode| usage[mode]);
+        assert_eq!(shares_of, [0.5, 0.02, 0.02, 0.03, 0.36]);
+        assert!((usage["unaccounted"] - 0.07).abs() < 1e-12, "{usage:?}");
         // Counters are rounded up and down, each by itself.
         let usage = shares(&before, &after, 900.0);
-        assert_eq!((usage.usr, usage.unaccounted), (500.0 / 930.0, 0.0));
+        assert_eq!((usage["usr"], usage["unaccounted"]), (500.0 / 930.0, 0.0));
     }
 
     #[test]
@@ -321,18 +294,7 @@ mod tests {
         let before = CpuSample::now().expect("Linux");
         std::thread::sleep(Duration::from_millis(50));
         let usage = CpuSample::now().expect("Linux").since(&before);
-        let s = usage.all;
-        let sum = s.usr
-            + s.nice
-            + s.sys
-            + s.iowait
-            + s.irq
-            + s.soft
-            + s.steal
-            + s.guest
-            + s.gnice
-            + s.idle
-            + s.unaccounted;
+        let sum: f64 = usage.all.values().sum();
         assert!((sum - 1.0).abs() < 1e-9, "{usage:?}");
         assert!(!usage.per_cpu.is_empty());
     }
@@ -349,12 +311,8 @@ mod tests {
             samples.extend(parse_stat(text));
             samples.extend(parse_stat(&format!("cpu {text}")));
             for pair in samples.windows(2) {
-                let s = pair[1].since(&pair[0]).all;
-                for share in
-                    [s.usr, s.nice, s.sys, s.iowait, s.irq, s.soft, s.steal, s.idle, s.unaccounted]
-                {
-                    assert!((0.0..=1.0).contains(&share), "{s:?}");
-                }
+                let shares = pair[1].since(&pair[0]).all;
+                assert!(shares.values().all(|share| (0.0..=1.0).contains(share)), "{shares:?}");
             }
         });
     }

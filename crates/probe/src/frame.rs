@@ -13,7 +13,7 @@ use etherparse::PacketBuilder;
 use crate::error::{Error, Result};
 use crate::netlink::Mac;
 use crate::stamp::{self, SenderPacket};
-use crate::wire::{self, ETHERNET_BYTES, FCS_BYTES, Message, UPPER_HEADER_BYTES};
+use crate::wire::{self, FCS_BYTES, Message, UPPER_HEADER_BYTES};
 
 /// The first bytes of a trial's payload.
 pub const MAGIC: [u8; 2] = *b"PW";
@@ -23,31 +23,12 @@ pub const PAYLOAD_BYTES: usize = 18;
 /// TTL or hop limit of all frames.
 const HOPS: u8 = 64;
 
-/// The constant part of a trial's frames.
-#[derive(Debug, Clone)]
-pub struct FrameSpec {
-    /// Source MAC address.
-    pub source_mac: Mac,
-    /// MAC address of the next hop.
-    pub destination_mac: Mac,
-    /// Source IP address.
-    pub source: IpAddr,
-    /// Destination IP address, of the same version.
-    pub destination: IpAddr,
-    /// UDP source port of flow 0; flow `f` has this port plus `f`.
-    pub first_source_port: u16,
-    /// UDP destination port.
-    pub destination_port: u16,
-    /// Frame size with FCS [bytes].
-    pub size_bytes: usize,
-    /// Number of flows, at least 1.
-    pub flows: u16,
-}
+/// UDP source port of a trial's flow 0; flow `f` has this port plus `f`.
+pub const SOURCE_PORT: u16 = 49_152;
 
 /// The smallest frame that holds the payload [bytes with FCS].
 pub fn smallest_bytes(ipv6: bool) -> usize {
-    let ip = if ipv6 { 40 } else { 20 };
-    ETHERNET_BYTES + ip + UPPER_HEADER_BYTES + PAYLOAD_BYTES + FCS_BYTES
+    wire::smallest_bytes(wire::unspecified(ipv6), PAYLOAD_BYTES)
 }
 
 /// What the frames of a template are.
@@ -92,9 +73,7 @@ pub struct Template {
     pub kind: FrameKind,
     /// Where the UDP or ICMP header begins [bytes].
     pub upper_at: usize,
-    /// UDP source port of the first flow.
-    pub first_source_port: u16,
-    /// Number of flows.
+    /// Number of flows, 1 to 16384.
     pub flows: u16,
     /// One's complement sum of the bytes that the checksum covers, without source port, sequence
     /// number and time.
@@ -102,41 +81,34 @@ pub struct Template {
 }
 
 impl Template {
-    /// Builds the template of a trial.
+    /// Builds the template of a trial, without MAC addresses. `size_bytes` includes the FCS.
     ///
     /// # Errors
-    /// The size is too small for the payload or too large for IP, the addresses are of different
-    /// versions, or there are more flows than ports.
-    pub fn new(spec: &FrameSpec) -> Result<Self> {
-        let ipv6 = spec.source.is_ipv6();
+    /// The size is too small for the payload or too large for IP, or the addresses are of different
+    /// versions.
+    pub fn of_trial(
+        source: IpAddr,
+        destination: IpAddr,
+        port: u16,
+        size_bytes: usize,
+        flows: u16,
+    ) -> Result<Self> {
+        let ipv6 = source.is_ipv6();
         let (version, smallest) = (if ipv6 { 6 } else { 4 }, smallest_bytes(ipv6));
-        if !(smallest..=65_535).contains(&spec.size_bytes) {
+        if !(smallest..=65_535).contains(&size_bytes) {
             return Err(Error::bad_input(
                 format!(
-                    "an IPv{version} frame of {} bytes is not possible: with headers, an 18-byte \
-                     payload and the FCS it has {smallest} to 65535",
-                    spec.size_bytes
+                    "an IPv{version} frame of {size_bytes} bytes is not possible: with headers, an \
+                     18-byte payload and the FCS it has {smallest} to 65535"
                 ),
                 format!("give --size {smallest} or more"),
             ));
         }
-        if spec.flows == 0 || usize::from(spec.first_source_port) + usize::from(spec.flows) > 65_536
-        {
-            return Err(Error::bad_input(
-                format!(
-                    "{} flows from UDP port {} on do not fit below port 65536",
-                    spec.flows, spec.first_source_port
-                ),
-                "give --flows from 1 to 16384",
-            ));
-        }
-        let mut payload = vec![0; spec.size_bytes - smallest + PAYLOAD_BYTES];
+        let mut payload = vec![0; size_bytes - smallest + PAYLOAD_BYTES];
         payload[..2].copy_from_slice(&MAGIC);
-        let ports = Probe::Stamp { ssid: 0, source: 0, port: spec.destination_port };
-        let mut template = Self::build(spec.source, spec.destination, ports, &payload)?;
-        template.set_macs(spec.source_mac, spec.destination_mac);
-        let (first_source_port, flows) = (spec.first_source_port, spec.flows);
-        Ok(Self { kind: FrameKind::Trial, first_source_port, flows, ..template })
+        let ports = Probe::Stamp { ssid: 0, source: 0, port };
+        let template = Self::build(source, destination, ports, &payload)?;
+        Ok(Self { kind: FrameKind::Trial, flows, ..template })
     }
 
     /// Builds the template of a ping's probes, with `payload_bytes` behind the ICMP or UDP header and
@@ -203,7 +175,7 @@ impl Template {
         // Padded here, not by the driver or NIC.
         bytes.resize(bytes.len().max(wire::SMALLEST_FRAME_BYTES - FCS_BYTES), 0);
         let constant_sum = u32::from(!checksum);
-        Ok(Self { bytes, kind, upper_at, first_source_port: 0, flows: 1, constant_sum })
+        Ok(Self { bytes, kind, upper_at, flows: 1, constant_sum })
     }
 
     /// Sets the MAC addresses.
@@ -228,7 +200,7 @@ impl Template {
         let upper = &mut frame[self.upper_at..];
         let sum = match self.kind {
             FrameKind::Trial => {
-                let port = self.first_source_port + (sequence % u64::from(self.flows)) as u16;
+                let port = SOURCE_PORT + (sequence % u64::from(self.flows)) as u16;
                 upper[..2].copy_from_slice(&port.to_be_bytes());
                 upper[10..18].copy_from_slice(&sequence.to_be_bytes());
                 upper[18..26].copy_from_slice(&tx_ns.to_be_bytes());
@@ -300,41 +272,33 @@ pub(crate) mod tests {
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
     use super::*;
+    use crate::wire::ETHERNET_BYTES;
 
-    /// Frames of the benchmarking networks, to the port 9, in 7 flows.
-    pub(crate) fn spec(ipv6: bool, size_bytes: usize) -> FrameSpec {
-        let (source, destination) =
-            if ipv6 { ("2001:2::1", "2001:2::2") } else { ("198.18.0.1", "198.18.0.2") };
-        FrameSpec {
-            source_mac: [2, 0, 0, 0, 0, 1],
-            destination_mac: [2, 0, 0, 0, 0, 2],
-            source: source.parse().expect("address"),
-            destination: destination.parse().expect("address"),
-            first_source_port: 49_152,
-            destination_port: 9,
-            size_bytes,
-            flows: 7,
-        }
+    /// Addresses of the benchmarking networks.
+    pub(crate) fn ends(ipv6: bool) -> [IpAddr; 2] {
+        let ends = if ipv6 { ["2001:2::1", "2001:2::2"] } else { ["198.18.0.1", "198.18.0.2"] };
+        ends.map(|address| address.parse().expect("address"))
+    }
+
+    /// Frames in 7 flows.
+    fn of_size(ipv6: bool, size_bytes: usize) -> Result<Template> {
+        let [source, destination] = ends(ipv6);
+        Template::of_trial(source, destination, 9, size_bytes, 7)
     }
 
     #[test]
     fn the_smallest_ipv4_frame_has_64_bytes_with_fcs() {
-        let template = Template::new(&spec(false, 64)).expect("possible");
+        let template = of_size(false, 64).expect("possible");
         assert_eq!(template.frame_bytes(), 60);
-        let error = Template::new(&spec(true, 64)).expect_err("too small");
+        let error = of_size(true, 64).expect_err("too small");
         assert!(error.what.contains("84 to 65535"), "{}", error.what);
-        assert!(Template::new(&spec(false, 63)).is_err());
-        assert!(Template::new(&spec(false, 70_000)).is_err());
+        assert!(of_size(false, 63).is_err());
+        assert!(of_size(false, 70_000).is_err());
     }
 
     #[test]
-    fn addresses_of_two_versions_and_too_many_flows_are_refused() {
-        let mut mixed = spec(false, 64);
-        mixed.destination = "2001:2::2".parse().expect("address");
-        assert!(Template::new(&mixed).is_err());
-        let mut many = spec(false, 64);
-        many.flows = 16_385;
-        assert!(Template::new(&many).is_err());
+    fn addresses_of_two_versions_are_refused() {
+        assert!(Template::of_trial(ends(false)[0], ends(true)[1], 9, 64, 1).is_err());
     }
 
     /// The checksum of a frame, and as it should be.
@@ -369,13 +333,13 @@ pub(crate) mod tests {
         pw_cases::check!().with_type::<(u64, i64, u16, bool)>().for_each(
             |&(sequence, tx_ns, extra, ipv6)| {
                 let size = smallest_bytes(ipv6) + usize::from(extra % 1500);
-                let template = Template::new(&spec(ipv6, size)).expect("possible");
+                let template = of_size(ipv6, size).expect("possible");
                 let mut frame = template.bytes().to_vec();
                 template.stamp(&mut frame, sequence, tx_ns);
                 let stamped = read(&frame[ETHERNET_BYTES..]).expect("ours");
                 assert_eq!((stamped.sequence, stamped.tx_ns), (sequence, tx_ns));
                 let port = &frame[template.upper_at..][..2];
-                assert_eq!(port, (49_152 + (sequence % 7) as u16).to_be_bytes());
+                assert_eq!(port, (SOURCE_PORT + (sequence % 7) as u16).to_be_bytes());
                 let (is, expected) = checksums(&frame);
                 assert_eq!(is, expected);
             },
@@ -394,7 +358,7 @@ pub(crate) mod tests {
     fn every_probe_reads_back_with_a_valid_checksum() {
         pw_cases::check!().with_type::<(u64, i64, u8, bool, bool)>().for_each(
             |&(sequence, tx_ns, extra, ipv6, stamp)| {
-                let FrameSpec { source, destination, .. } = spec(ipv6, 84);
+                let [source, destination] = ends(ipv6);
                 let stamps = Probe::Stamp { ssid: 3, source: 5, port: 862 };
                 let probe = if stamp { stamps } else { Probe::Echo(7) };
                 let payload_bytes = 44 + usize::from(extra);

@@ -1,6 +1,8 @@
 //! The one JSON object that a subcommand prints (docs/reference/probe-output.md).
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -35,11 +37,11 @@ pub fn print(command: &str, body: impl Serialize) -> Result<()> {
 /// # Errors
 /// As [`print`].
 pub fn text(text: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(unwritten)
 }
 
-fn unwritten(error: std::io::Error) -> Error {
+fn unwritten(error: io::Error) -> Error {
     Error::failed("cannot write the result to stdout", "make space, or send it elsewhere")
         .caused_by(error)
 }
@@ -61,4 +63,44 @@ pub fn failure(error: Option<&Error>) -> Value {
 /// An error as an object.
 pub fn reason(error: &Error) -> Value {
     json!({ "what": error.what, "remedy": error.remedy })
+}
+
+/// A CSV file with a row for each packet.
+pub struct PacketsFile {
+    out: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl PacketsFile {
+    /// Creates the file: before the run, so that a bad path costs no measurement.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(|error| {
+            Error::bad_input(
+                format!("cannot write {}", path.display()),
+                "give --packets a file in a directory that exists and is writable",
+            )
+            .caused_by(error)
+        })?;
+        Ok(Self { out: BufWriter::with_capacity(1 << 16, file), path: path.to_owned() })
+    }
+
+    /// Writes the rows.
+    ///
+    /// # Errors
+    /// There is no space.
+    pub fn write(
+        mut self,
+        write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<()> {
+        write(&mut self.out).and_then(|()| self.out.flush()).map_err(|error| {
+            Error::failed(
+                format!("cannot write {}", self.path.display()),
+                "the file is incomplete; the summary on stdout is not. Make space and measure again",
+            )
+            .caused_by(error)
+        })
+    }
 }

@@ -29,17 +29,25 @@ pub fn ip_header_bytes(target: IpAddr) -> usize {
     if target.is_ipv4() { 20 } else { 40 }
 }
 
-/// The payload (behind ICMP or UDP header) that makes a frame of `size_bytes`, FCS included.
+/// The smallest frame with this payload behind an ICMP or UDP header [bytes with FCS].
+pub fn smallest_bytes(target: IpAddr, payload_bytes: usize) -> usize {
+    let headers = ETHERNET_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
+    (headers + payload_bytes).max(SMALLEST_FRAME_BYTES)
+}
+
+/// The sizes of a frame with its FCS, as requested or the smallest, and of its payload behind the ICMP
+/// or UDP header [bytes]. `least` is the protocol's smallest payload.
 ///
-/// `least` is the protocol's smallest payload. Errors: a frame too small or too large, with the limit.
-pub fn payload_bytes(
-    size_bytes: usize,
+/// # Errors
+/// The frame is too small or too large; the error names the limit.
+pub fn sizes(
+    size_bytes: Option<usize>,
     target: IpAddr,
     least: usize,
     protocol: &str,
-) -> Result<usize> {
-    let headers = ETHERNET_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
-    let smallest = (headers + least).max(SMALLEST_FRAME_BYTES);
+) -> Result<(usize, usize)> {
+    let smallest = smallest_bytes(target, least);
+    let size_bytes = size_bytes.unwrap_or(smallest);
     let family = if target.is_ipv4() { "IPv4" } else { "IPv6" };
     if size_bytes < smallest {
         return Err(Error::bad_input(
@@ -53,7 +61,8 @@ pub fn payload_bytes(
             format!("the largest is --size {LARGEST_FRAME_BYTES} (the size includes the FCS)"),
         ));
     }
-    Ok(size_bytes - headers)
+    let headers = ETHERNET_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
+    Ok((size_bytes, size_bytes - headers))
 }
 
 /// The 64-bit sequence number of an echo payload; none without the magic. A number with
@@ -174,14 +183,14 @@ mod tests {
 
     #[test]
     fn a_frame_too_small_names_the_smallest() {
-        assert_eq!(payload_bytes(64, V4, ECHO_HEADER_BYTES, "ICMP").ok(), Some(18));
+        assert_eq!(sizes(None, V4, ECHO_HEADER_BYTES, "ICMP").ok(), Some((64, 18)));
         for (target, least, smallest) in [(V4, 12, 64), (V6, 12, 78), (V4, 44, 90), (V6, 44, 110)] {
-            let error = payload_bytes(smallest - 1, target, least, "X").expect_err("too small");
+            let error = sizes(Some(smallest - 1), target, least, "X").expect_err("too small");
             assert!(error.remedy.contains(&format!("--size {smallest} ")), "{}", error.remedy);
             assert_eq!(error.kind, pw_error::Kind::BadInput);
-            assert!(payload_bytes(smallest, target, least, "X").is_ok());
+            assert!(sizes(Some(smallest), target, least, "X").is_ok());
         }
-        assert!(payload_bytes(9001, V4, 12, "X").is_err());
+        assert!(sizes(Some(9001), V4, 12, "X").is_err());
     }
 
     #[test]

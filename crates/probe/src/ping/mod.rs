@@ -1,23 +1,20 @@
 //! `pw-probe ping`: round trip times by ICMP echo, STAMP or a Redis server, open loop.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::IpAddr;
-use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::affinity;
-use crate::clock::{ClockStep, NANOS_PER_SECOND, Schedule};
-use crate::cpu::{CpuMeter, CpuUsage};
+use crate::clock::{NANOS_PER_SECOND, Schedule};
+use crate::cpu::{CpuSample, CpuUsage};
 use crate::error::{Error, Result};
-use crate::histogram::LatencySummary;
-use crate::output;
+use crate::output::{self, PacketsFile};
 use crate::stop;
 use crate::trial::kernel::live::LIVE_SKB;
-use crate::wire;
 
 mod live;
 mod options;
@@ -31,9 +28,9 @@ mod watch;
 
 use live::Live;
 pub use options::{Args, Path, Protocol};
-use options::{check_memory, order, parse_target, smallest, with_port};
+use options::{check_memory, order, parse_target, sizes, with_port};
 use packet::PacketTransport;
-use record::{Counts, Intended, Tally};
+use record::{Intended, Tally};
 use redis::RedisTransport;
 use route::{Departure, ProbeRoute};
 use session::{INTERVAL_NS, ProbeOrder, SessionOutcome, Transport, warm_up};
@@ -59,39 +56,6 @@ struct Burst {
     achieved_kernel_pps: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    target: String,
-    source: IpAddr,
-    proto: Protocol,
-    ip_version: u8,
-    path: &'static str,
-    interface: String,
-    size_bytes: usize,
-    size_includes_fcs: bool,
-    started: String,
-    started_ns: i64,
-    duration_s: f64,
-    timeout_ns: i64,
-    interrupted: bool,
-    load: Load,
-    burst: Option<Burst>,
-    planned: u64,
-    counts: Counts,
-    refused: BTreeMap<String, u64>,
-    rtt_user: Option<LatencySummary>,
-    rtt_kernel: Option<LatencySummary>,
-    slip: Option<LatencySummary>,
-    reflector: Option<LatencySummary>,
-    tx_stamps_missing: u64,
-    rx_stamps_missing: u64,
-    receive_dropped: u64,
-    clock_steps: Vec<ClockStep>,
-    limits: Vec<&'static str>,
-    warnings: Vec<String>,
-    cpu: Option<CpuUsage>,
-}
-
 /// A way to the target that was tried, and what the report says of it.
 struct Way {
     sender: Sender,
@@ -114,10 +78,10 @@ pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     let target = parse_target(&args.target)?;
     let order = order(args)?;
-    let sized = FrameSize::of(args, target.ip())?;
+    let (size_bytes, payload_bytes) = sizes(args, target.ip())?;
     check_memory(order.count)?;
     // Opened before the run, so that a bad path costs no measurement.
-    let packets = args.packets.as_deref().map(create).transpose()?;
+    let packets = args.packets.as_deref().map(PacketsFile::create).transpose()?;
     let route = ProbeRoute {
         target: args.port().map_or(target, |port| with_port(target, port)),
         source: args.source,
@@ -130,8 +94,8 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     affinity::check_cpu(args.cpu)?;
-    let mut way = find_way(args, route, &sized, order.count)?;
-    let meter = CpuMeter::start().ok();
+    let mut way = find_way(args, route, payload_bytes, order.count)?;
+    let meter = CpuSample::now().ok();
     let (outcome, receive_dropped) = match &mut way.sender {
         Sender::User(transport) => {
             affinity::pin(args.cpu)?;
@@ -148,9 +112,10 @@ pub fn run(args: &Args) -> Result<()> {
         start_ns: outcome.start_ns,
         timeout_ns: order.timeout_ns,
     };
-    let written =
-        packets.map(|(file, path)| write_packets(file, &path, outcome.records.as_slice(), &plan));
-    let (report, failure) = report(args, order, &sized, way, outcome, &plan, receive_dropped, cpu);
+    let records = outcome.records.as_slice();
+    let written = packets.map(|file| file.write(|out| record::write_csv(records, &plan, out)));
+    let (report, failure) =
+        report(args, order, size_bytes, way, outcome, &plan, receive_dropped, cpu);
     if args.json || !std::io::stdout().is_terminal() {
         output::print("ping", report)?;
     } else {
@@ -165,19 +130,19 @@ pub fn run(args: &Args) -> Result<()> {
 fn report(
     args: &Args,
     order: ProbeOrder,
-    sized: &FrameSize,
+    size_bytes: usize,
     way: Way,
     outcome: SessionOutcome,
     plan: &Intended,
     receive_dropped: u64,
     cpu: Option<CpuUsage>,
-) -> (Report, Option<Error>) {
+) -> (Value, Option<Error>) {
     let records = outcome.records.as_slice();
     let tally = record::tally(records, plan);
     let load = Load {
         intended_pps: order.schedule.mean_pps(),
         achieved_pps: achieved_pps(&tally, &order.schedule),
-        size_bytes: sized.frame_bytes,
+        size_bytes,
     };
     let burst = args.burst.zip(args.burst_every).map(|(packets, every)| {
         let (achieved_pps, achieved_kernel_pps) =
@@ -225,73 +190,48 @@ fn report(
     let is_whole = outcome.clock_steps.is_empty();
     let distribution =
         |times: &crate::histogram::LatencyRecorder| times.summary().filter(|_| is_whole);
-    let report = Report {
-        target: args.target.clone(),
-        source: way.source,
-        proto: args.proto,
-        ip_version: if way.source.is_ipv4() { 4 } else { 6 },
-        path: way.path,
-        interface: way.interface,
-        size_bytes: sized.frame_bytes,
-        size_includes_fcs: true,
-        started: utc(outcome.start_ns),
-        started_ns: outcome.start_ns,
-        duration_s: outcome.elapsed_ns as f64 / 1e9,
-        timeout_ns: order.timeout_ns,
-        interrupted: interrupted || failure.is_some(),
-        load,
-        burst,
-        planned: order.count,
-        counts: tally.counts,
-        refused: outcome.refused,
-        rtt_user: distribution(&tally.rtt_user),
-        rtt_kernel: distribution(&tally.rtt_kernel),
-        slip: distribution(&tally.slip),
-        reflector: distribution(&tally.residence),
-        tx_stamps_missing: tally.tx_stamps_missing,
-        rx_stamps_missing: tally.rx_stamps_missing,
-        receive_dropped,
-        clock_steps: outcome.clock_steps,
-        limits,
-        warnings,
-        cpu,
-    };
+    let report = json!({
+        "target": args.target,
+        "source": way.source,
+        "proto": args.proto,
+        "ip_version": if way.source.is_ipv4() { 4 } else { 6 },
+        "path": way.path,
+        "interface": way.interface,
+        "size_bytes": size_bytes,
+        "size_includes_fcs": true,
+        "started": utc(outcome.start_ns),
+        "started_ns": outcome.start_ns,
+        "duration_s": outcome.elapsed_ns as f64 / 1e9,
+        "timeout_ns": order.timeout_ns,
+        "interrupted": interrupted || failure.is_some(),
+        "load": load,
+        "burst": burst,
+        "planned": order.count,
+        "counts": tally.counts,
+        "refused": outcome.refused,
+        "rtt_user": distribution(&tally.rtt_user),
+        "rtt_kernel": distribution(&tally.rtt_kernel),
+        "slip": distribution(&tally.slip),
+        "reflector": distribution(&tally.residence),
+        "tx_stamps_missing": tally.tx_stamps_missing,
+        "rx_stamps_missing": tally.rx_stamps_missing,
+        "receive_dropped": receive_dropped,
+        "clock_steps": outcome.clock_steps,
+        "limits": limits,
+        "warnings": warnings,
+        "cpu": cpu,
+    });
     (report, failure)
 }
 
-/// The size of probes.
-struct FrameSize {
-    /// Ethernet frame with its FCS.
-    frame_bytes: usize,
-    /// Payload behind the ICMP or UDP header; of a request to Redis its message.
-    payload_bytes: usize,
-}
-
-impl FrameSize {
-    fn of(args: &Args, target: IpAddr) -> Result<Self> {
-        let (least, name) = match args.proto {
-            Protocol::Icmp => (wire::ECHO_HEADER_BYTES, "echo requests"),
-            Protocol::Stamp => (crate::stamp::BASE_BYTES, "STAMP"),
-            Protocol::Redis => {
-                let payload_bytes = redis::message_bytes(args.size, target)?;
-                let frame_bytes = redis::size_bytes(payload_bytes, target);
-                return Ok(Self { frame_bytes, payload_bytes });
-            }
-        };
-        let frame_bytes = args.size.unwrap_or_else(|| smallest(target, least));
-        let payload_bytes = wire::payload_bytes(frame_bytes, target, least, name)?;
-        Ok(Self { frame_bytes, payload_bytes })
-    }
-}
-
 /// Opens the way that the options allow and tries it.
-fn find_way(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Result<Way> {
+fn find_way(args: &Args, route: ProbeRoute, payload_bytes: usize, count: u64) -> Result<Way> {
     let patience_ns = args.patience.as_nanos() as i64;
     if args.proto == Protocol::Redis {
-        return find_redis(args, &route, sized.payload_bytes, patience_ns);
+        return find_redis(args, &route, payload_bytes, patience_ns);
     }
     let is_stamp = args.proto == Protocol::Stamp;
-    let departure = Departure::of(&route, is_stamp, sized.payload_bytes, patience_ns)?;
+    let departure = Departure::of(&route, is_stamp, payload_bytes, patience_ns)?;
     let (source, interface) = (departure.source, departure.interface.clone());
     let mut packet = PacketTransport::open(departure, route, args.rate)?;
     if !warm_up(&mut packet, INTERVAL_NS, patience_ns)? {
@@ -357,33 +297,6 @@ fn silent(args: &Args, patience_ns: i64) -> Error {
             "start `pw-probe reflect` there, or name its port with --port; is there a firewall?",
         ),
     }
-}
-
-fn create(path: &FilePath) -> Result<(File, PathBuf)> {
-    let file = File::create(path).map_err(|error| {
-        Error::bad_input(
-            format!("cannot write {}", path.display()),
-            "give --packets a file in a directory that exists and is writable",
-        )
-        .caused_by(error)
-    })?;
-    Ok((file, path.to_owned()))
-}
-
-fn write_packets(
-    file: File,
-    path: &FilePath,
-    records: &[record::Record],
-    plan: &Intended,
-) -> Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 16, file);
-    record::write_csv(records, plan, &mut out).and_then(|()| out.flush()).map_err(|error| {
-        Error::failed(
-            format!("cannot write {}", path.display()),
-            "the file is incomplete; the summary on stdout is not. Make space and measure again",
-        )
-        .caused_by(error)
-    })
 }
 
 /// Packets per second from the schedule's start to one interval after the last packet; bursts count

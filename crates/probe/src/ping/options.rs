@@ -162,10 +162,20 @@ pub fn with_port(mut target: SocketAddr, port: u16) -> SocketAddr {
     target
 }
 
-/// The smallest frame with this payload [bytes with FCS].
-pub fn smallest(target: IpAddr, payload_bytes: usize) -> usize {
-    let headers = wire::ETHERNET_BYTES + wire::FCS_BYTES + wire::UPPER_HEADER_BYTES;
-    (headers + wire::ip_header_bytes(target) + payload_bytes).max(wire::SMALLEST_FRAME_BYTES)
+/// The sizes of a probe's frame with its FCS, and of its payload behind the ICMP or UDP header; of a
+/// request to Redis of its message [bytes].
+///
+/// # Errors
+/// The protocol has no frame of that size.
+pub fn sizes(args: &Args, target: IpAddr) -> Result<(usize, usize)> {
+    match args.proto {
+        Protocol::Icmp => wire::sizes(args.size, target, wire::ECHO_HEADER_BYTES, "echo requests"),
+        Protocol::Stamp => wire::sizes(args.size, target, stamp::BASE_BYTES, "STAMP"),
+        Protocol::Redis => {
+            let message_bytes = redis::message_bytes(args.size, target)?;
+            Ok((redis::size_bytes(message_bytes, target), message_bytes))
+        }
+    }
 }
 
 /// The packets to send by the options.

@@ -1,51 +1,42 @@
 //! The result of a ping as a table, for a terminal.
 
-use super::Report;
+use serde_json::Value;
 
-/// The table.
-pub fn text(report: &Report) -> String {
-    let (load, counts) = (&report.load, &report.counts);
+/// The table of a result.
+pub fn text(result: &Value) -> String {
+    let word = |key: &str| result[key].as_str().unwrap_or_default();
+    let rate = |key: &str| result["load"][key].as_f64().unwrap_or_default();
+    let counts = ["sent", "received", "lost", "late", "duplicate", "reordered"];
+    let counts = counts.map(|count| format!("{count} {}", result["counts"][count]));
+    let heads = ["min", "mean", "p50", "p90", "p99", "p99.9", "max"];
+    let head: String = heads.iter().map(|head| format!("{head:>9}")).collect();
     let mut lines = vec![
         format!(
             "{} from {} by {} ({}), {} bytes, {:.0} of {:.0} packets/s",
-            report.target,
-            report.source,
-            report.interface,
-            report.path,
-            report.size_bytes,
-            load.achieved_pps,
-            load.intended_pps,
+            word("target"),
+            word("source"),
+            word("interface"),
+            word("path"),
+            result["size_bytes"],
+            rate("achieved_pps"),
+            rate("intended_pps"),
         ),
-        format!(
-            "sent {}, received {}, lost {}, late {}, duplicate {}, reordered {}",
-            counts.sent,
-            counts.received,
-            counts.lost,
-            counts.late,
-            counts.duplicate,
-            counts.reordered,
-        ),
+        counts.join(", "),
         String::new(),
+        format!("{:<11}{head}", "time [us]"),
     ];
-    let heads = ["min", "mean", "p50", "p90", "p99", "p99.9", "max"];
-    let head: String = heads.iter().map(|head| format!("{head:>9}")).collect();
-    lines.push(format!("{:<11}{head}", "time [us]"));
-    let times = [
-        ("rtt user", &report.rtt_user),
-        ("rtt kernel", &report.rtt_kernel),
-        ("reflector", &report.reflector),
-        ("slip", &report.slip),
-    ];
-    for (name, times) in times {
-        if let Some(t) = times {
-            let (min, max) = (t.min_ns as f64, t.max_ns as f64);
-            let values = [min, t.mean_ns, t.p50_ns, t.p90_ns, t.p99_ns, t.p999_ns, max];
-            let row: String =
-                values.iter().map(|value| format!("{:>9.2}", value / 1000.0)).collect();
-            lines.push(format!("{name:<11}{row}"));
+    for key in ["rtt_user", "rtt_kernel", "reflector", "slip"] {
+        let times = &result[key];
+        if times.is_object() {
+            let quantiles =
+                ["min_ns", "mean_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"];
+            let us = quantiles.map(|name| times[name].as_f64().unwrap_or_default() / 1000.0);
+            let row: String = us.iter().map(|us| format!("{us:>9.2}")).collect();
+            lines.push(format!("{:<11}{row}", key.replace('_', " ")));
         }
     }
-    lines.extend(report.warnings.iter().map(|warning| wrapped(&format!("warning: {warning}"))));
+    let warnings = result["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    lines.extend(warnings.map(|warning| wrapped(&format!("warning: {warning}"))));
     lines.join("\n") + "\n"
 }
 

@@ -3,9 +3,7 @@
 pub mod decode;
 pub mod join;
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +17,7 @@ use crate::clock::{self, ClockWatch};
 use crate::error::{Error, Result};
 use crate::filter::{self, SNAP_BYTES, Traffic};
 use crate::netns::IfSpec;
-use crate::output;
+use crate::output::{self, PacketsFile};
 use crate::stop::{self, Lifetime};
 use crate::threads::{self, join};
 
@@ -115,8 +113,7 @@ pub fn run(args: &Args) -> Result<()> {
     let id = args.id;
     let port = args.udp_port.unwrap_or(crate::stamp::PORT);
     let wanted = Wanted { proto: args.proto, port, id };
-    // Created before the capture, so that a wrong path shows at once.
-    let mut packets = args.packets.as_deref().map(create).transpose()?;
+    let packets = args.packets.as_deref().map(PacketsFile::create).transpose()?;
 
     let (started_ns, start_ns) = (clock::realtime_ns(), clock::monotonic_ns());
     let watch = ClockWatch::start();
@@ -126,10 +123,7 @@ pub fn run(args: &Args) -> Result<()> {
 
     let sightings: Vec<_> = captures.iter().map(|point| &*point.sightings).collect();
     let joiner = Joiner::join(&sightings);
-    if let (Some(out), Some(path)) = (&mut packets, &args.packets) {
-        let written = joiner.write_csv(&names, out).and_then(|()| out.flush());
-        written.map_err(|error| cannot_write(path, error))?;
-    }
+    let written = packets.map(|file| file.write(|out| joiner.write_csv(&names, out)));
     let points = args.point.iter().zip(&captures).zip(joiner.summaries());
     let points = points.map(|((point, capture), summary)| {
         let place = json!({
@@ -150,19 +144,8 @@ pub fn run(args: &Args) -> Result<()> {
         "interrupted": stop::requested(),
     });
     output::print("tap", body)?;
+    written.transpose()?;
     captures.into_iter().find_map(|point| point.error).map_or(Ok(()), Err)
-}
-
-fn create(path: &Path) -> Result<BufWriter<File>> {
-    File::create(path).map(BufWriter::new).map_err(|error| cannot_write(path, error))
-}
-
-fn cannot_write(path: &Path, error: std::io::Error) -> Error {
-    Error::failed(
-        format!("cannot write the packets to {}", path.display()),
-        "make space, or give --packets another path",
-    )
-    .caused_by(error)
 }
 
 /// Captures at all points until the end, each on a thread of its own.

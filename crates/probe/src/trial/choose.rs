@@ -2,27 +2,19 @@
 
 use super::kernel::live::{Egress, LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_NS};
 use super::kernel::xdp::{SinkHook, XdpSink};
-use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
-use super::order::{Expectation, Generator, Sink};
+use super::options::{FrameOptions, GeneratorChoice, SinkChoice, SinkOptions};
+use super::order::{Expectation, Generator, Order, Sink};
 use super::packet::{PacketGenerator, RingSink};
-use super::placement;
-use crate::clock::Schedule;
 use crate::error::{Error, Result};
-use crate::frame::{FrameKind, Template};
+use crate::frame::Template;
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 
 /// Frames that AF_PACKET hands over in one call at most.
 const PACKET_BATCH: u16 = 64;
 
-/// A chosen generator or sink, and why it is not a faster one.
-#[derive(Debug)]
-pub struct Chosen<T: ?Sized> {
-    /// The generator or sink.
-    pub chosen: Box<T>,
-    /// Why no faster one was chosen; none where this is the fastest, or was requested.
-    pub not_faster: Option<String>,
-}
+/// A generator or sink, and why it is not a faster one; none where it is the fastest, or was requested.
+pub type Chosen<T> = (Box<T>, Option<String>);
 
 /// The first of `modes` that opens where `at` is virtual, else `fallback`.
 fn fastest<M, T: ?Sized>(
@@ -59,25 +51,37 @@ fn fastest<M, T: ?Sized>(
         })
         .collect();
     let chosen = chosen.map_or_else(fallback, Ok)?;
-    Ok(Chosen { chosen, not_faster: (!texts.is_empty()).then(|| texts.join("; ")) })
+    Ok((chosen, (!texts.is_empty()).then(|| texts.join("; "))))
 }
 
-fn stack(frames: &FrameOptions) -> Egress {
-    frames.carrier_cpu.map_or(Egress::Stack, Egress::Carried)
-}
-
-type Open = Result<Box<dyn Generator>>;
-
-fn live(tx: &IfSpec, template: &Template, egress: Egress, frames: &FrameOptions) -> Open {
-    Ok(Box::new(LiveGenerator::open(tx, template, egress, frames.batch, frames.tx_cpu, 0)?))
-}
-
-fn packet(tx: &IfSpec, template: &Template, frames: &FrameOptions) -> Open {
-    let batch = frames.batch.unwrap_or(PACKET_BATCH);
-    run_in(tx.netns.as_ref(), || {
-        let generator = PacketGenerator::open(&tx.interface, tx, template, batch, frames.tx_cpu)?;
-        Ok(Box::new(generator) as Box<dyn Generator>)
-    })
+/// Opens this generator; with `Auto` the slowest one that a trial on a virtual interface would choose.
+///
+/// # Errors
+/// The interface, the kernel or the user cannot.
+pub fn open_generator(
+    choice: GeneratorChoice,
+    tx: &IfSpec,
+    template: &Template,
+    frames: &FrameOptions,
+) -> Result<Box<dyn Generator>> {
+    let live = |egress| -> Result<Box<dyn Generator>> {
+        Ok(Box::new(LiveGenerator::open(tx, template, egress, frames.batch, frames.tx_cpu, 0)?))
+    };
+    let by_stack = || live(frames.carrier_cpu.map_or(Egress::Stack, Egress::Carried));
+    let packet = || -> Result<Box<dyn Generator>> {
+        let batch = frames.batch.unwrap_or(PACKET_BATCH);
+        run_in(tx.netns.as_ref(), || {
+            let generator =
+                PacketGenerator::open(&tx.interface, tx, template, batch, frames.tx_cpu)?;
+            Ok(Box::new(generator) as _)
+        })
+    };
+    match choice {
+        GeneratorChoice::AfPacket => packet(),
+        GeneratorChoice::Live => live(Egress::Redirect),
+        GeneratorChoice::LiveSkb => by_stack(),
+        GeneratorChoice::Auto => by_stack().or_else(|_| packet()),
+    }
 }
 
 /// The generator for these frames.
@@ -91,28 +95,22 @@ pub fn generator(
     tx: &IfSpec,
     template: &Template,
     frames: &FrameOptions,
-    schedule: &Schedule,
-    count: u64,
+    order: &Order,
 ) -> Result<Chosen<dyn Generator>> {
-    let live = |egress| {
-        if schedule.due_ns(count) > MOST_NS {
+    use GeneratorChoice::{AfPacket, Auto, Live, LiveSkb};
+    let open = |choice| {
+        if choice != AfPacket && order.schedule.due_ns(order.count) > MOST_NS {
             return Err(Error::bad_input(
                 "live frames are paced for up to 2 h at a time",
                 "measure for a shorter time, or with --backend af_packet",
             ));
         }
-        live(tx, template, egress, frames)
+        open_generator(choice, tx, template, frames)
     };
-    let packet = || packet(tx, template, frames);
-    let requested = match frames.backend {
-        GeneratorChoice::AfPacket => packet()?,
-        GeneratorChoice::Live => live(Egress::Redirect)?,
-        GeneratorChoice::LiveSkb => live(stack(frames))?,
-        GeneratorChoice::Auto => {
-            return fastest(tx, [Egress::Redirect, stack(frames)], live, packet);
-        }
-    };
-    Ok(Chosen { chosen: requested, not_faster: None })
+    match frames.backend {
+        Auto => fastest(tx, [Live, LiveSkb], open, || open(AfPacket)),
+        choice => Ok((open(choice)?, None)),
+    }
 }
 
 /// The sink on this interface.
@@ -122,21 +120,20 @@ pub fn generator(
 pub fn sink(
     rx: &IfSpec,
     expected: &Expectation,
-    choice: SinkChoice,
-    ring_mib: u32,
+    options: &SinkOptions,
 ) -> Result<Chosen<dyn Sink>> {
-    let xdp = |mode| -> Result<Box<dyn Sink>> { Ok(Box::new(XdpSink::open(rx, expected, mode)?)) };
-    let ring =
-        || -> Result<Box<dyn Sink>> { Ok(Box::new(RingSink::open(rx, expected, ring_mib)?)) };
-    let requested = match choice {
-        SinkChoice::AfPacket => ring()?,
-        SinkChoice::XdpNative => xdp(SinkHook::Native)?,
-        SinkChoice::TcIngress => xdp(SinkHook::Ingress)?,
-        SinkChoice::Auto => {
-            return fastest(rx, [SinkHook::Native, SinkHook::Ingress], xdp, ring);
-        }
+    use SinkChoice::{AfPacket, Auto, TcIngress, XdpNative};
+    let open = |choice| -> Result<Box<dyn Sink>> {
+        Ok(match choice {
+            XdpNative => Box::new(XdpSink::open(rx, expected, SinkHook::Native)?),
+            TcIngress => Box::new(XdpSink::open(rx, expected, SinkHook::Ingress)?),
+            AfPacket | Auto => Box::new(RingSink::open(rx, expected, options.ring_mib)?),
+        })
     };
-    Ok(Chosen { chosen: requested, not_faster: None })
+    match options.sink {
+        Auto => fastest(rx, [XdpNative, TcIngress], open, || open(AfPacket)),
+        choice => Ok((open(choice)?, None)),
+    }
 }
 
 /// The choice of a backend's name in results.
@@ -146,44 +143,4 @@ pub fn generator_named(backend: &str) -> GeneratorChoice {
         LIVE_SKB | LIVE_CARRIED => GeneratorChoice::LiveSkb,
         _ => GeneratorChoice::AfPacket,
     }
-}
-
-/// A generator, and the sink at the far end that it needs, if any.
-pub type Private = (Box<dyn Generator>, Option<XdpSink>);
-
-/// A generator on the private interface `interface` of the calling thread's namespace. With `Auto` the
-/// slowest one that a trial on a virtual interface would choose.
-///
-/// # Errors
-/// The generator cannot be opened.
-pub fn private_generator(
-    interface: &str,
-    template: &Template,
-    frames: &FrameOptions,
-    choice: GeneratorChoice,
-) -> Result<Private> {
-    let tx = IfSpec { interface: interface.to_string(), netns: None };
-    let by_stack = || live(&tx, template, stack(frames), frames);
-    let generator = match choice {
-        GeneratorChoice::AfPacket => packet(&tx, template, frames)?,
-        GeneratorChoice::LiveSkb => by_stack()?,
-        GeneratorChoice::Auto => by_stack().or_else(|_| packet(&tx, template, frames))?,
-        GeneratorChoice::Live => {
-            // A veth takes XDP frames only while its peer has a program: a sink that expects none.
-            let peer = IfSpec { interface: placement::PRIVATE_ENDS[1].to_string(), netns: None };
-            let expected = Expectation {
-                kind: FrameKind::Trial,
-                first_sequence: u64::MAX / 2,
-                planned: 1,
-                flows: 1,
-                late_after_ns: None,
-                sample_mask: 0,
-                ipv6: template.upper_at > 34,
-                port: frames.dst_port,
-            };
-            let peer = XdpSink::open(&peer, &expected, SinkHook::Native)?;
-            return Ok((live(&tx, template, Egress::Redirect, frames)?, Some(peer)));
-        }
-    };
-    Ok((generator, None))
 }

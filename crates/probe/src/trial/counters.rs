@@ -87,22 +87,17 @@ pub struct Places {
 }
 
 impl Places {
-    /// The places `tx`, `rx` and `between`; duplicates count once.
-    pub fn new(tx: &IfSpec, rx: &IfSpec, between: &[IfSpec]) -> Self {
-        let ends = [(tx.clone(), Role::Tx), (rx.clone(), Role::Rx)];
-        let between = between.iter().map(|place| (place.clone(), Role::Between));
-        Self::of(ends.into_iter().chain(between))
-    }
-
-    /// These places, the sending one, if any, first; duplicates count once.
-    pub fn of(places: impl IntoIterator<Item = (IfSpec, Role)>) -> Self {
-        let mut unique: Vec<(IfSpec, Role)> = Vec::new();
-        for (place, role) in places {
-            if !unique.iter().any(|(listed, _)| *listed == place) {
-                unique.push((place, role));
+    /// The places `tx`, `rx` and `between`, those of this end; duplicates count once.
+    pub fn new(tx: Option<&IfSpec>, rx: Option<&IfSpec>, between: &[IfSpec]) -> Self {
+        let ends = tx.map(|tx| (tx, Role::Tx)).into_iter().chain(rx.map(|rx| (rx, Role::Rx)));
+        let between = between.iter().map(|place| (place, Role::Between));
+        let mut places: Vec<(IfSpec, Role)> = Vec::new();
+        for (place, role) in ends.chain(between) {
+            if !places.iter().any(|(listed, _)| listed == place) {
+                places.push((place.clone(), role));
             }
         }
-        Self { places: unique }
+        Self { places }
     }
 
     /// Reads the counters of all places.
@@ -247,7 +242,7 @@ mod tests {
 
     fn pair() -> (Places, Snapshot) {
         let spec = |text: &str| text.parse().expect("valid");
-        let places = Places::new(&spec("v@a"), &spec("v@b"), &[spec("v@a")]);
+        let places = Places::new(Some(&spec("v@a")), Some(&spec("v@b")), &[spec("v@a")]);
         let readings =
             vec![veth(2, 2, Some(7), [None, Some(7)]), veth(2, 2, Some(3), [Some(3), None])];
         (places, Snapshot { readings })

@@ -9,17 +9,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::account::Counted;
-use super::choose::{self, Chosen};
 use super::counters::{Explained, Places, Snapshot};
-use super::options::{FrameOptions, GeneratorChoice, Load, SinkChoice};
+use super::options::{FrameOptions, SinkOptions};
 use super::order::{Expectation, Generated, Generator, Order, Refusals, Sink};
-use super::placement;
+use super::{calibrate, choose};
 use crate::capture::{RingStats, attach_filter};
 use crate::clock::{self, ClockWatch};
-use crate::cpu::CpuMeter;
+use crate::cpu::CpuSample;
 use crate::error::{Error, Result};
 use crate::filter;
-use crate::frame::Template;
 use crate::netns::{IfSpec, run_in};
 use crate::resolve;
 use crate::stop;
@@ -44,8 +42,7 @@ pub struct SendingEnd<'a> {
     route: resolve::Route,
     frames: &'a FrameOptions,
     dst: IpAddr,
-    load: Load,
-    first_sequence: u64,
+    order: Order,
     generator: Box<dyn Generator>,
     not_faster: Option<String>,
     maximum: std::result::Result<(f64, &'static str), String>,
@@ -62,23 +59,22 @@ impl<'a> SendingEnd<'a> {
         rx: Option<&IfSpec>,
         (dst, dst_mac): (IpAddr, Option<resolve::MacChoice>),
         frames: &'a FrameOptions,
-        load: Load,
-        (first_sequence, max_pps): (u64, Option<f64>),
+        order: Order,
+        max_pps: Option<f64>,
     ) -> Result<Self> {
         let route = resolve::resolve(tx, rx, frames.src, dst, frames.dst_port, dst_mac)?;
         let template = frames.template(tx, &route, dst)?;
-        let Chosen { chosen: generator, not_faster } =
-            choose::generator(tx, &template, frames, &load.schedule, load.count)?;
+        let (generator, not_faster) = choose::generator(tx, &template, frames, &order)?;
         let maximum = match max_pps {
             Some(pps) => Ok((pps, "--max-pps")),
             None => {
                 let choice = choose::generator_named(generator.backend());
-                maximum_of(choice, &template, frames)
+                calibrate::maximum(choice, &template, frames)
                     .map(|maximum| (maximum.pps, maximum.measured_on))
                     .map_err(|error| error.what)
             }
         };
-        Ok(Self { tx, route, frames, dst, load, first_sequence, generator, not_faster, maximum })
+        Ok(Self { tx, route, frames, dst, order, generator, not_faster, maximum })
     }
 
     /// Sends one warm-up frame, which has the number before the first.
@@ -86,29 +82,26 @@ impl<'a> SendingEnd<'a> {
     /// # Errors
     /// The interface vanished, is down, or cannot take the frame.
     pub fn warm_up(&mut self) -> Result<u64> {
-        self.generator.send_one(self.first_sequence - 1)
+        self.generator.send_one(self.order.first_sequence - 1)
     }
 
-    /// The treatment of refused frames: as `requested` where the generator can.
-    pub fn refusals(&self, requested: Refusals) -> Refusals {
-        if self.generator.sends_again() { requested } else { Refusals::Lost }
+    /// Treats refused frames as `requested` where the generator can; returns how.
+    pub fn treat_refused(&mut self, requested: Refusals) -> Refusals {
+        if self.generator.sends_again() {
+            self.order.refusals = requested;
+        }
+        self.order.refusals
     }
 
     /// Sends all frames. `sent` counts them for other threads.
-    pub fn run(&mut self, refusals: Refusals, sent: &AtomicU64) -> Generated {
-        let order = Order {
-            first_sequence: self.first_sequence,
-            count: self.load.count,
-            schedule: self.load.schedule,
-            refusals,
-        };
-        self.generator.run(&order, sent)
+    pub fn run(&mut self, sent: &AtomicU64) -> Generated {
+        self.generator.run(&self.order, sent)
     }
 
     /// Whether the generator fell short of the intended rate without having been stopped.
     pub fn limits(&self, generated: &Generated) -> bool {
         !stop::requested()
-            && generated.achieved_pps() < self.load.schedule.mean_pps() * RATE_TOLERANCE
+            && generated.achieved_pps() < self.order.schedule.mean_pps() * RATE_TOLERANCE
     }
 
     /// The sending end's part of the result.
@@ -137,27 +130,13 @@ impl<'a> SendingEnd<'a> {
             "size_bytes": self.frames.size_bytes(self.dst.is_ipv6()),
             "size_includes_fcs": true,
             "duration_s": generated.elapsed_ns.max(1) as f64 / 1e9,
-            "first_sequence": self.first_sequence,
-            "intended_pps": self.load.schedule.mean_pps(),
+            "first_sequence": self.order.first_sequence,
+            "intended_pps": self.order.schedule.mean_pps(),
             "achieved_pps": generated.achieved_pps(),
-            "planned": self.load.count,
+            "planned": self.order.count,
             "generator": generator,
         })
     }
-}
-
-/// The maximum of a generator by itself.
-///
-/// # Errors
-/// The generator cannot run, or no namespace may be made for it.
-pub fn maximum_of(
-    choice: GeneratorChoice,
-    template: &Template,
-    frames: &FrameOptions,
-) -> Result<placement::Maximum> {
-    placement::maximum_pps(template.frame_bytes(), |interface| {
-        choose::private_generator(interface, template, frames, choice)
-    })
 }
 
 /// The end that receives.
@@ -177,13 +156,8 @@ impl<'a> ReceivingEnd<'a> {
     ///
     /// # Errors
     /// There is no such interface, the port is taken, or the user may not receive.
-    pub fn open(
-        rx: &'a IfSpec,
-        expected: &Expectation,
-        choice: SinkChoice,
-        ring_mib: u32,
-    ) -> Result<Self> {
-        let Chosen { chosen: sink, not_faster } = choose::sink(rx, expected, choice, ring_mib)?;
+    pub fn open(rx: &'a IfSpec, expected: &Expectation, options: &SinkOptions) -> Result<Self> {
+        let (sink, not_faster) = choose::sink(rx, expected, options)?;
         let port = run_in(rx.netns.as_ref(), || hold_port(rx, expected.ipv6, expected.port))?;
         Ok(Self { rx, sink, not_faster, _port: port, before: RingStats::default() })
     }
@@ -266,7 +240,7 @@ pub struct Surroundings {
     places: Places,
     before: Snapshot,
     clock: ClockWatch,
-    cpu: Option<CpuMeter>,
+    cpu: Option<CpuSample>,
     started_ns: i64,
 }
 
@@ -295,7 +269,7 @@ impl Surroundings {
             places,
             before,
             clock: ClockWatch::start(),
-            cpu: CpuMeter::start().ok(),
+            cpu: CpuSample::now().ok(),
             started_ns: clock::realtime_ns(),
         })
     }

@@ -1,6 +1,7 @@
 //! One trial: a generator on one interface, a sink on another, every frame accounted for.
 
 pub mod account;
+mod calibrate;
 pub mod choose;
 pub mod counters;
 pub mod ends;
@@ -8,7 +9,6 @@ pub mod kernel;
 pub mod options;
 pub mod order;
 pub mod packet;
-pub mod placement;
 pub mod receive;
 pub mod send;
 
@@ -16,17 +16,16 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::json;
 
 use self::counters::{Explained, Places};
 use self::ends::{ReceivingEnd, SendingEnd, Surroundings, explained, limits};
-use self::options::{FrameOptions, LoadOptions, SinkChoice};
-use self::order::{Expectation, Generated, Refusals, sample_mask};
+use self::options::{FrameOptions, LoadOptions, SinkOptions};
+use self::order::{Expectation, Generated, sample_mask};
 use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::frame::{FrameKind, FrameSpec, Template};
+use crate::frame::{FrameKind, Template};
 use crate::netns::IfSpec;
 use crate::output;
 use crate::resolve;
@@ -81,16 +80,8 @@ pub struct Args {
     /// A further interface whose drop counters may explain loss (repeatable)
     #[arg(long, value_name = "IF[@NETNS]")]
     pub counter: Vec<IfSpec>,
-    /// CPU for the sink
-    #[arg(long, value_name = "CPU")]
-    pub rx_cpu: Option<usize>,
-    /// Which sink counts; the result names it
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub sink: SinkChoice,
-    /// Size of the sink's ring [MiB], where it has one
-    #[arg(long, value_name = "MIB", default_value = "32",
-        value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub ring_mib: u32,
+    #[command(flatten)]
+    pub sink: SinkOptions,
     /// The generator's maximum [packets/s] from an earlier --calibrate-only; not measured again
     #[arg(long, value_name = "PPS", value_parser = crate::units::pps)]
     pub max_pps: Option<f64>,
@@ -103,21 +94,12 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
-/// Frames before the first that check the path and fill its neighbour and forwarding tables.
-#[derive(Debug, Default, Serialize)]
-struct Warmup {
-    sent: u64,
-    received: bool,
-    /// Warm-up frames that arrived, also during the trial.
-    arrived: u64,
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
     affinity::check_cpu(args.frames.tx_cpu)?;
-    affinity::check_cpu(args.rx_cpu)?;
+    affinity::check_cpu(args.sink.rx_cpu)?;
     affinity::check_cpu(args.frames.carrier_cpu)?;
     match (&args.tx, &args.rx, args.rate, args.dst) {
         (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
@@ -135,18 +117,12 @@ fn calibrate(args: &Args) -> Result<()> {
         }
     };
     let size_bytes = args.frames.size_bytes(ipv6);
-    let template = Template::new(&FrameSpec {
-        source_mac: [2, 0, 0, 0, 0, 1],
-        destination_mac: [2, 0, 0, 0, 0, 2],
-        source: address(1),
-        destination: address(2),
-        first_source_port: args.frames.src_port,
-        destination_port: args.frames.dst_port,
-        size_bytes,
-        flows: args.frames.flows,
-    })?;
-    let frames = args.frames.placed(args.rx_cpu);
-    let maximum = ends::maximum_of(frames.backend, &template, &frames)?;
+    let (source, destination, port) = (address(1), address(2), args.frames.dst_port);
+    let mut template =
+        Template::of_trial(source, destination, port, size_bytes, args.frames.flows)?;
+    template.set_macs([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    let frames = args.frames.placed(args.sink.rx_cpu);
+    let maximum = calibrate::maximum(frames.backend, &template, &frames)?;
     let body = json!({
         "size_bytes": size_bytes,
         "size_includes_fcs": true,
@@ -159,7 +135,6 @@ fn calibrate(args: &Args) -> Result<()> {
 }
 
 fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> Result<()> {
-    let load = args.load.load(rate_pps)?;
     let version = if dst.is_ipv6() { 6 } else { 4 };
     if args.ip.is_some_and(|ip| ip != version) {
         return Err(Error::bad_input(
@@ -168,34 +143,32 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
         ));
     }
     // Unique on this machine, so that no frame of an earlier trial counts.
-    let first_sequence = clock::realtime_ns() as u64;
+    let order = args.load.order(rate_pps, clock::realtime_ns() as u64)?;
     let drain_ns = args.drain.as_nanos() as i64;
     let expected = Expectation {
         kind: FrameKind::Trial,
-        first_sequence,
-        planned: load.count,
+        first_sequence: order.first_sequence,
+        planned: order.count,
         flows: args.frames.flows,
         late_after_ns: Some(drain_ns),
-        sample_mask: sample_mask(load.schedule.mean_pps()),
+        sample_mask: sample_mask(order.schedule.mean_pps()),
         ipv6: dst.is_ipv6(),
         port: args.frames.dst_port,
     };
-    let mut receiving = ReceivingEnd::open(rx, &expected, args.sink, args.ring_mib)?;
+    let mut receiving = ReceivingEnd::open(rx, &expected, &args.sink)?;
     let to = (dst, args.dst_mac);
-    let numbers = (first_sequence, args.max_pps);
-    let frames = args.frames.placed(args.rx_cpu);
-    let mut sending = SendingEnd::open(tx, Some(rx), to, &frames, load, numbers)?;
-    let mut warmup = warm_up(&mut sending, &mut receiving)?;
+    let frames = args.frames.placed(args.sink.rx_cpu);
+    let mut sending = SendingEnd::open(tx, Some(rx), to, &frames, order, args.max_pps)?;
+    let warmup = warm_up(&mut sending, &mut receiving)?;
 
-    let surroundings = Surroundings::begin(Places::new(tx, rx, &args.counter))?;
+    let surroundings = Surroundings::begin(Places::new(Some(tx), Some(rx), &args.counter))?;
     receiving.begin();
-    let refusals = sending.refusals(surroundings.refusals());
+    let refusals = sending.treat_refused(surroundings.refusals());
     let (generated, sink_error) =
-        send_and_receive(&mut sending, &mut receiving, refusals, args.rx_cpu, drain_ns);
+        send_and_receive(&mut sending, &mut receiving, args.sink.rx_cpu, drain_ns);
     let changes = surroundings.end(tx, &generated, refusals);
     let error = generated.error.clone().or(sink_error).or(changes.error);
     let (receiving, counted, ring_dropped) = receiving.report();
-    warmup.arrived = counted.warmup;
     // The sink knows of frames that the generator lost count of, by an error in the middle of a batch.
     let sent = generated.sent.max(counted.arrived());
     let lost = sent - counted.received;
@@ -234,7 +207,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
         "loss": loss,
         "limits": limits,
         "latency": counted.latency.summary(),
-        "warmup": warmup,
+        "warmup": { "sent": warmup.0, "received": warmup.1, "arrived": counted.warmup },
     });
     let error_part = output::failure(error.as_ref());
     let parts = [sending.report(&generated), receiving, own, changes.report, error_part];
@@ -257,29 +230,28 @@ fn cap(loss: &mut Vec<Explained>, lost: u64) -> u64 {
     excess
 }
 
-/// Sends a frame every 10 ms until one arrives or a second has passed, which fills the neighbour and
-/// forwarding tables of the path before the trial.
-fn warm_up(sending: &mut SendingEnd, receiving: &mut ReceivingEnd) -> Result<Warmup> {
-    let mut warmup = Warmup::default();
+/// Sends a frame every 10 ms until one arrives or a second has passed, which checks the path and fills its
+/// neighbour and forwarding tables before the trial. Returns how many, and whether one arrived.
+fn warm_up(sending: &mut SendingEnd, receiving: &mut ReceivingEnd) -> Result<(u64, bool)> {
+    let (mut sent, mut received) = (0, false);
     for _ in 0..100 {
-        warmup.sent += sending.warm_up()?;
+        sent += sending.warm_up()?;
         let deadline_ns = clock::monotonic_ns() + 10_000_000;
-        while !warmup.received && clock::monotonic_ns() < deadline_ns {
+        while !received && clock::monotonic_ns() < deadline_ns {
             receiving.sink.poll(Duration::from_millis(2))?;
-            warmup.received = receiving.sink.warmed_up() > 0;
+            received = receiving.sink.warmed_up() > 0;
         }
-        if warmup.received || stop::requested() {
+        if received || stop::requested() {
             break;
         }
     }
-    Ok(warmup)
+    Ok((sent, received))
 }
 
 /// Runs generator and sink, each on a thread of its own, to the end of the drain.
 fn send_and_receive(
     sending: &mut SendingEnd,
     receiving: &mut ReceivingEnd,
-    refusals: Refusals,
     rx_cpu: Option<usize>,
     drain_ns: i64,
 ) -> (Generated, Option<Error>) {
@@ -287,7 +259,7 @@ fn send_and_receive(
     let mut sink_error = None;
     let generated = std::thread::scope(|scope| {
         let generator = threads::spawn(scope, || {
-            let generated = sending.run(refusals, &sent);
+            let generated = sending.run(&sent);
             done.store(true, Ordering::Release);
             generated
         });

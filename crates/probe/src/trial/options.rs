@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::DEFAULT_PORT;
+use super::order::{Order, Refusals};
 use crate::affinity;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
-use crate::frame::{self, FrameSpec, Template};
+use crate::frame::{self, Template};
 use crate::netns::IfSpec;
 use crate::resolve::Route;
 
@@ -41,6 +42,21 @@ pub enum SinkChoice {
     TcIngress,
 }
 
+/// Options of the sink.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SinkOptions {
+    /// CPU for the sink
+    #[arg(long, value_name = "CPU")]
+    pub rx_cpu: Option<usize>,
+    /// Which sink counts; the result names it
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub sink: SinkChoice,
+    /// Size of the sink's ring [MiB], where it has one
+    #[arg(long, value_name = "MIB", default_value = "32",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ring_mib: u32,
+}
+
 /// Options of frames and their generator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct FrameOptions {
@@ -58,10 +74,6 @@ pub struct FrameOptions {
     #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub dst_port: u16,
-    /// First UDP source port
-    #[arg(long, value_name = "PORT", default_value_t = 49_152,
-        value_parser = clap::value_parser!(u16).range(1..))]
-    pub src_port: u16,
     /// CPU for the generator; without it the last one that the sink does not use
     #[arg(long, value_name = "CPU")]
     pub tx_cpu: Option<usize>,
@@ -110,30 +122,15 @@ impl FrameOptions {
                 ),
             ));
         }
-        Template::new(&FrameSpec {
-            source_mac: route.source_mac,
-            destination_mac: route.destination_mac,
-            source: route.source,
-            destination: dst,
-            first_source_port: self.src_port,
-            destination_port: self.dst_port,
-            size_bytes,
-            flows: self.flows,
-        })
+        let mut template =
+            Template::of_trial(route.source, dst, self.dst_port, size_bytes, self.flows)?;
+        template.set_macs(route.source_mac, route.destination_mac);
+        Ok(template)
     }
 }
 
 /// Most frames of a trial: each takes a bit of memory, all of them 2 GiB.
 pub const MOST_FRAMES: f64 = (1_u64 << 34) as f64;
-
-/// The number of frames of a trial and their schedule.
-#[derive(Debug, Clone, Copy)]
-pub struct Load {
-    /// Number of frames.
-    pub count: u64,
-    /// When each is due.
-    pub schedule: Schedule,
-}
 
 /// Options of the schedule.
 #[derive(Debug, clap::Args)]
@@ -151,14 +148,15 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// The load at this rate [packets/s].
+    /// The frames at this rate [packets/s], from the number `first_sequence` on.
     ///
     /// # Errors
     /// More frames than can be accounted for, or bursts longer than the time between them.
-    pub fn load(&self, rate_pps: f64) -> Result<Load> {
+    pub fn order(&self, rate_pps: f64, first_sequence: u64) -> Result<Order> {
         let bursts = self.burst.map(u64::from).zip(self.interval);
         let schedule = Schedule::of(rate_pps, bursts, "--interval")?;
-        Ok(Load { count: frames(schedule.mean_pps(), self.duration)?, schedule })
+        let count = frames(schedule.mean_pps(), self.duration)?;
+        Ok(Order { first_sequence, count, schedule, refusals: Refusals::Lost })
     }
 }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::DEFAULT_PORT;
-use super::counters::{Places, Role};
+use super::counters::Places;
 use super::ends::{ReceivingEnd, explained};
-use super::options::{MOST_FRAMES, SinkChoice};
+use super::options::{MOST_FRAMES, SinkOptions};
 use super::order::{Expectation, Sink};
 use crate::affinity;
 use crate::clock;
-use crate::cpu::{CpuMeter, CpuUsage};
+use crate::cpu::{CpuSample, CpuUsage};
 use crate::error::Result;
 use crate::frame::FrameKind;
 use crate::netns::IfSpec;
@@ -55,16 +55,8 @@ pub struct Args {
     /// A further interface whose drop counters may explain loss (repeatable)
     #[arg(long, value_name = "IF[@NETNS]")]
     pub counter: Vec<IfSpec>,
-    /// CPU for the sink
-    #[arg(long, value_name = "CPU")]
-    pub rx_cpu: Option<usize>,
-    /// Which sink counts; the result names it
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub sink: SinkChoice,
-    /// Size of the sink's ring [MiB], where it has one
-    #[arg(long, value_name = "MIB", default_value = "32",
-        value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub ring_mib: u32,
+    #[command(flatten)]
+    pub sink: SinkOptions,
     #[command(flatten)]
     pub lifetime: Lifetime,
 }
@@ -73,7 +65,7 @@ pub struct Args {
 /// which the other end is started and ended.
 #[derive(Default)]
 struct BusyMeter {
-    meter: Option<CpuMeter>,
+    meter: Option<CpuSample>,
     usage: Option<CpuUsage>,
     busy: bool,
 }
@@ -84,7 +76,7 @@ impl BusyMeter {
         if count > 0 {
             self.busy = true;
             if self.meter.is_none() {
-                self.meter = CpuMeter::start().ok();
+                self.meter = CpuSample::now().ok();
             }
         } else if std::mem::take(&mut self.busy) {
             self.usage = self.meter.as_ref().and_then(|meter| meter.usage().ok());
@@ -106,7 +98,7 @@ fn count(text: &str) -> std::result::Result<u64, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
-    affinity::check_cpu(args.rx_cpu)?;
+    affinity::check_cpu(args.sink.rx_cpu)?;
     let rx = &args.rx;
     let expected = Expectation {
         kind: FrameKind::Trial,
@@ -118,11 +110,9 @@ pub fn run(args: &Args) -> Result<()> {
         ipv6: args.ip == 6,
         port: args.dst_port,
     };
-    let mut receiving = ReceivingEnd::open(rx, &expected, args.sink, args.ring_mib)?;
-    let mut interfaces = vec![(rx.clone(), Role::Rx)];
-    interfaces.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
-    let places = Places::of(interfaces);
-    affinity::pin(args.rx_cpu)?;
+    let mut receiving = ReceivingEnd::open(rx, &expected, &args.sink)?;
+    let places = Places::new(None, Some(rx), &args.counter);
+    affinity::pin(args.sink.rx_cpu)?;
     let before = places.read()?;
     receiving.begin();
     let mut cpu = BusyMeter::default();

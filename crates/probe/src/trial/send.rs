@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::counters::{Places, Role};
+use super::counters::Places;
 use super::ends::{Changes, SendingEnd, Surroundings, limits};
 use super::options::{FrameOptions, LoadOptions};
 use super::order::Refusals;
@@ -46,9 +46,6 @@ pub struct Args {
     /// MAC address of the next hop; without it the kernel resolves it
     #[arg(long, value_name = "MAC", value_parser = resolve::parse_mac_choice)]
     pub dst_mac: Option<resolve::MacChoice>,
-    /// Frames before the first, 10 ms apart, that teach the path where to
-    #[arg(long, value_name = "N", default_value = "5")]
-    pub warmup: u16,
     /// What becomes of a frame that the interface has no room for: it is lost, as what lies behind
     /// a virtual machine's NIC is to be measured, or sent again, as by a real NIC at line rate;
     /// without it as the interface's kind suggests. Only af_packet sends again
@@ -71,18 +68,15 @@ pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
     affinity::check_cpu(args.frames.tx_cpu)?;
-    let (tx, load) = (&args.tx, args.load.load(args.rate)?);
+    let (tx, order) = (&args.tx, args.load.order(args.rate, args.first)?);
     let to = (args.dst, args.dst_mac);
-    let numbers = (args.first, args.max_pps);
     let frames = args.frames.placed(None);
-    let mut sending = SendingEnd::open(tx, None, to, &frames, load, numbers)?;
-    let warmup_sent = warm_up(&mut sending, args.warmup)?;
+    let mut sending = SendingEnd::open(tx, None, to, &frames, order, args.max_pps)?;
+    let warmup_sent = warm_up(&mut sending)?;
 
-    let mut interfaces = vec![(tx.clone(), Role::Tx)];
-    interfaces.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
-    let surroundings = Surroundings::begin(Places::of(interfaces))?;
-    let refusals = sending.refusals(args.refused.unwrap_or(surroundings.refusals()));
-    let generated = sending.run(refusals, &AtomicU64::new(0));
+    let surroundings = Surroundings::begin(Places::new(Some(tx), None, &args.counter))?;
+    let refusals = sending.treat_refused(args.refused.unwrap_or(surroundings.refusals()));
+    let generated = sending.run(&AtomicU64::new(0));
     let Changes { report, drops, clock_stepped, error, .. } =
         surroundings.end(tx, &generated, refusals);
     let error = generated.error.as_ref().or(error.as_ref());
@@ -98,10 +92,10 @@ pub fn run(args: &Args) -> Result<()> {
     error.cloned().map_or(Ok(()), Err)
 }
 
-/// Sends the warm-up frames, whether or not they arrive.
-fn warm_up(sending: &mut SendingEnd, count: u16) -> Result<u64> {
+/// Sends frames that teach the path where to, whether or not they arrive.
+fn warm_up(sending: &mut SendingEnd) -> Result<u64> {
     let mut sent = 0;
-    for _ in 0..count {
+    for _ in 0..5 {
         sent += sending.warm_up()?;
         if stop::requested() {
             break;

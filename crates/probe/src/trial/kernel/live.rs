@@ -3,6 +3,7 @@
 //! One thread is in one system call for the whole trial, as each costs 8 to 24 ms; another checks on it
 //! from time to time and ends it by a signal. A timer ends it where the other is not run.
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -23,14 +24,13 @@ use super::{
 use crate::affinity;
 use crate::clock::{self, Schedule};
 use crate::error::{Error, Result};
-use crate::frame::{FrameKind, Template};
+use crate::frame::{FrameKind, SOURCE_PORT, Template};
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
 use crate::threads;
 use crate::trial::order::{GRACE_NS, Generated, Generator, Order, sample_mask};
 use crate::trial::packet::down_or_gone;
-use crate::trial::placement;
 
 /// Name in results: XDP frames, by ndo_xdp_xmit.
 pub const LIVE: &str = "live";
@@ -146,7 +146,7 @@ impl LiveGenerator {
                         return Err(absent("carriers"));
                     };
                     let id = data.info().map_err(refused)?.id();
-                    placement::prefer_kernel_thread(&format!("cpumap/{cpu}/map:{id}"));
+                    prefer_kernel_thread(&format!("cpumap/{cpu}/map:{id}"));
                 }
             }
             let Some(Map::DevMap(port)) = ebpf.map("port") else {
@@ -205,7 +205,7 @@ impl LiveGenerator {
             ifindex: self.index,
             header_bytes: self.template.upper_at as u32,
             constant_sum: self.template.constant_sum,
-            source_port: self.template.first_source_port,
+            source_port: SOURCE_PORT,
             way: match self.egress {
                 Egress::Redirect => 0,
                 Egress::Stack => 1,
@@ -316,6 +316,24 @@ impl LiveGenerator {
 
 fn xdp<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     ebpf.program_mut(name).ok_or_else(|| absent(name))?.try_into().map_err(refused)
+}
+
+/// Gives a kernel thread real-time priority, so that it runs at once when it is woken, not after the
+/// time slice of another program. Without effect where the thread is not visible, as in a container.
+fn prefer_kernel_thread(name: &str) {
+    /// Length to which kernels before 5.17 cut a thread's name [bytes].
+    const SHORT: usize = 15;
+    let matches = |comm: &str| comm == name || comm == name.get(..SHORT).unwrap_or(name);
+    let Ok(entries) = fs::read_dir("/proc") else { return };
+    for entry in entries.flatten() {
+        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let (true, Some(pid)) = (matches(comm.trim_end()), pid) {
+            let lowest = libc::sched_param { sched_priority: 1 };
+            // SAFETY: reads the parameter, which lives through the call.
+            unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &raw const lowest) };
+        }
+    }
 }
 
 fn no_live_frames(error: ProgramError) -> Error {
@@ -477,11 +495,12 @@ mod tests {
     use aya::sys::SyscallError;
 
     use super::*;
-    use crate::frame::{FrameSpec, tests::spec};
+    use crate::frame::tests::ends;
     use crate::trial::order::Refusals;
 
     fn template(ipv6: bool, flows: u16) -> Template {
-        Template::new(&FrameSpec { flows, ..spec(ipv6, 100) }).expect("possible")
+        let [source, destination] = ends(ipv6);
+        Template::of_trial(source, destination, 9, 100, flows).expect("possible")
     }
 
     /// None, and the reason on stderr, where this user may not load programs.

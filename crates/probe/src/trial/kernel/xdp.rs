@@ -251,7 +251,7 @@ mod tests {
     use aya::programs::{TestRun, TestRunOptions};
 
     use super::*;
-    use crate::frame::{self, FrameSpec, Template, tests::spec};
+    use crate::frame::{self, Template, tests::ends};
     use crate::trial::account::Account;
 
     const FIRST: u64 = 1_000;
@@ -260,8 +260,8 @@ mod tests {
     const LATE_NS: i64 = 1_000_000_000;
 
     fn template(ipv6: bool, port: u16) -> Template {
-        let spec = FrameSpec { destination_port: port, flows: 3, ..spec(ipv6, 84) };
-        Template::new(&spec).expect("possible")
+        let [source, destination] = ends(ipv6);
+        Template::of_trial(source, destination, port, 84, 3).expect("possible")
     }
 
     /// A frame of the trial, or with a fault that makes it none.

@@ -1,34 +1,20 @@
 //! Measures a generator's own maximum rate.
 
-use std::fs;
 use std::sync::atomic::AtomicU64;
 
 use nix::sched::{CloneFlags, unshare};
 
-use super::order::{Generator, Order, Refusals};
+use super::choose;
+use super::kernel::xdp::{SinkHook, XdpSink};
+use super::options::{FrameOptions, GeneratorChoice};
+use super::order::{Expectation, Order, Refusals};
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
+use crate::frame::{FrameKind, Template};
 use crate::netlink::Netlink;
+use crate::netns::IfSpec;
 use crate::stop;
 use crate::threads;
-
-/// Gives a kernel thread real-time priority, so that it runs at once when it is woken, not after the
-/// time slice of another program. Without effect where the thread is not visible, as in a container.
-pub fn prefer_kernel_thread(name: &str) {
-    /// Length to which kernels before 5.17 cut a thread's name [bytes].
-    const SHORT: usize = 15;
-    let matches = |comm: &str| comm == name || comm == name.get(..SHORT).unwrap_or(name);
-    let Ok(entries) = fs::read_dir("/proc") else { return };
-    for entry in entries.flatten() {
-        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        if let (true, Some(pid)) = (matches(comm.trim_end()), pid) {
-            let lowest = libc::sched_param { sched_priority: 1 };
-            // SAFETY: reads the parameter, which lives through the call.
-            unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &raw const lowest) };
-        }
-    }
-}
 
 /// A generator's own maximum.
 #[derive(Debug)]
@@ -50,21 +36,22 @@ const CALIBRATIONS: usize = 5;
 const BEYOND_PPS: f64 = 50e6;
 
 /// The interfaces that a generator's maximum is measured on.
-pub const PRIVATE_ENDS: [&str; 2] = ["pw-cal0", "pw-cal1"];
+const PRIVATE_ENDS: [&str; 2] = ["pw-cal0", "pw-cal1"];
 /// Name in results of the pair on which the maximum is measured.
 const PRIVATE_VETH: &str = "private veth pair";
 /// Its stand-in where the kernel has no veth, as in a tiny virtual machine.
 const PRIVATE_LOOPBACK: &str = "private loopback";
 
-/// Measures the maximum of the generator that `open` opens with what it needs at the far end, on a veth pair in a namespace of its own,
-/// whose far end drops every frame for its MAC address, so that no SUT limits it. Without veth, on that
-/// namespace's loopback, which does the same.
+/// Measures the maximum of a generator by itself, on a veth pair in a namespace of its own, whose far end
+/// drops every frame for its MAC address, so that no SUT limits it. Without veth, on that namespace's
+/// loopback, which does the same.
 ///
 /// # Errors
-/// No namespace may be made (CAP_SYS_ADMIN is missing).
-pub fn maximum_pps<Peer>(
-    frame_bytes: usize,
-    open: impl FnOnce(&str) -> Result<(Box<dyn Generator>, Peer)> + Send,
+/// The generator cannot run, or no namespace may be made (CAP_SYS_ADMIN is missing).
+pub fn maximum(
+    choice: GeneratorChoice,
+    template: &Template,
+    frames: &FrameOptions,
 ) -> Result<Maximum> {
     threads::run(|| {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| {
@@ -76,7 +63,7 @@ pub fn maximum_pps<Peer>(
             .caused_by(errno)
         })?;
         let mut netlink = Netlink::open()?;
-        let mtu = frame_bytes.max(1500) as u32;
+        let mtu = template.frame_bytes().max(1500) as u32;
         let [near, far] = PRIVATE_ENDS;
         let (ends, measured_on) = match netlink.add_veth(near, far, mtu) {
             Ok(()) => (&PRIVATE_ENDS[..], PRIVATE_VETH),
@@ -86,7 +73,21 @@ pub fn maximum_pps<Peer>(
             let index = netlink.link_at(name, name)?.index;
             netlink.set_up(index)?;
         }
-        let (mut generator, _peer) = open(ends[0])?;
+        let end = |name: &str| IfSpec { interface: name.to_string(), netns: None };
+        // A veth takes XDP frames only while its peer has a program: a sink that expects none.
+        let expected = Expectation {
+            kind: FrameKind::Trial,
+            first_sequence: u64::MAX / 2,
+            planned: 1,
+            flows: 1,
+            late_after_ns: None,
+            sample_mask: 0,
+            ipv6: template.upper_at > 34,
+            port: frames.dst_port,
+        };
+        let peer = || XdpSink::open(&end(far), &expected, SinkHook::Native);
+        let _peer = (choice == GeneratorChoice::Live).then(peer).transpose()?;
+        let mut generator = choose::open_generator(choice, &end(ends[0]), template, frames)?;
         let order = Order {
             first_sequence: 1,
             count: (BEYOND_PPS * CALIBRATION_S) as u64,
