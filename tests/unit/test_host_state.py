@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from planewise.measure.runs.sut import Built, PlaneUnderTest, SutMeasurer
 from planewise.procfs import mean_mhz
+from planewise.store.models import TrialRecord
 from planewise.testbed.hosts.state import (
     LocalWatch,
     cpu_use,
     process_ticks,
     shares,
 )
+from tests.unit.test_importers_run import record
 
 
 def put(root: Path, name: str, text: str) -> None:
@@ -99,3 +107,25 @@ def test_the_cpu_time_of_children_is_ours_while_they_live_and_after() -> None:
     ticks = 0.25 * os.sysconf("SC_CLK_TCK")
     assert alive.own_ticks - before.own_ticks >= ticks
     assert ended.own_ticks >= alive.own_ticks
+
+
+@pytest.mark.parametrize(("host", "known"), [("shared", True), ("responder", False)])
+def test_a_trial_of_one_system_keeps_what_other_programs_took_of_this_machine(
+    host: str, known: bool
+) -> None:
+    measured = record(0, 1000, 1000, cpu={host: {"usr": 0.25, "idle": 0.75}})
+
+    def measure(*_: object) -> SimpleNamespace:
+        time.sleep(0.1)  # some ticks of the kernel's clock
+        return SimpleNamespace(record=measured)
+
+    station = SimpleNamespace(measure=measure)
+
+    class Made(PlaneUnderTest):
+        def build(self, size_bytes: int, built: ExitStack) -> Built:
+            return Built(station)  # type: ignore[arg-type]
+
+    kept: list[TrialRecord] = []
+    with SutMeasurer(Made("veth"), 64, kept.append) as measurer:
+        run = measurer.trial(1000, 1)
+    assert (kept[0].foreign_cpu is not None) == (run.foreign is not None) == known

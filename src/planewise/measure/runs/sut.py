@@ -22,6 +22,7 @@ from planewise.measure.trials.load_one_process import Generator
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.hosts.pair import Pair
+from planewise.testbed.hosts.state import LocalWatch
 from planewise.testbed.hosts.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.model import GuestKind, IpVersion, TrafficPath, TrialPath, mtu_for
 from planewise.testbed.switches.router import Forwarding, RouterPlatform, router_testbed
@@ -273,11 +274,15 @@ class SutMeasurer:
         name = f"load:{','.join(str(level) for level in self.cell.values())}#{self._trials}"
         trial = LoadTrial(f"{name}@{offered_pps:.0f}", offered_pps, self.size_bytes, duration_s)
         place = Place(trial.name, self.cell, 0, self._trials)
+        watch = LocalWatch()
+        watch.start()
         try:
-            return self.built.station.measure(trial, place, lambda _: None).record
+            record = self.built.station.measure(trial, place, lambda _: None).record
         except PlanewiseError:
             self.sut.check()
             raise
+        host = watch.stop() if "shared" in record.cpu else {}  # else other hosts are measured
+        return record.model_copy(update={"host": host})
 
     def replay(self, earlier: Sequence[TrialRecord]) -> None:
         """Lets trials that a run measured before it was cut short answer instead of new ones."""
@@ -307,4 +312,5 @@ def _run_of(record: TrialRecord) -> Run:
         drops=sum(part.count for part in record.loss),
         limited=record.is_bound,
         busy=record.busy,
+        foreign=record.foreign_cpu,
     )
