@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_switch_that_costs_more_than_it_gains_is_not_made() {
         let row = (vec![3.0], vec![4.0]);
-        assert_eq!(best(1, &[row.clone()], 1), 0.0);
+        assert_eq!(best(1, std::slice::from_ref(&row), 1), 0.0);
         assert_eq!(best(1, &[row.clone(), row], 1), 2.0);
         assert_eq!(best(0, &[], 3), 0.0);
     }
