@@ -17,6 +17,7 @@ import pytest
 from planewise import lab
 from planewise.boot import process
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed.hosts import scratch
 from planewise.testbed.hosts.host import ProcessTimeoutError, find_probe
 from planewise.testbed.hosts.remote import LabHost, open_host
 
@@ -182,6 +183,7 @@ def test_a_host_forgets_what_a_killed_planewise_ran_there(
     assert probe
     victim.kill()
     victim.wait()
+    assert scratch.leftovers(remove=True)  # `clean` finds the directory of its connection
     left = f"pgrep -fx 'sleep 7777' || [ -e {probe} ] || echo none"
     for _ in range(50):
         if shell(hosts["a"], left).strip() == "none":
@@ -236,6 +238,7 @@ def test_a_command_ends_with_the_planewise_that_ran_it(
     time.sleep(2)  # until its keeper stands, too
     victim.kill()
     victim.wait()
+    assert scratch.leftovers(remove=True)
     for _ in range(50):
         if shell(hosts["a"], "pgrep -fx 'sleep 8888' || echo none").strip() == "none":
             return
