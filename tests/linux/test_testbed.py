@@ -11,21 +11,27 @@ import sys
 import time
 from contextlib import ExitStack
 from itertools import chain
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed.availability import try_plane
+from planewise.testbed.guests.kind import PlacedGuest
 from planewise.testbed.hosts import counters, netns
 from planewise.testbed.hosts.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
 from planewise.testbed.hosts.ledger import STATE, leftovers, token_of
+from planewise.testbed.hosts.machine import MachineState
+from planewise.testbed.hosts.pair import local_pair
 from planewise.testbed.loads.background import BackgroundLoad, LoadSpec, LoadType
 from planewise.testbed.loads.crew import ProcessCrew, ShellCrew, StartCrew
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, IpVersion
 from planewise.testbed.plan import Plan, new_namespace
 from planewise.testbed.planes import plane as plane_called
-from planewise.testbed.setting import Arrangement
+from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.switches.router import router_testbed
+from planewise.testbed.testbed import Testbed
 from tests.linux.probe import eventually
 from tests.linux.testbeds import PLANES, here
 
@@ -128,6 +134,27 @@ def test_capture_and_counter_points_see_the_packets_pass(plane: str) -> None:
             now = counters.read(testbed.hosts[point.host], point).since(reading)
             assert now["rx_packets"] >= 3, point
             assert now["tx_packets"] >= 3, point
+
+
+def test_the_host_leaves_the_nic_what_other_planes_have_there() -> None:
+    settings = [Setting("namespace", name, name, 0, "north-south") for name in ("host", "veth")]
+    with local_pair(1500) as pair, Testbed(pair, 1500) as testbed:
+        with testbed.arrange(settings[0]) as standing:
+            guest, peer = standing.main("sender"), standing.main("responder")
+            placed = PlacedGuest(guest, standing.sites["sender"], peer=peer)
+        with testbed.arrange(settings[1]) as standing:
+            host = standing.hosts["sender"]
+            argv = ["ip", "address", "show", "dev", guest.interface]
+            assert guest.ipv4 in host.run(argv, netns=guest.netns).stdout
+            placed.plane.unplug(cast(MachineState, SimpleNamespace(host=host)), placed)
+            assert f" {guest.ipv4}/" not in host.run(argv, netns=guest.netns).stdout
+            for ip_version in (4, 6):
+                mains = standing.main("sender"), standing.main("responder")
+                assert reaches(standing, *mains, ip_version)
+            neighbours = ["ip", "neighbour", "show", "dev", guest.interface, "nud", "permanent"]
+            left = host.run(neighbours, netns=guest.netns).stdout
+            assert f"{peer.ipv4} " not in left
+            assert standing.sites["responder"].gateway_ipv4 in left
 
 
 def test_the_planes_that_have_a_host_side_have_a_capture_point_there() -> None:

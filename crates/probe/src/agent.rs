@@ -230,7 +230,7 @@ impl Processes {
                 settings.apply(&interface).map_err(|error| error.what)?;
                 Ok(json!({}))
             }
-            // Nor this: one request in place of three, for guests that are slow to answer.
+            // Not in QEMU's agent either: one request instead of three, as slow guests take long to answer.
             "pw-read" => read_part(&read(arguments)?),
             name => Err(format!("the agent has no command {name}")),
         }

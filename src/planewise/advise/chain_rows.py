@@ -1,7 +1,7 @@
 """Measured chains as rows that a profile is fitted to: from a table (CSV), or from a run.
 
-A trial tells of its plane only where the plane was the limit: what a generator, or cores that tasks
-had to share, held back is left out and counted.
+A trial says something about its plane only if the plane was the limit. Trials that the generator or
+shared cores limited are left out and counted.
 """
 
 from __future__ import annotations

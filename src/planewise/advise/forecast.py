@@ -90,7 +90,7 @@ class PlaneForecast:
     floor_ns: float | None = None
     """No packet is faster, by the model; None where there is none."""
     known: bool = True
-    """Whether the profile or a run tells of it; else only demands and literature do."""
+    """Whether the profile or a run covers it; otherwise only demands and literature are known."""
     place: int | None = None
     """Among what one run measured, by TCP's goodput or by round-trip time; 1 is the best."""
 
@@ -222,14 +222,14 @@ def hold_to_rate(one: PlaneForecast, workload: Workload, basis: Basis, source: s
 
 
 def _measure(one: PlaneForecast, evidence: Sequence[Evidence], workload: Workload) -> None:
-    """What runs tell of the plane; a measurement of the very chain replaces the model."""
+    """Adds what runs measured on the plane; a measurement of the same chain replaces the model."""
     for piece in evidence:
         source = f"{piece.run}, emulated: the order alone counts" if piece.order_only else piece.run
         for text in _sentences(piece):
             one.say(text, "measurement", source)
     streams = [piece.tcp_place for piece in evidence if piece.tcp_place]
     times = [piece.rtt_place for piece in evidence if piece.rtt_place and len(piece.rivals) > 1]
-    # Sockets that want throughput are told apart by that, where it was measured.
+    # Without a latency goal, planes are compared by TCP's goodput if it was measured.
     places = times if workload.latency_ns is not None else [*streams, *times]
     one.place = next(iter(places), None)
     figures = [piece for piece in evidence if not piece.order_only]
@@ -274,7 +274,7 @@ def _as_measured(one: PlaneForecast, run: str, chain: MeasuredChain) -> None:
 
 
 def _sentences(evidence: Evidence) -> Iterator[str]:
-    """What a run tells of a plane, in sentences."""
+    """What a run measured on a plane, in sentences."""
     if evidence.rtt_place is not None and len(evidence.rivals) > 1:
         place = f"number {evidence.rtt_place} of {len(evidence.rivals)}"
         yield f"By median round-trip time it was {place} ({', '.join(evidence.rivals)})."

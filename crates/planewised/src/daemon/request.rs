@@ -24,7 +24,7 @@ pub const EVENTS_KEPT: usize = 1024;
 pub enum Request {
     /// The plan as of now; changes nothing.
     Plan,
-    /// Give this guest a VF whatever its traffic, give it none, or leave it to the policy.
+    /// Pin this guest, exclude it, or let the policy decide.
     Stance {
         /// Which guest.
         guest: GuestId,

@@ -358,7 +358,7 @@ fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce
     let mut refused = 0;
     for lines in 0.. {
         let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0), ("c", 1.0)]);
-        // The lines that there is room for, and how the world was when the first was refused.
+        // How many lines fit on the disk, and the state of the world when the next one was refused.
         let room = Arc::new(Mutex::new((lines, None::<HostState>)));
         let (left, world) = (Arc::clone(&room), daemon.world.clone());
         let disk = Disk::new(move || {

@@ -1,5 +1,5 @@
 //! Where probes leave. The kernel sends the first probes itself, which resolves the next hop (ARP, ND)
-//! and tells of targets that cannot be reached.
+//! and shows whether the target can be reached at all.
 
 use std::io::ErrorKind::AddrNotAvailable;
 use std::net::{IpAddr, SocketAddr};

@@ -121,7 +121,7 @@ class RunSample:
 
 Trials = Sequence[TrialRecord]
 Reading = Callable[[Trials, RunSample, RttMetric], MeasuredValue | None]
-"""Reads a replicate's trials, of which there is at least one; None: it has no such value."""
+"""Reads one value from the trials of a replicate, at least one; None if they have no such value."""
 
 
 # --- RTT trials ---------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class _Sweep:
         """Why `next_loads` gave no more."""
         self.runs: dict[float, list[Run]] = {load: [] for load in loads}
         self.exhausted: set[float] = set()
-        """Loads at which no more trials can be had."""
+        """Loads where further trials are pointless: the SUT was not what limited them."""
         self._measurer, self._extensions = measurer, _MOST_EXTENSIONS if extend else 0
         self._rng = np.random.default_rng(seed)
 
@@ -148,7 +148,7 @@ class _Sweep:
             self.exhausted.add(load)
 
     def curve(self, name: str) -> Curve:
-        """All trials so far, of which there must be one."""
+        """All trials so far; there must be at least one."""
         return Curve(name, tuple(LoadPoint(load, runs) for load, runs in self.runs.items() if runs))
 
     def next_loads(self) -> list[float]:

@@ -31,22 +31,21 @@ class HostPlane(Plane):
 
     def adopt(self, site: Site, guest: Guest) -> Guest:
         """The host's namespace and NIC."""
-        mac = site.uplink_mac
-        return replace(guest, netns=site.netns, interface=site.uplink, mac=mac)
+        return replace(guest, netns=site.netns, interface=site.uplink, mac=site.uplink_mac)
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """Addresses of the NIC."""
         return on_link(guest)
 
     def unplug(self, state: MachineState, placed: PlacedGuest) -> None:
-        """Takes the addresses and what was said of the peer from the NIC."""
-        guest = placed.guest
-        for what in ("address", "neighbour"):
-            for address, peers in ((guest.ipv4, "198.18.0.0/15"), (guest.ipv6, "2001:2::/48")):
-                own = address if what == "address" else peers
-                argv = ["ip", what, "flush", "dev", guest.interface, "to", own]
-                permanent = ["nud", "permanent"] if what == "neighbour" else []
-                state.host.run([*argv, *permanent], netns=guest.netns or None)
+        """Removes its addresses and the peer's entries; the NIC's others are other planes'."""
+        guest, peer = placed.guest, placed.peer
+        words = [f"address delete {guest.ipv4}/15", f"address delete {guest.ipv6}/48"]
+        if peer is not None:
+            words += [f"neighbour delete {peer.ipv4}", f"neighbour delete {peer.ipv6}"]
+        for one in words:
+            argv = ["ip", *one.split(), "dev", guest.interface]
+            state.host.run(argv, netns=guest.netns or None)
 
 
 PLANE = HostPlane()
