@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from planewise.judge.curve import Curve, LoadPoint, RunTable
+from planewise.judge.curve import Curve, LoadPoint, by_column
 from planewise.judge.from_store import curve_from_trials
 from planewise.judge.rules import apply_rule
 from planewise.judge.verdict import Verdict, judge
@@ -159,11 +159,8 @@ def thinned(curve: Curve, runs: int, seed: int) -> Curve:
     rng = np.random.default_rng(seed)
     points = []
     for point in curve.points:
-        table = RunTable.of(point.runs)
-        chosen = rng.permutation(len(table))[:runs]
-        points.append(
-            LoadPoint(point.offered_pps, RunTable(table.sent[chosen], table.received[chosen]))
-        )
+        chosen = point.runs[rng.permutation(len(point.runs))[:runs]]
+        points.append(LoadPoint(point.offered_pps, by_column(chosen.sent, chosen.received)))
     return Curve(curve.name, tuple(points))
 
 

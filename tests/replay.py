@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from planewise.judge.curve import Curve, Run, RunTable
+from planewise.judge.curve import Curve, Run
 from planewise.measure.search.measurer import ExhaustedError
 
 
@@ -28,7 +28,8 @@ class Replay:
         self.min_load_pps = self.loads_pps[0]
         self.max_load_pps = self.loads_pps[-1]
         self._tables = {
-            point.offered_pps: RunTable.of(point.runs).in_order() for point in curve.points
+            point.offered_pps: point.runs[np.argsort(point.runs.order, kind="stable")]
+            for point in curve.points
         }
         self._order = {
             load: rng.permutation(len(table))

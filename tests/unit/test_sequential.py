@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import synthetic
-from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.curve import Curve, LoadPoint, Run, by_column
 from planewise.judge.verdict import judge
 from planewise.measure.search.measurer import ExhaustedError, Measurer
 from planewise.measure.search.sequential import (
@@ -35,7 +35,7 @@ def recording(runs: int = 25) -> Curve:
         points.append(
             LoadPoint(
                 load,
-                RunTable(
+                by_column(
                     np.full(runs, round(load)),
                     np.round(passed).astype(np.int64),
                     drops=np.arange(runs),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
 from planewise.judge import synthetic
-from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.curve import Curve, LoadPoint, Run, by_column
 from planewise.judge.files import judge_example
 from planewise.judge.rules import PUBLISHED_RULES
 from planewise.judge.verdict import RULES, Stability, Verdict, judge
@@ -27,7 +27,7 @@ def curve(throughput: dict[float, float], runs: int = 20, spread: float = 0.001)
     for load, rate in throughput.items():
         passed = np.minimum(rate * (1 + rng.normal(0, spread, runs)), load) if rate < load else load
         received = np.broadcast_to(np.round(passed * 1000).astype(np.int64), (runs,))
-        points.append(LoadPoint(load, RunTable(np.full(runs, round(load * 1000)), received)))
+        points.append(LoadPoint(load, by_column(np.full(runs, round(load * 1000)), received)))
     return Curve("made up", tuple(points))
 
 
@@ -78,7 +78,7 @@ def test_on_a_machine_that_is_busy_with_other_things_nothing_is_bad() -> None:
 
 def rising_with(**columns: float) -> Curve:
     points = curve(RISING).points
-    runs = {p.offered_pps: [replace(run, **columns) for run in p.runs] for p in points}
+    runs = {p.offered_pps: [replace(Run(*run.item()), **columns) for run in p.runs] for p in points}
     return Curve.from_runs("shared", runs)
 
 
@@ -193,7 +193,7 @@ def test_headroom_that_one_noisy_load_decides_is_undecided_and_asks_for_that_loa
     rates = {100e3: 100e3, 150e3: 150e3, 190e3: 190e3, 200e3: 198e3, 300e3: 200e3, 400e3: 201e3}
     noisy = curve(rates).points
     far = np.round(500e3 * np.clip(218 + 20 * rng.standard_normal(12), 0, 500) / 500)
-    last = LoadPoint(500e3, RunTable(np.full(12, 500_000), far.astype(np.int64)))
+    last = LoadPoint(500e3, by_column(np.full(12, 500_000), far.astype(np.int64)))
     verdict = judge(Curve("near", (*noisy, last)))
     assert verdict.verdict == "UNDECIDED"
     assert verdict.open == "few runs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planewise.judge.curve import Curve, LoadPoint, RunTable
+from planewise.judge.curve import Curve, LoadPoint, Runs, by_column
 from planewise.judge.diagnose import Caution
 from planewise.judge.verdict import judge
 
@@ -14,14 +14,14 @@ LOADS = (100e3, 200e3, 300e3, 400e3, 500e3)
 PLR = (0.0, 0.001, 0.2, 0.4, 0.52)
 
 
-def table(load: float, plr: object, **columns: object) -> RunTable:
+def table(load: float, plr: object, **columns: object) -> Runs:
     """Runs of 10 s at a load with the given loss ratios."""
     lost = np.round(load * 10 * np.asarray(plr, dtype=np.float64)).astype(np.int64)
     sent = np.full(lost.size, round(load * 10))
-    return RunTable(sent, sent - lost, **columns)  # type: ignore[arg-type]
+    return by_column(sent, sent - lost, **columns)  # type: ignore[arg-type]
 
 
-def calm(runs: int = 30) -> dict[float, RunTable]:
+def calm(runs: int = 30) -> dict[float, Runs]:
     """A curve with nothing to warn of."""
     rng = np.random.default_rng(1)
     return {
@@ -30,7 +30,7 @@ def calm(runs: int = 30) -> dict[float, RunTable]:
     }
 
 
-def warnings(tables: dict[float, RunTable]) -> dict[str, Caution]:
+def warnings(tables: dict[float, Runs]) -> dict[str, Caution]:
     curve = Curve("made up", tuple(LoadPoint(load, runs) for load, runs in tables.items()))
     return {warning.code: warning for warning in judge(curve).warnings}
 
@@ -50,7 +50,7 @@ def test_runs_not_limited_by_the_system() -> None:
 
 def test_a_load_that_was_not_achieved() -> None:
     tables = calm()
-    tables[400e3] = RunTable([3_800_000] * 10, [2_400_000] * 10, duration_s=[10.0] * 10)
+    tables[400e3] = by_column([3_800_000] * 10, [2_400_000] * 10, duration_s=[10.0] * 10)
     found = warnings(tables)["load-not-achieved"]
     assert found.evidence["difference"] == pytest.approx(-0.05)
     assert "-5 %" in found.text
@@ -68,8 +68,8 @@ def test_more_received_than_sent() -> None:
 
 def test_mixed_durations() -> None:
     tables = calm()
-    tables[100e3] = RunTable([100_000] * 5, [100_000] * 5, duration_s=[1.0] * 5)
-    tables[200e3] = RunTable([2_000_000] * 5, [1_998_000] * 5, duration_s=[10.0] * 5)
+    tables[100e3] = by_column([100_000] * 5, [100_000] * 5, duration_s=[1.0] * 5)
+    tables[200e3] = by_column([2_000_000] * 5, [1_998_000] * 5, duration_s=[10.0] * 5)
     assert warnings(tables)["mixed-durations"].evidence == {"shortest_s": 1.0, "longest_s": 10.0}
 
 
@@ -104,11 +104,11 @@ def test_throughput_that_falls_with_load() -> None:
 def test_loss_that_no_counter_explains() -> None:
     tables = calm()
     lost = (tables[400e3].sent - tables[400e3].received).astype(np.int64)
-    tables[400e3] = RunTable(tables[400e3].sent, tables[400e3].received, drops=lost // 2)
+    tables[400e3] = by_column(tables[400e3].sent, tables[400e3].received, drops=lost // 2)
     found = warnings(tables)["loss-unexplained"]
     assert found.evidence["explained"] == int((lost // 2).sum())
     assert "50 % vanished elsewhere" in found.text
-    tables[400e3] = RunTable(tables[400e3].sent, tables[400e3].received, drops=lost)
+    tables[400e3] = by_column(tables[400e3].sent, tables[400e3].received, drops=lost)
     assert "loss-unexplained" not in warnings(tables)
 
 

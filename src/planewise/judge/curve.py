@@ -9,10 +9,10 @@ freedom.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,18 +24,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_UNKNOWN = -1
-_COLUMNS: Mapping[str, tuple[type[Any], Any]] = {
-    "sent": (np.int64, _UNKNOWN),
-    "received": (np.int64, _UNKNOWN),
-    "duration_s": (np.float64, math.nan),
-    "order": (np.int64, _UNKNOWN),
-    "drops": (np.int64, _UNKNOWN),
-    "limited": (np.bool_, False),
-    "busy": (np.float64, math.nan),
-    "foreign": (np.float64, math.nan),
-}
-"""Type of each column of a RunTable, and what stands in it where nothing was recorded."""
+_UNKNOWN: Mapping[str, float] = {
+    "sent": -1, "received": -1, "duration_s": math.nan, "order": -1, "drops": -1, "limited": False,
+    "busy": math.nan, "foreign": math.nan,
+}  # fmt: skip
+"""The fields of `Run` in their order, with what a column has where a value is not known."""
+_KINDS = {float: np.float64, int: np.int64, bool: np.bool_}
+RUN = np.dtype([(name, _KINDS[type(unknown)]) for name, unknown in _UNKNOWN.items()])
+Runs: TypeAlias = Any
+"""Runs by column: a recarray of type `RUN` and shape (K,). A million cost memory and not time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +58,12 @@ class Run:
 
     def __post_init__(self) -> None:
         """BadInputError for counts and durations that no trial can have."""
-        if self.duration_s is not None and math.isnan(self.duration_s):
-            raise BadInputError("the duration is not a number")
-        duration_s = math.nan if self.duration_s is None else self.duration_s
-        for _, problem in _impossible(*map(np.atleast_1d, (self.sent, self.received, duration_s))):
-            raise BadInputError(problem)
+        if self.sent < 1:
+            raise BadInputError(f"{self.sent} packets sent: a run needs at least one")
+        if self.received < 0:
+            raise BadInputError(f"{self.received} packets received: a count cannot be negative")
+        if self.duration_s is not None and (self.duration_s <= 0 or math.isinf(self.duration_s)):
+            raise BadInputError(f"a duration of {self.duration_s} s is not possible")
 
     @property
     def plr(self) -> float:
@@ -73,114 +71,32 @@ class Run:
         return 1 - self.received / self.sent
 
 
-class RunTable(Sequence[Run]):
-    """Many runs by column, so that a million of them cost memory and not time.
+def by_column(sent: ArrayLike, received: ArrayLike, **known: ArrayLike | None) -> Runs:
+    """Runs from what is known of their fields; a field that is None is not known of any run."""
+    runs: Runs = np.recarray(np.shape(sent), RUN)
+    for name, column in {**_UNKNOWN, "sent": sent, "received": received, **known}.items():
+        runs[name] = _UNKNOWN[name] if column is None else column
+    return runs
 
-    Columns are the fields of `Run`, arrays of shape (K,), with NaN or −1 where a value is unknown.
-    """
 
-    __slots__ = tuple(_COLUMNS)
-    sent: Ints
-    received: Ints
-    duration_s: Floats
-    order: Ints
-    drops: Ints
-    limited: Bools
-    busy: Floats
-    foreign: Floats
-
-    def __init__(self, sent: ArrayLike, received: ArrayLike, **columns: ArrayLike | None) -> None:
-        """BadInputError names the first run whose counts or duration no trial can have."""
-        given = {"sent": sent, "received": received, **columns}
-        for name, (kind, unknown) in _COLUMNS.items():
-            values = given.pop(name, None)
-            column = np.full(len(self), unknown) if values is None else _column(name, values, kind)
-            setattr(self, name, column)
-            if column.shape != (len(self),):
-                raise BadInputError(
-                    f"the column {name} has {column.size} values for {len(self)} runs"
-                )
-        if given:
-            raise TypeError(f"a run has no {', '.join(given)}")
-        for index, problem in _impossible(self.sent, self.received, self.duration_s):
-            raise BadInputError(f"run {index + 1}: {problem}")
-
-    @classmethod
-    def of(cls, runs: Iterable[Run]) -> RunTable:
-        """The same runs by column; a RunTable is returned as it is."""
-        if isinstance(runs, RunTable):
-            return runs
-        runs = tuple(runs)
-        return cls(
-            **{
-                name: [unknown if (v := getattr(run, name)) is None else v for run in runs]
-                for name, (_, unknown) in _COLUMNS.items()
-            }
-        )
-
-    @classmethod
-    def concatenate(cls, tables: Sequence[RunTable]) -> RunTable:
-        """All runs of `tables`, one after the other."""
-        return cls(
-            **{
-                name: np.concatenate([getattr(table, name) for table in tables])
-                for name in _COLUMNS
-            }
-        )
-
-    def take(self, indices: ArrayLike | slice) -> RunTable:
-        """The runs at `indices` (or where a bool mask is true), in that order."""
-        at = indices if isinstance(indices, slice) else np.asarray(indices)
-        return RunTable(**{name: getattr(self, name)[at] for name in _COLUMNS})
-
-    def in_order(self) -> RunTable:
-        """The runs in the experiment's order where it is known for all, else as given."""
-        if len(self) < 2 or bool((self.order == _UNKNOWN).any()):
-            return self
-        return self.take(np.argsort(self.order, kind="stable"))
-
-    @property
-    def plr(self) -> Floats:
-        """Packet loss ratio of each run as counted, shape (K,)."""
-        return 1 - self.received / self.sent
-
-    def __len__(self) -> int:
-        return int(self.sent.size)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.take(index)
-        values = {name: getattr(self, name)[index].item() for name in _COLUMNS}
-        # Nothing but NaN differs from itself.
-        unknown = {
-            name: None
-            for name in ("duration_s", "order", "drops", "busy", "foreign")
-            if values[name] == _UNKNOWN or values[name] != values[name]
-        }
-        return Run(**values | unknown)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RunTable):
-            return NotImplemented
-        return all(
-            np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True)
-            for name in _COLUMNS
-        )
-
-    def __repr__(self) -> str:
-        return f"RunTable({len(self)} runs)"
+def _of_runs(runs: Sequence[Run]) -> Runs:
+    columns: dict[str, Any] = {
+        name: [unknown if (value := getattr(run, name)) is None else value for run in runs]
+        for name, unknown in _UNKNOWN.items()
+    }
+    return by_column(**columns)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadPoint:
     """All runs at one offered load.
 
-    `runs` may be given as any sequence of Run; it is kept as a RunTable. The statistics leave
-    out runs with `limited` set, unless all are.
+    `runs` may be given as a sequence of Run; they are kept by column. The statistics leave out runs
+    with `limited` set, unless all are.
     """
 
     offered_pps: float
-    runs: Sequence[Run]
+    runs: Runs
 
     def __post_init__(self) -> None:
         """BadInputError when the load is not a positive number or there is no run."""
@@ -188,20 +104,21 @@ class LoadPoint:
             raise BadInputError(f"an offered load of {self.offered_pps} packet/s is not a load")
         if len(self.runs) == 0:
             raise BadInputError(f"no run at the offered load {self.offered_pps:.0f} packet/s")
-        object.__setattr__(self, "runs", RunTable.of(self.runs))
+        if not isinstance(self.runs, np.recarray):
+            object.__setattr__(self, "runs", _of_runs(self.runs))
 
     @cached_property
-    def table(self) -> RunTable:
-        """The runs that count, in the experiment's order."""
-        runs = RunTable.of(self.runs).in_order()
-        if runs.limited.any() and not runs.limited.all():
-            runs = runs.take(~runs.limited)
-        return runs
+    def table(self) -> Runs:
+        """The runs that count, in the experiment's order where it is known for all."""
+        runs = self.runs
+        if (runs.order >= 0).all():
+            runs = runs[np.argsort(runs.order, kind="stable")]
+        return runs if runs.limited.all() else runs[~runs.limited]
 
     @property
     def limited(self) -> int:
         """Number of runs that something other than the SUT limited."""
-        return int(RunTable.of(self.runs).limited.sum())
+        return int(self.runs.limited.sum())
 
     @property
     def count(self) -> int:
@@ -211,7 +128,8 @@ class LoadPoint:
     @cached_property
     def plr_per_run(self) -> Floats:
         """PLR of each run as counted (below 0 when more arrived than was sent), shape (K,)."""
-        return self.table.plr
+        plr: Floats = 1 - self.table.received / self.table.sent
+        return plr
 
     @cached_property
     def plr_counted(self) -> float:
@@ -293,19 +211,14 @@ class Curve:
         """BadInputError when there is no point."""
         if not self.points:
             raise BadInputError(f"the curve {self.name} has no load")
-        by_load: dict[float, list[LoadPoint]] = {}
+        by_load: dict[float, list[Runs]] = {}
         for point in self.points:
-            by_load.setdefault(point.offered_pps, []).append(point)
-        object.__setattr__(
-            self,
-            "points",
-            tuple(
-                group[0]
-                if len(group) == 1
-                else LoadPoint(load, RunTable.concatenate([RunTable.of(p.runs) for p in group]))
-                for load, group in sorted(by_load.items())
-            ),
+            by_load.setdefault(point.offered_pps, []).append(point.runs)
+        points = (
+            LoadPoint(load, np.concatenate(parts).view(np.recarray))
+            for load, parts in sorted(by_load.items())
         )
+        object.__setattr__(self, "points", tuple(points))
 
     @classmethod
     def from_runs(
@@ -365,31 +278,3 @@ class Curve:
         """Index of the first load whose mean PLR exceeds `plr`; None when none does."""
         over = np.flatnonzero(self.plr > plr)
         return int(over[0]) if over.size else None
-
-
-def _impossible(sent: Ints, received: Ints, duration_s: Floats) -> Iterator[tuple[int, str]]:
-    """Index of the first run of each kind that cannot be, and why it can't."""
-    possible = np.isnan(duration_s) | ((duration_s > 0) & np.isfinite(duration_s))
-    for wrong, text, values in (
-        (sent <= 0, "{} packets sent: a run needs at least one", sent),
-        (received < 0, "{} packets received: a count cannot be negative", received),
-        (~possible, "a duration of {} s is not possible", duration_s),
-    ):
-        if wrong.any():
-            index = int(np.argmax(wrong))
-            yield index, text.format(values[index])
-
-
-def _column(name: str, values: ArrayLike, kind: type[Any]) -> NDArray[Any]:
-    try:
-        given = np.asarray(values)
-        if given.dtype.kind == "f" and kind is np.int64 and not np.isfinite(given).all():
-            index = int(np.argmin(np.isfinite(given)))
-            raise BadInputError(f"run {index + 1}: {given[index]} packets {name} is not a count")
-        array = np.ascontiguousarray(given.astype(kind))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadInputError(
-            f"a column of runs holds something that is not a number: {error}"
-        ) from error
-    array.setflags(write=False)
-    return array

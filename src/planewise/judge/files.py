@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import Curve, RunTable
+from planewise.judge.curve import Curve
 from planewise.judge.from_store import curve_from_trials, with_few_loads
 from planewise.judge.headroom import LIMIT
 from planewise.judge.verdict import LoadEstimate, Rule, Verdict, judge
@@ -141,15 +141,15 @@ def judge_example(name: str, rule: Rule, plr: float) -> Judged:
         word = "GOOD" if headroom < LIMIT else "BAD"
         truths = [f"{word}, headroom {percent_text(round(headroom, 3))}", *truths]
     note = f"synthetic: {sut.summary}. The truth: {', '.join(truths)}"
-    table = RunTable.concatenate([point.table for point in curve.points])
+    table = np.concatenate([point.table for point in curve.points])
     trials = LoadTrials(
         curve.name,
         "synthetic",
         np.repeat(curve.offered_pps, curve.counts),
-        table.sent.astype(np.float64),
-        table.received.astype(np.float64),
-        table.order,
-        table.duration_s,
+        table["sent"].astype(np.float64),
+        table["received"].astype(np.float64),
+        table["order"],
+        table["duration_s"],
         notes=(note,),
     )
     return Judged(f"example:{name}", trials, curve, judge(curve, rule, plr))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import Curve, Ints, LoadPoint, RunTable
+from planewise.judge.curve import Curve, LoadPoint, by_column
 from planewise.store.importers.run import NAME as RUN_FORMAT
 from planewise.store.importers.run import by_cell
 from planewise.store.loads import MEASURED_RATE_SHARE, Floats, LoadTrials, group_measured_rates
@@ -34,22 +34,27 @@ def curve_from_trials(trials: LoadTrials) -> Curve:
     trials = with_few_loads(trials)
     loads, at = np.unique(trials.offered_pps, return_inverse=True)
     by_load = np.lexsort((trials.order, at))
-    table = RunTable(
+    drops = trials.drops
+    if drops is not None:
+        drops = np.where(np.isfinite(drops), drops, -1)
+    runs = by_column(
         np.round(trials.sent),
         np.round(trials.received),
         duration_s=trials.duration_s,
         order=trials.order,
-        drops=_counts_or_unknown(trials.drops),
+        drops=drops,
         limited=trials.limited,
         busy=_busy(trials),
         foreign=trials.foreign,
     )
     ends = np.cumsum(np.bincount(at, minlength=len(loads)))
     points = tuple(
-        LoadPoint(float(load), table.take(rows))
+        LoadPoint(float(load), runs[rows])
         for load, rows in zip(loads, np.split(by_load, ends[:-1]), strict=True)
     )
-    return Curve(_title(trials), points, _source(trials))
+    facts = {"curve": trials.curve, "info": dict(trials.info)}
+    named = {"file": trials.name, "format": trials.format} | {k: v for k, v in facts.items() if v}
+    return Curve(_title(trials), points, named)
 
 
 def curves_from_trials(records: Iterable[TrialRecord]) -> list[tuple[dict[str, Level], Curve]]:
@@ -84,12 +89,6 @@ def with_few_loads(trials: LoadTrials) -> LoadTrials:
     return replace(trials, offered_pps=grouped, notes=(*trials.notes, note))
 
 
-def _counts_or_unknown(drops: Floats | None) -> Ints | None:
-    if drops is None:
-        return None
-    return np.where(np.isfinite(drops) & (drops >= 0), drops, -1).astype(np.int64)
-
-
 def _busy(trials: LoadTrials) -> Floats | None:
     """Busy share of the host's CPUs, where it tells of other work than the system's own.
 
@@ -102,12 +101,3 @@ def _busy(trials: LoadTrials) -> Floats | None:
 
 def _title(trials: LoadTrials) -> str:
     return f"{trials.name} {trials.curve}" if trials.curve else trials.name
-
-
-def _source(trials: LoadTrials) -> dict[str, object]:
-    return {
-        "file": trials.name,
-        "format": trials.format,
-        **({"curve": trials.curve} if trials.curve else {}),
-        **({"info": dict(trials.info)} if trials.info else {}),
-    }
