@@ -10,7 +10,7 @@ import pytest
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.designs.design_file import load_design
-from planewise.measure.trials.alloc import KIND
+from planewise.measure.trials.alloc import AllocTrial
 from planewise.measure.trials.allocation import download_command, download_of, figures_of
 from planewise.measure.trials.applications import IPERF, iperf_connects
 from planewise.measure.trials.tcp import parse_iperf
@@ -128,7 +128,7 @@ def test_a_designs_last_guest_is_the_file_server_and_belongs_to_the_slow_group(n
     assert part.download_mib
     (guests,) = design.factors.background_guests
     assert part.group_pps[(guests - 1) % len(part.group_pps)] == min(part.group_pps)
-    assert IPERF in KIND.programs(design)
+    assert IPERF in AllocTrial.programs(design)
 
 
 def downloaded(policy: str, block: int, seconds: float) -> TrialRecord:

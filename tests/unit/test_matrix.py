@@ -27,7 +27,7 @@ def test_a_guest_on_a_plane_is_told_in_a_word_where_it_can_be_measured() -> None
 
 
 def test_every_kind_of_trial_between_guests_is_in_the_table() -> None:
-    assert {kind.part for kind in KINDS} - {"alloc", "chain", "sweep"} <= {*MEASUREMENTS}
+    assert {kind.key for kind in KINDS} - {"alloc", "chain", "sweep"} <= {*MEASUREMENTS}
 
 
 def test_of_functions_of_chains_it_is_told_what_can_forward_in_them() -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from planewise.errors import PlanewiseError
+from planewise.measure.designs.cells import Cell
+from planewise.measure.designs.design import Design, DesignModel, Problem
 from planewise.store.models import KpiSample, Level, Metric, TrialKind, TrialRecord
 from planewise.testbed.hosts.steering import steer
 
@@ -69,14 +71,59 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Request:
+    """A design's request to a kind of trial in one cell and block."""
+
+    design: Design
+    cell: Cell
+    block: int
+    traffic: Sequence[Mapping[str, Level]]
+    """Levels of the factors of the kind's own (`Design.kinds`), one set a trial."""
+    ladder: Sequence[float]
+    """The cell's offered loads [packet/s]; empty without a sweep."""
+
+
+@dataclass(frozen=True)
 class Trial(ABC):
-    """One measurement to be made on a station."""
+    """One measurement to be made on a station. Each class in `trials/` is a kind of trial."""
 
     name: str
     """Unique in its run."""
     kind: ClassVar[TrialKind] = "other"
+    rank: ClassVar[int]
+    """Position of its kind in a visit; unique."""
+    key: ClassVar[str]
+    """The part of a design that asks for its kind."""
+    own_part: ClassVar[type[DesignModel] | None] = None
+    """Model of that part, where `Design` has no field for it: it is in `Design.others`."""
     samples: ClassVar[bool] = False
     """Whether it reports to `on_sample` itself, so that no meter needs to read the guests."""
+
+    @classmethod
+    @abstractmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """The trials of a cell in a block, for a design that asks for this kind."""
+
+    @classmethod
+    def warmup(cls, design: Design, trials: Sequence[Trial]) -> Trial | None:
+        """A trial to be discarded before `trials`, all of a visit's trials of this kind."""
+        return None
+
+    @classmethod
+    def programs(cls, design: Design) -> Sequence[str]:
+        """Other programs that its trials start in guests."""
+        return ()
+
+    @classmethod
+    def problem(cls, design: Design) -> Problem | None:
+        """What is impossible in a design, beyond what holds for all kinds."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """What its trials offer: the design's key, with the packets a second, or why there is no
+        bound."""
 
     @property
     @abstractmethod

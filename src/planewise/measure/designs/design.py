@@ -80,6 +80,7 @@ def _tuple_of(value: object) -> object:
 
 
 T = TypeVar("T")
+PartT = TypeVar("PartT", bound=BaseModel)
 Levels = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_listed), _OneOrMany()]
 LoadLadder = Literal["auto"] | Levels[Rate]
 """Offered loads [packet/s], or those around what a pilot forwards."""
@@ -516,6 +517,11 @@ class Design(DesignModel):
         """The kinds of trials that it asks for, each with the factors of its trials alone."""
         used = {part: of for part, of in TRAFFIC_FACTORS.items() if getattr(self, part) is not None}
         return {**used, **dict.fromkeys(self.others, ())}
+
+    def part(self, key: str, model: type[PartT]) -> PartT:
+        """The part of this name, which the design has."""
+        part = self.others.get(key, getattr(self, key, None))
+        return model.model_validate(part)
 
     def frame_sizes(self) -> tuple[int, ...]:
         """Every frame size [bytes, with FCS] that RTT and load trials send."""

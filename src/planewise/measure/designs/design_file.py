@@ -44,7 +44,7 @@ def design_schema() -> dict[str, Any]:
 
 
 _PARTS: Mapping[str, type[DesignModel]] = {
-    kind.part: kind.own_part for kind in KINDS if kind.own_part is not None
+    kind.key: kind.own_part for kind in KINDS if kind.own_part is not None
 }
 """The parts that kinds of trials bring."""
 

@@ -25,7 +25,7 @@ GUESTS: tuple[GuestKind, ...] = ("namespace", "container", "vm")
 FUNCTIONS: tuple[GuestKind, ...] = ("process", "container", "vm")
 """Kinds of functions of a chain."""
 
-_OTHERS = tuple(kind.part for kind in KINDS if kind.own_part is not None)
+_OTHERS = tuple(kind.key for kind in KINDS if kind.own_part is not None)
 MEASUREMENTS = ("rtt", "load", "tcp", *_OTHERS, "sweep", "search")
 """What is measured between guests."""
 

@@ -16,9 +16,8 @@ from types import MappingProxyType
 
 from planewise.measure.designs.cells import Cell, CellTestbed, expand
 from planewise.measure.designs.design import Design, Randomise
-from planewise.measure.station import Trial
+from planewise.measure.station import Request, Trial
 from planewise.measure.trials import kinds_of
-from planewise.measure.trials.kind import TrialRequest
 from planewise.testbed.model import GuestKind
 
 
@@ -73,9 +72,9 @@ def make_schedule(
         for cell in _order(runnable, design.randomise, shuffler):
             trials, warmup = list[Trial](), list[Trial | None]()
             for kind in kinds_of(design):
-                traffic = cells[cell].get(kind.part, ())
-                request = TrialRequest(design, cell, block, traffic, ladders.get(cell, ()))
-                of_kind = kind.trials(request)
+                traffic = cells[cell].get(kind.key, ())
+                request = Request(design, cell, block, traffic, ladders.get(cell, ()))
+                of_kind = kind.requested(request)
                 shuffler.shuffle(of_kind)
                 trials += of_kind
                 warmup.append(kind.warmup(design, of_kind))

@@ -1,4 +1,4 @@
-"""The kinds of trials: each file here that defines `KIND` is found by itself."""
+"""The kinds of trials: each class derived from `Trial` in a file here is found by itself."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import pkgutil
 
 from planewise.errors import BadInputError
 from planewise.measure.designs.design import Design
-from planewise.measure.trials.kind import Kind
+from planewise.measure.station import Trial
 from planewise.testbed.guests.vms.domain import VmOptions
 from planewise.testbed.loads.background import STRESS_NG, STRESSORS
 from planewise.testbed.planes import PLANES
 
 
-def _find() -> tuple[Kind, ...]:
-    modules = (
-        importlib.import_module(f"{__name__}.{module.name}")
+def _find() -> tuple[type[Trial], ...]:
+    kinds = {
+        kind
         for module in pkgutil.iter_modules(__path__)
-    )
-    kinds = (module.KIND for module in modules if hasattr(module, "KIND"))
+        for kind in vars(importlib.import_module(f"{__name__}.{module.name}")).values()
+        if isinstance(kind, type) and issubclass(kind, Trial) and kind is not Trial
+    }
     return tuple(sorted(kinds, key=lambda kind: kind.rank))
 
 
-KINDS: tuple[Kind, ...] = _find()
+KINDS = _find()
 """All kinds of trials, in the order in which a visit measures them."""
 
 
-def kinds_of(design: Design) -> tuple[Kind, ...]:
+def kinds_of(design: Design) -> tuple[type[Trial], ...]:
     """The kinds that a design asks for. Pure.
 
     Raises:
         BadInputError: a run of another planewise has a kind that this one does not.
     """
     parts = design.kinds()
-    if unknown := parts.keys() - {kind.part for kind in KINDS}:
+    if unknown := parts.keys() - {kind.key for kind in KINDS}:
         raise BadInputError(
             f"this planewise has no trials called {', '.join(sorted(unknown))}",
             remedy="continue with the version that began the run",
         )
-    return tuple(kind for kind in KINDS if kind.part in parts)
+    return tuple(kind for kind in KINDS if kind.key in parts)
 
 
 def programs_of(design: Design) -> tuple[str, ...]:

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import ClassVar, cast
 
 from planewise.measure.designs.design import SAME, AllocPart, Design, Policy, Problem, Protocol
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.allocation import measure_allocation
 from planewise.measure.trials.applications import IPERF, REDIS
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.store.models import Level, TrialKind
 from planewise.testbed.model import GUEST_WORDS, GuestKind
 
@@ -34,40 +33,33 @@ class AllocTrial(Trial):
     draw: int
     """Seed of what is drawn at random."""
     kind: ClassVar[TrialKind] = "alloc"
-
-    @property
-    def expected_s(self) -> float:
-        return self.part.warmup_s + self.part.duration_s + self.part.change_s
-
-    def traffic(self) -> dict[str, Level]:
-        return {
-            "policy": self.policy,
-            "size_bytes": self.size_bytes,
-            "protocol": self.protocol,
-        }
-
-    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        return measure_allocation(station, self, place)
-
-
-class Alloc(Kind):
     rank = 5
-    part = "alloc"
+    key = "alloc"
 
-    def trials(self, request: TrialRequest) -> list[Trial]:
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
         """One for each policy, size and protocol."""
-        return [_trial(request, levels) for levels in request.traffic]
+        design, trials = request.design, list[Trial]()
+        part, draw = design.part(cls.key, AllocPart), design.seed + request.block
+        for levels in request.traffic:
+            policy, size_bytes = cast("Policy", levels["policy"]), int(levels["size_bytes"])
+            protocol = cast("Protocol", levels["protocol"])
+            traffic = f"{policy},{size_bytes}B,{protocol}"
+            name = f"alloc:{request.cell.name},{traffic}#r{request.block}"
+            trials.append(cls(name, policy, size_bytes, protocol, part, draw))
+        return trials
 
-    def programs(self, design: Design) -> Sequence[str]:
+    @classmethod
+    def programs(cls, design: Design) -> Sequence[str]:
         """A Redis server, where that is what answers, and a file server, where one downloads."""
-        assert design.alloc is not None
+        part = design.part(cls.key, AllocPart)
         redis = (REDIS,) if "redis" in design.factors.protocol else ()
-        return redis if design.alloc.download_mib is None else (*redis, IPERF)
+        return redis if part.download_mib is None else (*redis, IPERF)
 
-    def problem(self, design: Design) -> Problem | None:
+    @classmethod
+    def problem(cls, design: Design) -> Problem | None:
         """Guests that no allocator can give VFs to, or nothing for it to choose from."""
-        factors, part = design.factors, design.alloc
-        assert part is not None
+        factors, part = design.factors, design.part(cls.key, AllocPart)
         if wrong := _guests_problem(design):
             return wrong
         if "east-west" in factors.path:
@@ -101,12 +93,26 @@ class Alloc(Kind):
             )
         return None
 
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
         """What all guests are sent together."""
-        assert design.alloc is not None
-        groups = design.alloc.group_pps
+        groups = design.part(cls.key, AllocPart).group_pps
         guests = max(design.factors.background_guests)
         yield "alloc.group_pps", math.ceil(guests / len(groups)) * sum(groups)
+
+    @property
+    def expected_s(self) -> float:
+        return self.part.warmup_s + self.part.duration_s + self.part.change_s
+
+    def traffic(self) -> dict[str, Level]:
+        return {
+            "policy": self.policy,
+            "size_bytes": self.size_bytes,
+            "protocol": self.protocol,
+        }
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        return measure_allocation(station, self, place)
 
 
 def _guests_problem(design: Design) -> Problem | None:
@@ -139,21 +145,3 @@ def _guests_problem(design: Design) -> Problem | None:
                     "planes",
                 )
     return None
-
-
-def _trial(request: TrialRequest, levels: Mapping[str, Level]) -> AllocTrial:
-    design = request.design
-    assert design.alloc is not None
-    policy, size_bytes = cast("Policy", levels["policy"]), int(levels["size_bytes"])
-    protocol = cast("Protocol", levels["protocol"])
-    return AllocTrial(
-        name=f"alloc:{request.cell.name},{policy},{size_bytes}B,{protocol}#r{request.block}",
-        policy=policy,
-        size_bytes=size_bytes,
-        protocol=protocol,
-        part=design.alloc,
-        draw=design.seed + request.block,
-    )
-
-
-KIND = Alloc()

@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from planewise.errors import PlanewiseError
-from planewise.measure.designs.design import Design, Imix
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.designs.design import ChainPart, Design, Imix
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.chain_readings import ReadingDelta, counts, kpi, result
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.store.models import FrameAccount, Level, Limit, OfferedLoad, TrialKind, TrialRecord
 from planewise.testbed.chains.model import mean_bytes
 
@@ -50,7 +49,30 @@ class ChainTrial(Trial):
     duration_s: float
     warmup_s: float
     kind: ClassVar[TrialKind] = "chain"
-    samples: ClassVar[bool] = True
+    rank = 3
+    key = "chain"
+    samples = True
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One for each frame size."""
+        part, trials = request.design.part(cls.key, ChainPart), list[Trial]()
+        for levels in request.traffic:
+            size = levels["size_bytes"]
+            imix = size == "imix"
+            name = f"chain:{request.cell.name},{size}{'' if imix else 'B'}#r{request.block}"
+            size_bytes: int | Imix = "imix" if imix else int(size)
+            trials.append(cls(name, size_bytes, part.duration_s, part.warmup_s))
+        return trials
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """The rate that the generator is given, if any."""
+        rate = design.part(cls.key, ChainPart).offered_pps
+        if rate is None:
+            yield "chain", "is offered all that its generator can send"
+        else:
+            yield "chain.offered_pps", rate
 
     @property
     def expected_s(self) -> float:
@@ -146,36 +168,3 @@ def _record(
         chain=chain,
         limits=_LIMITS.get(chain.limit, ()),
     )
-
-
-class Chain(Kind):
-    rank = 3
-    part = "chain"
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One for each frame size."""
-        chain = request.design.chain
-        assert chain is not None
-        sizes = [levels["size_bytes"] for levels in request.traffic]
-        name, block = request.cell.name, request.block
-        return [
-            ChainTrial(
-                name=f"chain:{name},{size}{'' if size == 'imix' else 'B'}#r{block}",
-                size_bytes="imix" if size == "imix" else int(size),
-                duration_s=chain.duration_s,
-                warmup_s=chain.warmup_s,
-            )
-            for size in sizes
-        ]
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """The rate that the generator is given, if any."""
-        assert design.chain is not None
-        rate = design.chain.offered_pps
-        if rate is None:
-            yield "chain", "is offered all that its generator can send"
-        else:
-            yield "chain.offered_pps", rate
-
-
-KIND = Chain()

@@ -15,8 +15,7 @@ from pydantic import Field, NonNegativeInt
 
 from planewise.errors import PlanewiseError
 from planewise.measure.designs.design import Design, DesignModel
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
-from planewise.measure.trials.kind import Kind, TrialRequest
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.load import check_arrival
 from planewise.measure.trials.probe import START_S, TimedOutput, parse, result_of, time_figure
 from planewise.store.models import Figure, Latency
@@ -54,6 +53,22 @@ class ConnectTrial(Trial):
     per_s: float
     request_bytes: int = 0
     """A request of this size is sent on each, and its answer awaited; 0: none."""
+    rank = 6
+    key = "connect"
+    own_part: ClassVar[type[ConnectPart]] = ConnectPart
+    packets: ClassVar[int] = 4
+    """Of a connection, which is reset at once."""
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One."""
+        part = request.design.part(cls.key, cls.own_part)
+        return [cls(f"connect:{request.cell.name}#r{request.block}", part.count, part.per_s)]
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """The packets of all connections."""
+        yield f"{cls.key}.per_s", cls.packets * design.part(cls.key, cls.own_part).per_s
 
     @property
     def expected_s(self) -> float:
@@ -110,26 +125,3 @@ def figures(time: Latency, made: int, failed: int, requests: bool = False) -> di
         resolution=1 / attempts,
     )
     return by_name
-
-
-class Connect(Kind):
-    rank = 6
-    part = "connect"
-    own_part: ClassVar[type[ConnectPart]] = ConnectPart
-    packets: ClassVar[int] = 4
-    """Of a connection, which is reset at once."""
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One."""
-        part = ConnectPart.model_validate(request.design.others[self.part])
-        return [
-            ConnectTrial(f"connect:{request.cell.name}#r{request.block}", part.count, part.per_s)
-        ]
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """The packets of all connections."""
-        part = self.own_part.model_validate(design.others[self.part])
-        yield f"{self.part}.per_s", self.packets * part.per_s
-
-
-KIND = Connect()

@@ -5,13 +5,13 @@ netperf's TCP_CRR, but open loop; see `connect`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from planewise.measure.station import Trial
-from planewise.measure.trials.connect import Connect, ConnectPart, ConnectTrial
-from planewise.measure.trials.kind import TrialRequest
+from planewise.measure.station import Request, Trial
+from planewise.measure.trials.connect import ConnectPart, ConnectTrial
 
 
 class CrrPart(ConnectPart):
@@ -21,17 +21,18 @@ class CrrPart(ConnectPart):
     """Of a request, and of its answer."""
 
 
-class Crr(Connect):
+@dataclass(frozen=True)
+class CrrTrial(ConnectTrial):
+    """One trial of connect, request, close."""
+
     rank = 8
-    part = "crr"
-    own_part = CrrPart
+    key = "crr"
+    own_part: ClassVar[type[CrrPart]] = CrrPart
     packets = 7
 
-    def trials(self, request: TrialRequest) -> list[Trial]:
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
         """One."""
-        part = CrrPart.model_validate(request.design.others[self.part])
+        part = request.design.part(cls.key, cls.own_part)
         name = f"crr:{request.cell.name}#r{request.block}"
-        return [ConnectTrial(name, part.count, part.per_s, part.request_bytes)]
-
-
-KIND = Crr()
+        return [cls(name, part.count, part.per_s, part.request_bytes)]

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
-from planewise.measure.designs.design import Design
+from planewise.measure.designs.design import Design, SweepPart
 from planewise.measure.designs.ladders import loads_of_block
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials import load_one_process, load_two_ended
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.silence import along, counters, nothing_arrived
 from planewise.store.models import Level, TrialKind
 
@@ -23,6 +22,47 @@ class LoadTrial(Trial):
     size_bytes: int
     duration_s: float
     kind: ClassVar[TrialKind] = "load"
+    rank = 2
+    key = "sweep"
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One for each frame size and each load of the block's ladder."""
+        sweep, name, block = (
+            request.design.part(cls.key, SweepPart),
+            request.cell.name,
+            request.block,
+        )
+        if sweep.load_types and request.cell.load_type not in sweep.load_types:
+            return []
+        return [
+            cls(
+                f"load:{name},{levels['size_bytes']}B#r{block}@{offered:.0f}",
+                offered,
+                int(levels["size_bytes"]),
+                sweep.duration_s,
+            )
+            for levels in request.traffic
+            for offered in loads_of_block(request.ladder, block, sweep.loads_per_block)
+        ]
+
+    @classmethod
+    def warmup(cls, design: Design, trials: Sequence[Trial]) -> Trial | None:
+        """A shorter trial with the load of the first."""
+        seconds = design.part(cls.key, SweepPart).warmup_s
+        if not seconds or not trials:
+            return None
+        return replace(cast("LoadTrial", trials[0]), name="warm-up", duration_s=seconds)
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """The ladder; an automatic one begins with an overload."""
+        ladder = design.part(cls.key, SweepPart).offered_pps
+        if ladder == "auto":
+            yield "sweep.offered_pps: auto", "begins with a short trial in overload"
+        else:
+            for rate in ladder:
+                yield "sweep.offered_pps", rate
 
     @property
     def expected_s(self) -> float:
@@ -67,46 +107,3 @@ def check_arrival(station: Station, place: Place, size_bytes: int) -> None:
     if counts and counts.sent and not counts.received:
         destination, after = path.destination(station.ip_version), counters(station)
         raise nothing_arrived(path, destination, counts.sent, before, after, along(station))
-
-
-class Load(Kind):
-    rank = 2
-    part = "sweep"
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One for each frame size and each load of the block's ladder."""
-        sweep, name, block = request.design.sweep, request.cell.name, request.block
-        assert sweep is not None
-        if sweep.load_types and request.cell.load_type not in sweep.load_types:
-            return []
-        return [
-            LoadTrial(
-                f"load:{name},{levels['size_bytes']}B#r{block}@{offered:.0f}",
-                offered,
-                int(levels["size_bytes"]),
-                sweep.duration_s,
-            )
-            for levels in request.traffic
-            for offered in loads_of_block(request.ladder, block, sweep.loads_per_block)
-        ]
-
-    def warmup(self, design: Design, trials: Sequence[Trial]) -> Trial | None:
-        """A shorter trial with the load of the first."""
-        assert design.sweep is not None
-        seconds = design.sweep.warmup_s
-        if not seconds or not trials:
-            return None
-        return replace(cast("LoadTrial", trials[0]), name="warm-up", duration_s=seconds)
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """The ladder; an automatic one begins with an overload."""
-        assert design.sweep is not None
-        ladder = design.sweep.offered_pps
-        if ladder == "auto":
-            yield "sweep.offered_pps: auto", "begins with a short trial in overload"
-        else:
-            for rate in ladder:
-                yield "sweep.offered_pps", rate
-
-
-KIND = Load()

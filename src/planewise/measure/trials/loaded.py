@@ -11,9 +11,8 @@ from pydantic import Field
 
 from planewise.judge.statistics.values import HISTOGRAM_SHARE
 from planewise.measure.designs.design import Design, DesignModel
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_connects, iperf_server
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.ping import ping
 from planewise.measure.trials.probe import START_S, PingOutput, result_of, time_figure
 from planewise.measure.trials.tcp import parse_iperf
@@ -39,6 +38,25 @@ class LoadedTrial(Trial):
     """One trial of latency under load."""
 
     part: LoadedPart
+    rank = 7
+    key = "loaded"
+    own_part = LoadedPart
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One."""
+        part = request.design.part(cls.key, LoadedPart)
+        return [cls(f"loaded:{request.cell.name}#r{request.block}", part)]
+
+    @classmethod
+    def programs(cls, design: Design) -> Sequence[str]:
+        """iperf3, at both ends."""
+        return (IPERF,)
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """TCP has no rate of its own."""
+        yield "loaded", "sends as much as it can"
 
     @property
     def expected_s(self) -> float:
@@ -102,25 +120,3 @@ def figures(idle: PingOutput, loaded: PingOutput, goodput_bps: float) -> dict[st
             resolution=1.0,
         ),
     }
-
-
-class Loaded(Kind):
-    rank = 7
-    part = "loaded"
-    own_part = LoadedPart
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One."""
-        part = LoadedPart.model_validate(request.design.others[self.part])
-        return [LoadedTrial(f"loaded:{request.cell.name}#r{request.block}", part)]
-
-    def programs(self, design: Design) -> Sequence[str]:
-        """iperf3, at both ends."""
-        return (IPERF,)
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """TCP has no rate of its own."""
-        yield "loaded", "sends as much as it can"
-
-
-KIND = Loaded()

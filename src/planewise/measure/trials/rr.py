@@ -15,9 +15,8 @@ from pydantic import Field
 
 from planewise.judge.statistics.values import USER_HZ
 from planewise.measure.designs.design import Design, DesignModel
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.applications import REDIS, start_answering
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.ping import ping
 from planewise.measure.trials.probe import PingOutput, result_of, time_figure
 from planewise.store.levels import CPU_WINDOW_S
@@ -47,6 +46,26 @@ class RrTrial(Trial):
 
     part: RrPart
     transport: Transport = "udp"
+    rank = 9
+    key = "rr"
+    own_part = RrPart
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One for each transport."""
+        part = request.design.part(cls.key, RrPart)
+        name = f"{request.cell.name}#r{request.block}"
+        return [cls(f"rr-{one}:{name}", part, one) for one in part.transports]
+
+    @classmethod
+    def programs(cls, design: Design) -> Sequence[str]:
+        """Redis, for TCP."""
+        return (REDIS,) if "tcp" in design.part(cls.key, RrPart).transports else ()
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """A request and its answer."""
+        yield "rr.per_s", 2 * design.part(cls.key, RrPart).per_s
 
     @property
     def expected_s(self) -> float:
@@ -97,27 +116,3 @@ def figures(output: PingOutput, transport: Transport, cpus: int) -> dict[str, Fi
             resolution=1e9 / USER_HZ / answered,
         )
     return found
-
-
-class Rr(Kind):
-    rank = 9
-    part = "rr"
-    own_part = RrPart
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One for each transport."""
-        part = RrPart.model_validate(request.design.others[self.part])
-        name = f"{request.cell.name}#r{request.block}"
-        return [RrTrial(f"rr-{one}:{name}", part, one) for one in part.transports]
-
-    def programs(self, design: Design) -> Sequence[str]:
-        """Redis, for TCP."""
-        tcp = "tcp" in RrPart.model_validate(design.others[self.part]).transports
-        return (REDIS,) if tcp else ()
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """A request and its answer."""
-        yield "rr.per_s", 2 * RrPart.model_validate(design.others[self.part]).per_s
-
-
-KIND = Rr()

@@ -13,11 +13,10 @@ import polars as pl
 
 from planewise.errors import PlanewiseError
 from planewise.measure.designs.cells import combinations
-from planewise.measure.designs.design import AS_IS, Design, Problem, Protocol
+from planewise.measure.designs.design import AS_IS, Design, Problem, Protocol, RttPart
 from planewise.measure.designs.pattern import STEADY, bursts_of
-from planewise.measure.station import OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import OnSample, Place, Request, Station, Trial, TrialResult
 from planewise.measure.trials.applications import REDIS, start_answering
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.ping import ping
 from planewise.measure.trials.probe import (
     START_S,
@@ -84,6 +83,74 @@ class RttTrial(Trial):
     """Whether packets are stamped at the guests' own interfaces, too."""
     kind: ClassVar[TrialKind] = "rtt"
 
+    rank = 1
+    key = "rtt"
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One for each frequency, size, protocol, pattern and setting of the NICs."""
+        rtt, trials = request.design.part(cls.key, RttPart), list[Trial]()
+        for levels in request.traffic:
+            frequency_pps, size_bytes = float(levels["frequency_pps"]), int(levels["size_bytes"])
+            protocol = cast("Protocol", levels["protocol"])
+            # Cells of all-steady designs stay comparable with those from before there were bursts.
+            steady = request.design.factors.pattern == (STEADY,)
+            pattern = "" if steady else str(levels["pattern"])
+            rx_usecs = None if levels["rx_usecs"] == AS_IS else int(levels["rx_usecs"])
+            name = (
+                f"rtt:{request.cell.name},{frequency_pps:g}pps,{size_bytes}B,{protocol}"
+                f"{f',{pattern}' if pattern else ''}"
+                f"{'' if rx_usecs is None else f',{rx_usecs}us'}#r{request.block}"
+            )
+            traffic = (name, frequency_pps, size_bytes, rtt.packets, protocol, rtt.steady_s)
+            trials.append(cls(*traffic, pattern, rx_usecs, rtt.guest_stamps))
+        return trials
+
+    @classmethod
+    def warmup(cls, design: Design, trials: Sequence[Trial]) -> Trial | None:
+        """A few packets, with the traffic of the first trial."""
+        packets = design.part(cls.key, RttPart).warmup_packets
+        if not packets or not trials:
+            return None
+        return replace(cast("RttTrial", trials[0]), name="warm-up", packets=packets, steady_s=0.0)
+
+    @classmethod
+    def programs(cls, design: Design) -> Sequence[str]:
+        """A Redis server, where it answers."""
+        return (REDIS,) if "redis" in design.factors.protocol else ()
+
+    @classmethod
+    def problem(cls, design: Design) -> Problem | None:
+        """A burst that takes longer than the time to the next, or that no trial holds whole."""
+        packets = design.part(cls.key, RttPart).packets
+        for levels in combinations(design):
+            bursts = bursts_of(str(levels.get("pattern", "")))
+            if bursts is None:
+                continue
+            rate, pattern = float(levels["frequency_pps"]), str(levels["pattern"])
+            place = ("factors", "pattern", design.factors.pattern.index(pattern))
+            if bursts.packets > rate * bursts.every_s:
+                return Problem(
+                    place,
+                    f"{bursts.packets} packets at {rate_text(rate)} take "
+                    f"{time_text(1e9 * bursts.packets / rate)}, longer than until the next burst",
+                    "raise `factors.frequency_pps`, or leave such cells out: `constraints: "
+                    f"[{{when: {{pattern: {pattern}}}, exclude: {{frequency_pps: {rate:g}}}}}]`",
+                )
+            if packets % bursts.packets:
+                return Problem(
+                    place,
+                    f"a trial of {packets} packets holds no whole number of {pattern}",
+                    f"set `rtt.packets` to a multiple of {bursts.packets}",
+                )
+        return None
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """Each frequency."""
+        for rate in design.factors.frequency_pps:
+            yield "factors.frequency_pps", rate
+
     @property
     def expected_s(self) -> float:
         return self.sending_s + self.steady_s
@@ -112,84 +179,6 @@ class RttTrial(Trial):
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         with scratch() as directory, ExitStack() as running:
             return _measure(station, self, place, directory, running)
-
-
-class Rtt(Kind):
-    rank = 1
-    part = "rtt"
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One for each frequency, size, protocol, pattern and setting of the NICs."""
-        rtt, pattern_levels = request.design.rtt, request.design.factors.pattern
-        assert rtt is not None
-        trials: list[Trial] = []
-        for levels in request.traffic:
-            frequency_pps, size_bytes = float(levels["frequency_pps"]), int(levels["size_bytes"])
-            protocol = cast("Protocol", levels["protocol"])
-            # Cells of all-steady designs stay comparable with those from before there were bursts.
-            pattern = "" if pattern_levels == (STEADY,) else str(levels["pattern"])
-            rx_usecs = None if levels["rx_usecs"] == AS_IS else int(levels["rx_usecs"])
-            name = (
-                f"rtt:{request.cell.name},{frequency_pps:g}pps,{size_bytes}B,{protocol}"
-                f"{f',{pattern}' if pattern else ''}"
-                f"{'' if rx_usecs is None else f',{rx_usecs}us'}#r{request.block}"
-            )
-            trials.append(
-                RttTrial(
-                    name,
-                    frequency_pps,
-                    size_bytes,
-                    rtt.packets,
-                    protocol,
-                    rtt.steady_s,
-                    pattern,
-                    rx_usecs,
-                    rtt.guest_stamps,
-                )
-            )
-        return trials
-
-    def warmup(self, design: Design, trials: Sequence[Trial]) -> Trial | None:
-        """A few packets, with the traffic of the first trial."""
-        assert design.rtt is not None
-        packets = design.rtt.warmup_packets
-        if not packets or not trials:
-            return None
-        return replace(cast("RttTrial", trials[0]), name="warm-up", packets=packets, steady_s=0.0)
-
-    def programs(self, design: Design) -> Sequence[str]:
-        """A Redis server, where it answers."""
-        return (REDIS,) if "redis" in design.factors.protocol else ()
-
-    def problem(self, design: Design) -> Problem | None:
-        """A burst that takes longer than the time to the next, or that no trial holds whole."""
-        assert design.rtt is not None
-        for levels in combinations(design):
-            bursts = bursts_of(str(levels.get("pattern", "")))
-            if bursts is None:
-                continue
-            rate, pattern = float(levels["frequency_pps"]), str(levels["pattern"])
-            place = ("factors", "pattern", design.factors.pattern.index(pattern))
-            if bursts.packets > rate * bursts.every_s:
-                return Problem(
-                    place,
-                    f"{bursts.packets} packets at {rate_text(rate)} take "
-                    f"{time_text(1e9 * bursts.packets / rate)}, longer than until the next burst",
-                    "raise `factors.frequency_pps`, or leave such cells out: `constraints: "
-                    f"[{{when: {{pattern: {pattern}}}, exclude: {{frequency_pps: {rate:g}}}}}]`",
-                )
-            if design.rtt.packets % bursts.packets:
-                return Problem(
-                    place,
-                    f"a trial of {design.rtt.packets} packets holds no whole number of {pattern}",
-                    f"set `rtt.packets` to a multiple of {bursts.packets}",
-                )
-        return None
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """Each frequency."""
-        for rate in design.factors.frequency_pps:
-            yield "factors.frequency_pps", rate
 
 
 def _measure(
@@ -376,6 +365,3 @@ def _load(ping: PingOutput) -> OfferedLoad:
         achieved_pps=burst.kept_pps,
     )
     return ping.load.model_copy(update={"burst": burst_load})
-
-
-KIND = Rtt()

@@ -13,11 +13,19 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.designs.design import Design
+from planewise.measure.designs.design import Design, TcpPart
 from planewise.measure.runs import meter
-from planewise.measure.station import Counters, End, OnSample, Place, Station, Trial, TrialResult
+from planewise.measure.station import (
+    Counters,
+    End,
+    OnSample,
+    Place,
+    Request,
+    Station,
+    Trial,
+    TrialResult,
+)
 from planewise.measure.trials.applications import IPERF, IPERF_PORT, iperf_server
-from planewise.measure.trials.kind import Kind, TrialRequest
 from planewise.measure.trials.load import check_arrival
 from planewise.measure.trials.probe import START_S
 from planewise.store.models import CoreUse, Level, TcpResult, TrialKind, TrialRecord
@@ -38,7 +46,29 @@ class TcpTrial(Trial):
     warmup_s: int
     streams: int
     kind: ClassVar[TrialKind] = "tcp"
-    samples: ClassVar[bool] = True
+    rank = 4
+    key = "tcp"
+    samples = True
+
+    @classmethod
+    def requested(cls, request: Request) -> list[Trial]:
+        """One for each size of message."""
+        part, trials = request.design.part(cls.key, TcpPart), list[Trial]()
+        for levels in request.traffic:
+            size_bytes = int(levels["message_bytes"])
+            name = f"tcp:{request.cell.name},{size_bytes}B#r{request.block}"
+            trials.append(cls(name, size_bytes, part.duration_s, part.warmup_s, part.streams))
+        return trials
+
+    @classmethod
+    def programs(cls, design: Design) -> Sequence[str]:
+        """iperf3, at both ends."""
+        return (IPERF,)
+
+    @classmethod
+    def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
+        """A stream has no rate of its own."""
+        yield "tcp", "sends as much as it can"
 
     @property
     def expected_s(self) -> float:
@@ -98,34 +128,6 @@ class TcpTrial(Trial):
                 limits=("sut",),
             )
         )
-
-
-class Tcp(Kind):
-    rank = 4
-    part = "tcp"
-
-    def trials(self, request: TrialRequest) -> list[Trial]:
-        """One for each size of message."""
-        tcp = request.design.tcp
-        assert tcp is not None
-        return [
-            TcpTrial(
-                name=f"tcp:{request.cell.name},{levels['message_bytes']}B#r{request.block}",
-                message_bytes=int(levels["message_bytes"]),
-                duration_s=tcp.duration_s,
-                warmup_s=tcp.warmup_s,
-                streams=tcp.streams,
-            )
-            for levels in request.traffic
-        ]
-
-    def programs(self, design: Design) -> Sequence[str]:
-        """iperf3, at both ends."""
-        return (IPERF,)
-
-    def offered(self, design: Design) -> Iterator[tuple[str, float | str]]:
-        """A stream has no rate of its own."""
-        yield "tcp", "sends as much as it can"
 
 
 class _Part(BaseModel):
@@ -191,6 +193,3 @@ def parse_iperf(finished: FinishedProcess, *, stopped: bool = False) -> IperfRep
             f"{IPERF} did not print the JSON that is known of it",
             remedy="install iperf3 3.9 or newer",
         ) from error
-
-
-KIND = Tcp()
