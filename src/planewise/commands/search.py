@@ -160,14 +160,14 @@ def _measure(
             progress.step(label, min(spent_s, expected_s))
 
         directory = out or default_directory()
-        searched = sweeps.search(plan, directory, host, progress, on_trial, remote)
+        result = sweeps.search(plan, directory, host, progress, on_trial, remote)
+    report = directory / sweeps.REPORT_FILE
     if json:
-        paths = {"run": str(searched.directory), "report": str(searched.report)}
-        print_json(paths | searched.result.to_json())
+        print_json({"run": str(directory), "report": str(report)} | result.to_json())
     else:
-        _print(searched.result, {})
-        stdout().print(f"Report: {searched.report}", soft_wrap=True)
-    return searched.result
+        _print(result, {})
+        stdout().print(f"Report: {report}", soft_wrap=True)
+    return result
 
 
 def _print_catalogue(json: bool) -> None:

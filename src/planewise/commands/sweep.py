@@ -18,8 +18,8 @@ from planewise.errors import BadInputError, VerdictNotGoodError
 from planewise.units import percent_text, rate_text
 
 if TYPE_CHECKING:
+    from planewise.measure.search.sequential import SweepResult
     from planewise.store.models import Fingerprint
-    from planewise.sweeps import SweepRun
 
 
 RUNS = 5
@@ -87,8 +87,15 @@ def sweep(
         seed=seed,
     )
     with ProgressLine(verbosity) as progress, targets.opened(other_hosts, progress) as remote:
-        swept = sweeps.sweep(plan, out or default_directory(), host, progress, remote)
-    _print(swept, host, json)
+        directory = out or default_directory()
+        swept = sweeps.sweep(plan, directory, host, progress, remote)
+    report = directory / sweeps.REPORT_FILE
+    if json:
+        paths = {"run": str(directory), "report": str(report)}
+        print_json(paths | _as_json(swept) | {"disturbances": host.warnings})
+    else:
+        _print(swept, host)
+        stdout().print(f"Report: {report}")
     if require_good and swept.verdict.verdict != "GOOD":
         raise VerdictNotGoodError(
             f"the verdict is {swept.verdict.verdict}: {swept.verdict.reason}",
@@ -117,13 +124,30 @@ def parse_loads(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(rates)))
 
 
-def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
-
+def _as_json(swept: SweepResult) -> dict[str, object]:
+    """Verdict and rates."""
     verdict = swept.verdict
-    if json:
-        print_json(swept.as_json() | {"disturbances": host.warnings})
-        return
-    console = stdout()
+    pdr = verdict.pdr
+    return {
+        "verdict": verdict.verdict,
+        "reason": verdict.reason,
+        "open": verdict.open,
+        "headroom_low": verdict.headroom and verdict.headroom.low,
+        "disturbed_at_most": verdict.stability.disturbed_at_most,
+        "pdr_pps": pdr and pdr.pps,
+        "pdr_low_pps": pdr and pdr.low_pps,
+        "pdr_high_pps": pdr and pdr.high_pps,
+        "ndr_pps": verdict.ndr and verdict.ndr.pps,
+        "saturation_pps": verdict.saturation and verdict.saturation.offered_pps,
+        "trials": swept.trials,
+        "traffic_s": swept.traffic_s,
+        "stopped": swept.stopped,
+        "warnings": [warning.text for warning in verdict.warnings],
+    }
+
+
+def _print(swept: SweepResult, host: Fingerprint) -> None:
+    verdict, console = swept.verdict, stdout()
     console.print()
     console.print(f"{verdict.label}: {verdict.reason}", style="bold")
     console.print(f"Stability: {verdict.stability}")
@@ -147,4 +171,3 @@ def _print(swept: SweepRun, host: Fingerprint, json: bool) -> None:
         console.print(f"  - {warning.text}")
     for sentence in host.warnings:
         console.print(f"  - {sentence}")
-    console.print(f"Report: {swept.report}")

@@ -129,37 +129,27 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
     Each repetition holds every configuration once, in a random order of its own, so that drift of
     the machine hits all alike.
     """
-    factors = design.factors
-    shuffler = random.Random(design.seed)
+    factors, shuffler = design.factors, random.Random(design.seed)
+    configurations = tuple(
+        product(
+            factors.ip_version,
+            factors.forwarding,
+            factors.irq_pinning,
+            factors.platform,
+            factors.nic_ring or (None,),
+            factors.size_bytes,
+            factors.duration_s,
+            factors.runs,
+        )
+    )
     curves: list[PlannedCurve] = []
     for repetition in range(1, design.repetitions + 1):
-        of_repetition = [
-            PlannedCurve(
-                RouterUnderTest(
-                    version,
-                    forwarding,
-                    pinning,
-                    platform,
-                    ring,
-                    labels=(("duration_s", seconds), ("runs", runs)),
-                ),
-                size_bytes,
-                seconds,
-                runs,
-                repetition,
-                shuffler.randrange(2**31),
-            )
-            for version, forwarding, pinning, platform, ring, size_bytes, seconds, runs in product(
-                factors.ip_version,
-                factors.forwarding,
-                factors.irq_pinning,
-                factors.platform,
-                factors.nic_ring or (None,),
-                factors.size_bytes,
-                factors.duration_s,
-                factors.runs,
-            )
-        ]
+        of_repetition = []
+        for ip, forwarding, pinning, platform, ring, size_bytes, seconds, runs in configurations:
+            labels = (("duration_s", seconds), ("runs", runs))
+            sut = RouterUnderTest(ip, forwarding, pinning, platform, ring, labels)
+            seed = shuffler.randrange(2**31)
+            of_repetition.append(PlannedCurve(sut, size_bytes, seconds, runs, repetition, seed))
         shuffler.shuffle(of_repetition)
         curves += of_repetition
     return tuple(curves)

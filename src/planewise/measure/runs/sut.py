@@ -221,11 +221,14 @@ class SutMeasurer:
     """
 
     def __init__(
-        self, sut: Sut, size_bytes: int, on_record: Callable[[TrialRecord], None] | None = None
+        self,
+        sut: Sut,
+        size_bytes: int,
+        on_record: Callable[[TrialRecord], None] = lambda _: None,
     ) -> None:
         self.sut = sut
         self.size_bytes = size_bytes
-        self._on_record = on_record
+        self.on_record = on_record
         self._opened = ExitStack()
         self._trials = 0
         self._earlier: list[TrialRecord] = []
@@ -261,8 +264,7 @@ class SutMeasurer:
                 return _run_of(earlier)
         record = self._measure(offered_pps, duration_s)
         self._trials += 1
-        if self._on_record is not None:
-            self._on_record(record)
+        self.on_record(record)
         if record.counts is None or not record.counts.sent:
             raise BadInputError(
                 f"a trial of {duration_s:g} s at {offered_pps:.0f} pps has no packet",

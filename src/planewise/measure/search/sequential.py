@@ -21,7 +21,13 @@ from planewise.judge.verdict import Verdict, judge
 from planewise.measure.search.counts import PRICE, lead_for
 from planewise.measure.search.measurer import ExhaustedError, Measurer
 
-Stopped = Literal["decided", "ladder too short", "budget spent", "no more runs"]
+Stopped = Literal[
+    "decided",
+    "ladder too short",
+    "budget spent",
+    "no more runs",
+    "every load measured as often as requested",
+]
 
 _MOST_LIMITED = 2
 """Runs that the generator limited, and more than were not, after which a load is given up."""
