@@ -9,7 +9,12 @@ import polars as pl
 from planewise.measure.designs.design import AllocPart, Policy
 from planewise.measure.station import Place
 from planewise.measure.trials.alloc import AllocTrial
-from planewise.measure.trials.allocation import DaemonMetrics, DaemonObservation, record_of
+from planewise.measure.trials.allocation import (
+    ClockOffset,
+    DaemonMetrics,
+    DaemonObservation,
+    record_of,
+)
 from planewise.measure.trials.requests import RequestStream, SentRequests
 from planewise.store.models import TrialRecord
 from planewise.testbed.vfs.alloc_client import MoveStatus, Status
@@ -96,6 +101,7 @@ def trial(
         DaemonMetrics(1.0, 9 << 20, {"decision": (0.0, 0.0), "sample": (1.0, 10.0)}),
         DaemonMetrics(1.1, 10 << 20, {"decision": (0.1, 10.0), "sample": (3.0, 20.0)}),
         [] if holder is None else [move("give", holder, -1.0, 0.5)],
+        ClockOffset(BEGIN_MS * 1_000_000 - round(PART.warmup_s * 1e9), 0),
     )
     place = Place(wanted.name, cell, block, block)
     started = STARTED + timedelta(minutes=block)

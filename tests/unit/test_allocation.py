@@ -234,10 +234,7 @@ def test_the_quickest_look_at_a_clock_counts_and_says_how_far_it_may_be_off() ->
 
 def test_the_reaction_is_the_time_from_the_change_to_the_end_of_a_giving() -> None:
     # The sender's clock is 5 s ahead of here, the daemon's 1000 s (its moves begin there).
-    sender, daemon = (
-        ClockOffset(5_000_000_000, 1_000_000),
-        ClockOffset(1_000_000_000_000, 2_000_000),
-    )
+    daemon = ClockOffset(995_000_000_000, 3_000_000)
     changed_ns = 5_000_000_000 + 12_000_000_000
     moves = [
         move("give", "a", 3.0, 1.0, 1),
@@ -245,10 +242,14 @@ def test_the_reaction_is_the_time_from_the_change_to_the_end_of_a_giving() -> No
         move("give", "b", 14.0, 1.0, 3),
         move("give", "c", 16.0, 2.0, 4),
     ]
-    found = reaction_of(moves, changed_ns, sender, daemon)
+    found = reaction_of(moves, changed_ns, daemon)
+    assert found is not None
     assert (found.first_s, found.last_s) == (3.0, 6.0)
     assert found.error_s == pytest.approx(0.003)
-    assert reaction_of(moves[:2], changed_ns, sender, daemon).first_s is None
+    before = reaction_of(moves[:2], changed_ns, daemon)
+    assert before is not None
+    assert before.first_s is None
+    assert reaction_of(moves, None, daemon) is None
 
 
 METRICS = """
@@ -403,7 +404,7 @@ def switched(alloc_moves: Sequence[GuestMove]) -> tuple[TrialRecord, SentRequest
     answer = pl.col("user_tx_ns") + pl.when(quick).then(1_000_000).otherwise(4_000_000)
     packets = SentRequests(times.packets.with_columns(user_rx_ns=answer.cast(pl.Int64)))
     assert record.alloc is not None
-    alloc = record.alloc.model_copy(update={"moves": tuple(alloc_moves), "zero_ns": 2_000_000_000})
+    alloc = record.alloc.model_copy(update={"moves": tuple(alloc_moves)})
     return record.model_copy(update={"alloc": alloc}), packets
 
 
@@ -420,7 +421,7 @@ def test_what_a_switch_does_is_told_before_during_and_after_and_of_the_guests_be
 ) -> None:
     record, packets = switched((GIVEN, TAKEN))
     assert record.alloc is not None
-    phases = phases_of(record.alloc, "guest0", packets, 2_000_000_000)
+    phases = phases_of(record.alloc, "guest0", packets)
     assert [(one.name, one.begin_s, one.end_s) for one in phases] == [
         ("before", 0.0, 3.0),
         ("being given", 3.0, 4.0),
@@ -433,7 +434,7 @@ def test_what_a_switch_does_is_told_before_during_and_after_and_of_the_guests_be
     assert [one.counts.sent for one in phases] == [30, 10, 20, 5, 35]
     assert all(one.beside and round(one.beside.p99_ns / 1e6) == 4 for one in phases)
     with pytest.raises(PlanewiseError, match="not taken from guest0"):
-        phases_of(switched((GIVEN,))[0].alloc, "guest0", packets, 0)  # type: ignore[arg-type]
+        phases_of(switched((GIVEN,))[0].alloc, "guest0", packets)  # type: ignore[arg-type]
     alloc = record.alloc.model_copy(update={"switch": phases, "clock_error_s": 0.01})
     record = record.model_copy(update={"alloc": alloc})
     path = tmp_path / "switch"

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from planewise.errors import PlanewiseError
-from planewise.measure.designs.design import Policy
 from planewise.measure.station import Place, Station, TrialResult
 from planewise.measure.trials.applications import (
     IPERF,
@@ -111,15 +110,14 @@ def hold_times(
             seconds[guest] = seconds.get(guest, 0.0) + max(0, at_ms - since.pop(guest)) / 1000
 
     for move in sorted(moves, key=lambda move: move.started_unix_ms):
-        done_ms = _done_ms(move)
-        if done_ms is None:
-            if move.direction == "take" and begin_ms <= move.started_unix_ms < end_ms:
-                end(move.guest, move.started_unix_ms)
-        elif move.direction == "give" and begin_ms < done_ms <= end_ms:
+        started_ms, done_ms = move.started_unix_ms, _done_ms(move)
+        if move.direction == "give" and done_ms is not None and begin_ms < done_ms <= end_ms:
             since.setdefault(move.guest, done_ms)
             given[move.guest] = given.get(move.guest, 0) + 1
-        elif move.direction == "take" and begin_ms < done_ms and move.started_unix_ms < end_ms:
-            end(move.guest, move.started_unix_ms)
+        elif (
+            move.direction == "take" and started_ms < end_ms and begin_ms <= (done_ms or started_ms)
+        ):
+            end(move.guest, started_ms)
     for guest in list(since):
         end(guest, end_ms)
     names = seconds.keys() | given.keys()
@@ -188,7 +186,7 @@ def use_of(begin: DaemonMetrics, end: DaemonMetrics, seconds: float) -> DaemonUs
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far a host's clock is ahead of this machine's, and how far off that may be [ns]."""
+    """How far a clock is ahead of another, and how far off that may be [ns]."""
 
     ahead_ns: int
     error_ns: int
@@ -201,29 +199,37 @@ def offset_of(readings: Iterable[tuple[int, int, int]]) -> ClockOffset:
     return ClockOffset(remote - (before + after) // 2, (after - before + 1) // 2)
 
 
-def _clock_offset(host: Host) -> ClockOffset:
-    readings = []
-    for _ in range(_CLOCK_READINGS):
-        before = time.monotonic_ns()
-        remote = int(host.run(["date", "+%s%N"]).check().stdout)
-        readings.append((before, remote, time.monotonic_ns()))
-    return offset_of(readings)
+def _clock_offset(daemon: Host, sender: Host) -> ClockOffset:
+    """Of the daemon's clock against the sender's, both by this machine's."""
+    offsets = []
+    for host in (daemon, sender):
+        readings = []
+        for _ in range(_CLOCK_READINGS):
+            before = time.monotonic_ns()
+            remote = int(host.run(["date", "+%s%N"]).check().stdout)
+            readings.append((before, remote, time.monotonic_ns()))
+        offsets.append(offset_of(readings))
+    a, b = offsets
+    return ClockOffset(a.ahead_ns - b.ahead_ns, a.error_ns + b.error_ns)
 
 
 def reaction_of(
-    moves: Sequence[MoveStatus], changed_ns: int, sender: ClockOffset, daemon: ClockOffset
-) -> Reaction:
-    """When VFs followed a change of load, which began at that time of the sender's clock. Pure."""
-    changed_ms = (changed_ns - sender.ahead_ns + daemon.ahead_ns) / 1e6
+    moves: Sequence[MoveStatus], changed_ns: int | None, daemon: ClockOffset
+) -> Reaction | None:
+    """When VFs followed a change of load, which began at that time of the sender's clock; None
+    where there was none. Pure."""
+    if changed_ns is None:
+        return None
+    changed_ms = (changed_ns + daemon.ahead_ns) / 1e6
     done = [
-        at - changed_ms
+        (at - changed_ms) / 1000
         for move in moves
         if move.direction == "give" and (at := _done_ms(move)) is not None and at > changed_ms
     ]
     return Reaction(
-        error_s=(sender.error_ns + daemon.error_ns) / 1e9,
-        first_s=min(done) / 1000 if done else None,
-        last_s=max(done) / 1000 if done else None,
+        error_s=daemon.error_ns / 1e9,
+        first_s=min(done, default=None),
+        last_s=max(done, default=None),
     )
 
 
@@ -239,6 +245,8 @@ class DaemonObservation:
     end_metrics: DaemonMetrics
     moves: Sequence[MoveStatus]
     """All, from the start of the daemon to the end of the load."""
+    clock: ClockOffset
+    """Of the daemon's host against the sender's."""
 
     @property
     def window_s(self) -> float:
@@ -306,18 +314,20 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
                     client.order("PUT", where, {"stance": stance})
             end, end_metrics = watcher.poll_until(steady_s + part.duration_s, load)
             watcher.poll_until(begun_s + trial.expected_s, load)
-            clocks = [_clock_offset(host) for host in (sender, allocator.host)]
+            clock = _clock_offset(allocator.host, sender)
             text = load.wait(START_S).check().stdout
             downloaded = None if download is None else download_of(file_server.name, download)
         watcher.poll()
-        observation = DaemonObservation(begin, end, begin_metrics, end_metrics, watcher.moves)
+        seen = DaemonObservation(begin, end, begin_metrics, end_metrics, watcher.moves, clock)
         with scratch() as directory:
             recording = allocator.host.take(allocator.recording, directory).read_bytes()
     sent = parse_sent(text, streams)
-    record = record_of(trial, place, started, streams, sent, observation)
+    record = record_of(trial, place, started, streams, sent, seen)
     assert record.alloc is not None
-    alloc = on_one_clock(record.alloc, trial.policy, streams, sent, observation, *clocks)
-    alloc = alloc.model_copy(update={"download": downloaded})
+    update: dict[str, object] = {"download": downloaded}
+    if trial.policy == "switch":
+        update["switch"] = phases_of(record.alloc, streams[0].guest, sent)
+    alloc = record.alloc.model_copy(update=update)
     record = record.model_copy(update={"alloc": alloc, "figures": figures_of(downloaded)})
     return TrialResult(record, sent.packets, recording)
 
@@ -364,38 +374,10 @@ def figures_of(download: Download | None) -> dict[str, Figure]:
     return {DOWNLOAD_METRIC: figure}
 
 
-def on_one_clock(
-    alloc: AllocResult,
-    policy: Policy,
-    streams: Sequence[RequestStream],
-    sent: SentRequests,
-    observation: DaemonObservation,
-    sender: ClockOffset,
-    daemon: ClockOffset,
-) -> AllocResult:
-    """The result with what needs packets and moves on one clock: the reaction to a change of load,
-    and the phases of a guest that was moved. Pure."""
-    zero_ns = observation.begin.at_unix_ms * 1_000_000 - daemon.ahead_ns + sender.ahead_ns
-    changed_ns = sent.changed_ns
-    moved = streams[0].guest
-    return alloc.model_copy(
-        update={
-            "zero_ns": zero_ns,
-            "clock_error_s": (sender.error_ns + daemon.error_ns) / 1e9,
-            "change": None
-            if changed_ns is None
-            else reaction_of(observation.moves, changed_ns, sender, daemon),
-            "switch": phases_of(alloc, moved, sent, zero_ns) if policy == "switch" else (),
-        }
-    )
-
-
 _PARTS: tuple[SwitchPart, ...] = ("before", "being given", "on the VF", "being taken", "after")
 
 
-def phases_of(
-    alloc: AllocResult, moved: str, sent: SentRequests, zero_ns: int
-) -> tuple[SwitchPhase, ...]:
+def phases_of(alloc: AllocResult, moved: str, sent: SentRequests) -> tuple[SwitchPhase, ...]:
     """Loss and latency before, during and after a guest's two moves, by the moves' times. Pure.
 
     Raises:
@@ -413,7 +395,7 @@ def phases_of(
             )
         ends += [move.at_s, move.at_s + move.duration_s]
     ends.append(max(ends[-1], alloc.window_s))
-    at = (pl.col("scheduled_ns") - zero_ns) / 1e9
+    at = (pl.col("scheduled_ns") - alloc.zero_ns) / 1e9
     phases = []
     for name, begin_s, end_s in zip(_PARTS, ends, ends[1:], strict=False):
         in_phase = sent.packets.filter((at >= begin_s) & (at < end_s))
@@ -441,7 +423,7 @@ def record_of(
     sent: SentRequests,
     observation: DaemonObservation,
 ) -> TrialRecord:
-    """The record of a trial, without its reaction to a change of load. Pure."""
+    """The record of a trial, without phases of a switch and download. Pure."""
     part = trial.part
     window = sent.window(part.warmup_s, part.duration_s)
     window_s = (window[1] - window[0]) / 1e9
@@ -486,6 +468,9 @@ def record_of(
             groups=groups,
             moves=tuple(_move(move, begin_ms) for move in observation.moves),
             daemon=use_of(observation.begin_metrics, observation.end_metrics, observation.window_s),
+            zero_ns=begin_ms * 1_000_000 - observation.clock.ahead_ns,
+            clock_error_s=observation.clock.error_ns / 1e9,
+            change=reaction_of(observation.moves, sent.changed_ns, observation.clock),
         ),
     )
 
