@@ -92,7 +92,7 @@ def sweep(
     report = directory / sweeps.REPORT_FILE
     if json:
         paths = {"run": str(directory), "report": str(report)}
-        print_json(paths | _as_json(swept) | {"disturbances": host.warnings})
+        print_json(paths | swept.to_json() | {"disturbances": host.warnings})
     else:
         _print(swept, host)
         stdout().print(f"Report: {report}")
@@ -122,28 +122,6 @@ def parse_loads(text: str) -> tuple[float, ...]:
     if len(set(rates)) < 2:
         raise BadInputError("a curve needs at least two loads", where="--loads")
     return tuple(sorted(set(rates)))
-
-
-def _as_json(swept: SweepResult) -> dict[str, object]:
-    """Verdict and rates."""
-    verdict = swept.verdict
-    pdr = verdict.pdr
-    return {
-        "verdict": verdict.verdict,
-        "reason": verdict.reason,
-        "open": verdict.open,
-        "headroom_low": verdict.headroom and verdict.headroom.low,
-        "disturbed_at_most": verdict.stability.disturbed_at_most,
-        "pdr_pps": pdr and pdr.pps,
-        "pdr_low_pps": pdr and pdr.low_pps,
-        "pdr_high_pps": pdr and pdr.high_pps,
-        "ndr_pps": verdict.ndr and verdict.ndr.pps,
-        "saturation_pps": verdict.saturation and verdict.saturation.offered_pps,
-        "trials": swept.trials,
-        "traffic_s": swept.traffic_s,
-        "stopped": swept.stopped,
-        "warnings": [warning.text for warning in verdict.warnings],
-    }
 
 
 def _print(swept: SweepResult, host: Fingerprint) -> None:

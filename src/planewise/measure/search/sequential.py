@@ -61,6 +61,26 @@ class SweepResult:
     traffic_s: float
     """Sum of the trials' durations."""
 
+    def to_json(self) -> dict[str, object]:
+        """Verdict, rates and costs as a JSON object."""
+        verdict, pdr = self.verdict, self.verdict.pdr
+        return {
+            "verdict": verdict.verdict,
+            "reason": verdict.reason,
+            "open": verdict.open,
+            "headroom_low": verdict.headroom and verdict.headroom.low,
+            "disturbed_at_most": verdict.stability.disturbed_at_most,
+            "pdr_pps": pdr and pdr.pps,
+            "pdr_low_pps": pdr and pdr.low_pps,
+            "pdr_high_pps": pdr and pdr.high_pps,
+            "ndr_pps": verdict.ndr and verdict.ndr.pps,
+            "saturation_pps": verdict.saturation and verdict.saturation.offered_pps,
+            "trials": self.trials,
+            "traffic_s": self.traffic_s,
+            "stopped": self.stopped,
+            "warnings": [warning.text for warning in verdict.warnings],
+        }
+
 
 class NothingMeasuredError(PlanewiseError):
     """No trial of a sweep was limited by the system under test."""
