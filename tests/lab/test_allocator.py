@@ -17,6 +17,7 @@ from planewise.testbed.vfs.nic import find_planewised
 from .conftest import UpLab
 from .moving import (
     DIRECTORY,
+    FIRST,
     NAMESPACES,
     PATIENCE_S,
     PPS,
@@ -96,7 +97,7 @@ def test_a_vf_follows_the_traffic_of_two_waiters_and_no_packet_is_lost_in_the_sw
     hosts: tuple[LabHost, LabHost], said: list[str]
 ) -> None:
     a, b = hosts
-    config = configure(a, settings(0.5, 1.0, {"pwg0": "free", "pwg1": "free"}))
+    config = configure(a, settings(0.5, 1.0, {"pwg0": "free", "pwg1": "free"}) + FIRST)
     with running(a, config) as daemon:
         # Being taken in interrupts a guest once.
         until(a, "[ $(ls /run/pw-alloc/state/guests | wc -l) = 2 ]")

@@ -25,6 +25,7 @@ from tests.fleet.kubelet import PROBE, SCRIPT, NodeFiles, why_not
 from .conftest import UpLab
 from .moving import (
     DIRECTORY,
+    FIRST,
     PATIENCE_S,
     SETTINGS,
     STEPS,
@@ -225,7 +226,8 @@ def test_a_vf_follows_the_traffic_of_two_pods_and_no_packet_is_lost_in_the_switc
     field: Field, said: list[str]
 ) -> None:
     a, b, node = field.a, field.b, field.node
-    with running(a, configure(a, text(field, 0.5, 1.0)), AGENT) as agent:
+    told = text(field, 0.5, 1.0, web="free", db="free") + FIRST
+    with running(a, configure(a, told), AGENT) as agent:
         until(a, f"[ $(ls {DIRECTORY}/state/pods | wc -l) = 2 ]")
         with paused(a):
             rounds = followed(a, b, "pods", field.pods, said, reflecting=True)
