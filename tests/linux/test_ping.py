@@ -517,7 +517,7 @@ def test_no_space_for_the_packets_keeps_the_summary(netns_pair: Network) -> None
     assert done.output["counts"]["received"] == 100
 
 
-def test_help_that_cannot_be_written_is_an_error() -> None:
+def test_help_that_cannot_be_written_is_an_error_and_bad_input_stays_bad_input() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [find_probe(), "--help"], stdout=full, stderr=subprocess.PIPE, text=True
@@ -525,6 +525,7 @@ def test_help_that_cannot_be_written_is_an_error() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("pw-probe: cannot write to stdout: No space left on device")
     assert subprocess.run(f"{find_probe()} --help | true", shell=True).returncode == 0
+    assert subprocess.run(f"{find_probe()} nonsense 2>/dev/full", shell=True).returncode == 2
 
 
 def test_a_user_without_raw_sockets_is_told_what_is_missing(netns_pair: Network) -> None:

@@ -92,10 +92,11 @@ pub fn exit(program: &str, result: Result<()>) -> ExitCode {
     ExitCode::from(error.kind.exit_code())
 }
 
-/// Ends `program` after printing help with `code`, or with an error if stdout is full.
+/// Ends `program` with `code` after clap printed help on stdout, or (`code` is not 0) what is wrong with
+/// the arguments on stderr. An error only if stdout is full.
 pub fn exit_printed(program: &str, printed: io::Result<()>, code: i32) -> ExitCode {
     match printed.and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+        Err(error) if code == 0 && error.kind() != io::ErrorKind::BrokenPipe => {
             let what = Error::failed("cannot write to stdout", "make space, or send it elsewhere");
             exit(program, Err(what.caused_by(error)))
         }
