@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -115,9 +115,9 @@ class Trial(ABC):
         return ()
 
     @classmethod
-    def problem(cls, design: Design) -> Problem | None:
+    def problems(cls, design: Design) -> Iterable[Problem]:
         """What is impossible in a design, beyond what holds for all kinds."""
-        return None
+        return ()
 
     @classmethod
     @abstractmethod

@@ -57,41 +57,39 @@ class AllocTrial(Trial):
         return redis if part.download_mib is None else (*redis, IPERF)
 
     @classmethod
-    def problem(cls, design: Design) -> Problem | None:
+    def problems(cls, design: Design) -> Iterator[Problem]:
         """Guests that no allocator can give VFs to, or nothing for it to choose from."""
         factors, part = design.factors, design.part(cls.key, AllocPart)
-        if wrong := _guests_problem(design):
-            return wrong
+        yield from _guests_problems(design)
         if "east-west" in factors.path:
-            return Problem(
+            yield Problem(
                 ("factors", "path"),
                 "the allocator's guests answer requests from another host",
                 "leave `path` out",
             )
         if "switch" in factors.policy and part.change_s:
-            return Problem(
+            yield Problem(
                 ("alloc", "change_s"),
                 "the load does not change in a trial of a switch",
                 "use a separate design for the policy `switch`",
             )
         fewest = min(factors.background_guests)
         if fewest <= part.vfs:
-            return Problem(
+            yield Problem(
                 ("factors", "background_guests"),
                 f"{fewest} guests for {part.vfs} VFs leave nothing to choose: each could have one",
                 "give more guests than `alloc.vfs`",
             )
         if fewest < len(part.group_pps):
-            return Problem(
+            yield Problem(
                 ("alloc", "group_pps"),
                 f"{len(part.group_pps)} groups of {fewest} guests: some would have none",
                 "give more guests in `factors.background_guests`",
             )
         if len(set(part.group_pps)) != len(part.group_pps):
-            return Problem(
+            yield Problem(
                 ("alloc", "group_pps"), "a rate is named twice", "a group is known by its rate"
             )
-        return None
 
     @classmethod
     def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
@@ -115,18 +113,18 @@ class AllocTrial(Trial):
         return measure_allocation(station, self, place)
 
 
-def _guests_problem(design: Design) -> Problem | None:
+def _guests_problems(design: Design) -> Iterator[Problem]:
     """Guests, or planes of theirs, that planewised does not manage."""
     factors = design.factors
     for index, kind in enumerate(factors.guest):
         if kind not in ALLOC_PLANES:
-            return Problem(
+            yield Problem(
                 ("factors", "guest", index),
                 f"the allocator gives no VFs to guests that are {GUEST_WORDS[kind][1]}",
                 f"set `factors.guest` to {', '.join(ALLOC_PLANES)}",
             )
     if "vm" in factors.guest and (parts := design.kinds().keys() - {"alloc"}):
-        return Problem(
+        yield Problem(
             ("factors", "guest"),
             f"virtual machines that are given VFs are measured by `alloc` alone, not by "
             f"`{'`, `'.join(sorted(parts))}`",
@@ -138,10 +136,9 @@ def _guests_problem(design: Design) -> Problem | None:
         for index, name in enumerate(names):
             if name not in (*planes, SAME):
                 allowed = " and ".join(planes)
-                return Problem(
+                yield Problem(
                     ("factors", place, index),
                     f"the allocator gives VFs to {guests} on {allowed}, not on {name}",
                     f"set `factors.{place}` to {allowed}, and use a separate design for other "
                     "planes",
                 )
-    return None

@@ -120,7 +120,7 @@ class RttTrial(Trial):
         return (REDIS,) if "redis" in design.factors.protocol else ()
 
     @classmethod
-    def problem(cls, design: Design) -> Problem | None:
+    def problems(cls, design: Design) -> Iterator[Problem]:
         """A burst that takes longer than the time to the next, or that no trial holds whole."""
         packets = design.part(cls.key, RttPart).packets
         for levels in combinations(design):
@@ -130,7 +130,7 @@ class RttTrial(Trial):
             rate, pattern = float(levels["frequency_pps"]), str(levels["pattern"])
             place = ("factors", "pattern", design.factors.pattern.index(pattern))
             if bursts.packets > rate * bursts.every_s:
-                return Problem(
+                yield Problem(
                     place,
                     f"{bursts.packets} packets at {rate_text(rate)} take "
                     f"{time_text(1e9 * bursts.packets / rate)}, longer than until the next burst",
@@ -138,12 +138,11 @@ class RttTrial(Trial):
                     f"[{{when: {{pattern: {pattern}}}, exclude: {{frequency_pps: {rate:g}}}}}]`",
                 )
             if packets % bursts.packets:
-                return Problem(
+                yield Problem(
                     place,
                     f"a trial of {packets} packets holds no whole number of {pattern}",
                     f"set `rtt.packets` to a multiple of {bursts.packets}",
                 )
-        return None
 
     @classmethod
     def offered(cls, design: Design) -> Iterator[tuple[str, float | str]]:
