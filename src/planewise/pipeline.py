@@ -26,8 +26,7 @@ from planewise.measure.runs.meter import Meter
 from planewise.measure.runs.pause import Pauses
 from planewise.measure.runs.pilots import find_ranges
 from planewise.measure.runs.stations import Stations
-from planewise.measure.runs.sut import Built
-from planewise.measure.station import OnSample
+from planewise.measure.station import OnSample, Station
 from planewise.report import html
 from planewise.store.models import Fingerprint, RunInfo, Session, SkippedCell
 from planewise.store.recommendation import Recommendation
@@ -431,7 +430,7 @@ def begin(
     seed: int,
     host: Fingerprint,
     remote: RemoteHosts | None,
-    built: Stations | Built,
+    built: Stations | Station,
 ) -> RunInfo:
     """The RunInfo of a run that begins now."""
     now = datetime.now(UTC)
@@ -462,7 +461,7 @@ def _info(
     host: Fingerprint,
     schedule: Schedule,
     remote: RemoteHosts | None,
-    built: Stations | Built,
+    built: Stations | Station,
 ) -> RunInfo:
     stored = design.model_dump(mode="json")
     stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from planewise.measure.runs.sut import Built, PlaneUnderTest, SutMeasurer
+from planewise.measure.runs.sut import PlaneUnderTest, SutMeasurer
+from planewise.measure.station import Station
 from planewise.procfs import mean_mhz
 from planewise.store.models import TrialRecord
 from planewise.testbed.hosts.state import (
@@ -122,8 +123,8 @@ def test_a_trial_of_one_system_keeps_what_other_programs_took_of_this_machine(
     station = SimpleNamespace(measure=measure)
 
     class Made(PlaneUnderTest):
-        def build(self, size_bytes: int, built: ExitStack) -> Built:
-            return Built(station)  # type: ignore[arg-type]
+        def build(self, size_bytes: int, built: ExitStack) -> Station:
+            return station  # type: ignore[return-value]
 
     kept: list[TrialRecord] = []
     with SutMeasurer(Made("veth"), 64, kept.append) as measurer:

@@ -213,6 +213,10 @@ class Station:
     """How much later than planned a chain's traffic may begin."""
     notes: tuple[str, ...] = ()
     """Warnings for the next trial's record."""
+    emulated: str = ""
+    """Of a system under test: as `RunInfo.emulated`."""
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """As `RunInfo.differences`."""
     _opened: ExitStack = field(default_factory=ExitStack, init=False)
     _allocator: Allocator | None = field(default=None, init=False)
     _is_spread: bool = field(default=False, init=False)

@@ -6,7 +6,7 @@ Gives searches their `Measurer`, and keeps every trial's record.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -33,15 +33,6 @@ MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets for a loss ratio."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """A SUT that stands, with what a reader of its figures must know."""
-
-    station: Station
-    emulated: str = ""
-    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
 class Sut(ABC):
     """A system under test, before it is built."""
 
@@ -55,7 +46,7 @@ class Sut(ABC):
         """The same on two servers; UnsupportedError where it cannot be there."""
 
     @abstractmethod
-    def build(self, size_bytes: int, built: ExitStack) -> Built:
+    def build(self, size_bytes: int, built: ExitStack) -> Station:
         """Builds it; closing `built` removes it.
 
         Raises:
@@ -93,7 +84,7 @@ class PlaneUnderTest(Sut):
     def on(self, pair: Pair) -> Sut:
         return replace(self, pair=pair)
 
-    def build(self, size_bytes: int, built: ExitStack) -> Built:
+    def build(self, size_bytes: int, built: ExitStack) -> Station:
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
         levels = {"plane": self.plane, "guest": self.guest, "path": self.path}
         design = Design.model_validate({"factors": {**levels, "size_bytes": size_bytes},
@@ -105,7 +96,8 @@ class PlaneUnderTest(Sut):
                 remedy="`planewise doctor --matrix` lists what can be measured, and where",
             )
         station = built.enter_context(stations.station(cell))
-        return Built(station, stations.emulated, stations.differences)
+        station.emulated, station.differences = stations.emulated, stations.differences
+        return station
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,7 @@ class RouterUnderTest(Sut):
             remedy="measure a chain of one function there: `planewise run` with `factors.vnfs: 1`",
         )
 
-    def build(self, size_bytes: int, built: ExitStack) -> Built:
+    def build(self, size_bytes: int, built: ExitStack) -> Station:
         cpus = split_cpus()
         receivers = () if cpus is None else cpus.receivers
         router = built.enter_context(
@@ -160,8 +152,8 @@ class RouterUnderTest(Sut):
                     pinned = receivers[port : port + 1] if self.pinning == "two" else receivers[:1]
                 steer(router.hosts["router"], router.netns, [entrance], pinned)
         station = _station(router.trial_path(), self.ip_version, cpus, built)
-        station.counter_points = router.counter_points
-        return Built(station, router.emulated)
+        station.counter_points, station.emulated = router.counter_points, router.emulated
+        return station
 
 
 @dataclass(frozen=True)
@@ -179,9 +171,9 @@ class InterfacesUnderTest(Sut):
     def on(self, pair: Pair) -> Sut:
         raise UnsupportedError("--tx and --rx name interfaces of this machine")
 
-    def build(self, size_bytes: int, built: ExitStack) -> Built:
+    def build(self, size_bytes: int, built: ExitStack) -> Station:
         self.check()
-        return Built(_station(self.path, self.ip_version, split_cpus(), built))
+        return _station(self.path, self.ip_version, split_cpus(), built)
 
     def check(self) -> None:
         path = self.path
@@ -232,7 +224,7 @@ class SutMeasurer:
         self._opened = ExitStack()
         self._trials = 0
         self._earlier: list[TrialRecord] = []
-        self._built: Built | None = None
+        self._built: Station | None = None
 
     @property
     def cell(self) -> dict[str, Level]:
@@ -240,7 +232,7 @@ class SutMeasurer:
         return self.sut.cell | {"size_bytes": self.size_bytes}
 
     @property
-    def built(self) -> Built:
+    def built(self) -> Station:
         """The SUT; only in the `with` block."""
         assert self._built is not None
         return self._built
@@ -253,7 +245,7 @@ class SutMeasurer:
     @property
     def max_load_pps(self) -> float:
         """The generator's own maximum."""
-        return self.built.station.max_pps(self.size_bytes)
+        return self.built.max_pps(self.size_bytes)
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Runs one trial. PlanewiseError when it could not be run."""
@@ -279,7 +271,7 @@ class SutMeasurer:
         watch = LocalWatch()
         watch.start()
         try:
-            record = self.built.station.measure(trial, place, lambda _: None).record
+            record = self.built.measure(trial, place, lambda _: None).record
         except PlanewiseError:
             self.sut.check()
             raise
