@@ -17,7 +17,7 @@ from planewise.fleet import run as fleet_run
 from planewise.fleet.analysis import Findings, find
 from planewise.fleet.budget import within
 from planewise.fleet.page import headline, render
-from planewise.fleet.plan import Budget, Fleet, FleetPlan, draw_pairs, read_nodes
+from planewise.fleet.plan import Budget, Fleet, FleetPlan, read_nodes
 from planewise.fleet.tournament import Match, meetings_of, tournament
 from planewise.judge.statistics.nodes import Meeting, determined, false_discovery, node_effects
 from planewise.measure.designs.design import Design
@@ -139,7 +139,10 @@ def plan(nodes: int, pairs: int, **more: object) -> FleetPlan:
     return FleetPlan.model_validate(
         {
             "nodes": tuple(f"local:n{number}" for number in range(nodes)),
-            "pairs": draw_pairs(nodes, pairs, 4),
+            "pairs": [
+                (match.round, match.sender, match.responder)
+                for match in tournament(nodes, pairs, 4)
+            ],
             "seed": 4,
             "design": DESIGN.model_dump(mode="json"),
             **more,

@@ -124,7 +124,8 @@ def _plan(
     from pydantic import ValidationError
 
     from planewise.fleet.budget import within
-    from planewise.fleet.plan import Budget, FleetPlan, default_seed, draw_pairs, read_nodes
+    from planewise.fleet.plan import Budget, FleetPlan, default_seed, read_nodes
+    from planewise.fleet.tournament import tournament
     from planewise.measure.designs.design_file import load_design
 
     if nodes_file is None or pairs is None:
@@ -138,11 +139,12 @@ def _plan(
         budget = Budget.model_validate(limits)
         design = within(load_design(design_file), budget)
         chosen_seed = default_seed(nodes, design) if seed is None else seed
+        drawn = tournament(len(nodes), pairs, chosen_seed)
         plan = FleetPlan(
             title=design.title,
             nodes=nodes,
             nic=nic,
-            pairs=draw_pairs(len(nodes), pairs, chosen_seed),
+            pairs=tuple((match.round, match.sender, match.responder) for match in drawn),
             seed=chosen_seed,
             budget=budget,
             design=design.model_dump(mode="json"),

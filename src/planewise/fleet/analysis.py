@@ -128,10 +128,10 @@ def find(
             remedy=f"planewise fleet run --resume {fleet.path}",
         )
     available = metrics_in(samples)
-    rankings: list[Ranking] = []
+    found: list[tuple[Ranking, Sequence[NodeEffect]]] = []
     for name in metrics or [name for name in USUAL if name in available]:
-        rankings += _rankings(fleet, samples, name, margin)
-    rankings = _judged(rankings, margin, alpha)
+        found += _rankings(fleet, samples, name, margin)
+    rankings = _judged(found, fleet.plan.nodes, margin, alpha)
     return Findings(
         title=fleet.plan.title,
         nodes=len(fleet.plan.nodes),
@@ -140,7 +140,7 @@ def find(
         failures=fleet.failures(),
         margin=margin,
         alpha=alpha,
-        rankings=tuple(rankings),
+        rankings=rankings,
         outliers=_outliers(rankings, hosts),
         emulated=emulated,
     )
@@ -168,7 +168,8 @@ def _read(fleet: Fleet) -> tuple[list[RunSample], dict[str, Fingerprint], str]:
 
 def _rankings(
     fleet: Fleet, samples: Sequence[RunSample], name: str, margin: float
-) -> Iterable[Ranking]:
+) -> Iterable[tuple[Ranking, Sequence[NodeEffect]]]:
+    """Rankings by plane without their nodes, and what the pairs tell of each node."""
     observed = observe(samples, name)
     if not observed.metric.as_ratio:
         raise BadInputError(
@@ -190,20 +191,10 @@ def _rankings(
         meetings = [Meeting(*ends[run], value) for run, value in values.items()]
         effects = node_effects(len(fleet.plan.nodes), meetings, margin=margin)
         measured = {observation.run for observation in observations}
-        yield Ranking(
-            plane=plane,
-            metric=observed.metric,
-            typical=statistics.median([observation.value for observation in exact])
-            if exact
-            else math.nan,
-            pair_deviation=math.expm1(effects.pair_deviation),
-            pairs=len(values),
-            bounds=len(measured) - len(values),
-            nodes=tuple(
-                _result(fleet.plan.nodes[effect.node], effect, observed.metric.lower_is_better)
-                for effect in effects.nodes
-            ),
-        )
+        typical = statistics.median([one.value for one in exact]) if exact else math.nan
+        deviation, bounds = math.expm1(effects.pair_deviation), len(measured) - len(values)
+        ranking = Ranking(plane, observed.metric, typical, deviation, len(values), bounds, ())
+        yield ranking, effects.nodes
 
 
 def _pair_values(observations: Iterable[Observation], lower_is_better: bool) -> dict[str, float]:
@@ -229,46 +220,49 @@ def _pair_values(observations: Iterable[Observation], lower_is_better: bool) -> 
     return {run: statistics.fmean(values) for run, values in shifts.items()}
 
 
-def _result(node: str, effect: NodeEffect, lower_is_better: bool) -> NodeResult:
-    ends = (effect.effect, effect.low, effect.high)
-    if not lower_is_better:
-        ends = (-effect.effect, -effect.high, -effect.low)
-    change, low, high = (_exp(value) - 1 for value in ends)
-    return NodeResult(
-        node, effect.meetings, change, low, high, effect.p, 1.0, "not known", effect.why
-    )
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
-
-
-def _judged(rankings: Sequence[Ranking], margin: float, alpha: float) -> list[Ranking]:
-    """The rankings with outcomes, worst first. The tests of all metrics are one family."""
-    results = [result for ranking in rankings for result in ranking.nodes]
-    adjusted = iter(false_discovery([result.p for result in results]))
+def _judged(
+    found: Sequence[tuple[Ranking, Sequence[NodeEffect]]],
+    names: Sequence[str],
+    margin: float,
+    alpha: float,
+) -> tuple[Ranking, ...]:
+    """The rankings with their nodes, worst first. The tests of all metrics are one family."""
+    tests = [effect.p for _, effects in found for effect in effects]
+    adjusted = iter(false_discovery(tests))
     judged = []
-    for ranking in rankings:
+    for ranking, effects in found:
         sign = 1 if ranking.metric.lower_is_better else -1
-        nodes = [_outcome(result, float(next(adjusted)), margin, alpha) for result in ranking.nodes]
+        nodes = [
+            _result(names[effect.node], effect, sign, float(next(adjusted)), margin, alpha)
+            for effect in effects
+        ]
         nodes.sort(
             key=lambda node: (math.isnan(node.change), node.p_fleet, -sign * node.change, node.node)
         )
         judged.append(replace(ranking, nodes=tuple(nodes)))
-    return judged
+    return tuple(judged)
 
 
-def _outcome(result: NodeResult, p_fleet: float, margin: float, alpha: float) -> NodeResult:
+def _result(
+    node: str, effect: NodeEffect, sign: int, p_fleet: float, margin: float, alpha: float
+) -> NodeResult:
+    """A node's result; `sign` is 1 where less of the metric is better."""
+    low_first = (effect.low, effect.high)[::sign]
+    change, low, high = (_exp(sign * end) - 1 for end in (effect.effect, *low_first))
     outcome: Outcome = "not known"
-    why = result.why
+    why = effect.why
     if not why:
         if p_fleet <= alpha:
             outcome = "worse"
-        elif -margin <= result.low and result.high <= margin:
+        elif -margin <= low and high <= margin:
             outcome = "practically the same"
         else:
             why = "its interval reaches beyond the margin"
-    return replace(result, p_fleet=p_fleet, outcome=outcome, why=why)
+    return NodeResult(node, effect.meetings, change, low, high, effect.p, p_fleet, outcome, why)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
 
 
 def _outliers(rankings: Sequence[Ranking], hosts: Mapping[str, Fingerprint]) -> tuple[Outlier, ...]:

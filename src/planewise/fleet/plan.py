@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planewise.errors import BadInputError, StorageError, first_fault
-from planewise.fleet.tournament import Match, tournament
+from planewise.fleet.tournament import Match
 from planewise.measure.designs.design import Design
 from planewise.store.files import write_file
 from planewise.store.models import RunInfo
@@ -126,12 +126,6 @@ def check_node(node: str, where: str) -> None:
         check_host(node)
     except BadInputError as error:
         raise BadInputError(error.what, where=where, remedy=error.remedy) from error
-
-
-def draw_pairs(nodes: int, pairs: int, seed: int) -> tuple[tuple[int, int, int], ...]:
-    """The pairs of a tournament, for fleet.json. BadInputError: there are not so many."""
-    drawn = tournament(nodes, pairs, seed)
-    return tuple((match.round, match.sender, match.responder) for match in drawn)
 
 
 def default_seed(nodes: Sequence[str], design: Design) -> int:
