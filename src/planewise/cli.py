@@ -100,22 +100,12 @@ app.add_typer(lab.app, name="lab")
 app.add_typer(fleet.app, name="fleet")
 
 
-app.command("doctor")(doctor.doctor)
-app.command("quick")(quick.quick)
-app.command("run")(run.run)
-app.command("sweep")(sweep.sweep)
-app.command("search")(search.search)
-app.command("judge")(judge.judge)
-app.command("campaign")(campaign.campaign)
-app.command("publications")(publications.publications)
-app.command("compare")(compare.compare)
-app.command("trend")(trend.trend)
-app.command("report")(report.report)
-app.command("boost")(boost.boost)
-app.command("chains")(chains.chains)
-app.command("calibrate")(calibrate.calibrate)
-app.command("advise")(advise.advise)
-app.command("clean")(clean.clean)
+for command in (
+    *(doctor.doctor, quick.quick, run.run, sweep.sweep, search.search, clean.clean),
+    *(judge.judge, compare.compare, trend.trend, campaign.campaign, report.report),
+    *(publications.publications, advise.advise, chains.chains, calibrate.calibrate, boost.boost),
+):
+    app.command()(command)
 
 
 def _stop(_number: int, _frame: object) -> None:

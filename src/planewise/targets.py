@@ -142,13 +142,8 @@ def _named(sender: str | None, responder: str | None, nic: str) -> OtherHosts:
         try:
             check_host(target)
         except BadInputError as error:
-            raise replace_where(error, flag) from error
+            raise BadInputError(error.what, where=flag, remedy=error.remedy) from error
     return OtherHosts(Targets(sender or "", responder or "", nic))
-
-
-def replace_where(error: BadInputError, flag: str) -> BadInputError:
-    """The same error, with `flag` in front."""
-    return BadInputError(error.what, where=flag, remedy=error.remedy)
 
 
 def _remembered(run: Path) -> OtherHosts | None:

@@ -104,7 +104,6 @@ def _switch(path: Path) -> SwitchPrice:
 
 
 def _print(gain: GainProfile) -> None:
-
     titles = ("round trips", "frame", "blocks", gain.slow, gain.fast, "boost", "boost of p99")
     print(f"{gain.fast} instead of {gain.slow}")
     console.print_rows(

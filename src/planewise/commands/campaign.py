@@ -153,7 +153,6 @@ def _print(campaign_summary: Campaign, *, wide: bool) -> None:
 
 
 def _as_json(summary: Campaign) -> dict[str, object]:
-
     return {
         "curves": [
             {

@@ -166,7 +166,6 @@ def targets_of(plan: FleetPlan, match: Match) -> Targets:
 
 
 def _print_pairs(fleet: Fleet, json_: bool) -> None:
-
     from planewise.fleet.run import names
     from planewise.fleet.tournament import MEETINGS, meetings_of
 

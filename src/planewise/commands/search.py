@@ -183,7 +183,6 @@ def _print_catalogue(json: bool) -> None:
 
 
 def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
-
     console = stdout()
     console.print()
     if result.verdict is not None:
@@ -220,13 +219,11 @@ _STOPPED = {
 
 
 def _title(result: GoalResult) -> str:
-
     share = result.goal.loss_ratio
     return "NDR" if share == 0 else f"PDR at {percent_text(share)} loss"
 
 
 def _load(result: GoalResult) -> str:
-
     if result.status == "above-range" and result.pps:
         return f"above {rate_text(result.pps)}"
     if result.status == "below-range" and result.high_pps:
@@ -235,7 +232,6 @@ def _load(result: GoalResult) -> str:
 
 
 def _interval(result: GoalResult) -> str:
-
     if result.low_pps is None or result.high_pps is None:
         return ""
     # Five digits: the interval of a steady system is narrower than three can show.
