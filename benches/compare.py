@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from planewise.judge.statistics import Metric, Observation, Observed, compare_levels
+from planewise.judge.statistics.comparison import compare_levels
+from planewise.judge.statistics.metrics import Metric, Observation, Observed
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.pooled import log10_p
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from planewise.fleet.tournament import tournament
-from planewise.judge.statistics.nodes import Meeting, false_discovery, node_effects
+from planewise.judge.statistics.nodes import false_discovery, node_effects
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -71,7 +71,7 @@ def _row(rng: np.random.Generator, options: argparse.Namespace, draw: Draw, kind
             deviation *= np.maximum(factor[a], factor[b])
         joined = np.maximum(nodes[a], nodes[b]) if kind == "max" else nodes[a] + nodes[b]
         values = math.log(20_000) + joined + deviation
-        meetings = [Meeting(int(x), int(y), float(v)) for x, y, v in zip(a, b, values, strict=True)]
+        meetings = [(int(x), int(y), float(v)) for x, y, v in zip(a, b, values, strict=True)]
         effects = node_effects(options.nodes, meetings).nodes
         claimed = set(np.flatnonzero(false_discovery([one.p for one in effects]) <= 0.05).tolist())
         wrong = claimed - slow

@@ -19,7 +19,7 @@ from planewise.fleet.budget import within
 from planewise.fleet.page import headline, render
 from planewise.fleet.plan import Budget, Fleet, FleetPlan, read_nodes
 from planewise.fleet.tournament import Match, meetings_of, tournament
-from planewise.judge.statistics.nodes import Meeting, determined, false_discovery, node_effects
+from planewise.judge.statistics.nodes import determined, false_discovery, node_effects
 from planewise.measure.designs.design import Design
 from planewise.store.rundir import RunReader
 from tests.command import invoked
@@ -65,10 +65,10 @@ def test_a_tournament_that_there_is_not_is_refused(nodes: int, pairs: int) -> No
 
 def meetings(
     nodes: list[float], matches: tuple[Match, ...], noise: float, seed: int = 1
-) -> list[Meeting]:
+) -> list[tuple[int, int, float]]:
     rng = np.random.default_rng(seed)
     return [
-        Meeting(
+        (
             match.sender,
             match.responder,
             nodes[match.sender] + nodes[match.responder] + noise * rng.standard_normal(),
@@ -87,21 +87,21 @@ def test_what_a_node_adds_is_told_from_what_its_partners_add() -> None:
 
 def test_a_pair_that_is_slow_by_itself_accuses_neither_node() -> None:
     found = meetings([0.0] * 60, tournament(60, 120, 5), 0.02)
-    found[17] = replace(found[17], value=1.5)
+    found[17] = (*found[17][:2], 1.5)
     assert false_discovery([one.p for one in node_effects(60, found).nodes]).min() > 0.05
 
 
 def test_of_nodes_that_cannot_be_told_apart_nothing_is_said() -> None:
     # 0-1 met nobody else; 2 and 3 are two sides of a square with 4 and 5; 6 was never measured.
     pairs = [(0, 1), (2, 4), (4, 3), (3, 5), (5, 2)]
-    effects = node_effects(7, [Meeting(a, b, 1.0 + a) for a, b in pairs]).nodes
+    effects = node_effects(7, [(a, b, 1.0 + a) for a, b in pairs]).nodes
     assert all(math.isnan(one.effect) and one.p == 1 and one.why for one in effects)
     assert "needs more" in effects[0].why
     assert "none of its pairs" in effects[6].why
 
 
 def test_without_residuals_no_error_is_made_up() -> None:
-    triangle = node_effects(3, [Meeting(0, 1, 1.0), Meeting(1, 2, 2.0), Meeting(2, 0, 5.0)]).nodes
+    triangle = node_effects(3, [(0, 1, 1.0), (1, 2, 2.0), (2, 0, 5.0)]).nodes
     assert {one.why for one in triangle} == {
         "no node met enough others to tell how far pairs deviate by themselves"
     }

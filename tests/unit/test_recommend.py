@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from planewise.advise.recommend import recommend
-from planewise.judge.statistics import RunSample, compare_levels, observe
+from planewise.judge.statistics.comparison import compare_levels
+from planewise.judge.statistics.metrics import observe
+from planewise.judge.statistics.values import RunSample
 from planewise.store.models import (
     Counts,
     Disturbance,

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from planewise.judge.statistics import Family, RunSample, compare_levels, observe
+from planewise.judge.statistics.comparison import Family, compare_levels
+from planewise.judge.statistics.metrics import observe
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text, sentence
+from planewise.judge.statistics.values import RunSample
 from planewise.store.cells import level_words
-from planewise.store.models import Limit, RunInfo, TrialRecord
+from planewise.store.models import ChainResult, Limit, RunInfo, TcpResult, TrialRecord
 from planewise.store.recommendation import Recommendation
 from planewise.units import bits_text, percent_text, rate_text
 
@@ -29,13 +31,14 @@ _WORDS: dict[Limit, str] = {
     "unknown": "an unknown limit",
 }
 """What bounds a chain, as a sentence says it."""
+_Chain = tuple[TrialRecord, ChainResult]
 
 
 def recommend_chains(
     trials: Sequence[TrialRecord], info: RunInfo, reservations: Sequence[str]
 ) -> Recommendation:
     """The recommendation of a run of chains or of TCP, of trials that are done."""
-    chains = [trial for trial in trials if trial.chain is not None]
+    chains = [(trial, trial.chain) for trial in trials if trial.chain is not None]
     name, show = ("transmitted", rate_text) if chains else ("goodput", bits_text)
     observed = observe([RunSample("run", info, trials)], name)
     # Guests of one kind are compared with one another: each kind has planes of its own.
@@ -56,7 +59,7 @@ def recommend_chains(
     return Recommendation(
         plane=plane,
         headline=headline,
-        reasons=(*_maxima(trials), *_limits(chains)),
+        reasons=(*_maxima(trials, chains), *_limits(chains)),
         reservations=(*_shared(chains), *reservations),
     )
 
@@ -86,33 +89,30 @@ def _best_plane(
     )
 
 
-def _maxima(trials: Sequence[TrialRecord]) -> list[str]:
+def _maxima(trials: Sequence[TrialRecord], chains: Sequence[_Chain]) -> Iterator[str]:
     """The highest throughput of each plane and path."""
-    groups: dict[tuple[str, str], list[TrialRecord]] = {}
-    for trial in trials:
-        if trial.chain is not None or trial.tcp is not None:
-            key = (str(trial.cell["plane"]), str(trial.cell.get("path", "")))
-            groups.setdefault(key, []).append(trial)
-    words = []
+    groups: dict[tuple[str, str], list[_Chain]] = {}
+    for trial, chain in chains:
+        key = str(trial.cell["plane"]), str(trial.cell.get("path", ""))
+        groups.setdefault(key, []).append((trial, chain))
     for (plane, path), group in sorted(groups.items()):
-        chains = [trial for trial in group if trial.chain is not None]
-        if chains:
-            top = max(chains, key=lambda trial: trial.chain.tx_pps if trial.chain else 0.0)
-            wide = max(chains, key=lambda trial: trial.chain.tx_bps if trial.chain else 0.0)
-            assert top.chain is not None
-            assert wide.chain is not None
-            words.append(
-                f"{plane}, {path}: up to {rate_text(top.chain.tx_pps)} with "
-                f"{_frames(top)} and {bits_text(wide.chain.tx_bps)} with {_frames(wide)}"
-            )
-        else:
-            best = max(group, key=lambda trial: trial.tcp.goodput_bps if trial.tcp else 0.0)
-            assert best.tcp is not None
-            words.append(
-                f"{plane}: up to {bits_text(best.tcp.goodput_bps)} of TCP, with messages of "
-                f"{best.tcp.message_bytes} bytes"
-            )
-    return words
+        top, fastest = max(group, key=lambda one: one[1].tx_pps)
+        wide, widest = max(group, key=lambda one: one[1].tx_bps)
+        yield (
+            f"{plane}, {path}: up to {rate_text(fastest.tx_pps)} with {_frames(top)} and "
+            f"{bits_text(widest.tx_bps)} with {_frames(wide)}"
+        )
+    streams: dict[tuple[str, str], list[TcpResult]] = {}
+    for trial in trials:
+        if trial.tcp is not None:
+            key = str(trial.cell["plane"]), str(trial.cell.get("path", ""))
+            streams.setdefault(key, []).append(trial.tcp)
+    for (plane, _), of_plane in sorted(streams.items()):
+        best = max(of_plane, key=lambda stream: stream.goodput_bps)
+        yield (
+            f"{plane}: up to {bits_text(best.goodput_bps)} of TCP, with messages of "
+            f"{best.message_bytes} bytes"
+        )
 
 
 def _frames(trial: TrialRecord) -> str:
@@ -121,34 +121,24 @@ def _frames(trial: TrialRecord) -> str:
     return f"{frames} through {vnfs} function{'' if vnfs == 1 else 's'}"
 
 
-def _limits(chains: Sequence[TrialRecord]) -> list[str]:
+def _limits(chains: Sequence[_Chain]) -> Iterator[str]:
     """What bound how many trials of each plane."""
     planes: dict[str, Counter[Limit]] = {}
-    for trial in chains:
-        assert trial.chain is not None
-        planes.setdefault(str(trial.cell["plane"]), Counter())[trial.chain.limit] += 1
-    return [
-        f"what bound {plane}: "
-        + ", ".join(f"{_WORDS[limit]} in {count}" for limit, count in counts.most_common())
-        + f" of {counts.total()} trials"
-        for plane, counts in sorted(planes.items())
-    ]
+    for trial, chain in chains:
+        planes.setdefault(str(trial.cell["plane"]), Counter())[chain.limit] += 1
+    for plane, counts in sorted(planes.items()):
+        words = ", ".join(f"{_WORDS[limit]} in {count}" for limit, count in counts.most_common())
+        yield f"what bound {plane}: {words} of {counts.total()} trials"
 
 
-def _shared(chains: Sequence[TrialRecord]) -> list[str]:
+def _shared(chains: Sequence[_Chain]) -> Iterator[str]:
     """The reservation about shared cores: such trials measure the machine, not the plane."""
-    shared = [trial for trial in chains if trial.chain and trial.chain.limit == "shared core"]
-    if not shared:
-        return []
-    shares = [
-        core.ours
-        for trial in shared
-        if trial.chain is not None
-        for core in trial.chain.cores
-        if core.ours is not None
-    ]
+    shared = [chain for _, chain in chains if chain.limit == "shared core"]
+    shares = [core.ours for chain in shared for core in chain.cores if core.ours is not None]
     had = f": chains had {percent_text(statistics.median(shares))} of their cores" if shares else ""
-    return [
-        f"in {len(shared)} of {len(chains)} trials tasks that poll shared a core, with one another "
-        f"or with other programs{had}; these say what this machine carries, not what the planes can"
-    ]
+    if shared:
+        yield (
+            f"in {len(shared)} of {len(chains)} trials tasks that poll shared a core, with one "
+            f"another or with other programs{had}; these say what this machine carries, not what "
+            "the planes can"
+        )

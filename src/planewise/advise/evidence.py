@@ -16,7 +16,7 @@ from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
 from planewise.judge.statistics.estimates import median_interval
 from planewise.store.levels import keeps_levels
-from planewise.store.models import RunInfo, TrialRecord
+from planewise.store.models import Limit, RunInfo, TrialRecord
 from planewise.store.recommendation import RankedPlane
 
 
@@ -113,34 +113,42 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
         )
     places = rankings_of([trial for trial in slowest if trial.kind in ("rtt", "load")], info)
     overall = [place.plane for place in places["rtt_p50"] if place.load_type == ALL_LOADS]
-    names = dict.fromkeys(str(trial.cell["plane"]) for trial in done)
-    streams = {plane: _tcp(done, plane) for plane in names}
+    of_plane: dict[str, list[TrialRecord]] = {}
+    for trial in done:
+        of_plane.setdefault(str(trial.cell["plane"]), []).append(trial)
+    streams = {plane: _tcp(own) for plane, own in of_plane.items()}
     fastest = _by_goodput(streams)
     machines = {host.virtualisation for host in info.hosts.values()} - {"none", ""}
-    return tuple(
-        Evidence(
-            run=run,
-            plane=plane,
-            order_only=info.emulated,
-            rtt_place=overall.index(plane) + 1 if plane in overall else None,
-            rivals=tuple(overall),
-            rtt_p50=_by_load(places["rtt_p50"], plane),
-            rtt_p99=_by_load(places["rtt_p99"], plane),
-            forwarded=(rates := _by_load(places["forwarded"], plane)).get("none")
-            or rates.get(ALL_LOADS),
-            forwarded_bytes=_common_size(done, plane),
-            cpu=_by_load(places["cpu"], plane).get(ALL_LOADS),
-            lost=sum(trial.counts.lost for trial in _rtt(done, plane) if trial.counts),
-            sent=sum(trial.counts.sent for trial in _rtt(done, plane) if trial.counts),
-            chains=tuple(
-                chains_of(one_kind([trial for trial in done if trial.cell["plane"] == plane]))
-            ),
-            tcp=streams[plane],
-            tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
-            virtualised=", ".join(sorted(machines)),
+    gathered = []
+    for plane, own in of_plane.items():
+        by_load = {
+            metric: {place.load_type: place for place in ranked if place.plane == plane}
+            for metric, ranked in places.items()
+        }
+        rates = by_load["forwarded"]
+        counts = [trial.counts for trial in own if trial.kind == "rtt" and trial.counts]
+        sizes = {trial.load.size_bytes for trial in own if trial.kind == "load" and trial.load}
+        gathered.append(
+            Evidence(
+                run=run,
+                plane=plane,
+                order_only=info.emulated,
+                rtt_place=overall.index(plane) + 1 if plane in overall else None,
+                rivals=tuple(overall),
+                rtt_p50=by_load["rtt_p50"],
+                rtt_p99=by_load["rtt_p99"],
+                forwarded=rates.get("none") or rates.get(ALL_LOADS),
+                forwarded_bytes=min(sizes) if len(sizes) == 1 else None,
+                cpu=by_load["cpu"].get(ALL_LOADS),
+                lost=sum(count.lost for count in counts),
+                sent=sum(count.sent for count in counts),
+                chains=tuple(chains_of(one_kind(own))),
+                tcp=streams[plane],
+                tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
+                virtualised=", ".join(sorted(machines)),
+            )
         )
-        for plane in names
-    )
+    return tuple(gathered)
 
 
 def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -159,46 +167,28 @@ def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 def chains_of(trials: Iterable[TrialRecord]) -> list[MeasuredChain]:
     """What chains of one plane and kind sent; those of mixed frame sizes are left out."""
-    cells: dict[tuple[str, int, int], list[TrialRecord]] = {}
+    cells: dict[tuple[str, int, int], list[tuple[Bounded, Limit]]] = {}
     for trial in trials:
         size, vnfs = trial.cell.get("size_bytes"), trial.cell.get("vnfs")
         if trial.chain is None or not isinstance(size, int) or not isinstance(vnfs, int):
             continue
-        cells.setdefault((pattern_of(trial), vnfs, size), []).append(trial)
+        pattern = str(trial.cell.get("path", trial.cell.get("pattern", "")))
+        rate = at_least(trial.chain.tx_pps) if trial.is_bound else exact(trial.chain.tx_pps)
+        cells.setdefault((pattern, vnfs, size), []).append((rate, trial.chain.limit))
     chains = []
-    for (pattern, vnfs, size), replicates in cells.items():
-        rates = [
-            at_least(trial.chain.tx_pps) if trial.is_bound else exact(trial.chain.tx_pps)
-            for trial in replicates
-            if trial.chain
-        ]
-        limits = [trial.chain.limit for trial in replicates if trial.chain]
-        middle = median_of(rates)
+    for cell, replicates in cells.items():
+        rates, limits = zip(*replicates, strict=True)
+        middle, bound = median_of(rates), median_of(rates).bound == "at least"
         low, high = (end if math.isfinite(end) else None for end in median_interval(rates))
-        chains.append(
-            MeasuredChain(
-                pattern,
-                vnfs,
-                size,
-                middle.value,
-                low,
-                high,
-                statistics.mode(limits),
-                middle.bound == "at least",
-            )
-        )
+        limit = statistics.mode(limits)
+        chains.append(MeasuredChain(*cell, middle.value, low, high, limit, bound))
     return chains
 
 
-def pattern_of(trial: TrialRecord) -> str:
-    """Where a trial's traffic goes: `north-south` or `east-west`."""
-    return str(trial.cell.get("path", trial.cell.get("pattern", "")))
-
-
-def _tcp(trials: Iterable[TrialRecord], plane: str) -> dict[int, Bounded]:
+def _tcp(trials: Iterable[TrialRecord]) -> dict[int, Bounded]:
     sizes: dict[int, list[Bounded]] = {}
     for trial in trials:
-        if trial.tcp is not None and trial.cell["plane"] == plane:
+        if trial.tcp is not None:
             bounded = at_least if trial.is_bound else exact
             sizes.setdefault(trial.tcp.message_bytes, []).append(bounded(trial.tcp.goodput_bps))
     return {size: mean_of(sizes[size]) for size in sorted(sizes)}
@@ -217,20 +207,3 @@ def _by_goodput(streams: Mapping[str, Mapping[int, Bounded]]) -> list[str]:
         return statistics.fmean(math.log(max(measured[plane][size].value, 1e-9)) for size in common)
 
     return sorted(measured, key=mean, reverse=True)
-
-
-def _rtt(trials: Iterable[TrialRecord], plane: str) -> list[TrialRecord]:
-    return [trial for trial in trials if trial.kind == "rtt" and trial.cell["plane"] == plane]
-
-
-def _by_load(places: Iterable[RankedPlane], plane: str) -> dict[str, RankedPlane]:
-    return {place.load_type: place for place in places if place.plane == plane}
-
-
-def _common_size(trials: Iterable[TrialRecord], plane: str) -> int | None:
-    sizes = {
-        trial.load.size_bytes
-        for trial in trials
-        if trial.kind == "load" and trial.load and trial.cell["plane"] == plane
-    }
-    return next(iter(sizes)) if len(sizes) == 1 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.judge.policies import policy_families, switch_losses, switch_sentence
-from planewise.judge.statistics import Family
+from planewise.judge.statistics.comparison import Family
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import sentence

@@ -16,8 +16,10 @@ from planewise.units import percent_text, time_text
 
 if TYPE_CHECKING:
     from planewise.judge.analysis import Analysis
-    from planewise.judge.statistics import Comparison, Family, Metric, RankingCheck
+    from planewise.judge.statistics.comparison import Comparison, Family
+    from planewise.judge.statistics.metrics import Metric
     from planewise.judge.statistics.pooled import PooledTest
+    from planewise.judge.statistics.ranking import RankingCheck
     from planewise.store.models import Level
 
 

@@ -12,11 +12,12 @@ from typing import Literal
 from planewise.errors import BadInputError
 from planewise.fleet.plan import Fleet
 from planewise.fleet.run import names
-from planewise.judge.statistics import Metric, Observation, RunSample, metrics_in, observe
 from planewise.judge.statistics.comparison import MARGIN
 from planewise.judge.statistics.looks import ALPHA
-from planewise.judge.statistics.nodes import Meeting, NodeEffect, false_discovery, node_effects
+from planewise.judge.statistics.metrics import Metric, Observation, metrics_in, observe
+from planewise.judge.statistics.nodes import NodeEffect, false_discovery, node_effects
 from planewise.judge.statistics.runs import described_host
+from planewise.judge.statistics.values import RunSample
 from planewise.store.models import Fingerprint, Level
 from planewise.store.rundir import RunReader
 
@@ -188,7 +189,7 @@ def _rankings(
         ]
         values = _pair_values(exact, observed.metric.lower_is_better)
         ends = {str(match.index): (match.sender, match.responder) for match in fleet.matches}
-        meetings = [Meeting(*ends[run], value) for run, value in values.items()]
+        meetings = [(*ends[run], value) for run, value in values.items()]
         effects = node_effects(len(fleet.plan.nodes), meetings, margin=margin)
         measured = {observation.run for observation in observations}
         typical = statistics.median([one.value for one in exact]) if exact else math.nan

@@ -10,23 +10,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from planewise.errors import BadInputError
-from planewise.judge.statistics import (
-    Family,
+from planewise.judge.statistics.comparison import MARGIN, Family, compare_levels
+from planewise.judge.statistics.metrics import (
     Metric,
     Observation,
-    RankingCheck,
-    RunSample,
     by_sending,
-    check_ranking,
-    compare_levels,
+    cpu_metrics,
     metrics_in,
     observe,
+    rtt_source,
 )
-from planewise.judge.statistics.comparison import MARGIN
-from planewise.judge.statistics.metrics import cpu_metrics, rtt_source
-from planewise.judge.statistics.pooled import PooledTest, TrialReadings, of_trials, pooled_tests
+from planewise.judge.statistics.pooled import PooledTest, pooled_tests
+from planewise.judge.statistics.ranking import RankingCheck, check_ranking
 from planewise.judge.statistics.runs import RunDifference, differences, join
+from planewise.judge.statistics.values import RunSample
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels
@@ -155,7 +155,7 @@ def _pooled(
             observation = Observation(
                 0.0, 0.0, run=sample.label, block=trial.block, cell=sample.cell(trial)
             )
-            packets.append(TrialReadings(observation, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
+            packets.append((observation, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
     if not packets:
         raise BadInputError(
             "no packets were kept: pooled tests need them",
@@ -166,8 +166,9 @@ def _pooled(
     tests = pooled_tests(packets, "rtt", question.factor, question.by, run_factors)
     for name in cpu_metrics(samples, modes=False):
         cpu = observe(samples, name)
+        readings = [(one, np.array([one.value])) for one in cpu.observations]
         tests += pooled_tests(
-            of_trials(cpu), cpu.metric.name, question.factor, question.by, cpu.run_factors
+            readings, cpu.metric.name, question.factor, question.by, cpu.run_factors
         )
     return tests, tuple(
         f"{times} trial{'s' if times != 1 else ''} without packets: {reason}"

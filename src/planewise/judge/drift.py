@@ -70,17 +70,9 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
     return tuple(drifts)
 
 
-@dataclass(frozen=True)
-class Residual:
-    """How far a trial's median RTT is from its cell's."""
-
-    trial: TrialRecord
-    log_relative: float
-    """Logarithm of the trial's median, less the mean of its cell's."""
-
-
-def residuals(trials: Iterable[TrialRecord]) -> list[Residual]:
-    """A residual a trial, in the order of time; only cells with at least two trials have any."""
+def residuals(trials: Iterable[TrialRecord]) -> list[tuple[TrialRecord, float]]:
+    """Trials in the order of time, each with how far the logarithm of its median RTT is from the
+    mean of its cell; only cells with at least two trials have any."""
     trials = list(trials)
     source = rtt_source(trials)
     cells: dict[tuple[tuple[str, Level], ...], list[TrialRecord]] = {}
@@ -92,15 +84,15 @@ def residuals(trials: Iterable[TrialRecord]) -> list[Residual]:
         if len(of_cell) > 1:
             logs = [math.log(trial.latency[source].p50_ns) for trial in of_cell]
             mean = math.fsum(logs) / len(logs)
-            found += [Residual(trial, log - mean) for trial, log in zip(of_cell, logs, strict=True)]
-    return sorted(found, key=lambda one: one.trial.started)
+            found += [(trial, log - mean) for trial, log in zip(of_cell, logs, strict=True)]
+    return sorted(found, key=lambda one: one[0].started)
 
 
 def _in_results(trials: Sequence[TrialRecord]) -> Iterable[Drift]:
     found = residuals(trials)
-    seconds = np.array([one.trial.started.timestamp() for one in found])
-    blocks = np.array([one.trial.block for one in found])
-    values = np.array([one.log_relative for one in found])
+    seconds = np.array([trial.started.timestamp() for trial, _ in found])
+    blocks = np.array([trial.block for trial, _ in found])
+    values = np.array([value for _, value in found])
     if len(np.unique(blocks)) < 2:
         return
     yield from _trend(seconds, values)
@@ -157,86 +149,60 @@ def _odd_blocks(blocks: NDArray[np.int64], values: NDArray[np.float64]) -> Itera
 
 def _in_host(role: str, states: Sequence[HostState]) -> Iterable[Drift]:
     host = "The host" if role == "shared" else f"The {role} host"
+    where = {"host": role}
     governors = list(dict.fromkeys(state.governor for state in states))
     if len(governors) > 1:
-        yield Drift(
-            "governor",
-            f"{host}'s frequency governor changed during the run: {' then '.join(governors)}.",
-            {"host": role},
-        )
+        changed = f"{host}'s frequency governor changed during the run: {' then '.join(governors)}."
+        yield Drift("governor", changed, where)
     for name in dict.fromkeys(name for state in states for name in state.offloads):
         settings = list(dict.fromkeys(s.offloads[name] for s in states if name in s.offloads))
         if len(settings) > 1:
-            yield Drift(
-                "offloads",
-                f"{host}'s offloads of {name} changed during the run: {' then '.join(settings)}.",
-                {"host": role, "nic": name},
-            )
-    yield from _from_first_to_last(host, role, states)
+            changed = f"{host}'s offloads of {name} changed during the run: "
+            yield Drift("offloads", f"{changed}{' then '.join(settings)}.", {**where, "nic": name})
+    clock = _ends([state.cpu_mhz for state in states if state.cpu_mhz])
+    if clock and abs(clock[1] / clock[0] - 1) >= CLOCK_CHANGE:
+        yield Drift(
+            "clock",
+            f"{host}'s CPUs ran at {clock[0]:.0f} MHz in the first third of the trials and at "
+            f"{clock[1]:.0f} MHz in the last.",
+            {**where, "first_mhz": clock[0], "last_mhz": clock[1]},
+        )
+    heat = _ends([state.temperature_c for state in states if state.temperature_c is not None])
+    if heat and abs(heat[1] - heat[0]) >= HEAT_CHANGE_C:
+        yield Drift(
+            "heat",
+            f"{host} went from {heat[0]:.0f} °C in the first third of the trials to "
+            f"{heat[1]:.0f} °C in the last.",
+            {**where, "first_c": heat[0], "last_c": heat[1]},
+        )
     throttled = [state.throttled for state in states if state.throttled]
     if throttled:
         yield Drift(
             "throttled",
             f"{host}'s CPUs were slowed down for their heat in {len(throttled)} of "
             f"{len(states)} trials.",
-            {"host": role, "times": sum(throttled)},
+            {**where, "times": sum(throttled)},
         )
-    yield from _lost("steal", "its hypervisor gave", host, role, [s.steal for s in states], STEAL)
-    yield from _lost(
-        "foreign_cpu",
-        "programs that are not Planewise's used",
-        host,
-        role,
-        [s.foreign_cpu for s in states],
-        FOREIGN_CPU,
+    taken: tuple[tuple[DriftCode, str, str, float], ...] = (
+        ("steal", "its hypervisor gave", " to others", STEAL),
+        ("foreign_cpu", "programs that are not Planewise's used", "", FOREIGN_CPU),
     )
-
-
-def _from_first_to_last(host: str, role: str, states: Sequence[HostState]) -> Iterable[Drift]:
-    """Clock and heat: the first third of the trials against the last."""
-    clocks = [state.cpu_mhz for state in states if state.cpu_mhz]
-    if len(clocks) >= 6:
-        first, last = _ends(clocks)
-        if abs(last / first - 1) >= CLOCK_CHANGE:
+    for code, cause, whom, limit in taken:
+        shares = [share for state in states if (share := getattr(state, code)) is not None]
+        above = [share for share in shares if share > limit]
+        if len(above) > FEW_TRIALS * len(shares):
             yield Drift(
-                "clock",
-                f"{host}'s CPUs ran at {first:.0f} MHz in the first third of the trials and at "
-                f"{last:.0f} MHz in the last.",
-                {"host": role, "first_mhz": first, "last_mhz": last},
-            )
-    heats = [state.temperature_c for state in states if state.temperature_c is not None]
-    if len(heats) >= 6:
-        first, last = _ends(heats)
-        if abs(last - first) >= HEAT_CHANGE_C:
-            yield Drift(
-                "heat",
-                f"{host} went from {first:.0f} °C in the first third of the trials to "
-                f"{last:.0f} °C in the last.",
-                {"host": role, "first_c": first, "last_c": last},
+                code,
+                f"{host}: {cause} more than {percent_text(limit)} of all CPUs' time{whom} in "
+                f"{len(above)} of {len(shares)} trials (up to {percent_text(round(max(above), 2))}"
+                ").",
+                {**where, "trials": len(above), "of": len(shares), "most": max(above)},
             )
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
+def _ends(values: Sequence[float]) -> tuple[float, float] | None:
+    """Medians of the first third and of the last; None of fewer than six values."""
     third = len(values) // 3
+    if third < 2:
+        return None
     return float(np.median(values[:third])), float(np.median(values[-third:]))
-
-
-def _lost(
-    code: DriftCode,
-    cause: str,
-    host: str,
-    role: str,
-    shares: Sequence[float | None],
-    limit: float,
-) -> Iterable[Drift]:
-    numbers = [share for share in shares if share is not None]
-    above = [share for share in numbers if share > limit]
-    if len(above) > FEW_TRIALS * len(numbers):
-        loss = f"{cause} more than {percent_text(limit)} of all CPUs' time"
-        loss += " to others" if code == "steal" else ""
-        yield Drift(
-            code,
-            f"{host}: {loss} in {len(above)} of {len(numbers)} trials "
-            f"(up to {percent_text(round(max(above), 2))}).",
-            {"host": role, "trials": len(above), "of": len(numbers), "most": max(above)},
-        )

@@ -156,9 +156,10 @@ def judge_example(name: str, rule: Rule, plr: float) -> Judged:
 
 
 def as_json(judged: Judged, rule: Rule, plr: float) -> dict[str, object]:
-    """The answer of `planewise judge --json`."""
-    verdict = judged.verdict
-    reported = judged.trials.reported
+    """The answer of `planewise judge --json`; null where a file without trials says nothing, and
+    where the ladder does not bound an end."""
+    verdict, reported = judged.verdict, judged.trials.reported
+    headroom, saturation = verdict and verdict.headroom, verdict and verdict.saturation
     return {
         "file": judged.file,
         "curve": judged.trials.curve,
@@ -167,23 +168,20 @@ def as_json(judged: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "plr": plr,
         "verdict": judged.word,
         "reason": verdict.reason if verdict else NOTHING_TO_JUDGE,
-        "open": verdict.open if verdict else None,
-        **_headroom_json(verdict),
-        "pastrami": verdict.pastrami.word if verdict else None,
-        "pastrami_reason": verdict.pastrami.reason if verdict else None,
-        "delta_ucl95": verdict.delta_ucl95 if verdict else None,
-        "runs_that_decide": verdict.stability.runs if verdict else None,
-        "disturbed_runs": verdict.stability.disturbed if verdict else None,
-        "disturbed_at_most": verdict.stability.disturbed_at_most if verdict else None,
+        "open": verdict and verdict.open,
+        "headroom_low": headroom and headroom.low,
+        "headroom_high": headroom.high if headroom and math.isfinite(headroom.high) else None,
+        "pastrami": verdict and verdict.pastrami.word,
+        "pastrami_reason": verdict and verdict.pastrami.reason,
+        "delta_ucl95": verdict and verdict.delta_ucl95,
+        "runs_that_decide": verdict and verdict.stability.runs,
+        "disturbed_runs": verdict and verdict.stability.disturbed,
+        "disturbed_at_most": verdict and verdict.stability.disturbed_at_most,
         **_interval("pdr", verdict.pdr if verdict else reported.get("pdr_pps")),
         **_interval("ndr", verdict.ndr if verdict else reported.get("ndr_pps")),
         **_interval("first_crossing", verdict.first_crossing if verdict else None),
-        "saturation_pps": verdict.saturation.offered_pps
-        if verdict and verdict.saturation
-        else None,
-        "saturation_throughput_pps": verdict.saturation.throughput_pps
-        if verdict and verdict.saturation
-        else None,
+        "saturation_pps": saturation and saturation.offered_pps,
+        "saturation_throughput_pps": saturation and saturation.throughput_pps,
         "loads": judged.trials.loads,
         "runs": len(judged.trials),
         "next_loads_pps": list(verdict.next_loads) if verdict else [],
@@ -194,15 +192,6 @@ def as_json(judged: Judged, rule: Rule, plr: float) -> dict[str, object]:
         ],
         "info": dict(judged.trials.info),
         "reported": dict(reported),
-    }
-
-
-def _headroom_json(verdict: Verdict | None) -> dict[str, float | None]:
-    """Two keys; an end that the ladder does not bound is null."""
-    headroom = verdict.headroom if verdict else None
-    return {
-        "headroom_low": headroom.low if headroom else None,
-        "headroom_high": headroom.high if headroom and math.isfinite(headroom.high) else None,
     }
 
 

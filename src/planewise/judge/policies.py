@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from planewise.judge.statistics import Family, RunSample, by_sending, compare_levels, observe
+from planewise.judge.statistics.comparison import Family, compare_levels
+from planewise.judge.statistics.metrics import by_sending, observe
+from planewise.judge.statistics.values import RunSample
 from planewise.store.allocations import by_groups
 from planewise.store.models import RunInfo, SwitchPhase, TrialRecord
 from planewise.units import time_text

@@ -20,8 +20,15 @@ from planewise.judge.analysis import SERIES
 from planewise.judge.campaign import CampaignCurve, member
 from planewise.judge.files import Judged, judge_file
 from planewise.judge.policies import switch_losses
-from planewise.judge.statistics import Metric, Observation, Observed, RunSample, observe
-from planewise.judge.statistics.metrics import Unit, rtt_source
+from planewise.judge.statistics.metrics import (
+    Metric,
+    Observation,
+    Observed,
+    Unit,
+    observe,
+    rtt_source,
+)
+from planewise.judge.statistics.values import RunSample
 from planewise.store.allocations import by_groups
 from planewise.store.cells import Naming, by_series
 from planewise.store.models import Level, RunInfo, TrialRecord

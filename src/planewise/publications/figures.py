@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planewise.judge.bounded import exact, median_of
-from planewise.judge.statistics import Observed
 from planewise.judge.statistics.estimates import median_interval
+from planewise.judge.statistics.metrics import Observed
 from planewise.judge.statistics.sentences import value_text
 from planewise.publications.evidence import AskedRun, PublishedTables
 from planewise.report import charts, theme

@@ -7,7 +7,7 @@ least squares, then times are dropped one by one as long as the others explain t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,10 +71,12 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of a plane as matrices."""
+    """The rows of a plane as matrices; a column is a time of a station."""
 
-    names: tuple[tuple[str, str], ...]
-    """Station and time of each column."""
+    stations: Mapping[str, Sequence[int]]
+    """The columns of each."""
+    times: Sequence[str]
+    """The time of each column."""
     counts: Floats
     """How often each time is taken, shape (stations, rows, columns)."""
     measured_ns: Floats
@@ -85,14 +87,13 @@ class _Rows:
     bytes: Floats
     """Frame sizes, shape (rows,)."""
 
-    def columns(self, station: int) -> list[int]:
-        """The columns of a station."""
-        stations = list(dict.fromkeys(name for name, _ in self.names))
-        return [k for k, (name, _) in enumerate(self.names) if name == stations[station]]
-
-    def times(self, theta: Floats) -> Floats:
+    def taken(self, theta: Floats) -> Floats:
         """Time of each station and, last, the line, shape (stations + 1, rows)."""
         return np.vstack([self.counts @ theta, np.maximum(self.line_ns, 1e-9)])
+
+    def kept(self, kept: Kept) -> Iterator[tuple[str, Sequence[int]]]:
+        """The columns of each station that are kept."""
+        return ((name, [k for k in own if kept[k]]) for name, own in self.stations.items())
 
 
 def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
@@ -162,28 +163,28 @@ def _fitted(
     plane = measured[0].plane
     rows = _matrices(start, measured)
     kept = _identifiable(rows)
-    stations = list(dict.fromkeys(name for name, _ in rows.names))
-    held = np.zeros(len(rows.names))
-    for index in range(len(stations)):
-        own = rows.columns(index)
+    held = np.zeros(len(rows.times))
+    for own in rows.stations.values():
         if kept[own].any():
             held[own] = np.where(kept[own], 0.0, rows.held[own])
     theta = _simplest(rows, kept, held)
-    binding = rows.times(theta).argmax(axis=0)
+    binding = rows.taken(theta).argmax(axis=0)
     parts, never = [], []
-    for index, name in enumerate(stations):
-        own = rows.columns(index)
+    for index, (name, own) in enumerate(rows.stations.items()):
         fitted = index in binding
-        values = theta[own] if fitted else rows.held[own] * _allowed(rows, index)
+        values = theta[own]
+        if not fitted:  # as in the starting profile, but no slower than the rows allow
+            times = np.maximum(rows.counts[index] @ rows.held, 1e-12)
+            values = rows.held[own] * float(min(1.0, (rows.measured_ns / times).min()))
         if not fitted and rows.counts[index].any():
             never.append(name)
         if not values.any():
             continue
         old = next((one for one in start.stations_of(plane) if one.name == name), None)
         basis = {"basis": "measurement", "source": source} if fitted else {}
-        times = dict(zip((rows.names[k][1] for k in own), values.tolist(), strict=True))
+        update = dict(zip((rows.times[k] for k in own), values.tolist(), strict=True)) | basis
         made = old or Station.model_validate({"plane": plane, "name": name})
-        parts.append(made.model_copy(update=times | basis))
+        parts.append(made.model_copy(update=update))
     others = tuple(one for one in start.stations if one.plane != plane)
     return start.model_copy(update={"stations": (*others, *parts)}), tuple(never)
 
@@ -207,8 +208,12 @@ def _matrices(start: Profile, measured: Sequence[Measured]) -> _Rows:
         ]
     )
     known = {one.name: one for one in start.stations_of(plane)}
+    stations: dict[str, list[int]] = {}
+    for column, (station, _) in enumerate(names):
+        stations.setdefault(station, []).append(column)
     return _Rows(
-        names=names,
+        stations=stations,
+        times=[time for _, time in names],
         counts=matrix,
         measured_ns=np.array([row.chain.length * 1e9 / row.pps for row in measured]),
         line_ns=np.array([line_ns(start, row.chain) for row in measured]),
@@ -217,35 +222,29 @@ def _matrices(start: Profile, measured: Sequence[Measured]) -> _Rows:
     )
 
 
-def _allowed(rows: _Rows, station: int) -> float:
-    """The factor that makes a station of the starting profile no slower than the rows allow."""
-    times = rows.counts[station] @ rows.held
-    return float(min(1.0, (rows.measured_ns / np.maximum(times, 1e-12)).min()))
-
-
 def _identifiable(rows: _Rows) -> Kept:
     """The columns that these rows can tell apart, first those that the starting profile has."""
-    own: dict[int, list[int]] = {}
-    stations = list(dict.fromkeys(name for name, _ in rows.names))
-    for index in sorted(range(len(stations)), key=lambda i: (stations[i] not in _PREFERRED, i)):
+    own: list[tuple[Floats, list[int]]] = []
+    order = sorted(enumerate(rows.stations.items()), key=lambda one: one[1][0] not in _PREFERRED)
+    for index, (station, columns) in order:
         matrix = rows.counts[index]
-        columns = [k for k in rows.columns(index) if matrix[:, k].any()]
         found: list[int] = []
-        for k in sorted(columns, key=lambda k: (not rows.held[k], _TIMES.index(rows.names[k][1]))):
+        for k in sorted(columns, key=lambda k: (not rows.held[k], _TIMES.index(rows.times[k]))):
+            if not matrix[:, k].any():
+                continue
             # Two of these three span the third, and a fit without negative times may need any two.
-            free = rows.names[k][1] in _SPANNED and stations[index] == "switch core"
-            rivals = [[j] for j in found if rows.names[j][1] in _SPANNED] if free else [found]
+            free = rows.times[k] in _SPANNED and station == "switch core"
+            rivals = [[j] for j in found if rows.times[j] in _SPANNED] if free else [found]
             if all(_rank(matrix[:, [*j, k]]) > _rank(matrix[:, j]) for j in rivals):
                 found.append(k)
+        mine = matrix[:, found]
         same = any(
-            _rank(matrix[:, found])
-            == _rank(rows.counts[other][:, theirs])
-            == _rank(np.hstack([matrix[:, found], rows.counts[other][:, theirs]]))
-            for other, theirs in own.items()
+            _rank(mine) == _rank(theirs) == _rank(np.hstack([mine, theirs]))
+            for theirs in (others[:, columns] for others, columns in own)
         )
-        own[index] = [] if same else found
-    kept = np.zeros(len(rows.names), np.bool_)
-    kept[[k for found in own.values() for k in found]] = True
+        own.append((matrix, [] if same else found))
+    kept = np.zeros(len(rows.times), np.bool_)
+    kept[[k for _, found in own for k in found]] = True
     return kept
 
 
@@ -260,11 +259,10 @@ def _simplest(rows: _Rows, kept: Kept, held: Floats) -> Floats:
     theta, cost = _least_squares(rows, kept, held, _slowest(rows, kept, held))
     while int(kept.sum()) > 1:
         trials = []
-        for group in _removable(rows, kept):
+        for group, first in _removable(rows, kept):
             rest = kept.copy()
             rest[group] = False
             less, more = _least_squares(rows, rest, held, theta)
-            first = _is_first(rows, kept, group[0])
             before, after = (_penalty(size, int(one.sum()), first) for one in (kept, rest))
             saved = math.inf if before == math.inf else before - after
             change = _misfit(more, size) - _misfit(cost, size) - saved
@@ -287,36 +285,27 @@ def _of_one_size(rows: _Rows, kept: Kept, theta: Floats) -> list[int]:
 
     Such rows don't tell a time for each byte from one for each packet.
     """
-    binding = rows.times(theta).argmax(axis=0)
-    found = []
-    for index in range(len(rows.counts)):
-        own = [k for k in rows.columns(index) if kept[k]]
-        if [rows.names[k][1] for k in own] == ["byte_ns"] and int(kept.sum()) > 1:
+    binding = rows.taken(theta).argmax(axis=0)
+    found: list[int] = []
+    for index, (_, own) in enumerate(rows.kept(kept)):
+        if [rows.times[k] for k in own] == ["byte_ns"] and int(kept.sum()) > 1:
             sizes = np.unique(rows.bytes[binding == index])
             found += own if len(sizes) == 1 else []
     return found
 
 
-def _removable(rows: _Rows, kept: Kept) -> list[list[int]]:
-    """The columns that may go next: each one alone, and each station."""
-    groups = []
-    for index in range(len(rows.counts)):
-        own = [k for k in rows.columns(index) if kept[k]]
+def _removable(rows: _Rows, kept: Kept) -> Iterator[tuple[list[int], bool]]:
+    """The columns that may go next, each one alone and each station, and whether they begin with
+    the main time of the plane's main station, which goes last."""
+    for name, own in rows.kept(kept):
+        main = name in ("switch core", "NIC packet rate")
         if len(own) > 1 and int(kept.sum()) > len(own):
-            groups.append(own)
+            yield list(own), main
         for k in own:
-            left = {rows.names[j][1] for j in own if j != k}
+            left = {rows.times[j] for j in own if j != k}
             # A core that takes time for bytes, hops or ports takes some for each packet.
             if not left or not left.isdisjoint(_EACH_PACKET):
-                groups.append([k])
-    return groups
-
-
-def _is_first(rows: _Rows, kept: Kept, column: int) -> bool:
-    """Whether a column is the main time of the plane's main station, which goes last."""
-    station, _ = rows.names[column]
-    own = [k for k, (name, _) in enumerate(rows.names) if name == station and kept[k]]
-    return station in ("switch core", "NIC packet rate") and column == own[0]
+                yield [k], main and k == own[0]
 
 
 def _misfit(cost: float, size: int) -> float:
@@ -349,11 +338,11 @@ def _least_squares(rows: _Rows, kept: Kept, held: Floats, near: Floats) -> tuple
         return theta
 
     def residuals(values: Floats) -> Floats:
-        logs: Floats = np.log(rows.times(full(values)).max(axis=0) / rows.measured_ns)
+        logs: Floats = np.log(rows.taken(full(values)).max(axis=0) / rows.measured_ns)
         return logs
 
     def slopes(values: Floats) -> Floats:
-        times = rows.times(full(values))
+        times = rows.taken(full(values))
         binding = times.argmax(axis=0)
         of_line = binding == len(rows.counts)
         counts = rows.counts[np.where(of_line, 0, binding), places][:, columns]
@@ -376,11 +365,10 @@ def _least_squares(rows: _Rows, kept: Kept, held: Floats, near: Floats) -> tuple
 def _slowest(rows: _Rows, kept: Kept, held: Floats) -> Floats:
     """The largest times of each station alone that let no row be slower than it was measured."""
     theta = held.copy()
-    for index, counts in enumerate(rows.counts):
-        columns = [k for k in rows.columns(index) if kept[k]]
-        if not columns:
-            continue
-        shares = counts[:, columns] / rows.measured_ns[:, None]
-        room = np.maximum(1 - counts @ held / rows.measured_ns, 0.0)
-        theta[columns] = linprog(-shares.sum(axis=0), A_ub=shares, b_ub=room, bounds=(0, None)).x
+    for counts, (_, columns) in zip(rows.counts, rows.kept(kept), strict=True):
+        if columns:
+            shares = counts[:, columns] / rows.measured_ns[:, None]
+            room = np.maximum(1 - counts @ held / rows.measured_ns, 0.0)
+            best = linprog(-shares.sum(axis=0), A_ub=shares, b_ub=room, bounds=(0, None))
+            theta[columns] = best.x
     return theta

@@ -221,9 +221,9 @@ def compare_levels(
     by = default_by(observations, factor) if by is None else by
     pairing = Pairing(observations, factor, by, observed.run_factors)
     grid = _Grid(observed.metric, factor, levels, observations, pairing)
-    found = [grid.shifts(a, b, stratum) for stratum in pairing.within for a, b in pairs]
+    found = [grid.shifts(a, b, stratum, margin) for stratum in pairing.within for a, b in pairs]
     shifts = [one for one in found if one is not None]
-    comparisons, notes = _decided(shifts, grid, observed, margin, alpha) if shifts else ([], [])
+    comparisons, notes = _decided(shifts, grid, observed, alpha) if shifts else ([], [])
     return Family(
         metric=observed.metric,
         factor=factor,
@@ -260,10 +260,8 @@ class _Shifts:
     stratum: str
     ends: Floats
     """Shape (3, blocks): value, low and high; NaN where a block has no pair."""
-    resolution: float
-    """On the scale of the shifts."""
-    reference: float
-    """Median of the values of b."""
+    margin: float
+    """On the scale of the shifts, never finer than the instrument."""
     counted: tuple[float, float]
     """Least and greatest shift that counts leave open; infinite inwards where there are none."""
 
@@ -311,8 +309,8 @@ class _Grid:
             return ends
         return np.asarray(np.log(ends, out=ends.copy(), where=np.isfinite(ends)))
 
-    def shifts(self, a: Level, b: Level, stratum: str) -> _Shifts | None:
-        """The shifts of a against b; None where there is no pair."""
+    def shifts(self, a: Level, b: Level, stratum: str, margin: float) -> _Shifts | None:
+        """The shifts of a against b; None where there is no pair. `margin` is a share."""
         part = np.s_[..., self.pairing.within[stratum]]
         both = self._there[a][part] & self._there[b][part]
         if not both.any():
@@ -328,22 +326,16 @@ class _Grid:
         values_a, values_b = (self._values[level][part][:, both] for level in (a, b))
         reference, fine = values_b[0], np.maximum(values_a[3], values_b[3])
         if self.scale == "ratio":
-            fine = fine / reference
+            within = math.log1p(max(margin, float(np.median(fine / reference))))
+        else:
+            within = max(margin * abs(float(np.median(reference))), float(np.median(fine)))
         counted = (math.inf, -math.inf)
         if self._counted:
             (low_a, high_a), (low_b, high_b) = (
                 self._count_interval(level, stratum, both) for level in (a, b)
             )
             counted = (low_a - high_b, high_a - low_b)
-        return _Shifts(
-            a,
-            b,
-            stratum,
-            _means(x - y[[0, 2, 1]], both),
-            float(np.median(fine)),
-            float(np.median(reference)),
-            counted,
-        )
+        return _Shifts(a, b, stratum, _means(x - y[[0, 2, 1]], both), within, counted)
 
     def _count_interval(self, level: Level, stratum: str, at: Mask) -> tuple[float, float]:
         within = self.pairing.within[stratum]
@@ -434,11 +426,11 @@ def _exp(values: Floats) -> Floats:
 
 
 def _decided(
-    all_shifts: Sequence[_Shifts], grid: _Grid, observed: Observed, margin: float, alpha: float
+    all_shifts: Sequence[_Shifts], grid: _Grid, observed: Observed, alpha: float
 ) -> tuple[list[Comparison], list[str]]:
     """The comparisons with their outcomes, errors counted over all of them; and notes."""
     centre, low, high = np.stack([shifts.ends for shifts in all_shifts], axis=2)
-    margins = np.array([_margin(shifts, grid.scale, margin) for shifts in all_shifts])
+    margins = np.array([shifts.margin for shifts in all_shifts])
     stages = grid.pairing.stages(observed.ends)
     # An end with too few blocks to decide anything is no look.
     ends = (stages <= stage for stage in np.unique(stages))
@@ -446,8 +438,7 @@ def _decided(
     strata = [shifts.stratum for shifts in all_shifts]
     found = over_looks(low, high, margins, strata, looks, seed=observed.seed, alpha=alpha)
     comparisons = [
-        _comparison(shifts, grid, float(margins[i]), found, i, alpha)
-        for i, shifts in enumerate(all_shifts)
+        _comparison(shifts, grid, found, i, alpha) for i, shifts in enumerate(all_shifts)
     ]
     correlation, p = flips.lag_correlation(centre, observed.seed)
     note = (
@@ -458,32 +449,18 @@ def _decided(
     return comparisons, [note] if p <= LAG_P else []
 
 
-def _margin(shifts: _Shifts, scale: Scale, margin: float) -> float:
-    """The margin on the scale of the shifts, never finer than the instrument."""
-    if scale == "ratio":
-        return math.log1p(max(margin, shifts.resolution))
-    return max(margin * abs(shifts.reference), shifts.resolution)
-
-
-def _comparison(
-    shifts: _Shifts,
-    grid: _Grid,
-    margin: float,
-    found: Found,
-    place: int,
-    alpha: float,
-) -> Comparison:
+def _comparison(shifts: _Shifts, grid: _Grid, found: Found, place: int, alpha: float) -> Comparison:
     centre, below, above = shifts.ends[:, ~np.isnan(shifts.ends[0])]
     low = min(float(found.low[place]), shifts.counted[0])
     high = max(float(found.high[place]), shifts.counted[1])
     p, p_same = float(found.p[place]), float(found.p_same[place])
     outcome, why = _outcome(
-        shifts, (centre, below, above), (low, high), margin, (abs(p) <= alpha, p_same <= alpha)
+        shifts, (centre, below, above), (low, high), (abs(p) <= alpha, p_same <= alpha)
     )
     if outcome == "better":  # so far only that a is greater or less
         outcome = "worse" if (p > 0) == grid.metric.lower_is_better else "better"
     middle = flips.centres(np.stack([centre, below, above], axis=1))
-    figures = np.array([middle[0], low, high, centre.min(), centre.max(), margin])
+    figures = np.array([middle[0], low, high, centre.min(), centre.max(), shifts.margin])
     if grid.scale == "ratio":
         figures = _exp(figures) - np.isfinite(figures)
     change, low, high, least, most, margin = map(float, figures)
@@ -513,12 +490,12 @@ def _outcome(
     shifts: _Shifts,
     ends: tuple[Floats, Floats, Floats],
     interval: tuple[float, float],
-    margin: float,
     claims: tuple[bool, bool],
 ) -> tuple[Outcome, str]:
     """The word, *better* standing for a difference either way; of no claim the reason."""
     centre, below, above = ends
     differ, alike = claims
+    margin = shifts.margin
     counts_allow = shifts.counted[0] >= -margin and shifts.counted[1] <= margin
     finite = bool(np.isfinite(below).all() and np.isfinite(above).all())
     # What earlier blocks showed stays shown, but a bound leaves open what a later one was.

@@ -36,17 +36,6 @@ _LEAST_DF = 0.5
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What one pair of nodes measured."""
-
-    a: int
-    b: int
-    """Numbers of the nodes."""
-    value: float
-    """Logarithm of a quantity that is worse when it is larger."""
-
-
-@dataclass(frozen=True)
 class NodeEffect:
     """What a node adds to its pairs, against the fleet's median node; in logarithms."""
 
@@ -73,9 +62,15 @@ class NodeEffects:
     """Standard deviation of a pair from the sum of its nodes; NaN where it is not known."""
 
 
-def node_effects(nodes: int, meetings: Sequence[Meeting], *, margin: float = MARGIN) -> NodeEffects:
-    """What each of `nodes` adds, with its interval and its p value against `margin`."""
-    pairs = np.array([(meeting.a, meeting.b) for meeting in meetings], dtype=np.intp).reshape(-1, 2)
+def node_effects(
+    nodes: int, meetings: Sequence[tuple[int, int, float]], *, margin: float = MARGIN
+) -> NodeEffects:
+    """What each of `nodes` adds, with its interval and its p value against `margin`.
+
+    A meeting is the numbers of two nodes, and the logarithm of a quantity that is worse when it is
+    larger.
+    """
+    pairs = np.array([meeting[:2] for meeting in meetings], dtype=np.intp).reshape(-1, 2)
     fixed = determined(nodes, pairs)
     met = np.bincount(pairs.ravel(), minlength=nodes)
     effects = [
@@ -91,7 +86,7 @@ def node_effects(nodes: int, meetings: Sequence[Meeting], *, margin: float = MAR
     used = fixed[pairs[:, 0]]  # both nodes of a pair are determined, or neither
     if not used.any():
         return NodeEffects(tuple(effects), math.nan)
-    values = np.array([meeting.value for meeting in meetings], dtype=np.float64)[used]
+    values = np.array([value for _, _, value in meetings], dtype=np.float64)[used]
     a, b = (np.cumsum(fixed) - 1)[pairs[used]].T
     size = int(fixed.sum())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from planewise.judge.statistics.kendall import Floats, area_and_scale, tie_counts
-from planewise.judge.statistics.metrics import Observation, Observed
+from planewise.judge.statistics.metrics import Observation
 from planewise.judge.statistics.pairing import Pairing, Place, default_by, level_order
 from planewise.store.models import Level
 
@@ -32,14 +32,9 @@ WARNING = (
 )
 
 
-@dataclass(frozen=True)
-class TrialReadings:
-    """The single readings of one trial: the RTTs of its packets, or its one reading of a CPU."""
-
-    trial: Observation
-    """Where and when; its value is not used."""
-    values: Floats
-    """In the order in which they were made."""
+Reading = tuple[Observation, Floats]
+"""A trial, whose value is not used, and its single readings in the order in which they were made:
+the RTTs of its packets, or its one reading of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +61,8 @@ class PooledTest:
         return 10.0**self.log10_p if self.log10_p > -300 else 0.0
 
 
-def of_trials(observed: Observed) -> tuple[TrialReadings, ...]:
-    """A metric that has one reading a trial."""
-    return tuple(
-        TrialReadings(observation, np.array([observation.value]))
-        for observation in observed.observations
-    )
-
-
 def pooled_tests(
-    readings: Sequence[TrialReadings],
+    readings: Sequence[Reading],
     metric: str,
     factor: str,
     by: str | None,
@@ -86,53 +73,41 @@ def pooled_tests(
     The i-th reading of one level is paired with the i-th of the other. `metric` is what was read,
     `by` as of `compare_levels`, `run_factors` as of `Observed`.
     """
-    used = [reading for reading in readings if reading.values.size and factor in reading.trial.cell]
-    observations = [reading.trial for reading in used]
+    used = [(trial, values) for trial, values in readings if values.size and factor in trial.cell]
+    observations = [trial for trial, _ in used]
     by = default_by(observations, factor) if by is None else by
     pairing = Pairing(observations, factor, by, run_factors)
     parts: dict[Level, dict[Place, list[Floats]]] = defaultdict(lambda: defaultdict(list))
-    for reading in used:
-        for place in pairing.places[id(reading.trial)]:
-            parts[reading.trial.cell[factor]][place].append(reading.values)
+    for trial, values in used:
+        for place in pairing.places[id(trial)]:
+            parts[trial.cell[factor]][place].append(values)
     # Contexts that only some levels have would make their pooled packets another mixture.
     contexts = [{context for _, context in of_level} for of_level in parts.values()]
     shared = set.intersection(*contexts) if contexts else set()
-    jobs: list[tuple[Level, Level, Mapping[Place, Floats], Mapping[Place, Floats], str]] = []
-    for stratum, within in pairing.within.items():
-        levels = {
-            level: {
-                place: np.concatenate(values)
-                for place, values in parts[level].items()
-                if place[1] in shared and within[place[1]]
-            }
-            for level in level_order(parts)
-        }
-        jobs += [(a, b, levels[a], levels[b], stratum) for a, b in combinations(levels, 2)]
+    joined = {
+        level: {place: np.concatenate(values) for place, values in parts[level].items()}
+        for level in level_order(parts)
+    }
+
+    def test(job: tuple[str, Level, Level]) -> PooledTest | None:
+        stratum, a, b = job
+        pairs = [
+            (x[:size], y[:size])
+            for place, x in joined[a].items()
+            if place[1] in shared and pairing.within[stratum][place[1]]
+            if (y := joined[b].get(place)) is not None and (size := min(x.size, y.size))
+        ]
+        if not pairs:
+            return None
+        x, y = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        shifts = np.subtract(x, y, dtype=np.float64)
+        middle = float(np.median(shifts))
+        p, tau = log10_p(shifts), tau_b(x, y)
+        return PooledTest(metric, a, b, stratum, shifts.size, middle, p, tau)
+
+    jobs = [(stratum, a, b) for stratum in pairing.within for a, b in combinations(joined, 2)]
     with ThreadPoolExecutor(2) as pool:  # sorting and searching release the GIL
-        tests = pool.map(lambda job: _pooled(metric, *job), jobs)
-        return tuple(test for test in tests if test is not None)
-
-
-def _pooled(
-    metric: str,
-    a: Level,
-    b: Level,
-    of_a: Mapping[Place, Floats],
-    of_b: Mapping[Place, Floats],
-    stratum: str,
-) -> PooledTest | None:
-    pairs = [
-        (x[:size], y[:size])
-        for key, x in of_a.items()
-        if (y := of_b.get(key)) is not None and (size := min(x.size, y.size))
-    ]
-    if not pairs:
-        return None
-    x, y = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    shifts = np.subtract(x, y, dtype=np.float64)
-    return PooledTest(
-        metric, a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), tau_b(x, y)
-    )
+        return tuple(found for found in pool.map(test, jobs) if found is not None)
 
 
 def log10_p(shifts: Floats) -> float:

@@ -7,22 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.judge import policies
-from planewise.judge.statistics import (
-    Comparison,
-    Family,
-    KendallBar,
-    LevelValue,
-    RunSample,
-    by_sending,
-    check_ranking,
-    compare_levels,
-    observe,
-)
-from planewise.judge.statistics.kendall import TauB
-from planewise.judge.statistics.metrics import figures_in
+from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, compare_levels
+from planewise.judge.statistics.kendall import KendallBar, TauB
+from planewise.judge.statistics.metrics import by_sending, figures_in, observe
 from planewise.judge.statistics.pairing import OVERALL
-from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.ranking import best_first, check_ranking
 from planewise.judge.statistics.sentences import bound_text, change_text, level_text, value_text
+from planewise.judge.statistics.values import RunSample
 from planewise.report import charts, theme
 from planewise.report.data import RunData
 from planewise.report.figure import (

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.judge.bounded import Bound, Bounded, exact, median_of
-from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.estimates import median_interval
-from planewise.judge.statistics.metrics import cpu_metrics
+from planewise.judge.statistics.metrics import cpu_metrics, observe
 from planewise.judge.statistics.sentences import bound_text
+from planewise.judge.statistics.values import RunSample
 from planewise.report import charts, facets, theme
 from planewise.report.data import RunData
 from planewise.report.facets import Item, Panel

@@ -49,7 +49,7 @@ def visits(data: RunData) -> list[OrderedTrial]:
         rtt = trial.latency.get(data.rtt_metric)
         return rtt.p50_ns if rtt and trial.kind == "rtt" and keeps_levels(trial) else None
 
-    relative = {one.trial.trial: math.exp(one.log_relative) for one in residuals(data.counted)}
+    relative = {trial.trial: math.exp(value) for trial, value in residuals(data.counted)}
     return [
         OrderedTrial(*data.key(trial), relative.get(trial.trial), median_of(trial), trial)
         for trial in sorted(data.trials, key=lambda trial: trial.order)
