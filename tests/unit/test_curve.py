@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, LoadPoint, Run, by_column
+from planewise.judge.files import judge_file
 from planewise.judge.from_store import curves_from_trials
 from planewise.store.models import Counts, LossPart, OfferedLoad, TrialRecord
 
@@ -135,6 +137,13 @@ def test_a_million_runs_are_kept_by_column() -> None:
     assert load.count == 1_000_000
     assert load.plr == pytest.approx(0.015)
     assert load.deviation == pytest.approx(0.005, rel=1e-5)
+
+
+def test_a_trial_of_less_than_one_packet_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "slow.csv"
+    file.write_text("offered_pps,received_pps\n0.3,0.3\n2,2\n")
+    with pytest.raises(BadInputError, match="less than one packet"):
+        judge_file(file, None)
 
 
 def trial(order: int, load_pps: float, received: int, **other: object) -> TrialRecord:

@@ -32,13 +32,20 @@ def curve_from_trials(trials: LoadTrials) -> Curve:
             remedy="give a file that holds each trial's load, sent and received packets",
         )
     trials = with_few_loads(trials)
+    sent = np.round(trials.sent)
+    if (sent < 1).any():
+        raise BadInputError(
+            "a trial sent less than one packet",
+            where=_title(trials),
+            remedy="delete that trial, or give its duration",
+        )
     loads, at = np.unique(trials.offered_pps, return_inverse=True)
     by_load = np.lexsort((trials.order, at))
     drops = trials.drops
     if drops is not None:
         drops = np.where(np.isfinite(drops), drops, -1)
     runs = by_column(
-        np.round(trials.sent),
+        sent,
         np.round(trials.received),
         duration_s=trials.duration_s,
         order=trials.order,
