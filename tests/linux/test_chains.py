@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
@@ -362,10 +362,10 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
     seen: list[str] = []
     connect = Pollers.connect
 
-    def note_and_connect(pollers: Pollers, macs: Mapping[int, str], ends: Ends) -> None:
+    def note_and_connect(pollers: Pollers, ends: Ends) -> None:
         ask = appctl(pollers.parts.directory, "netdev-dpdk/get-mempool-info")
         seen.append(pollers.parts.state.host.run(ask).check().stdout.strip())
-        connect(pollers, macs, ends)
+        connect(pollers, ends)
         seen.append(pollers.parts.state.host.run(ask).check().stdout.strip())
 
     monkeypatch.setattr(Pollers, "connect", note_and_connect)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -26,11 +27,11 @@ from planewise.testbed.chains.dpdk import memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import Function, parse_port
 from planewise.testbed.chains.generator import came_back, commands
-from planewise.testbed.chains.guests import Pollers, _remarks, peers
+from planewise.testbed.chains.guests import ChainParts, Pollers, _remarks
 from planewise.testbed.chains.machines import GUEST_PROGRAMS
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
-from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import VnfCounters
+from planewise.testbed.chains.routing import function_guests, peers
 from planewise.testbed.guests.vms import image
 from planewise.testbed.guests.vms.domain import Nic, nic_xml
 from planewise.testbed.hosts.counters import HostCounters
@@ -265,11 +266,12 @@ def test_a_switch_is_fed_by_two_cables_or_by_the_only_nic() -> None:
 
 
 def test_functions_that_poll_send_to_the_next_or_to_the_end() -> None:
-    macs = {1: "a", 2: "b", 3: "c"}
     east = Chain("vf", "east-west", 3, forwarder="testpmd")
-    assert peers(east, macs, "end") == {1: "b", 2: "c", 3: "end"}
+    guests = function_guests("t", east)
+    found = {number: replace(guest, mac="?abc"[number]) for number, guest in guests.items()}
+    assert peers(east, found, "end") == {1: "b", 2: "c", 3: "end"}
     north = Chain("vf", "north-south", 3, forwarder="testpmd")
-    assert set(peers(north, macs, "end").values()) == {"end"}
+    assert set(peers(north, found, "end").values()) == {"end"}
     one = Chain("vf", "north-south", 1, forwarder="testpmd")
     lines = describe.steps(one, Placement({0: ("vnf1",)}), "eth9")
     (command,) = [line for line in lines if "dpdk-testpmd" in line]
@@ -303,7 +305,8 @@ NOTHING = HostCounters(0.0, "", {}, {})
 
 def pollers_of(function: Answering) -> Pollers:
     chain = Chain("vf", "north-south", 1, forwarder="testpmd")
-    parts = ChainParts(chain, Placement({0: chain.names}), cast("MachineState", None))
+    state = cast("MachineState", SimpleNamespace(token="t"))
+    parts = ChainParts(chain, Placement({0: chain.names}), state)
     made = Pollers(parts, None)
     made._functions[1] = cast("Function", function)
     made._vfs[1] = ListedVf(
@@ -508,7 +511,8 @@ def test_an_xdp_program_that_no_driver_runs_is_said() -> None:
 def test_no_two_interfaces_of_a_chains_host_have_one_index() -> None:
     chain, token = Chain("bridge", "east-west", 3), "0" * 8
     site = ends.site_of("br0", ends.CABLES)
-    steps = (*ends.cables(token), *ends.ports(token, chain, site, ends.CABLES))
+    ports = ends.ports(chain, function_guests(token, chain), site, ends.CABLES)
+    steps = (*ends.cables(token), *ports)
     indices = [
         step.words.split(" index ")[1].split()[0] for step in steps if " index " in step.words
     ]

@@ -22,10 +22,11 @@ from planewise.testbed.chains import describe, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_cpus
 from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters
-from planewise.testbed.chains.routing import routing
+from planewise.testbed.chains.routing import function_guests, routing
 from planewise.testbed.chains.testbed import ChainTestbed
-from planewise.testbed.guests.vms.domain import Passthrough
-from planewise.testbed.guests.vms.guests import HostGuests
+from planewise.testbed.guests.vms import booted, kind
+from planewise.testbed.guests.vms.domain import Passthrough, VmOptions
+from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.counters import parse_host_counters
 from planewise.testbed.hosts.host import FinishedProcess, Host
@@ -53,9 +54,12 @@ def resources(vfs: int) -> Resources:
 def test_a_function_sends_on_to_the_vf_of_the_next_or_back_over_the_cable(
     pattern: Pattern, next_macs: dict[int, str]
 ) -> None:
-    steps = routing(Chain("vf", pattern, 3), "v{}".format, MACS, ENDS)
+    chain = Chain("vf", pattern, 3)
+    guests = function_guests("t", chain)
+    moved = {number: replace(guest, mac=MACS[number]) for number, guest in guests.items()}
+    steps = routing(chain, moved, ENDS)
     for number, mac in next_macs.items():
-        netns = f"v{number}"
+        netns = f"pw-t-v{number}"
         (onward,) = (
             step
             for step in steps
@@ -269,14 +273,27 @@ class NoGuests:
         gone, self.ended_now = self.ended_now, []
         return {guest: PlanewiseError("it ended") for guest in gone}
 
-    def start(self, guest: Guest, nic: Passthrough, mtu_bytes: int) -> None:
+    def start(self, guest: Guest, nic: Passthrough, mtu_bytes: int, _: None) -> None:
         self.awake[guest.index] = True
 
     def set_awake(self, guest: Guest, awake: bool) -> None:
         self.awake[guest.index] = awake
 
+    def end(self, guest: Guest) -> None:
+        del self.awake[guest.index]
+
     def close(self) -> None:
         self.awake.clear()
+
+
+class Finder:
+    """A host that says which process each machine of a chain is, and pins them."""
+
+    place = "lab:b"
+
+    def run(self, argv: Sequence[str], **_: object) -> FinishedProcess:
+        processes = "".join(f"pw-t-v{number} {number}\n" for number in range(1, 9))
+        return FinishedProcess(tuple(argv), 0, processes, "")
 
 
 class NoPool:
@@ -306,35 +323,45 @@ class NoPool:
         self.vfs.append(vf)
 
 
-def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back() -> None:
+def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     guests, pool = NoGuests(), NoPool(3)
-    machines = FunctionMachines.__new__(FunctionMachines)
-    machines.plane = "vf-passthrough"
-    machines.guests = cast("HostGuests", guests)
-    machines._state = cast("MachineState", SimpleNamespace(vfs=pool, token="t"))
-    machines._guests, machines._pids, machines._vfs, machines._awake = {}, {}, {}, ()
-    machines._pid_of = lambda guest: 1  # type: ignore[method-assign]
+    monkeypatch.setattr(booted, "guests_on", lambda *_: guests)
+    monkeypatch.setattr(kind, "remove_guests", lambda *_: None)
+    machine = SimpleNamespace(netns="")
+    state = SimpleNamespace(vfs=pool, token="t", host=Finder(), machine=machine)
+    machines = FunctionMachines(
+        cast("MachineState", state), "vf-passthrough", cast("VmPlatform", None), VmOptions()
+    )
 
-    def stand(numbers: Sequence[int]) -> dict[int, str]:
-        macs = machines.take_vfs(numbers)
-        machines.ensure_running(macs, machines.passthrough)
-        return macs
+    def stand(vnfs: int) -> dict[int, Guest]:
+        chain = Chain("vf-passthrough", "east-west", vnfs, "vm")
+        placed = machines.place(function_guests("t", chain))
+        machines.run(dict.fromkeys(placed, 0))
+        return placed
 
-    first = stand([1, 2])
+    first = stand(2)
     assert sorted(first) == [1, 2]
-    assert {machines.running[n].mac for n in first} == set(first.values())
-    assert len(pool.whole) == machines.vfs_held == 2
-    machines.suspend()
-    assert stand([1]) == {1: first[1]}
-    assert machines.vfs_held == 2
+    assert {n: vf.config.mac for n, vf in machines.vfs.items()} == {
+        n: guest.mac for n, guest in first.items()
+    }
+    assert len(pool.whole) == len(machines.vfs) == 2
+    assert [machines.pid(number) for number in first] == [1, 2]
+    machines.end_chain()
+    assert stand(1) == {1: first[1]}
+    assert len(machines.vfs) == 2
     assert guests.awake == {1: True, 2: False}  # the other sleeps
-    guests.ended_now = [machines.running[1]]  # its VF is free for who comes in its place
-    again = stand([1, 2, 3])
+    guests.ended_now = [first[1]]  # its VF is free for who comes in its place
+    again = stand(3)
     assert again[2] == first[2]
-    assert len(set(again.values())) == 3
+    assert len({guest.mac for guest in again.values()}) == 3
     assert pool.free == 0
+    machines.end_chain(keep=False)
+    assert (guests.awake, pool.free, pool.whole) == ({}, 3, set())
+    stand(3)
     machines.close()
-    assert (pool.free, pool.whole, machines.vfs_held) == (3, set(), 0)
+    assert (pool.free, pool.whole, machines.vfs) == (3, set(), {})
 
 
 @pytest.mark.parametrize(("plane", "ends"), [("virtio-bridge", True), ("vf-passthrough", False)])
@@ -349,7 +376,7 @@ def test_ports_of_machines_on_another_host_go_with_their_chain_once_these_have_e
     chain = Chain(plane, "north-south", 1, "vm")
     machine = SimpleNamespace(nic="pf0", netns="")
     state = cast("MachineState", SimpleNamespace(host=None, machine=machine, token="t"))
-    machines = SimpleNamespace(suspend=lambda: done.append("end"), take_vfs=lambda _: {1: "m"})
+    machines = SimpleNamespace(end_chain=lambda keep: done.append("end"), place=dict)
     with ChainTestbed(
         chain,
         Placement({0: chain.names}),

@@ -22,9 +22,8 @@ from planewise.measure.designs.design_file import load_design
 from planewise.measure.trials.chain_readings import ReadingDelta, counts, kpi, result
 from planewise.store.models import Limit
 from planewise.testbed.chains import describe, dpdk
-from planewise.testbed.chains.ends import CABLES, mac_of
+from planewise.testbed.chains.ends import CABLES
 from planewise.testbed.chains.functions import parse_busy
-from planewise.testbed.chains.guests import router_scripts
 from planewise.testbed.chains.model import (
     GENERATOR,
     IMIX,
@@ -41,6 +40,7 @@ from planewise.testbed.chains.reading import (
     VnfCounters,
     cpu_times,
 )
+from planewise.testbed.chains.routing import function_guests, router_scripts
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import LocalHost, LocalProcess
 from planewise.testbed.model import GuestKind
@@ -155,12 +155,13 @@ def test_the_steps_of_a_kernel_chain_keep_to_the_benchmarking_addresses(kind: Gu
 
 
 def test_a_virtual_machine_is_told_the_way_on_and_back() -> None:
-    macs = {number: mac_of(number) for number in (1, 2, 3)}
-    east = router_scripts(Chain("virtio-bridge", "east-west", 3, "vm"), macs, CABLES)
+    chain = Chain("virtio-bridge", "east-west", 3, "vm")
+    guests = function_guests("t", chain)
+    east = router_scripts(chain, guests, CABLES.macs)
     assert "ip route replace 198.19.0.0/16 via 198.18.1.3 dev eth0" in east[2]
-    assert f"arp -i eth0 -s 198.18.1.3 {mac_of(3)}" in east[2]
+    assert f"arp -i eth0 -s 198.18.1.3 {guests[3].mac}" in east[2]
     assert "ip route replace 198.18.0.0/24 via 198.18.1.1 dev eth0" in east[2]
-    north = router_scripts(Chain("virtio-bridge", "north-south", 3, "vm"), macs, CABLES)
+    north = router_scripts(Chain("virtio-bridge", "north-south", 3, "vm"), guests, CABLES.macs)
     # The same destinations, so that what was told before is replaced.
     assert "ip route replace 198.19.0.0/16 dev eth0" in north[2]
     assert f"arp -i eth0 -s 198.19.2.2 {CABLES.macs[1]}" in north[2]

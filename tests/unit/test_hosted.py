@@ -179,7 +179,7 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
     try:
         talk = "trap 'echo done $0; exit 3' TERM; while :; do sleep 0.05; done"
         members = [CrewProcess(NOBODY, ("sh", "-c", talk, str(n))) for n in range(3)]
-        crew = ShellCrew(host, members, "talk")  # type: ignore[arg-type]
+        crew = ShellCrew(host, members, "blast", "lo")
         crew.await_ready(60)
         assert crew.ended == ()
         # A member that has not set its trap yet would end without a word.

@@ -214,7 +214,7 @@ class Chains:
         with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as states:
             machines = self._machines_on(states, chain) if chain.kind == "vm" else None
             if machines is None and chain.on_vfs:
-                held = 0 if self._machines is None else self._machines.vfs_held
+                held = self._machines is not None and self._machines.vfs
                 if held and states[FUNCTIONS].vfs.free < chain.vnfs:
                     self._end_machines()  # they hold VFs that are needed
             with ChainTestbed(
@@ -267,10 +267,10 @@ class Chains:
     def _machines_on(self, states: States, chain: Chain) -> FunctionMachines:
         """The host's virtual machines for such a chain; ends those for a chain of another kind."""
         options, machines = self._options_of(chain), self._machines
-        if machines is None or (machines.plane, machines.guests.options) != (chain.plane, options):
+        if machines is None or (machines.plane, machines.options) != (chain.plane, options):
             self._end_machines()
             state, platform = states[FUNCTIONS], self._platform(options)
-            machines = FunctionMachines(state, chain.plane, platform, options).__enter__()
+            machines = FunctionMachines(state, chain.plane, platform, options)
             self._machines = machines
         return machines
 

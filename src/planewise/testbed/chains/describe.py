@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from dataclasses import replace
 from itertools import cycle
 
 from planewise.testbed.chains import ends
 from planewise.testbed.chains.dpdk import Driver, memory_bytes, uplinks
-from planewise.testbed.chains.ends import CABLES, Ends, macs_of, netns
+from planewise.testbed.chains.ends import CABLES, PLACES, Ends
 from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
-from planewise.testbed.chains.guests import (
-    attach_in_machine,
-    attach_to_namespaces,
+from planewise.testbed.chains.guests import attach_in_machine, attach_to_namespaces
+from planewise.testbed.chains.model import SWITCH, Chain, Placement
+from planewise.testbed.chains.routing import (
+    function_guests,
+    function_settings,
+    netns,
     peers,
     router_scripts,
+    routing,
 )
-from planewise.testbed.chains.model import SWITCH, Chain, Placement
-from planewise.testbed.chains.routing import function_settings, new_function, routing
-from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
+from planewise.testbed.model import BRIDGE, GUEST_INTERFACE, Guest
+from planewise.testbed.plan import new_namespace
 from planewise.testbed.switches.dpdk_switch import SWITCH_BYTES
 
 _TOKEN = "0" * 8
@@ -33,26 +36,34 @@ def steps(
     `nic` is that of both hosts; empty: both are this machine.
     """
     chain_ends = Ends(_FAR, (nic, nic)) if nic else CABLES
-    macs = macs_of(chain)
+    functions = function_guests(_TOKEN, chain)
     if chain.on_vfs:
-        macs = {number: f"<MAC of vnf{number}>" for number in macs}
-    functions: list[object] = []
+        functions = {
+            number: replace(guest, mac=f"<MAC of {guest.name}>")
+            for number, guest in functions.items()
+        }
+    lines: list[object] = []
     if huge_pages_bytes := memory_bytes(chain):
-        functions.append(f"take {huge_pages_bytes >> 20} MiB of huge pages from the kernel")
-    functions += [
-        *_create_functions(chain, nic),
-        *_create_switch(chain, placement, chain_ends, nic, uplink),
-    ]
-    functions += _start_functions(chain, placement, macs, chain_ends)
+        lines.append(f"take {huge_pages_bytes >> 20} MiB of huge pages from the kernel")
+    for guest in functions.values():
+        lines += _create(chain, guest, nic)
     if chain.plane == "vhost-user":
-        functions.append("forward " + ", ".join(f"{a} to {b}" for a, b in chain.hops))
+        lines += _dpdk_switch(chain, placement, chain_ends, uplink)
+    elif not chain.on_vfs:
+        site = ends.site_of(netns(_TOKEN, "b") if nic else BRIDGE, chain_ends)
+        site = replace(site, directory="<directory>")
+        lines += ends.switch_of(chain).described(site)
+        lines += ends.ports(chain, functions, site, chain_ends)
+    lines += _forward(chain, placement, functions, chain_ends.macs)
+    if chain.plane == "vhost-user":
+        lines.append("forward " + ", ".join(f"{a} to {b}" for a, b in chain.hops))
     if not nic:
-        return tuple(map(str, (*ends.cables(_TOKEN), *functions)))
-    names = [netns(_TOKEN, place) for place in ends.PLACES]
+        return tuple(map(str, (*ends.cables(_TOKEN), *lines)))
+    names = [netns(_TOKEN, place) for place in PLACES]
     return (
         *(f"sender: ip netns add {name}" for name in names),
         *(f"sender: {_vf_move(nic, name)}" for name in names),
-        *(f"responder: {step}" for step in functions),
+        *(f"responder: {line}" for line in lines),
     )
 
 
@@ -63,39 +74,28 @@ def _vf_move(nic: str, name: str) -> str:
     )
 
 
-def _create_functions(chain: Chain, nic: str) -> list[object]:
-    """Steps that make the functions, before they have ports."""
+def _create(chain: Chain, guest: Guest, nic: str) -> list[object]:
+    """Steps that make a function, before it has a port."""
     lines: list[object] = []
-    for number in chain.numbers:
-        name = netns(_TOKEN, f"v{number}")
-        if chain.kind == "container":
-            lines += [
-                f"docker run --network none --name {name}",
-                f"ip netns attach {name} <its process>",
-            ]
-        if chain.kind == "vm" or chain.polls:
-            if chain.by_vfio:
-                lines.append(f"planewised vf bind <VF of {nic}> vfio-pci")
-            continue
-        lines += function_settings(name) if chain.kind == "container" else new_function(name)
-        if chain.on_vfs:
-            lines.append(_vf_move(nic, name))
-    return lines
+    if chain.kind == "container":
+        lines += [
+            f"docker run --network none --name {guest.netns}",
+            f"ip netns attach {guest.netns} <its process>",
+        ]
+    if chain.by_vfio:
+        lines.append(f"planewised vf bind <VF of {nic}> vfio-pci")
+    if chain.kind == "vm" or chain.polls:
+        return lines
+    if chain.kind != "container":
+        lines += new_namespace(guest.netns)
+    lines += function_settings(guest.netns)
+    return [*lines, _vf_move(nic, guest.netns)] if chain.on_vfs else lines
 
 
-def _create_switch(
-    chain: Chain, placement: Placement, chain_ends: Ends, nic: str, uplink: Driver | None
+def _dpdk_switch(
+    chain: Chain, placement: Placement, chain_ends: Ends, uplink: Driver | None
 ) -> list[object]:
     """Steps that make the switch and its ports."""
-    if chain.on_vfs:
-        return []
-    if chain.plane != "vhost-user":
-        name = netns(_TOKEN, "b") if nic else BRIDGE
-        site = ends.site_of(name, chain_ends, "<directory>")
-        return [
-            *ends.switch_of(chain).described(site),
-            *ends.ports(_TOKEN, chain, site, chain_ends),
-        ]
     cpus = placement.cpus(SWITCH)
     turns = cycle(cpus)
     ports = ", ".join(f"{name} (polled by CPU {next(turns)})" for name in chain.names)
@@ -110,50 +110,34 @@ def _create_switch(
     ]
 
 
-def _start_functions(
-    chain: Chain, placement: Placement, macs: Mapping[int, str], chain_ends: Ends
+def _forward(
+    chain: Chain, placement: Placement, functions: dict[int, Guest], far: tuple[str, str]
 ) -> list[object]:
     """Steps that start the functions, each with the destination of its frames."""
-    if chain.kind == "vm":
-        scripts = router_scripts(chain, macs, chain_ends)
-        if chain.polls:
-            scripts = {
-                number: (
-                    "unbind the NIC from its kernel's driver, bind it to uio_pci_generic",
-                    shlex.join(guest_command(f"<address of vnf{number}'s NIC>", 0, peer, "vnf")),
-                )
-                for number, peer in peers(chain, macs, chain_ends.macs[1]).items()
-            }
-        elif chain.forwards == "xdp":
-            scripts = {number: (*lines, attach_in_machine()) for number, lines in scripts.items()}
-        return [
-            line
-            for number in macs
-            for line in (
-                _vm_start(chain, number, placement.cpu(f"vnf{number}")),
-                *(f"in {netns(_TOKEN, f'v{number}')}: {words}" for words in scripts[number]),
-            )
-        ]
-    if not chain.polls:
-        programs = attach_to_namespaces(chain, _TOKEN) if chain.forwards == "xdp" else ()
-        steps = routing(chain, lambda number: netns(_TOKEN, f"v{number}"), macs, chain_ends.macs)
-        return [*steps, *programs]
-    lines: list[object] = []
-    for number, peer in peers(chain, macs, chain_ends.macs[1]).items():
-        name, cpu = f"vnf{number}", placement.cpu(f"vnf{number}")
-        if chain.on_vfs:
+    if chain.kind != "vm" and not chain.polls:
+        programs = attach_to_namespaces(chain, functions) if chain.forwards == "xdp" else ()
+        return [*routing(chain, functions, far), *programs]
+    scripts, lines = router_scripts(chain, functions, far), list[object]()
+    for number, peer in peers(chain, functions, far[1]).items():
+        guest, cpu = functions[number], placement.cpu(f"vnf{number}")
+        words, name = list(scripts[number]), guest.name
+        if chain.kind != "vm" and chain.on_vfs:
             lines.append(shlex.join(vf_command(f"<address of {name}'s VF>", cpu, peer, name)))
-        else:
+            continue
+        if chain.kind != "vm":
             lines.append(shlex.join(vhost_command(f"{name}.sock", cpu, peer, name)))
+            continue
+        if chain.polls:
+            command = guest_command(f"<address of {name}'s NIC>", 0, peer, "vnf")
+            words = ["unbind the NIC from its kernel's driver, bind it to uio_pci_generic"]
+            words.append(shlex.join(command))
+        elif chain.forwards == "xdp":
+            words.append(attach_in_machine())
+        device = f"a virtio NIC on {guest.port}"
+        if chain.on_vfs:
+            device = "that VF"
+        elif chain.plane == "vhost-user":
+            device = f"shared memory and a vhost-user NIC at {name}.sock"
+        lines.append(f"start the virtual machine {guest.netns} on CPU {cpu}, with {device}")
+        lines += [f"in {guest.netns}: {line}" for line in words]
     return lines
-
-
-def _vm_start(chain: Chain, number: int, cpu: int) -> str:
-    """The step that starts a virtual machine."""
-    nic = f"a virtio NIC on {ends.port_of(_TOKEN, number)}"
-    if chain.on_vfs:
-        nic = "that VF"
-    elif chain.plane == "vhost-user":
-        nic = f"shared memory and a vhost-user NIC at vnf{number}.sock"
-    name = netns(_TOKEN, f"v{number}")
-    return f"start the virtual machine {name} on CPU {cpu}, with {nic}"

@@ -15,9 +15,10 @@ from itertools import cycle
 from typing import Literal
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.chains.ends import Ends, accepted, mac_of
+from planewise.testbed.chains.ends import Ends, accepted
 from planewise.testbed.chains.functions import MEMORY_BYTES
 from planewise.testbed.chains.generator import PORT
+from planewise.testbed.chains.guests import ChainParts
 from planewise.testbed.chains.model import (
     FCS_BYTES,
     GENERATOR,
@@ -26,7 +27,6 @@ from planewise.testbed.chains.model import (
     Chain,
     FrameSize,
 )
-from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.chains.routing import SOURCE, TARGET
 from planewise.testbed.switches.dpdk_switch import (
@@ -122,7 +122,7 @@ class DpdkSwitch:
             for number, name in enumerate(parts.chain.names, start=1)
         ]
         self.running.change_ports([*self._uplinks, *functions])
-        parts.state.perform(accepted(parts.chain, ends))
+        parts.state.perform(accepted(parts.guests, ends))
 
     def await_functions(self) -> None:
         """Waits until all functions have connected, then sets the flows of frames from outside.
@@ -184,8 +184,8 @@ class DpdkSwitch:
         chain, flows = self._parts.chain, []
         for source, target in chain.hops:
             if source == GENERATOR and self._uplinks:
-                number = chain.names.index(target) + 1
-                flows.append(Flow(self._uplinks[0].name, target, to_mac=mac_of(number)))
+                guest = self._parts.guests[chain.names.index(target) + 1]
+                flows.append(Flow(self._uplinks[0].name, target, to_mac=guest.mac))
             elif source == GENERATOR:
                 flows.append(Flow(self._sources[target], target))
             elif target == GENERATOR and self._uplinks:

@@ -8,18 +8,17 @@ hosts each is a VF of the sender's NIC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planewise.testbed.chains.model import Chain
-from planewise.testbed.chains.routing import SOURCE, SOURCES, TARGET, TARGETS, address
-from planewise.testbed.model import GUEST_INTERFACE, Site
+from planewise.testbed.chains.routing import SOURCE, SOURCES, TARGET, TARGETS, mac_of, netns
+from planewise.testbed.model import GUEST_INTERFACE, Guest, Site
 from planewise.testbed.plan import (
     Step,
     accept_address,
     add_neighbour,
     add_route,
-    add_tap,
     add_veth,
     await_up,
     new_namespace,
@@ -28,33 +27,13 @@ from planewise.testbed.plan import (
     set_up,
 )
 from planewise.testbed.planes import plane
-from planewise.testbed.planes.plane import Switch
+from planewise.testbed.planes.plane import Switch, veth_pair
 
 PLACES = ("c", "d")
 """Namespaces of the ends: frames leave from the first, and come back to the second."""
 MTU_BYTES = 1500
 _NICS = ("up0", "up1")
 _INDEX = 920
-
-
-def netns(token: str, place: str) -> str:
-    """A namespace of a chain: `c` and `d` the ends, `v1`, `v2`, … the functions."""
-    return f"pw-{token}-{place}"
-
-
-def mac_of(number: int) -> str:
-    """MAC of the `number`th function without a VF; `remove_traces` removes such from a NIC."""
-    return f"02:70:77:0f:00:{number:02x}"
-
-
-def macs_of(chain: Chain) -> dict[int, str]:
-    """MACs of a chain's functions without VFs, by number."""
-    return {number: mac_of(number) for number in chain.numbers}
-
-
-def port_mac(mac: str) -> str:
-    """MAC of the host's end of the veth pair whose other end has `mac`."""
-    return mac.replace(":0f:", ":1f:")
 
 
 @dataclass(frozen=True)
@@ -75,11 +54,10 @@ def cables(token: str) -> tuple[Step, ...]:
     steps: list[Step] = []
     for side, place in enumerate(PLACES):
         namespace, nic, mac = netns(token, place), _NICS[side], CABLES.macs[side]
+        nic_mac = mac.replace(":0f:", ":1f:")
         steps += [
             *new_namespace(namespace),
-            add_veth(
-                "", nic, _INDEX + side, port_mac(mac), namespace, GUEST_INTERFACE, mac, MTU_BYTES
-            ),
+            add_veth("", nic, _INDEX + side, nic_mac, namespace, GUEST_INTERFACE, mac, MTU_BYTES),
             set_up("", nic),
             set_up(namespace, GUEST_INTERFACE),
             await_up(namespace),
@@ -87,42 +65,34 @@ def cables(token: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def accepted(chain: Chain, ends: Ends) -> tuple[Step, ...]:
+def accepted(functions: Mapping[int, Guest], ends: Ends) -> tuple[Step, ...]:
     """Lets the functions' host receive their frames where both ends use one NIC.
 
     A NIC with VFs passes the host frames only for addresses that were added.
     """
     if ends.nics[0] != ends.nics[1]:
         return ()
-    return tuple(accept_address("", ends.nics[0], mac) for mac in macs_of(chain).values())
+    return tuple(accept_address("", ends.nics[0], guest.mac) for guest in functions.values())
 
 
-def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, ...]:
+def addresses(token: str, chain: Chain, functions: Mapping[int, Guest]) -> tuple[Step, ...]:
     """Addresses and routes of the ends, for programs that communicate through the chain."""
     last = chain.vnfs if chain.through else 1
     steps: list[Step] = []
-    for place, end_address, destination, number in (
-        (PLACES[0], SOURCE, TARGETS, 1),
-        (PLACES[1], TARGET, SOURCES, last),
+    for place, end_address, destination, hop in (
+        (PLACES[0], SOURCE, TARGETS, functions[1]),
+        (PLACES[1], TARGET, SOURCES, functions[last]),
     ):
         name = netns(token, place)
         steps += [
             set_address(name, GUEST_INTERFACE, f"{end_address}/32"),
-            add_neighbour(name, GUEST_INTERFACE, address(number), macs[number]),
-            add_route(name, destination, GUEST_INTERFACE, address(number)),
+            add_neighbour(name, GUEST_INTERFACE, hop.ipv4, hop.mac),
+            add_route(name, destination, GUEST_INTERFACE, hop.ipv4),
         ]
         if chain.forwards == "xdp":
             # XDP forwards frames as they are: no later driver fills in a checksum.
             steps.append(run_program(name, ("ethtool", "-K", GUEST_INTERFACE, "tx", "off")))
     return tuple(steps)
-
-
-_PORT_INDEX = 24_000
-
-
-def port_of(token: str, number: int) -> str:
-    """The switch's port of the `number`th function."""
-    return f"pw{token}f{number}"
 
 
 def switch_of(chain: Chain) -> Switch:
@@ -132,15 +102,15 @@ def switch_of(chain: Chain) -> Switch:
     return switch
 
 
-def site_of(bridge: str, ends: Ends, directory: str = "") -> Site:
-    """The functions' host; `directory` is that of a switch that is a program."""
-    return Site("responder", "", bridge, MTU_BYTES, ends.nics[0], bridge, directory=directory)
+def site_of(bridge: str, ends: Ends, queues: int = 1) -> Site:
+    """The functions' host; its virtual machines have NICs with so many `queues`."""
+    return Site("responder", "", bridge, MTU_BYTES, ends.nics[0], bridge, queues=queues)
 
 
-def ports(token: str, chain: Chain, site: Site, ends: Ends, queues: int = 1) -> tuple[Step, ...]:
+def ports(chain: Chain, functions: Mapping[int, Guest], site: Site, ends: Ends) -> tuple[Step, ...]:
     """The NICs and all functions as ports of the chain's switch; no frame is ever flooded.
 
-    Namespaces must exist; virtual machines open the taps that this makes, with `queues` each.
+    Namespaces must exist; virtual machines open the taps that this makes.
     """
     switch = switch_of(chain)
     steps: list[Step] = []
@@ -149,26 +119,16 @@ def ports(token: str, chain: Chain, site: Site, ends: Ends, queues: int = 1) -> 
     steps += [
         switch.static_entry(site, nic, mac) for nic, mac in zip(ends.nics, ends.macs, strict=True)
     ]
-    for number in chain.numbers:
-        port, mac = port_of(token, number), mac_of(number)
-        steps += [
-            *_interface(token, chain, number, queues),
-            switch.join(site, port),
-            set_up("", port),
-            switch.static_entry(site, port, mac),
-        ]
+    for guest in functions.values():
+        if chain.kind == "vm":
+            steps += plane(chain.plane).attach(site, guest)
+        else:
+            steps += [
+                veth_pair(site, guest, guest.port),
+                set_up(guest.netns, GUEST_INTERFACE),
+                switch.join(site, guest.port),
+                set_up("", guest.port),
+            ]
+        steps.append(switch.static_entry(site, guest.port, guest.mac))
     ready = (await_up("", nic) for nic in dict.fromkeys(ends.nics))
-    return (*steps, *accepted(chain, ends), *ready)
-
-
-def _interface(token: str, chain: Chain, number: int, queues: int) -> Sequence[Step]:
-    port, mac = port_of(token, number), mac_of(number)
-    if chain.kind == "vm":
-        return list(add_tap("", port, port_mac(mac), MTU_BYTES, queues))
-    inside = netns(token, f"v{number}")
-    return [
-        add_veth(
-            "", port, _PORT_INDEX + number, port_mac(mac), inside, GUEST_INTERFACE, mac, MTU_BYTES
-        ),
-        set_up(inside, GUEST_INTERFACE),
-    ]
+    return (*steps, *accepted(functions, ends), *ready)

@@ -14,13 +14,13 @@ import base64
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.chains.dpdk import DpdkSwitch
-from planewise.testbed.chains.ends import Ends, mac_of, macs_of, netns, port_of
+from planewise.testbed.chains.ends import MTU_BYTES, Ends
 from planewise.testbed.chains.functions import (
     GUEST_DIRECTORY,
     GUEST_SCRIPT,
@@ -29,48 +29,139 @@ from planewise.testbed.chains.functions import (
     vf_command,
     vhost_command,
 )
-from planewise.testbed.chains.machines import FunctionMachines, function_guest, router_script
-from planewise.testbed.chains.model import FCS_BYTES, Chain
-from planewise.testbed.chains.parts import ChainParts, move_vfs
+from planewise.testbed.chains.machines import FunctionMachines
+from planewise.testbed.chains.model import FCS_BYTES, Chain, Placement
 from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
-from planewise.testbed.chains.routing import function_settings, routing
+from planewise.testbed.chains.routing import (
+    function_guests,
+    function_settings,
+    peers,
+    router_scripts,
+    routing,
+)
 from planewise.testbed.guests.kernel import Containers, Namespaces
 from planewise.testbed.guests.kind import PlacedGuest
-from planewise.testbed.guests.vms.domain import AnyNic, Nic
-from planewise.testbed.guests.vms.guests import nic_of
 from planewise.testbed.hosts.counters import HostCounters
-from planewise.testbed.hosts.host import Host
+from planewise.testbed.hosts.machine import MachineState
 from planewise.testbed.hosts.steering import bind_interrupts, steer
 from planewise.testbed.hosts.xdp import XDP_PASS, XDP_ROUTER, attach
-from planewise.testbed.model import GUEST_INTERFACE, Guest, GuestKind, Site
-from planewise.testbed.plan import Step, await_up, run_program
+from planewise.testbed.model import GUEST_INTERFACE, Guest, Site
+from planewise.testbed.plan import Step, await_up, run_program, set_up
 from planewise.testbed.planes import plane
 from planewise.testbed.vfs.nic import ListedVf
+
+if TYPE_CHECKING:
+    from planewise.testbed.chains.dpdk import DpdkSwitch
 
 _LOWEST = ("nice", "-n", "19")
 _WRAPPED = 1 << 31
 """A VF's counters have 32 bits; one that rises by more than half of that was reset."""
 
 
+@dataclass
+class ChainParts:
+    """A chain on its functions' host, which its parts share."""
+
+    chain: Chain
+    placement: Placement
+    state: MachineState
+    """The functions' host."""
+    machines: FunctionMachines | None = None
+    """Of functions that are virtual machines."""
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Ends what was started, the last first."""
+    guests: dict[int, Guest] = field(init=False)
+    """The functions, by number; a VF brings its MAC."""
+
+    def __post_init__(self) -> None:
+        self.guests = function_guests(self.state.token, self.chain)
+
+    def cpu(self, number: int) -> int:
+        """CPU of a function."""
+        return self.placement.cpu(f"vnf{number}")
+
+    @property
+    def macs(self) -> dict[int, str]:
+        """MACs of the functions, by number."""
+        return {number: guest.mac for number, guest in self.guests.items()}
+
+    @cached_property
+    def directory(self) -> str:
+        """A scratch directory on the host, removed with the chain."""
+        host = self.state.host
+        # By this name `remove_traces` knows what runs in it.
+        template = f"{host.directory}/pw-{self.state.token}.XXXXXX"
+        directory = host.run(["mktemp", "-d", template]).check().stdout.strip()
+        self.opened.callback(host.run, ["rm", "-rf", directory])
+        return directory
+
+
+def move_vfs(state: MachineState, opened: ExitStack, guests: Sequence[Guest]) -> list[Guest]:
+    """Gives each guest a VF and sets it up; returns the guests with its MAC.
+
+    Raises:
+        PlanewiseError: too few VFs, or one could not be moved.
+    """
+    moved = state.vfs.move(guests, MTU_BYTES)
+    for vf in moved.values():
+        opened.callback(state.vfs.return_to_pool, vf.index)
+    state.perform(set_up(guest.netns, guest.interface) for guest in guests)
+    return [replace(guest, mac=moved[guest.netns].config.mac) for guest in guests]
+
+
 class Functions(ABC):
     """All functions of a chain, by number from 1."""
 
-    def __init__(self, parts: ChainParts) -> None:
+    def __init__(self, parts: ChainParts, switch: DpdkSwitch | None) -> None:
         self.parts = parts
+        self.switch = switch
         self.remarks: tuple[str, ...] = ()
         """How they forward, once they are connected, where results depend on it."""
 
-    @abstractmethod
-    def make(self) -> dict[int, str]:
-        """Makes the functions as far as the switch needs them; returns their MACs."""
+    def make(self) -> None:
+        """Makes the functions as far as the switch needs them; `parts.guests` has their MACs then.
+
+        Raises:
+            PlanewiseError: too few VFs, or one cannot be had.
+        """
+        parts = self.parts
+        if parts.machines is not None:
+            # The kernels of those that poll have no NIC left that another chain could use.
+            parts.opened.callback(parts.machines.end_chain, keep=not parts.chain.polls)
+            parts.guests = parts.machines.place(parts.guests)
+            return
+        if parts.chain.kind == "container" or not parts.chain.polls:
+            self._create()
+        if parts.chain.on_vfs:
+            self._take_vfs()
+
+    def _create(self) -> None:
+        """Makes namespaces or containers, without interfaces."""
+        parts, state = self.parts, self.parts.state
+        guests = (Containers if parts.chain.kind == "container" else Namespaces)(state)
+        site = Site("responder", "", state.machine.nic, MTU_BYTES)
+        placed = [PlacedGuest(guest, site) for guest in parts.guests.values()]
+        state.perform(guests.create(placed, []))
+        if parts.chain.kind == "container":
+            for one in placed:
+                parts.opened.callback(guests.end, one)
 
     @abstractmethod
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+    def _take_vfs(self) -> None:
+        """Gives each function that is no virtual machine its VF."""
+
+    @abstractmethod
+    def connect(self, ends: Ends) -> None:
         """Starts forwarding, each function on its CPU.
 
         Raises:
             PlanewiseError: one did not start.
         """
+
+    def _run(self, machines: FunctionMachines) -> None:
+        """Runs virtual machines, each with its NIC."""
+        socket = None if self.switch is None else self.switch.socket
+        machines.run({number: self.parts.cpu(number) for number in self.parts.guests}, socket)
 
     @abstractmethod
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
@@ -83,8 +174,9 @@ class Functions(ABC):
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """Processes of the host whose CPU time is theirs."""
-        return {}
+        """Processes of the host whose CPU time is theirs; for virtual machines those of QEMU."""
+        machines = self.parts.machines
+        return {} if machines is None else {n: machines.pid(n) for n in self.parts.guests}
 
     def busy_s(self) -> dict[str, float]:
         """Time that each spent on packets since `clear` [s], by name, where it is known."""
@@ -93,53 +185,59 @@ class Functions(ABC):
     def clear(self) -> None:  # noqa: B027 - most have nothing to begin
         """Resets `busy_s`."""
 
-    def check(self) -> None:  # noqa: B027 - most say so where they are read
+    def check(self) -> None:
         """Raises PlanewiseError when a function has stopped unexpectedly."""
-
-    def _place(self, kind: GuestKind) -> list[PlacedGuest]:
-        """Makes the functions, without interfaces, as guests of a kind."""
-        state, plane = self.parts.state, self.parts.chain.plane
-        guests = (Containers if kind == "container" else Namespaces)(state)
-        site = Site("responder", "", state.machine.nic, 1500)
-        placed = [
-            PlacedGuest(function_guest(state.token, number, plane, mac_of(number)), site)
-            for number in self.parts.numbers
-        ]
-        state.perform(guests.create(placed, []))
-        if kind == "container":
-            for placed_guest in placed:
-                self.parts.opened.callback(guests.end, placed_guest)
-        return placed
+        if self.parts.machines is not None:
+            self.parts.machines.check()
 
 
 class Routers(Functions):
-    """Namespaces or containers, in whose network the host's kernel routes."""
+    """Functions whose kernel routes, or an XDP program in it: the host's, or a virtual machine's.
 
-    def make(self) -> dict[int, str]:
-        """See `Functions.make`; on VFs each has its own."""
-        parts, state = self.parts, self.parts.state
-        placed = self._place("container" if parts.chain.kind == "container" else "namespace")
-        guests = [placed_guest.guest for placed_guest in placed]
-        state.perform([step for guest in guests for step in function_settings(guest.netns)])
-        if not parts.chain.on_vfs:
-            return macs_of(parts.chain)
-        return move_vfs(state, parts.opened, guests)
+    For XDP virtual machines get the program, and this machine's iproute2.
+    """
 
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+    def _create(self) -> None:
+        super()._create()
+        self.parts.state.perform(
+            step for name in self.namespaces for step in function_settings(name)
+        )
+
+    def _take_vfs(self) -> None:
+        parts = self.parts
+        moved = move_vfs(parts.state, parts.opened, list(parts.guests.values()))
+        parts.guests = {guest.index: guest for guest in moved}
+
+    def connect(self, ends: Ends) -> None:
         parts, state = self.parts, self.parts.state
-        steps = routing(parts.chain, parts.netns, macs, ends.macs)
+        if parts.machines is not None:
+            self._connect_machines(parts.machines, ends)
+            return
+        steps = routing(parts.chain, parts.guests, ends.macs)
         state.perform([*steps, *(await_up(name) for name in self.namespaces)])
-        move = bind_interrupts if parts.chain.on_vfs else _steer
-        for number in parts.numbers:
-            move(state.host, parts.netns(number), GUEST_INTERFACE, [parts.cpu(number)])
+        for number, guest in parts.guests.items():
+            if parts.chain.on_vfs:
+                bind_interrupts(state.host, guest.netns, GUEST_INTERFACE, [parts.cpu(number)])
+            else:
+                steer(state.host, guest.netns, [GUEST_INTERFACE], [parts.cpu(number)])
         if parts.chain.forwards == "xdp":
             self._attach_programs()
+
+    def _connect_machines(self, machines: FunctionMachines, ends: Ends) -> None:
+        self._run(machines)
+        scripts = router_scripts(self.parts.chain, self.parts.guests, ends.macs)
+        if self.parts.chain.forwards == "xdp":
+            program = base64.encodebytes(XDP_ROUTER.read_bytes()).decode().splitlines()
+            copied = (f"base64 -d >{_IN_MACHINE} <<.", *program, ".")
+            attached = (*copied, attach_in_machine(), f"/bin/{shlex.join(_ASK)}")
+            scripts = {number: (*lines, *attached) for number, lines in scripts.items()}
+        outputs = machines.run_scripts(scripts)
+        self.remarks = _remarks([outputs[number] for number in self.parts.guests])
 
     def _attach_programs(self) -> None:
         parts, host = self.parts, self.parts.state.host
         router, passing = (host.program(str(program)) for program in (XDP_ROUTER, XDP_PASS))
-        steps = attach_to_namespaces(parts.chain, parts.state.token, (router, passing))
-        parts.state.perform(steps)
+        parts.state.perform(attach_to_namespaces(parts.chain, parts.guests, (router, passing)))
         if not parts.chain.on_vfs:
             self._steer_ports()
             return
@@ -155,15 +253,21 @@ class Routers(Functions):
         parts, state = self.parts, self.parts.state
         if not parts.chain.through or plane(parts.chain.plane).switch_is_program:
             return  # The sender is the NIC, whose frames are steered already, or the switch.
-        for number in parts.numbers[:-1]:
+        for number in range(1, parts.chain.vnfs):
             if parts.cpu(number) != (cpu := parts.cpu(number + 1)):
-                steer(state.host, state.machine.netns, [port_of(state.token, number)], [cpu])
+                steer(state.host, state.machine.netns, [parts.guests[number].port], [cpu])
 
     @property
     def namespaces(self) -> Sequence[str]:
-        return [self.parts.netns(number) for number in self.parts.numbers]
+        if self.parts.machines is not None:
+            return ()
+        return [guest.netns for guest in self.parts.guests.values()]
 
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
+        chain, machines = self.parts.chain, self.parts.machines
+        if machines is not None:
+            by_virtio = chain.forwards == "xdp" and not chain.on_vfs and not self.remarks
+            return without_headers(machines.read()) if by_virtio else machines.read()
         interfaces = [counters.of(name, GUEST_INTERFACE) for name in self.namespaces]
         return {
             number: vnf_counters(interface, interface["rx_packets"])
@@ -171,137 +275,60 @@ class Routers(Functions):
         }
 
 
-def _steer(host: Host, netns: str | None, interface: str, cpus: Sequence[int]) -> None:
-    steer(host, netns or "", [interface], cpus)
-
-
-class Machines(Functions):
-    """Virtual machines that route; for XDP they get the program, and this machine's iproute2."""
-
-    def __init__(
-        self, parts: ChainParts, machines: FunctionMachines, switch: DpdkSwitch | None
-    ) -> None:
-        super().__init__(parts)
-        self._machines = machines
-        self._switch = switch
-
-    def make(self) -> dict[int, str]:
-        self.parts.opened.callback(self._machines.suspend)
-        return _macs_of(self.parts, self._machines)
-
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        _run_machines(self.parts, self._machines, self._switch, macs)
-        scripts = router_scripts(self.parts.chain, macs, ends)
-        if self.parts.chain.forwards == "xdp":
-            program = base64.encodebytes(XDP_ROUTER.read_bytes()).decode().splitlines()
-            copied = (f"base64 -d >{_IN_MACHINE} <<.", *program, ".")
-            attached = (*copied, attach_in_machine(), f"/bin/{shlex.join(_ASK)}")
-            scripts = {number: (*lines, *attached) for number, lines in scripts.items()}
-        outputs = self._machines.run_scripts(scripts)
-        self.remarks = _remarks([outputs[number] for number in self.parts.numbers])
-
-    @property
-    def pids(self) -> Mapping[int, int]:
-        return _pids_of(self.parts, self._machines)
-
-    def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
-        counted, chain = self._machines.read(), self.parts.chain
-        by_virtio = chain.forwards == "xdp" and not chain.on_vfs and not self.remarks
-        return without_headers(counted) if by_virtio else counted
-
-
-def _macs_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, str]:
-    """Takes the VFs of virtual machines on VFs; MACs of all, by number."""
-    if parts.chain.on_vfs:
-        return machines.take_vfs(parts.numbers)
-    return macs_of(parts.chain)
-
-
-def _pids_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, int]:
-    """Processes of a chain's machines, by number, without suspended ones."""
-    return {number: machines.pids[number] for number in parts.numbers}
-
-
-def _run_machines(
-    parts: ChainParts,
-    machines: FunctionMachines,
-    switch: DpdkSwitch | None,
-    macs: Mapping[int, str],
-) -> None:
-    """Runs virtual machines, each with its NIC and on its CPU."""
-
-    def nic(guest: Guest) -> AnyNic:
-        if parts.chain.on_vfs:
-            return machines.passthrough(guest)
-        if switch is not None:
-            return Nic("virtio", guest.mac, socket=switch.socket(guest.name))
-        return nic_of("virtio", guest, port_of(parts.state.token, guest.index), machines.guests)
-
-    machines.ensure_running(macs, nic)
-    machines.pin({number: parts.cpu(number) for number in macs})
-
-
-def router_scripts(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
-    """By number, the scripts that make virtual machines routers. Pure."""
-    steps = routing(chain, str, macs, ends.macs)
-    return {
-        number: router_script(
-            (*function_settings(str(number), GUEST_INTERFACE), *steps), str(number)
-        )
-        for number in macs
-    }
-
-
 class Pollers(Functions):
-    """dpdk-testpmd processes, each with a VF by vfio-pci or behind a vhost-user port.
+    """dpdk-testpmd processes, each with a NIC for itself: a VF by vfio-pci, a vhost-user port, or
+    that of its virtual machine, with which it ends.
 
     A VF is given back only after its function has ended: the kernel waits for ever to take a VF
     from a process that holds it.
     """
 
     def __init__(self, parts: ChainParts, switch: DpdkSwitch | None) -> None:
-        super().__init__(parts)
-        self.switch = switch
+        super().__init__(parts, switch)
         self._vfs: dict[int, ListedVf] = {}
         self._functions: dict[int, Function] = {}
         self._stats: dict[int, VnfCounters] = {}
 
-    def make(self) -> dict[int, str]:
-        """See `Functions.make`.
-
-        Raises:
-            PlanewiseError: too few VFs, or one cannot be had by VFIO.
-        """
+    def _take_vfs(self) -> None:
         parts = self.parts
-        if parts.chain.kind == "container":
-            self._place("container")
-        if not parts.chain.on_vfs:
-            return macs_of(parts.chain)
-        for number in parts.numbers:
+        for number, guest in parts.guests.items():
             vf = self._vfs[number] = parts.state.vfs.take()
             parts.opened.callback(parts.state.vfs.restore_vf, vf)
             parts.state.vfs.bind_vfio(vf)
-        return {number: vf.config.mac for number, vf in self._vfs.items()}
+            parts.guests[number] = replace(guest, mac=vf.config.mac)
 
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+    def connect(self, ends: Ends) -> None:
         """See `Functions.connect`: each sends all to its peer's MAC."""
-        for number, peer in peers(self.parts.chain, macs, ends.macs[1]).items():
-            self._functions[number] = self._start(number, peer)
+        parts, addresses = self.parts, {number: vf.address for number, vf in self._vfs.items()}
+        if parts.machines is not None:
+            self._run(parts.machines)
+            self._vfs = dict(parts.machines.vfs)
+            script = GUEST_SCRIPT.splitlines()
+            addresses = parts.machines.run_scripts(dict.fromkeys(parts.guests, script))
+        for number, peer in peers(parts.chain, parts.guests, ends.macs[1]).items():
+            self._functions[number] = self._start(number, peer, addresses.get(number, ""))
         for function in self._functions.values():
             function.await_prompt()
             function.execute("start")
 
-    def _start(self, number: int, peer: str) -> Function:
-        parts, name = self.parts, f"vnf{number}"
-        cpu, prefix = parts.cpu(number), f"{parts.state.token}{name}"
+    def _start(self, number: int, peer: str, address: str) -> Function:
+        """Starts a function on the NIC with this PCI address, if it is no vhost-user port's."""
+        parts, guest, host = self.parts, self.parts.guests[number], self.parts.state.host
+        if parts.machines is not None:
+            # On a single CPU testpmd must leave time to the agent.
+            vcpus = parts.machines.options.vcpus
+            argv = guest_command(address, vcpus - 1, peer, guest.name)
+            argv = [*(_LOWEST if vcpus == 1 else ()), *argv]
+            return Function(host, GUEST_DIRECTORY, guest.name, argv, guest=guest.netns)
+        cpu, prefix = parts.cpu(number), f"{parts.state.token}{guest.name}"
         if self.switch is not None:
-            argv = vhost_command(self.switch.socket(name), cpu, peer, prefix)
+            argv = vhost_command(self.switch.socket(guest.name), cpu, peer, prefix)
         else:
-            argv = vf_command(self._vfs[number].address, cpu, peer, prefix)
+            argv = vf_command(address, cpu, peer, prefix)
         if self._alone:
             argv = [*_LOWEST, *argv]
-        netns = parts.netns(number) if parts.chain.kind == "container" else None
-        function = Function(parts.state.host, parts.directory, name, argv, netns)
+        netns = guest.netns if parts.chain.kind == "container" else None
+        function = Function(host, parts.directory, guest.name, argv, netns)
         parts.opened.callback(function.close)
         return function
 
@@ -312,6 +339,8 @@ class Pollers(Functions):
 
     @property
     def pids(self) -> Mapping[int, int]:
+        if self.parts.machines is not None:
+            return super().pids
         return {number: function.pid for number, function in self._functions.items()}
 
     def busy_s(self) -> dict[str, float]:
@@ -323,6 +352,7 @@ class Pollers(Functions):
             function.clear()
 
     def check(self) -> None:
+        super().check()
         for function in self._functions.values():
             if not function.alive:
                 raise PlanewiseError(f"{function.name} ended while it was measured")
@@ -336,12 +366,8 @@ class Pollers(Functions):
         self.check()
         return {number: self._read(number) for number in self._functions}
 
-    def _vf(self, number: int) -> ListedVf | None:
-        """The VF of a function that has one."""
-        return self._vfs.get(number)
-
     def _read(self, number: int) -> VnfCounters:
-        function, vf = self._functions[number], self._vf(number)
+        function, vf = self._functions[number], self._vfs.get(number)
         began_s = now_s()
         stats = function.port_stats()
         earlier = self._stats.get(number, stats)
@@ -362,62 +388,6 @@ class Pollers(Functions):
         return replace(stats, bytes=stats.bytes - stats.packets * fcs_bytes, at_s=at_s)
 
 
-class PollingMachines(Pollers):
-    """Virtual machines, in each of which dpdk-testpmd has the NIC for itself.
-
-    They end with their chain, and testpmd with them.
-    """
-
-    def __init__(
-        self, parts: ChainParts, machines: FunctionMachines, switch: DpdkSwitch | None
-    ) -> None:
-        super().__init__(parts, switch)
-        self._machines = machines
-        self._addresses: Mapping[int, str] = {}
-
-    def make(self) -> dict[int, str]:
-        # Their kernels have no NIC left that another chain could use.
-        self.parts.opened.callback(self._machines.suspend, keep=False)
-        return _macs_of(self.parts, self._machines)
-
-    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        _run_machines(self.parts, self._machines, self.switch, macs)
-        script = GUEST_SCRIPT.splitlines()
-        self._addresses = self._machines.run_scripts(dict.fromkeys(macs, script))
-        super().connect(macs, ends)
-
-    def _start(self, number: int, peer: str) -> Function:
-        guests, name = self._machines.guests, f"vnf{number}"
-        # On a single CPU testpmd must leave time to the agent.
-        cpu, nice = guests.options.vcpus - 1, _LOWEST if guests.options.vcpus == 1 else ()
-        argv = [*nice, *guest_command(self._addresses[number], cpu, peer, name)]
-        netns = self.parts.netns(number)
-        return Function(guests.host, GUEST_DIRECTORY, name, argv, guest=netns)
-
-    @property
-    def pids(self) -> Mapping[int, int]:
-        """See `Functions.pids`: those of QEMU."""
-        return _pids_of(self.parts, self._machines)
-
-    def _vf(self, number: int) -> ListedVf | None:
-        return self._machines.vf(number)
-
-    def check(self) -> None:
-        """See `Functions.check`.
-
-        Raises:
-            GuestGoneError: a virtual machine ended.
-        """
-        self._machines.check()
-        super().check()
-
-
-def peers(chain: Chain, macs: Mapping[int, str], end: str) -> dict[int, str]:
-    """By number, the MAC that each polling function sends to; `end` is behind the last. Pure."""
-    last = chain.vnfs
-    return {number: macs[number + 1] if chain.through and number < last else end for number in macs}
-
-
 _HEADER_BYTES = 12
 """struct virtio_net_hdr_mrg_rxbuf."""
 _ASK = ("ip", "link", "show", "dev", GUEST_INTERFACE)
@@ -426,16 +396,18 @@ _IN_MACHINE = f"/tmp/{XDP_ROUTER.name}"
 
 
 def attach_to_namespaces(
-    chain: Chain, token: str, programs: tuple[str, str] = (str(XDP_ROUTER), str(XDP_PASS))
+    chain: Chain,
+    functions: Mapping[int, Guest],
+    programs: tuple[str, str] = (str(XDP_ROUTER), str(XDP_PASS)),
 ) -> tuple[Step, ...]:
     """The steps that give functions the first program, and their ports the second. Pure."""
     router, passing = programs
     steps: list[Step] = []
-    for number in chain.numbers:
+    for guest in functions.values():
         mode: Literal["xdp", "xdpdrv"] = "xdp" if chain.on_vfs else "xdpdrv"
-        steps.append(attach(netns(token, f"v{number}"), GUEST_INTERFACE, router, mode))
+        steps.append(attach(guest.netns, GUEST_INTERFACE, router, mode))
         if not chain.on_vfs:
-            steps.append(attach("", port_of(token, number), passing))
+            steps.append(attach("", guest.port, passing))
     return tuple(steps)
 
 

@@ -1,25 +1,20 @@
-"""Addresses of functions that route, and the steps that make a kernel a router. Pure."""
+"""Functions as guests, their addresses, and the steps that make a kernel a router. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from planewise.testbed.chains.model import Chain
-from planewise.testbed.model import GUEST_INTERFACE
-from planewise.testbed.plan import (
-    Step,
-    add_neighbour,
-    add_route,
-    new_namespace,
-    set_address,
-    set_sysctl,
-)
+from planewise.testbed.model import GUEST_INTERFACE, Guest
+from planewise.testbed.plan import Step, add_neighbour, add_route, set_address, set_sysctl
 
 SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
 """Addresses of the chain's two ends."""
 SOURCES = "198.18.0.0/24"
 TARGETS = "198.19.0.0/16"
 """Networks of the two ends, by which functions route."""
+_PORT_INDEX = 24_000
 
 
 def address(number: int) -> str:
@@ -32,9 +27,35 @@ def target(number: int) -> str:
     return f"198.19.{number}.2"
 
 
-def new_function(netns: str) -> tuple[Step, ...]:
-    """A namespace that routes, without an interface yet."""
-    return (*new_namespace(netns), *function_settings(netns))
+def netns(token: str, place: str) -> str:
+    """A namespace of a chain: `c` and `d` the ends, `v1`, `v2`, … the functions."""
+    return f"pw-{token}-{place}"
+
+
+def mac_of(number: int) -> str:
+    """MAC of the `number`th function without a VF; `remove_traces` removes such from a NIC."""
+    return f"02:70:77:0f:00:{number:02x}"
+
+
+def function_guests(token: str, chain: Chain) -> dict[int, Guest]:
+    """A chain's functions by number, each with its MAC where it has no VF."""
+    return {
+        number: Guest(
+            name=f"vnf{number}",
+            host="responder",
+            role="main",
+            index=number,
+            plane=chain.plane,
+            netns=netns(token, f"v{number}"),
+            interface=GUEST_INTERFACE,
+            mac=mac_of(number),
+            ipv4=address(number),
+            ipv6=f"2001:2:0:3::{number:x}",
+            port=f"pw{token}f{number}",
+            port_index=_PORT_INDEX + number,
+        )
+        for number in chain.numbers
+    }
 
 
 def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
@@ -56,43 +77,75 @@ def function_settings(netns: str, interface: str = "default") -> tuple[Step, ...
     return (*router_settings(netns, interface), silent)
 
 
-def routing(
-    chain: Chain,
-    netns: Callable[[int], str],
-    macs: Mapping[int, str],
-    ends: Sequence[str],
-) -> tuple[Step, ...]:
-    """Addresses and routes of all functions, which share one segment with the two ends. Pure.
+def routing(chain: Chain, functions: Mapping[int, Guest], ends: Sequence[str]) -> tuple[Step, ...]:
+    """Addresses and routes of all functions, which share one segment with the two ends.
 
-    `netns` names the namespace of the `number`th function, from 1, and `macs` its MAC; `ends` are
-    the MACs of the chain's ends.
+    `ends` are the MACs of the chain's ends.
     """
     steps: list[Step] = []
-    for number in chain.numbers:
-        namespace = netns(number)
-        onward = number + 1 if chain.through and number < chain.vnfs else None
-        back = number - 1 if chain.through and number > 1 else None
-        steps.append(set_address(namespace, GUEST_INTERFACE, f"{address(number)}/32"))
-        steps += _route(namespace, TARGETS, onward, macs, ends[1], (TARGET, target(number)))
-        steps += _route(namespace, SOURCES, back, macs, ends[0], (SOURCE,))
+    for number, guest in functions.items():
+        last = number == chain.vnfs or not chain.through
+        onward = None if last else functions[number + 1]
+        back = functions[number - 1] if chain.through and number > 1 else None
+        steps.append(set_address(guest.netns, GUEST_INTERFACE, f"{guest.ipv4}/32"))
+        steps += _route(guest.netns, TARGETS, onward, ends[1], (TARGET, target(number)))
+        steps += _route(guest.netns, SOURCES, back, ends[0], (SOURCE,))
     return tuple(steps)
 
 
 def _route(
-    netns: str,
-    destination: str,
-    next_number: int | None,
-    macs: Mapping[int, str],
-    end_mac: str,
-    ends: Sequence[str],
+    netns: str, destination: str, hop: Guest | None, end_mac: str, ends: Sequence[str]
 ) -> tuple[Step, ...]:
     """The route to `destination`: over another function, or directly to the end by its MAC."""
-    if next_number is not None:
+    if hop is not None:
         return (
-            add_neighbour(netns, GUEST_INTERFACE, address(next_number), macs[next_number]),
-            add_route(netns, destination, GUEST_INTERFACE, address(next_number)),
+            add_neighbour(netns, GUEST_INTERFACE, hop.ipv4, hop.mac),
+            add_route(netns, destination, GUEST_INTERFACE, hop.ipv4),
         )
     return (
         add_route(netns, destination, GUEST_INTERFACE),
         *(add_neighbour(netns, GUEST_INTERFACE, end, end_mac) for end in ends),
     )
+
+
+def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
+    """The lines of shell that make a guest a router.
+
+    `steps` make namespaces routers, `name` is the guest's among them. It has its address already;
+    routes to the same destinations are replaced.
+    """
+    lines = []
+    for step in steps:
+        if step.netns != name or step.words.startswith("address "):
+            continue
+        neighbour = re.fullmatch(r"neighbour replace (\S+) lladdr (.+) dev (\S+) .*", step.words)
+        if neighbour is not None:  # busybox' ip adds none
+            lines.append(f"arp -i {neighbour[3]} -s {neighbour[1]} {neighbour[2]}")
+        elif step.words.startswith("route add "):
+            onward = step.words.removeprefix("route add ").removesuffix(" onlink")
+            lines.append(f"ip route replace {onward}")
+        else:
+            lines.append(step.words)
+    return tuple(lines)
+
+
+def router_scripts(
+    chain: Chain, functions: Mapping[int, Guest], ends: Sequence[str]
+) -> dict[int, tuple[str, ...]]:
+    """By number, the lines of shell that make virtual machines routers; see `routing`."""
+    steps = routing(chain, functions, ends)
+    return {
+        number: router_script(
+            (*function_settings(guest.netns, GUEST_INTERFACE), *steps), guest.netns
+        )
+        for number, guest in functions.items()
+    }
+
+
+def peers(chain: Chain, functions: Mapping[int, Guest], end: str) -> dict[int, str]:
+    """By number, the MAC that each polling function sends to; `end` is behind the last."""
+    last = chain.vnfs
+    return {
+        number: functions[number + 1].mac if chain.through and number < last else end
+        for number in functions
+    }

@@ -20,16 +20,11 @@ from planewise.testbed.chains import account, ends
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, PLACES, Ends
 from planewise.testbed.chains.generator import ChainGenerator
-from planewise.testbed.chains.guests import Functions, Machines, Pollers, PollingMachines, Routers
-from planewise.testbed.chains.machines import FunctionMachines, function_guest
+from planewise.testbed.chains.guests import ChainParts, Pollers, Routers, move_vfs
+from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, Placement
-from planewise.testbed.chains.parts import ChainParts, move_vfs
-from planewise.testbed.chains.reading import (
-    ChainReading,
-    cpu_times,
-    ksoftirqd,
-)
-from planewise.testbed.chains.routing import SOURCE, TARGET
+from planewise.testbed.chains.reading import ChainReading, cpu_times, ksoftirqd
+from planewise.testbed.chains.routing import SOURCE, TARGET, netns
 from planewise.testbed.guests.vms.guests import remove_guests
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.counters import HostCounters, read_host
@@ -91,19 +86,13 @@ class ChainTestbed:
         self.placement = placement
         self._responder, self._sender = states[FUNCTIONS], states[GENERATING]
         self._token, self._separate = self._responder.token, not self._responder.machine.netns
-        self._parts = ChainParts(chain, placement, self._responder)
+        self._parts = ChainParts(chain, placement, self._responder, machines)
         self._switch: DpdkSwitch | None = None
         if chain.plane == "vhost-user":
             self._switch = DpdkSwitch(self._parts, uplink)
         self._external = self._switch is None or uplink is not None
         self._machines = machines
-        if machines is not None:
-            factory = PollingMachines if chain.polls else Machines
-            self._functions: Functions = factory(self._parts, machines, self._switch)
-        elif chain.polls:
-            self._functions = Pollers(self._parts, self._switch)
-        else:
-            self._functions = Routers(self._parts)
+        self._functions = (Pollers if chain.polls else Routers)(self._parts, self._switch)
         names = [self._end(place) for place in PLACES]
         alone = None if self._separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(
@@ -114,7 +103,6 @@ class ChainTestbed:
             alone,
         )
         self._addressed = addressed
-        self._macs: dict[int, str] = {}
         self._ends = CABLES
         self._ksoftirqd: dict[int, int] = {}
         self._switch_pid: int | None = None
@@ -146,31 +134,28 @@ class ChainTestbed:
         self._parts.opened.close()
 
     def _end(self, place: str) -> str:
-        return ends.netns(self._token, place)
+        return netns(self._token, place)
 
     def _build(self) -> None:
         parts, chain, host = self._parts, self.chain, self._responder.host
         if huge_pages_bytes := memory_bytes(chain):
             parts.opened.enter_context(hugepages.reserved(host, huge_pages_bytes))
         _ = parts.directory
-        together([self._build_ends, self._make], workers=2 if self._separate else 1)
+        together([self._build_ends, self._functions.make], workers=2 if self._separate else 1)
         if self._switch is not None:
             self._switch.build(self._ends)
         elif not chain.on_vfs:
             self._build_kernel_switch()
-        self._functions.connect(self._macs, self._ends)
+        self._functions.connect(self._ends)
         if self._switch is not None:
             self._switch.await_functions()
         if self._addressed:
-            self._sender.perform(ends.addresses(self._token, chain, self._macs))
+            self._sender.perform(ends.addresses(self._token, chain, parts.guests))
         if not chain.polls:
             threads = ksoftirqd(host)
             self._ksoftirqd = {
                 cpu: pid for cpu, pid in threads.items() if cpu in self.placement.tasks
             }
-
-    def _make(self) -> None:
-        self._macs = self._functions.make()
 
     def _build_ends(self) -> None:
         if not self._separate:
@@ -178,21 +163,19 @@ class ChainTestbed:
             return
         names = [self._end(place) for place in PLACES]
         self._sender.perform([step for name in names for step in new_namespace(name)])
-        guests = [
-            replace(function_guest(self._token, side, "vf", ""), netns=name)
-            for side, name in enumerate(names)
-        ]
-        macs = move_vfs(self._sender, self._parts.opened, guests)
+        guests = [replace(self._parts.guests[1], netns=name) for name in names]
+        first, last = move_vfs(self._sender, self._parts.opened, guests)
         self._sender.perform(await_up(name) for name in names)
         nic = self._responder.machine.nic
-        self._ends = Ends((macs[0], macs[1]), (nic, nic))
+        self._ends = Ends((first.mac, last.mac), (nic, nic))
 
     def _build_kernel_switch(self) -> None:
         """The switch that kernels send to, with its ports; it ends with the chain."""
         state, chain, switch = self._responder, self.chain, ends.switch_of(self.chain)
         switch_state = MachineState(state.machine, state.role, state.token)
         self._parts.opened.callback(switch_state.close)
-        site = ends.site_of(state.machine.bridge, self._ends)
+        queues = 1 if self._machines is None else self._machines.options.queues
+        site = ends.site_of(state.machine.bridge, self._ends, queues)
         created = switch.create(switch_state, site)
         # Known only now: a switch that is no program has none.
         site = replace(site, directory=switch_state.directory)
@@ -200,8 +183,7 @@ class ChainTestbed:
             nics = dict.fromkeys(self._ends.nics)
             release = [step for nic in nics for step in switch.release_nic(replace(site, nic=nic))]
             self._parts.opened.callback(_ignore_errors, partial(state.perform, release))
-        queues = 1 if self._machines is None else self._machines.guests.options.queues
-        state.perform([*created, *ends.ports(state.token, chain, site, self._ends, queues)])
+        state.perform([*created, *ends.ports(chain, self._parts.guests, site, self._ends)])
         for name in self._functions.namespaces:
             state.perform(switch.disable_offloads(switch_state, name, GUEST_INTERFACE))
         if self._addressed:
@@ -246,7 +228,7 @@ class ChainTestbed:
         self._functions.clear()
         if self._external:
             self._start_path = self._frame_path()
-            self._generator.start(self.chain, size, limit_s, self._macs)
+            self._generator.start(self.chain, size, limit_s, self._parts.macs)
         elif self._switch is not None:
             self._switch.add_sources(size)
             self._start_path = self._frame_path()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import shlex
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.hosts import counters
@@ -25,38 +25,25 @@ STOP_S = 60.0
 """How long a crew may take to end: its members print their results."""
 
 _GRACE_S = 5.0
-_POLL_S = 0.005
+_POLL_S = 0.02
+_AT_WORK_NS = 2_000_000
+"""CPU time of a guest that is at work: beyond what the start itself takes."""
 
 _READY = "pw-ready"
-_RECEIVING = "pw-receiving"
 _MARK = "\x1e"
 
 # Background jobs of a shell ignore SIGINT; SIGTERM ends them.
 _HEAD = """
-pids= ; asked=
-trap 'asked=1; kill -s TERM $pids 2>/dev/null' INT TERM
+pids=
+trap 'kill -s TERM $pids 2>/dev/null' INT TERM
 mkdir -p "$1" && cd "$1" || exit 1
 """
-_BURNING = """
-# Beyond what the start itself takes.
+_SAID = """
+count=0
 for pid in $pids; do
-    until read -r name </proc/$pid/comm && [ "$name" = pw-probe ]; do
-        kill -0 $pid 2>/dev/null || break; sleep 0.05
-    done
-    read -r first rest </proc/$pid/schedstat
-    until read -r now rest </proc/$pid/schedstat && [ $((now - first)) -gt 2000000 ]; do
-        kill -0 $pid 2>/dev/null || break; sleep 0.05
-    done
+    until grep -q ready $count.err; do kill -0 $pid 2>/dev/null || break; sleep 0.05; done
+    count=$((count + 1))
 done
-echo READY >&2
-"""
-_STRESSING = """
-for pid in $pids; do
-    until ran $pid && [ $now -gt 2000000 ]; do
-        kill -0 $pid 2>/dev/null || break; sleep 0.05
-    done
-done
-echo READY >&2
 """
 _TREE = """
 tree() { echo $1; for one in $(cat /proc/$1/task/$1/children 2>/dev/null); do tree $one; done; }
@@ -69,23 +56,6 @@ ran() {
 }
 """
 """CPU time of a process and all below it, which stress-ng's workers are."""
-_LISTENING = """
-count=0
-for pid in $pids; do
-    until grep -q ready $count.err; do kill -0 $pid 2>/dev/null || break; sleep 0.05; done
-    count=$((count + 1))
-done
-received() { sed -n 's/^ *INTERFACE: *[0-9]* *\\([0-9]*\\).*/\\1/p' /proc/$1/net/dev; }
-for pid in $pids; do eval "first$pid=$(received $pid)"; done
-echo READY >&2
-for pid in $pids; do
-    eval "first=\\$first$pid"
-    until [ "$(received $pid)" -gt "$first" ]; do
-        [ -z "$asked" ] && kill -0 $pid 2>/dev/null || break; sleep 0.05
-    done
-done
-echo RECEIVING >&2
-"""
 _SO_FAR = {
     "stress": "ran $pid",
     "burn": "read -r now rest </proc/$pid/schedstat",
@@ -133,24 +103,26 @@ CrewKind = Literal["burn", "sink", "blast", "stress"]
 """Command of pw-probe in the guests; `stress` is stress-ng."""
 
 
-class Crew(Protocol):
+class Crew(ABC):
     """Processes that were started together."""
 
+    def __init__(self, host: Host, members: Sequence[CrewProcess], kind: CrewKind) -> None:
+        self._host = host
+        self._members = members
+        self._kind = kind
+        self._first: Mapping[str, Count] = {}
+        """Counts when all were ready."""
+
     @property
+    @abstractmethod
     def ended(self) -> tuple[str, ...]:
         """Names of the guests whose process has ended, as far as that is known."""
 
-    def await_ready(self, timeout_s: float) -> None:
-        """Waits until every member is at work (`burn`, `stress`) or listens (`sink`).
+    @abstractmethod
+    def _await_said(self, timeout_s: float) -> None:
+        """Waits until every member says that it is ready, except stress-ng."""
 
-        Raises:
-            ProcessTimeoutError: they were not in time.
-            PlanewiseError: a member ended.
-        """
-
-    def await_receiving(self, timeout_s: float) -> None:
-        """Waits until every member's guest has received something; errors as `await_ready`."""
-
+    @abstractmethod
     def done(self) -> Mapping[str, Count]:
         """Counts by guest: CPU time [ns] (`burn`, `stress`), packets that left the guest (`blast`)
         or arrived there (`sink`).
@@ -159,12 +131,15 @@ class Crew(Protocol):
             PlanewiseError: one of them ended.
         """
 
+    @abstractmethod
     def interrupt(self) -> None:
         """Asks all to end, without waiting."""
 
+    @abstractmethod
     def kill(self) -> None:
         """Ends all now."""
 
+    @abstractmethod
     def end(self) -> list[FinishedProcess]:
         """Waits for the end of all that were interrupted; returns their outcomes.
 
@@ -172,21 +147,56 @@ class Crew(Protocol):
             PlanewiseError: another program ended them.
         """
 
+    def await_ready(self, timeout_s: float) -> None:
+        """Waits until every guest is at work (`burn`, `stress`) or listens (`sink`).
+
+        Raises:
+            ProcessTimeoutError: they were not in time.
+            PlanewiseError: a member ended.
+        """
+        self._await_said(timeout_s)
+        self._first = self.done()
+        if self._kind in ("burn", "stress"):
+            self._await_more(_AT_WORK_NS, timeout_s)
+
+    def await_receiving(self, timeout_s: float) -> None:
+        """Waits until every guest has received something; errors as `await_ready`."""
+        self._await_more(1, timeout_s)
+
+    def _await_more(self, least: float, timeout_s: float) -> None:
+        """Waits until every guest's count has risen by `least` since all were ready."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self.ended:
+                self._raise_ended()
+            counts = self.done()
+            waiting = [n for n in counts if counts[n].value - self._first[n].value < least]
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                raise ProcessTimeoutError(
+                    f"{len(waiting)} of {len(counts)} background guests did not get to work "
+                    f"within {timeout_s:g} s",
+                    remedy="use fewer background guests, or stop other work on this machine",
+                )
+            time.sleep(_POLL_S)
+
+    def _raise_ended(self) -> None:
+        raise PlanewiseError(
+            f"a part of the background load on {self._host.place} stopped unexpectedly",
+            remedy="see whether something ended its guests",
+        )
+
 
 StartCrew = Callable[[Host, Sequence[CrewProcess], CrewKind], Crew]
 """Starts a crew on a host."""
 
 
-class ProcessCrew:
+class ProcessCrew(Crew):
     """See `Crew`; each member is a process of its own of the host."""
 
     def __init__(self, host: Host, members: Sequence[CrewProcess], kind: CrewKind) -> None:
-        self._host = host
-        self._members = members
-        self._kind = kind
-        self._received = [
-            self._counter(member, "rx_packets") for member in members if kind == "sink"
-        ]
+        super().__init__(host, members, kind)
         self._processes: list[HostProcess] = []
         try:
             for member in members:
@@ -200,14 +210,15 @@ class ProcessCrew:
         pairs = zip(self._members, self._processes, strict=True)
         return tuple(member.guest.name for member, process in pairs if not process.running)
 
-    def await_ready(self, timeout_s: float) -> None:
+    def _await_said(self, timeout_s: float) -> None:
         for process in self._processes if self._kind != "stress" else ():
             process.wait_ready("ready", timeout_s)
-        if self._kind in ("burn", "stress"):  # beyond what the start itself takes
-            self._await([partial(self._burnt, n) for n in range(len(self._members))], timeout_s)
 
-    def await_receiving(self, timeout_s: float) -> None:
-        self._await([partial(self._reached, n) for n in range(len(self._members))], timeout_s)
+    def _raise_ended(self) -> None:
+        for process in self._processes:
+            if not process.running:
+                process.wait().check()
+        super()._raise_ended()
 
     def done(self) -> Mapping[str, Count]:
         return _by_guest(self._members, map(self._count, range(len(self._members))))
@@ -236,12 +247,6 @@ class ProcessCrew:
         half_s = (time.monotonic() - begun_s) / 2
         return Count(value, begun_s + half_s, half_s)
 
-    def _burnt(self, number: int) -> bool:
-        return self._cpu_time_ns(number) > 2_000_000
-
-    def _reached(self, number: int) -> bool:
-        return self._counter(self._members[number], "rx_packets") > self._received[number]
-
     def _cpu_time_ns(self, number: int) -> int:
         """CPU time of a member; a virtual machine counts its own processes."""
         pid, guest = self._processes[number].pid, self._members[number].guest
@@ -265,28 +270,8 @@ class ProcessCrew:
         point = CounterPoint(guest.host, guest.netns, guest.interface)
         return counters.read(self._host, point).counters[name]
 
-    def _await(self, signs: Sequence[Callable[[], bool]], timeout_s: float) -> None:
-        """Waits until every sign of work is true."""
-        deadline = time.monotonic() + timeout_s
-        waiting = list(signs)
-        while True:
-            for process in self._processes:
-                if not process.running:
-                    process.wait().check()
-                    raise PlanewiseError("a part of the background load stopped unexpectedly")
-            waiting = [sign for sign in waiting if not sign()]
-            if not waiting:
-                return
-            if time.monotonic() > deadline:
-                raise ProcessTimeoutError(
-                    f"{len(waiting)} of {len(signs)} background guests did not get to work "
-                    f"within {timeout_s:g} s",
-                    remedy="use fewer background guests, or stop other work on this machine",
-                )
-            time.sleep(_POLL_S)
 
-
-class ShellCrew:
+class ShellCrew(Crew):
     """See `Crew`; one shell starts all."""
 
     def __init__(
@@ -296,14 +281,12 @@ class ShellCrew:
         kind: CrewKind,
         interface: str = GUEST_INTERFACE,
     ) -> None:
-        self._host = host
-        self._members = members
-        self._kind = kind
+        super().__init__(host, members, kind)
         self._interface = interface
         self._directory = f"{host.directory}/{kind}"
         self._process: HostProcess = host.start(
             ["sh", "-s", self._directory],
-            stdin=_script(host, members, kind, interface).encode(),
+            stdin=_script(host, members, kind).encode(),
         )
 
     @property
@@ -311,11 +294,8 @@ class ShellCrew:
         """See `Crew.ended`: the shell ends when all members have."""
         return () if self._process.running else tuple(member.guest.name for member in self._members)
 
-    def await_ready(self, timeout_s: float) -> None:
+    def _await_said(self, timeout_s: float) -> None:
         self._process.wait_ready(_READY, timeout_s)
-
-    def await_receiving(self, timeout_s: float) -> None:
-        self._process.wait_ready(_RECEIVING, timeout_s)
 
     def done(self) -> Mapping[str, Count]:
         read_count = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
@@ -326,10 +306,7 @@ class ShellCrew:
         done = self._host.run(["sh", "-c", script, "sh", self._directory])
         values = done.stdout.split()
         if done.exit_code != 0 or len(values) != 2 * len(self._members):
-            raise PlanewiseError(
-                f"a part of the background load on {self._host.place} stopped unexpectedly",
-                remedy="see whether something ended its guests",
-            )
+            self._raise_ended()
         counts = zip(map(int, values[::2]), map(float, values[1::2]), strict=True)
         return _by_guest(self._members, (Count(value, at_s) for value, at_s in counts))
 
@@ -369,20 +346,13 @@ def _by_guest(members: Sequence[CrewProcess], counts: Iterable[Count]) -> dict[s
     }
 
 
-def _script(host: Host, members: Sequence[CrewProcess], kind: str, interface: str) -> str:
+def _script(host: Host, members: Sequence[CrewProcess], kind: str) -> str:
     """The shell script that runs them. Pure."""
     commands = [shlex.join(host.entering(member.argv, member.guest.netns)) for member in members]
     starts = [
         f'{command} </dev/null >{number}.out 2>{number}.err & pids="$pids $!"'
         for number, command in enumerate(commands)
     ]
-    awaits = {"burn": _BURNING, "sink": _LISTENING, "stress": _STRESSING}.get(
-        kind, "echo READY >&2\n"
-    )
-    text = "\n".join((_HEAD, _TREE, *starts, "echo $pids >pids", awaits, _TAIL))
-    return (
-        text.replace("READY", _READY)
-        .replace("RECEIVING", _RECEIVING)
-        .replace("INTERFACE", interface)
-        .replace("MARK", _MARK)
-    )
+    said = _SAID if kind in ("burn", "sink") else ""
+    ready = f"{said}echo {_READY} >&2"
+    return "\n".join((_HEAD, *starts, "echo $pids >pids", ready, _TAIL.replace("MARK", _MARK)))

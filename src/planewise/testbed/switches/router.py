@@ -10,8 +10,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planewise.testbed.chains.machines import router_script, run_script
-from planewise.testbed.chains.routing import router_settings
+from planewise.testbed.chains.machines import run_script
+from planewise.testbed.chains.routing import router_script, router_settings
 from planewise.testbed.guests.docker import Docker, name_networks
 from planewise.testbed.guests.vms import booted
 from planewise.testbed.guests.vms.domain import VmOptions
@@ -253,5 +253,5 @@ def _start_machine(
     machines.start(guest, nic, mtu_bytes, neighbours)
     ipv6 = set_sysctl(guest.netns, "net/ipv6/conf/all/forwarding", "1")
     steps = (*router_settings(guest.netns, GUEST_INTERFACE), ipv6)
-    run_script(machines, guest, router_script(steps, guest.netns))
+    run_script(host, guest, router_script(steps, guest.netns))
     return platform.emulated

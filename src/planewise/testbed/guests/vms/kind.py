@@ -33,7 +33,7 @@ class VirtualMachines(Guests):
     ) -> None:
         """`parallel` of them boot at a time."""
         super().__init__(state)
-        self._options = options
+        self.options = options
         self._parallel = parallel
         self._vms = booted.guests_on(state.host, platform, options)
 
@@ -53,13 +53,13 @@ class VirtualMachines(Guests):
         for one in placed:
             path, vf_interface = _plane(one), ""
             if path.vfs:
-                vf_interface = self._take_vf(one, path)
+                vf_interface = self._take_vf(one)
             added += path.attach(one.site, one.guest)
             if vf_interface:
                 added.append(await_up(machine.netns, vf_interface))
         state.perform(added)
 
-    def _take_vf(self, one: PlacedGuest, path: VmPlane) -> str:
+    def _take_vf(self, one: PlacedGuest) -> str:
         """Gives a guest a VF; returns its interface on the host, empty where that goes."""
         vfs = self.state.vfs
         vf = one.vf = vfs.take()
@@ -67,7 +67,7 @@ class VirtualMachines(Guests):
         one.guest = replace(one.guest, mac=vf.config.mac)
         interface = vf.netdev.name if vf.netdev else ""
         one.site = replace(one.site, nic=interface)
-        if path.passed_through:
+        if one.plane.passed_through:
             vfs.bind_vfio(vf)
             return ""
         vfs.bring_up(vf, one.site.mtu_bytes)
@@ -79,12 +79,7 @@ class VirtualMachines(Guests):
         return interface
 
     def start(self, pairs: Sequence[tuple[PlacedGuest, Guest]]) -> None:
-        for one, _ in pairs:
-            if one.ready:
-                self._vms.set_awake(one.guest, True)
-        boots = [partial(self._boot, one, peer) for one, peer in pairs if not one.ready]
-        if boots:
-            together(boots, min(len(boots), self._parallel))
+        self.wake(pairs)
         entries: list[Step] = []
         for one, peer in pairs:
             if one.peer == peer:
@@ -99,8 +94,21 @@ class VirtualMachines(Guests):
             one.peer = peer
         self.state.perform(entries)
 
-    def _boot(self, one: PlacedGuest, peer: Guest) -> None:
-        self._vms.start(one.guest, self._nic(one), one.site.mtu_bytes, neighbours_of(one, peer))
+    def wake(self, pairs: Sequence[tuple[PlacedGuest, Guest | None]]) -> None:
+        """Wakes guests, and boots new ones, each with its peer as its neighbour.
+
+        Raises:
+            PlanewiseError: one did not come up.
+        """
+        for one, _ in pairs:
+            if one.ready:
+                self._vms.set_awake(one.guest, True)
+        boots = [partial(self._boot, one, peer) for one, peer in pairs if not one.ready]
+        together(boots, self._parallel, self._vms.close)
+
+    def _boot(self, one: PlacedGuest, peer: Guest | None) -> None:
+        neighbours = None if peer is None else neighbours_of(one, peer)
+        self._vms.start(one.guest, self._nic(one), one.site.mtu_bytes, neighbours)
         one.ready = True
 
     def _nic(self, one: PlacedGuest) -> AnyNic:
