@@ -22,7 +22,7 @@ from planewise.measure.runs import stations
 from planewise.measure.runs.stations import Allocators
 from planewise.measure.trials import vm_options
 from planewise.measure.trials.alloc import AllocTrial
-from planewise.testbed.guests.vms.domain import VmOptions, domain_xml
+from planewise.testbed.guests.vms.domain import VmOptions, domain_xml, nic_xml
 from planewise.testbed.guests.vms.guests import HostGuests, nic_of
 from planewise.testbed.guests.vms.image import GuestImage
 from planewise.testbed.guests.vms.managed import managed_guests
@@ -117,8 +117,8 @@ def test_a_machine_that_is_managed_has_the_mark_slots_for_a_vf_and_a_nic_that_ma
         nic = nic_of("virtio", guest, "tap0", running)
     finally:
         host.close()
-    plain = domain_xml(guest, PLATFORM, VmOptions(), "/c", replace(nic, standby=False))
-    domain = ElementTree.fromstring(domain_xml(guest, PLATFORM, options, "/c", nic))
+    plain = domain_xml(guest, PLATFORM, VmOptions(), "/c") + nic_xml(replace(nic, standby=False))
+    domain = ElementTree.fromstring(domain_xml(guest, PLATFORM, options, "/c"))
     assert domain.findtext("name") == guest.name
     assert domain.find("metadata/{urn:planewise:libvirt:1}managed") is not None
     machine = domain.find("os/type")
@@ -126,7 +126,7 @@ def test_a_machine_that_is_managed_has_the_mark_slots_for_a_vf_and_a_nic_that_ma
     assert machine.get("machine") == "q35"
     ports = domain.findall("devices/controller[@model='pcie-root-port']")
     assert len(ports) >= 3, "its NIC, its agent's channel, and a VF"
-    teaming = domain.find("devices/interface/teaming")
+    teaming = ElementTree.fromstring(nic_xml(nic)).find("teaming")
     assert teaming is not None
     assert teaming.attrib == {"type": "persistent"}
     assert not any(word in plain for word in ("teaming", "planewise", "q35", "pcie"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from planewise.errors import BadInputError
-from planewise.testbed.guests.vms.image import AGENT_PORT
+from planewise.testbed.guests.vms.image import AGENT_PORT, COMMAND_LINE
 from planewise.testbed.model import Guest
 
 if TYPE_CHECKING:
@@ -106,19 +105,17 @@ def domain_xml(
     platform: VmPlatform,
     options: VmOptions,
     console: str,
-    nic: AnyNic | None = None,
-    network: Sequence[str] = (),
 ) -> str:
-    """libvirt's description of a transient domain: https://libvirt.org/formatdomain.html.
+    """libvirt's description of a transient domain without a NIC, which is attached once it runs:
+    https://libvirt.org/formatdomain.html.
 
-    `console` is the file with the output of its serial console, `network` the arguments of
-    `pw-probe network` in it. A managed one has the mark by which planewised may plug VFs into it,
-    and slots of PCI Express, which the partner of a standby NIC needs.
+    `console` is the file with the output of its serial console. A managed one has the mark by which
+    planewised may plug VFs into it, and slots of PCI Express, which the partner of a standby NIC
+    needs.
     """
     kvm, image = platform.accelerator.name == "kvm", platform.image
     cpus = options.main_cpus if guest.role == "main" else options.background_cpus
     cpuset = f" cpuset='{','.join(map(str, cpus))}'" if cpus else ""
-    line = image.command_line(cpus=options.vcpus, network=tuple(network))
     mark = f"<metadata><pw:managed xmlns:pw='{_MARK}'/></metadata>" if options.managed else ""
     slots = "".join(
         f"<controller type='pci' index='{index}' model='pcie-root-port'/>"
@@ -139,7 +136,7 @@ def domain_xml(
     <type arch='x86_64' machine='{"q35" if options.managed else "pc"}'>hvm</type>
     <kernel>{escape(str(image.kernel))}</kernel>
     <initrd>{escape(str(image.initrd))}</initrd>
-    <cmdline>{escape(line)}</cmdline>
+    <cmdline>{COMMAND_LINE} nr_cpus={options.vcpus}</cmdline>
   </os>
   <features><acpi/>{"" if kvm else _TRANSLATED}</features>
   <cpu mode='{"host-passthrough" if kvm else "maximum"}'/>
@@ -149,7 +146,7 @@ def domain_xml(
   <on_crash>destroy</on_crash>
   <devices>
     <emulator>{escape(platform.qemu)}</emulator>
-    {slots}{"" if nic is None else nic_xml(nic)}
+    {slots}
     <serial type='file'>
       <source path={quoteattr(console)}/><target type='isa-serial' port='0'/>
     </serial>

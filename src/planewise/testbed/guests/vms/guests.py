@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import struct
 import time
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
-from xml.etree import ElementTree
 
 from planewise.boot import packages
 from planewise.errors import PlanewiseError
@@ -109,39 +107,43 @@ class HostGuests:
         Raises:
             PlanewiseError: it did not come up; it is left as it is.
         """
-        network = network_of(guest, mtu_bytes, neighbours)
-        if self._saved is None:
-            self.boot(guest, nic, network)
-        else:
-            self._wake(self._saved, guest, nic, network)
-
-    def boot(self, guest: Guest, nic: AnyNic | None = None, network: Sequence[str] = ()) -> None:
-        """As `start`; without a NIC it has no network."""
         begun = time.monotonic()
-        agent = self._agent_of(guest)
-        console = self._console(guest)
-        xml = domain_xml(guest, self.platform, self.options, console, nic, network)
-        self.libvirt.start(xml, guest.netns)
-        self._await_ready(guest, agent, begun)
-
-    def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> None:
-        begun = time.monotonic()
-        agent = self._agent_of(guest)
-        head = saved_header(saved, guest.netns, self._console(guest))
-        file = f"{self.host.directory}/{guest.netns}.save"
-        words = ("sh", file, str(saved.stream_at + 1), str(saved.path))
-        try:
-            self.host.run(["sh", "-c", _JOIN, *words], stdin=head, timeout_s=_COPY_S).check()
-            self.libvirt.restore(file, guest.netns)
-        finally:
-            self.host.run(["rm", "-f", file])
-        self._await_ready(guest, agent, begun)
+        agent = self.boot(guest)
         self.libvirt.attach(guest.netns, nic_xml(nic))
         # Polled from the host: a guest that polls takes its own CPU time.
         interface = f"/sys/class/net/{guest.interface}"
         self._await_file(guest, agent, f"{interface}/address", "", begun)
-        agent.set_network(guest.interface, network)
+        agent.set_network(guest.interface, network_of(guest, mtu_bytes, neighbours))
         self._await_file(guest, agent, f"{interface}/carrier", "1", begun)
+
+    def boot(self, guest: Guest) -> GuestAgent:
+        """Starts a guest without a NIC, or wakes the saved one under its name.
+
+        Raises:
+            PlanewiseError: it did not come up; it is left as it is.
+        """
+        begun = time.monotonic()
+        agent = self._agent_of(guest)
+        xml = domain_xml(guest, self.platform, self.options, self._console(guest))
+        if self._saved is None:
+            self.libvirt.start(xml, guest.netns)
+        else:
+            self._wake(self._saved, guest.netns, xml)
+        while not agent.ready():
+            if time.monotonic() - begun > self._boot_limit_s:
+                raise self._late_error(guest, f"the virtual machine {guest.name}")
+            agent.pause(_POLL_S)
+        return agent
+
+    def _wake(self, saved: Saved, name: str, xml: str) -> None:
+        file = f"{self.host.directory}/{name}.save"
+        words = ("sh", file, str(saved.stream_at + 1), str(saved.path))
+        head = saved.header(xml)
+        try:
+            self.host.run(["sh", "-c", _JOIN, *words], stdin=head, timeout_s=_COPY_S).check()
+            self.libvirt.restore(file, name)
+        finally:
+            self.host.run(["rm", "-f", file])
 
     def _await_file(
         self, guest: Guest, agent: GuestAgent, path: str, content: str, begun: float
@@ -182,12 +184,6 @@ class HostGuests:
     def _forget(self, name: str) -> None:
         self._agents.pop(name, None)
         self.host.agents.pop(name, None)
-
-    def _await_ready(self, guest: Guest, agent: GuestAgent, begun: float) -> None:
-        while not agent.ready():
-            if time.monotonic() - begun > self._boot_limit_s:
-                raise self._late_error(guest, f"the virtual machine {guest.name}")
-            agent.pause(_POLL_S)
 
     def _late_error(self, guest: Guest, what: str) -> PlanewiseError:
         return PlanewiseError(
@@ -336,50 +332,30 @@ def remove_guests(host: Host, token: str) -> None:
 _MAGIC = b"LibvirtQemudSave"
 _NUMBERS = struct.Struct("<19I")
 _HEADER = len(_MAGIC) + _NUMBERS.size
-_COOKIE = 4
+_LENGTH, _COOKIE = 1, 4
+"""Places in the header of the length of the XML, and of the offset of a cookie behind it."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A file with a guest in it, as libvirt saves one."""
+    """A file with a guest in it, as libvirt saves one.
+
+    Source: libvirt's src/qemu/qemu_saveimage.h (virQEMUSaveHeader): version, length of the XML
+    before the stream, whether it ran, format, offset of a cookie, and 14 unused numbers.
+    """
 
     path: Path
-    xml: str
-    """libvirt's description of the guest."""
     stream_at: int
     """Offset of QEMU's part of the file [byte]."""
     numbers: tuple[int, ...]
     """The numbers of the file's header."""
 
-
-def saved_header(saved: Saved, name: str, console: str) -> bytes:
-    """The header of a file that restores the guest under another name. Pure but for a UUID.
-
-    Source: libvirt's src/qemu/qemu_saveimage.h (virQEMUSaveHeader): version, length of the XML
-    before the stream, whether it ran, format, offset of a cookie, and 14 unused numbers.
-    """
-    domain = ElementTree.fromstring(saved.xml)
-    _set(domain, "name", name)
-    _set(domain, "uuid", str(uuid.uuid4()))
-    for kind in ("serial", "console"):
-        for source in domain.findall(f"devices/{kind}/source"):
-            source.set("path", console)
-    for channel in domain.findall("devices/channel"):
-        for source in channel.findall("source"):
-            channel.remove(source)  # a socket named after the guest: libvirt names another
-    for label in domain.findall("seclabel"):
-        domain.remove(label)
-    text = ElementTree.tostring(domain, encoding="unicode").encode() + b"\0"
-    numbers = list(saved.numbers)
-    numbers[1], numbers[_COOKIE] = len(text), 0
-    return _MAGIC + _NUMBERS.pack(*numbers) + text
-
-
-def _set(domain: ElementTree.Element, tag: str, text: str) -> None:
-    element = domain.find(tag)
-    if element is None:
-        element = ElementTree.SubElement(domain, tag)
-    element.text = text
+    def header(self, xml: str) -> bytes:
+        """The part before the stream of a file that restores the guest as this domain. Pure."""
+        text = xml.encode() + b"\0"
+        numbers = list(self.numbers)
+        numbers[_LENGTH], numbers[_COOKIE] = len(text), 0
+        return _MAGIC + _NUMBERS.pack(*numbers) + text
 
 
 def read(path: Path) -> Saved:
@@ -390,11 +366,7 @@ def read(path: Path) -> Saved:
     """
     with path.open("rb") as file:
         header = file.read(_HEADER)
-        if len(header) < _HEADER or not header.startswith(_MAGIC):
-            raise PlanewiseError(
-                f"{path} holds no guest that libvirt saved", remedy="remove the file"
-            )
-        numbers = _NUMBERS.unpack(header[len(_MAGIC) :])
-        length, cookie = numbers[1], numbers[_COOKIE]
-        text = file.read(length)[: cookie or length].rstrip(b"\0").decode(errors="replace")
-    return Saved(path, text, _HEADER + length, numbers)
+    if len(header) < _HEADER or not header.startswith(_MAGIC):
+        raise PlanewiseError(f"{path} holds no guest that libvirt saved", remedy="remove the file")
+    numbers = _NUMBERS.unpack(header[len(_MAGIC) :])
+    return Saved(path, _HEADER + numbers[_LENGTH], numbers)

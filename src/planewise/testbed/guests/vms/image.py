@@ -1,7 +1,7 @@
 """The tiny guest: a distribution's kernel, and an initramfs with pw-probe. Starts nothing.
 
 Its only download is the kernel package that the lab uses, too. All files of a guest are in memory;
-its addresses come from the kernel's command line.
+it gets its NIC and its addresses once it runs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MODULES_OF = {"dpdk-testpmd": ("uio_pci_generic",)}
 # nr_cpus is added by the domain. percpu_alloc, nohugevmalloc and kfence save 6 MiB of the guest's
 # memory. cryptomgr and initcall_blacklist (random numbers from timing, for ciphers that nobody
 # uses here) take two seconds off an emulated guest's boot; the rest is as for the lab's hosts.
-_APPEND = (
+COMMAND_LINE = (
     "console=ttyS0 quiet panic=-1 net.ifnames=0 random.trust_cpu=on no_timer_check tsc=reliable "
     "rcupdate.rcu_expedited=1 rcupdate.rcu_normal_after_boot=1 mitigations=off audit=0 selinux=0 "
     "apparmor=0 kfence.sample_interval=0 percpu_alloc=page nohugevmalloc cryptomgr.notests "
@@ -75,7 +75,7 @@ _KEPT_S = 86_400.0
 
 _INIT = """\
 #!/bin/busybox sh
-# First process of a guest: loads drivers, sets addresses, then serves the agent.
+# First process of a guest: loads drivers, then serves the agent.
 b=/bin/busybox
 fail() { echo "FAILED_MARK$*"; $b poweroff -f; }
 $b mount -t proc proc /proc && $b mount -t sysfs sys /sys && $b mount -t devtmpfs dev /dev ||
@@ -87,11 +87,6 @@ while read -r module; do
     rm "/modules/$module"
 done </modules/order
 ip link set lo up
-words=
-for word in $(cat /proc/cmdline); do
-    case $word in pw.*) words="$words ${word#pw.}" ;; esac
-done
-[ -z "$words" ] || said=$(pw-probe network $words 2>&1) || fail "$said"
 while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
 """
 
@@ -106,10 +101,6 @@ class GuestImage:
     """Of the kernel, as `uname -r` says it."""
     memory_mib: int
     """Memory that it needs."""
-
-    def command_line(self, *, cpus: int, network: tuple[str, ...] = ()) -> str:
-        """The kernel's command line for a guest; without `network` words it has no network yet."""
-        return " ".join((_APPEND, f"nr_cpus={cpus}", *(f"pw.{word}" for word in network)))
 
 
 def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
