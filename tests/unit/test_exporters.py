@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store import exporters, importers, loads
+from planewise.store.files import write_file
 from planewise.store.loads import LoadTrials, Trial
 from tests.unit import importer_samples as samples
 
@@ -116,3 +118,27 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(PlanewiseError, match=r"cannot write .*nowhere"):
         exporters.write(importers.read(source), tmp_path / "nowhere" / "trials.csv")
+
+
+def test_a_device_is_written_to_and_a_link_kept(tmp_path: Path) -> None:
+    # It put a file in the place of /dev/full, for the whole machine where root ran it.
+    pipe, link, target = (tmp_path / name for name in ("pipe", "link", "target"))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, b"read")
+        assert pipe.is_fifo()
+        assert os.read(reader, 10) == b"read"
+        assert not list(tmp_path.glob(".*"))
+    finally:
+        os.close(reader)
+    target.write_bytes(b"before")
+    link.symlink_to(target)
+    write_file(link, b"after")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"after"
+    if Path("/dev/full").is_char_device():
+        link.unlink()
+        link.symlink_to("/dev/full")
+        with pytest.raises(PlanewiseError, match="no space left to write"):
+            write_file(link, b"lost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +11,18 @@ from planewise.errors import BadInputError, PlanewiseError
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Replaces `file` as a whole: a full disk never leaves half a file in its place."""
-    part = file.with_name(f".{file.name}.part")
+    """Replaces `file` as a whole: a full disk never leaves half a file in its place.
+
+    A device or pipe is written to, and what a symbolic link names is replaced.
+    """
+    special = file.exists() and not file.is_file()
+    real = Path(os.path.realpath(file))
+    part = real.with_name(f".{real.name}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(file)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        (file if special else part).write_bytes(content)
+        if not special:
+            part.replace(real)
     except OSError as error:
         if part.parent.is_dir():
             part.unlink(missing_ok=True)
