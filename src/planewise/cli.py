@@ -40,7 +40,7 @@ from planewise.commands import (
     trend,
 )
 from planewise.commands.console import Verbosity, print_error
-from planewise.errors import PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError
 
 
 class AllCommands(console.Commands):
@@ -162,6 +162,10 @@ def _exit_code() -> int:
                 "`ulimit -v unlimited`",
             )
             print_error(PlanewiseError(sentence, remedy=f"{remedy}, or free some memory"))
+        elif isinstance(error, PermissionError) and error.filename:
+            remedy = "see the permissions of it and of the folders above it"
+            print_error(PlanewiseError(f"{error.filename}: {error.strerror}", remedy=remedy))
+            return BadInputError.exit_code
         else:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"

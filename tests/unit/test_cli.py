@@ -28,6 +28,23 @@ def test_ctrl_c_ends_with_130_and_a_word(
     assert capsys.readouterr().err.strip() == "stopped"
 
 
+def test_a_folder_that_may_not_be_read_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Path.exists() raises for what is below such a folder.
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/srv/locked/x.csv")
+
+    monkeypatch.setattr("sys.argv", ["planewise", "judge", "/srv/locked/x.csv"])
+    monkeypatch.setattr("pathlib.Path.is_dir", refused)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "error: /srv/locked/x.csv: Permission denied"
+    assert said[1].startswith("hint: see the permissions")
+
+
 def test_ctrl_c_is_answered_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
         cli._stop(2, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -142,3 +143,15 @@ def test_a_device_is_written_to_and_a_link_kept(tmp_path: Path) -> None:
         link.symlink_to("/dev/full")
         with pytest.raises(PlanewiseError, match="no space left to write"):
             write_file(link, b"lost")
+
+
+def test_a_folder_that_may_not_be_entered_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(PlanewiseError, match=r"cannot write .*x\.csv: Permission denied"):
+        write_file(tmp_path / "x.csv", b"lost")

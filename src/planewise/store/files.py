@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from planewise.errors import BadInputError, PlanewiseError
@@ -15,17 +16,17 @@ def write_file(file: Path, content: bytes) -> None:
 
     A device or pipe is written to, and what a symbolic link names is replaced.
     """
-    special = file.exists() and not file.is_file()
     real = Path(os.path.realpath(file))
     part = real.with_name(f".{real.name}.part")
     try:
+        special = file.exists() and not file.is_file()
         part.parent.mkdir(parents=True, exist_ok=True)
         (file if special else part).write_bytes(content)
         if not special:
             part.replace(real)
     except OSError as error:
-        if part.parent.is_dir():
-            part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         what = f"cannot write {file}: {error.strerror or error}"
         remedy = "check the path and its permissions"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
