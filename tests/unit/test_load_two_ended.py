@@ -12,7 +12,7 @@ from planewise.measure.station import Station
 from planewise.measure.trials.load import LoadTrial
 from planewise.measure.trials.load_one_process import Generator, command
 from planewise.measure.trials.load_two_ended import combine
-from planewise.measure.trials.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
+from planewise.measure.trials.probe import BackendOutput, LossOutput, ReceiveOutput, SendOutput
 from planewise.testbed.model import CounterPoint, TrialPath
 
 NAMES = ("sender-main", "responder-main")
@@ -30,7 +30,7 @@ def sending(sent: int, *drops: LossOutput, limits: tuple[str, ...] = ()) -> Send
         sent=sent,
         drops=drops,
         limits=limits,
-        generator=GeneratorOutput(max_pps=1e6),
+        generator=BackendOutput(max_pps=1e6),
     )
 
 

@@ -111,49 +111,43 @@ class LossOutput(ProbePart):
     count: NonNegativeInt
 
 
-class GeneratorOutput(ProbePart):
-    """The generator of a trial."""
+class BackendOutput(ProbePart):
+    """The generator or the sink of a trial."""
 
     backend: str = "af_packet"
     max_pps: float | None = None
+    """Of a generator, where it is known."""
 
 
-class SinkOutput(ProbePart):
-    """The sink of a trial."""
-
-    backend: str = "af_packet"
-
-
-class _EndOutput(ProbeOutput):
+class EndOutput(ProbeOutput):
     """What an end of a load trial prints."""
 
+    drops: tuple[LossOutput, ...] = ()
     cpu: CpuUsage | None = None
     error: Failure | None = None
 
 
-class _Sending(_EndOutput):
-    """What the sending end knows."""
+class SendOutput(EndOutput, TimedOutput):
+    """`pw-probe send`."""
 
     size_bytes: NonNegativeInt
-    started_ns: int
-    duration_s: float
     intended_pps: float
     achieved_pps: float
     sent: NonNegativeInt
     limits: tuple[str, ...] = ()
-    generator: GeneratorOutput
+    generator: BackendOutput
 
 
-class _Receiving(_EndOutput):
-    """What the receiving end knows."""
+class ReceiveOutput(EndOutput):
+    """`pw-probe receive`."""
 
     received: NonNegativeInt
     duplicate: NonNegativeInt = 0
     reordered: NonNegativeInt = 0
-    sink: SinkOutput = SinkOutput()
+    sink: BackendOutput = BackendOutput()
 
 
-class TrialOutput(_Sending, _Receiving):
+class TrialOutput(SendOutput, ReceiveOutput):
     """`pw-probe trial`."""
 
     lost: NonNegativeInt
@@ -161,18 +155,6 @@ class TrialOutput(_Sending, _Receiving):
     loss: tuple[LossOutput, ...] = ()
     unexplained: int = 0
     latency: Latency | None = None
-
-
-class SendOutput(_Sending):
-    """`pw-probe send`."""
-
-    drops: tuple[LossOutput, ...] = ()
-
-
-class ReceiveOutput(_Receiving):
-    """`pw-probe receive`."""
-
-    drops: tuple[LossOutput, ...] = ()
 
 
 class CalibrationOutput(ProbeOutput):
