@@ -307,7 +307,7 @@ def pollers_of(function: Answering) -> Pollers:
     chain = Chain("vf", "north-south", 1, forwarder="testpmd")
     state = cast("MachineState", SimpleNamespace(token="t"))
     parts = ChainParts(chain, Placement({0: chain.names}), state)
-    made = Pollers(parts, None)
+    made = Pollers(parts)
     made._functions[1] = cast("Function", function)
     made._vfs[1] = ListedVf(
         index=0, address="0000:01:10.0", driver="ixgbevf", config=Config(mac="m")

@@ -11,11 +11,12 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.chains.ends import Ends, accepted
+from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES
 from planewise.testbed.chains.generator import PORT
 from planewise.testbed.chains.guests import ChainParts
@@ -31,8 +32,6 @@ from planewise.testbed.chains.reading import VnfCounters
 from planewise.testbed.chains.routing import SOURCE, TARGET
 from planewise.testbed.switches.dpdk_switch import (
     SWITCH_BYTES,
-    Flow,
-    PmdCycles,
     Port,
     PortCounters,
     RunningDpdkSwitch,
@@ -45,6 +44,9 @@ Driver = Literal["af_packet", "af_xdp"]
 _SPARE_BYTES = 16 << 20
 """Huge pages of a function on a VF beside its buffers."""
 _FIRST_UPLINK, _FIRST_SOURCE = 200, 100
+_HOLDER, _HOLDER_NUMBER = "buffers", 300
+_SILENT = "net_null_buffers,no-rx=1"
+"""A device that never has a frame."""
 _CONNECT_S = 180.0
 _POLL_S = 0.05
 
@@ -78,51 +80,88 @@ def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ..
     )
 
 
-class DpdkSwitch:
-    """The switch of a chain on vhost-user; `build` starts it."""
+@dataclass(frozen=True)
+class Flow:
+    """Frames from one port go to another."""
 
-    def __init__(self, parts: ChainParts, driver: Driver | None) -> None:
+    source: str
+    target: str
+    to_mac: str = ""
+    """Only frames for this address; empty: all."""
+
+
+class DpdkSwitch(RunningDpdkSwitch):
+    """The switch of a chain on vhost-user, until `close`.
+
+    Raises:
+        UnsupportedError: it is not installed, or does not start.
+    """
+
+    def __init__(self, parts: ChainParts, driver: Driver | None, ends: Ends) -> None:
         """`driver` of the uplink; None: without uplink, where nothing paces the generator."""
         self._parts = parts
-        self._driver = driver
-        self._running: RunningDpdkSwitch | None = None
-        self._uplinks: tuple[Port, ...] = ()
+        self._cpus = parts.placement.cpus(SWITCH)
+        self._uplinks = () if driver is None else uplinks(driver, ends, self._cpus)
         self._sources: dict[str, str] = {}
         self._device_count = 0
-
-    @property
-    def running(self) -> RunningDpdkSwitch:
-        """Open vSwitch; only between `build` and the end of the chain."""
-        if self._running is None:
-            raise RuntimeError("the switch is not built")
-        return self._running
+        self._numbers: dict[str, int] = {}
+        bridge = parts.state.machine.bridge
+        super().__init__(parts.state.host, parts.directory, bridge, self._cpus)
 
     @property
     def sending(self) -> bool:
         """Whether the generator on it was started."""
         return bool(self._sources)
 
-    def socket(self, name: str) -> str:
-        """Path of the socket between a function and its port."""
-        return self.running.socket(name)
+    def add_functions(self) -> None:
+        """Adds the ports of all functions, and the uplink's.
 
-    def build(self, ends: Ends) -> None:
-        """Starts Open vSwitch, with the ports of all functions."""
-        parts = self._parts
-        cpus = parts.placement.cpus(SWITCH)
-        bridge = parts.state.machine.bridge
-        self._running = RunningDpdkSwitch(parts.state.host, parts.directory, bridge, cpus)
-        parts.opened.callback(self._running.close)
-        self._running.reserve_buffers()
-        turns = cycle(cpus)
-        if self._driver is not None:
-            self._uplinks = uplinks(self._driver, ends, cpus)
+        A device that is never read first allocates the buffers that all ports share. The switch
+        allocates them for its first port, of a vhost-user one only when a guest connects: it tries
+        ever smaller numbers, each with all free memory, and a guest that connects meanwhile finds
+        none, is disconnected, and may end for it.
+        """
+        self._change_ports([Port(_HOLDER, _HOLDER_NUMBER, "dpdk", {"dpdk-devargs": _SILENT})])
+        turns = cycle(self._cpus)
         functions = [
             vhost_port(name, self.socket(name), number=number, cpu=next(turns))
-            for number, name in enumerate(parts.chain.names, start=1)
+            for number, name in enumerate(self._parts.chain.names, start=1)
         ]
-        self.running.change_ports([*self._uplinks, *functions])
-        parts.state.perform(accepted(parts.guests, ends))
+        self._change_ports([*self._uplinks, *functions])
+
+    def _change_ports(self, add: Sequence[Port], remove: Sequence[str] = ()) -> None:
+        """Removes and adds ports, at once."""
+        arguments: list[str] = []
+        for name in remove:
+            arguments += ["--", "--if-exists", "del-port", self._bridge, name]
+            self._numbers.pop(name, None)
+        for port in add:
+            arguments += ["--", *port.arguments(self._bridge)]
+            if port.number is not None:
+                self._numbers[port.name] = port.number
+        if arguments:
+            self.configure(*arguments[1:])
+
+    def _set_flows(self, flows: Sequence[Flow]) -> None:
+        """Replaces all flows; other frames are dropped."""
+        lines = [
+            f"in_port={self._numbers[flow.source]},"
+            + (f"dl_dst={flow.to_mac}," if flow.to_mac else "")
+            + f"actions=output:{self._numbers[flow.target]}\n"
+            for flow in flows
+        ]
+        self._run(
+            *("ovs-ofctl", "replace-flows", f"unix:{self._directory}/{self._bridge}.mgmt", "-"),
+            stdin="".join(lines).encode(),
+        ).check()
+
+    def _ports_up(self) -> bool:
+        """Whether the links of all functions are up: they have connected."""
+        states = [
+            self.configure("--bare", "get", "interface", name, "link_state").stdout.strip()
+            for name in self._parts.chain.names
+        ]
+        return all(state == "up" for state in states)
 
     def await_functions(self) -> None:
         """Waits until all functions have connected, then sets the flows of frames from outside.
@@ -131,43 +170,43 @@ class DpdkSwitch:
             PlanewiseError: they do not connect.
         """
         deadline = time.monotonic() + _CONNECT_S
-        while not self.running.ports_up(self._parts.chain.names):
+        while not self._ports_up():
             if time.monotonic() > deadline:
                 raise PlanewiseError(
                     f"Open vSwitch and the functions did not connect within {_CONNECT_S:g} s",
                     remedy="stop other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)
-        self.running.release_buffers()
+        self._change_ports((), [_HOLDER])  # the ports keep the buffers
         if self._uplinks:
-            self.running.set_flows(self._flows())
+            self._set_flows(self._flows())
 
     def add_sources(self, size: FrameSize) -> None:
         """Adds devices as sources of frames of `size`, blocked until `admit_sources`."""
-        cpus = cycle(self._parts.placement.cpus(SWITCH))
+        cpus = cycle(self._cpus)
         ports: list[Port] = []
         for number, entry in enumerate(self._parts.chain.entries, start=_FIRST_SOURCE):
             options = {"dpdk-devargs": self._device(size)}
             ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
             self._sources[entry] = f"g{number}"
-        self.running.change_ports(ports)
+        self._change_ports(ports)
 
     def admit_sources(self) -> None:
         """Sets the flows of all frames, the sources' among them."""
-        self.running.set_flows(self._flows())
+        self._set_flows(self._flows())
 
     def block_sources(self) -> None:
         """Removes the flows of the sources' frames."""
         sources = self._sources.values()
-        self.running.set_flows([flow for flow in self._flows() if flow.source not in sources])
+        self._set_flows([flow for flow in self._flows() if flow.source not in sources])
 
     def remove_sources(self) -> None:
         """Undoes `add_sources`. Idempotent."""
         sources = list(self._sources.values())
         if sources:
-            self.running.set_flows(())
+            self._set_flows(())
             self._sources.clear()
-            self.running.change_ports((), sources)
+            self._change_ports((), sources)
 
     def _device(self, size: FrameSize) -> str:
         """A device of DPDK that always has frames to receive, and drops frames sent to it."""
@@ -204,9 +243,9 @@ class DpdkSwitch:
         Raises:
             PlanewiseError: Open vSwitch or a function has ended, or Open vSwitch does not answer.
         """
-        if not self.running.alive:
+        if not self.alive:
             raise PlanewiseError("Open vSwitch ended while a chain was measured")
-        counted = self.running.counters()
+        counted = super().counters()
         if ended := [name for name in self._parts.chain.names if name not in counted]:
             # Only a connected port has counters.
             raise PlanewiseError(f"{' and '.join(ended)} ended while it was measured")
@@ -239,10 +278,6 @@ class DpdkSwitch:
         """
         entries = [counted[name] for name in self._parts.chain.entries]
         return sum(port.tx_packets + port.tx_dropped for port in entries)
-
-    def pmd_cycles(self) -> PmdCycles:
-        """Cycles of the polling threads."""
-        return self.running.pmd_cycles()
 
 
 _MAGIC, _ETHERNET = 0xA1B2C3D4, 1

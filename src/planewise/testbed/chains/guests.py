@@ -68,6 +68,8 @@ class ChainParts:
     """The functions' host."""
     machines: FunctionMachines | None = None
     """Of functions that are virtual machines."""
+    switch: DpdkSwitch | None = None
+    """The DPDK switch that joins them, once it runs."""
     opened: ExitStack = field(default_factory=ExitStack)
     """Ends what was started, the last first."""
     guests: dict[int, Guest] = field(init=False)
@@ -112,9 +114,8 @@ def move_vfs(state: MachineState, opened: ExitStack, guests: Sequence[Guest]) ->
 class Functions(ABC):
     """All functions of a chain, by number from 1."""
 
-    def __init__(self, parts: ChainParts, switch: DpdkSwitch | None) -> None:
+    def __init__(self, parts: ChainParts) -> None:
         self.parts = parts
-        self.switch = switch
         self.remarks: tuple[str, ...] = ()
         """How they forward, once they are connected, where results depend on it."""
 
@@ -160,8 +161,9 @@ class Functions(ABC):
 
     def _run(self, machines: FunctionMachines) -> None:
         """Runs virtual machines, each with its NIC."""
-        socket = None if self.switch is None else self.switch.socket
-        machines.run({number: self.parts.cpu(number) for number in self.parts.guests}, socket)
+        parts = self.parts
+        socket = None if parts.switch is None else parts.switch.socket
+        machines.run({number: parts.cpu(number) for number in parts.guests}, socket)
 
     @abstractmethod
     def read(self, counters: HostCounters) -> dict[int, VnfCounters]:
@@ -283,8 +285,8 @@ class Pollers(Functions):
     from a process that holds it.
     """
 
-    def __init__(self, parts: ChainParts, switch: DpdkSwitch | None) -> None:
-        super().__init__(parts, switch)
+    def __init__(self, parts: ChainParts) -> None:
+        super().__init__(parts)
         self._vfs: dict[int, ListedVf] = {}
         self._functions: dict[int, Function] = {}
         self._stats: dict[int, VnfCounters] = {}
@@ -321,8 +323,8 @@ class Pollers(Functions):
             argv = [*(_LOWEST if vcpus == 1 else ()), *argv]
             return Function(host, GUEST_DIRECTORY, guest.name, argv, guest=guest.netns)
         cpu, prefix = parts.cpu(number), f"{parts.state.token}{guest.name}"
-        if self.switch is not None:
-            argv = vhost_command(self.switch.socket(guest.name), cpu, peer, prefix)
+        if parts.switch is not None:
+            argv = vhost_command(parts.switch.socket(guest.name), cpu, peer, prefix)
         else:
             argv = vf_command(address, cpu, peer, prefix)
         if self._alone:

@@ -192,9 +192,8 @@ class FunctionMachines(VirtualMachines):
         """Counters of the awake functions, by number; each with its time.
 
         Raises:
-            PlanewiseError: one ended, or does not answer.
+            PlanewiseError: one does not answer, or ended.
         """
-        self.check()
         work = [partial(self._read, number) for number in self._awake]
         return dict(zip(self._awake, together(work, len(work)), strict=True))
 

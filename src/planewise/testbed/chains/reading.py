@@ -57,12 +57,12 @@ class ChainReading:
     at_s: float
     """Monotonic clock."""
     vnfs: Mapping[str, VnfCounters]
-    offered: int
-    """Packets that the generator sent."""
-    delivered: int
-    """Packets that came back to it."""
     cpus: Mapping[int, CpuTime]
     """Of the functions' host."""
+    offered: int = 0
+    """Packets that the generator sent."""
+    delivered: int = 0
+    """Packets that came back to it."""
     tasks_s: Mapping[str, float] = field(default_factory=dict)
     """CPU time of each polling task."""
     busy_s: Mapping[str, float] = field(default_factory=dict)

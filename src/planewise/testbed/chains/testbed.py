@@ -87,12 +87,10 @@ class ChainTestbed:
         self._responder, self._sender = states[FUNCTIONS], states[GENERATING]
         self._token, self._separate = self._responder.token, not self._responder.machine.netns
         self._parts = ChainParts(chain, placement, self._responder, machines)
-        self._switch: DpdkSwitch | None = None
-        if chain.plane == "vhost-user":
-            self._switch = DpdkSwitch(self._parts, uplink)
-        self._external = self._switch is None or uplink is not None
+        self._uplink = uplink
+        self._external = chain.plane != "vhost-user" or uplink is not None
         self._machines = machines
-        self._functions = (Pollers if chain.polls else Routers)(self._parts, self._switch)
+        self._functions = (Pollers if chain.polls else Routers)(self._parts)
         names = [self._end(place) for place in PLACES]
         alone = None if self._separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(
@@ -142,13 +140,16 @@ class ChainTestbed:
             parts.opened.enter_context(hugepages.reserved(host, huge_pages_bytes))
         _ = parts.directory
         together([self._build_ends, self._functions.make], workers=2 if self._separate else 1)
-        if self._switch is not None:
-            self._switch.build(self._ends)
+        if chain.plane == "vhost-user":
+            switch = parts.switch = DpdkSwitch(parts, self._uplink, self._ends)
+            parts.opened.callback(switch.close)
+            switch.add_functions()
+            self._responder.perform(ends.accepted(parts.guests, self._ends))
         elif not chain.on_vfs:
             self._build_kernel_switch()
         self._functions.connect(self._ends)
-        if self._switch is not None:
-            self._switch.await_functions()
+        if parts.switch is not None:
+            parts.switch.await_functions()
         if self._addressed:
             self._sender.perform(ends.addresses(self._token, chain, parts.guests))
         if not chain.polls:
@@ -229,10 +230,10 @@ class ChainTestbed:
         if self._external:
             self._start_path = self._frame_path()
             self._generator.start(self.chain, size, limit_s, self._parts.macs)
-        elif self._switch is not None:
-            self._switch.add_sources(size)
+        elif (switch := self._parts.switch) is not None:
+            switch.add_sources(size)
             self._start_path = self._frame_path()
-            self._switch.admit_sources()
+            switch.admit_sources()
 
     def stop(self) -> FrameAccount | None:
         """Stops the generator, and returns the account of its frames. Idempotent."""
@@ -245,13 +246,14 @@ class ChainTestbed:
                 None if returned is None else max(0, ended - self._start_path[-1].left - returned)
             )
             return account.account(self._start_path, after, foreign)
-        if self._switch is None or not self._switch.sending:
+        switch = self._parts.switch
+        if switch is None or not switch.sending:
             return None
         try:
-            self._switch.block_sources()
+            switch.block_sources()
             after = account.at_rest(self._frame_path, _REST_S)
         finally:
-            self._switch.remove_sources()
+            switch.remove_sources()
         return account.account(self._start_path, after)
 
     def _frame_path(self) -> account.FramePath:
@@ -260,16 +262,14 @@ class ChainTestbed:
             f"vnf{number}": (vnf.received or 0, vnf.packets)
             for number, vnf in self._functions.read(counters).items()
         }
-        if self._switch is None:
-            return account.frame_path(self.chain, *self._end_counters()[1:], passed)
-        counted = self._switch.counters()
-        if self._external:
-            uplink = self._switch.uplink_counters(counted)
-            return account.frame_path(self.chain, *self._end_counters()[1:], passed, uplink)
-        delivered = self._switch.source_counters(counted)[1]
-        return account.frame_path(
-            self.chain, self._switch.offered_by_sources(counted), delivered, passed
-        )
+        switch, uplink = self._parts.switch, None
+        counted = {} if switch is None else switch.counters()
+        if switch is not None and not self._external:
+            sent, delivered = switch.offered_by_sources(counted), switch.source_counters(counted)[1]
+            return account.frame_path(self.chain, sent, delivered, passed)
+        if switch is not None:
+            uplink = switch.uplink_counters(counted)
+        return account.frame_path(self.chain, *self._end_counters()[1:], passed, uplink)
 
     def _end_counters(self) -> tuple[float, int, int]:
         """Time of the reading, frames that left the generator, and frames that came back."""
@@ -283,52 +283,47 @@ class ChainTestbed:
         self._functions.check()
         self._generator.check()
         ends_read = self._ends_reader.submit(self._end_counters) if self._external else None
-        counted = self._switch.counters() if self._switch is not None else {}
+        switch, polls = self._parts.switch, self.chain.polls
+        counted = {} if switch is None else switch.counters()
         pids = self._functions.pids
-        tasks = {**dict.fromkeys([*self._ksoftirqd.values(), *pids.values()], "")}
-        if self._switch is not None:
-            tasks[self._switch.running.pid] = "pmd"
+        tasks = dict.fromkeys([*self._ksoftirqd.values(), *pids.values()], "")
+        if switch is not None:
+            tasks[switch.pid] = "pmd"
         if self._switch_pid is not None:
             tasks[self._switch_pid] = ""
         counters = read_host(self._responder.host, tasks, self._functions.namespaces)
-        if self._switch is not None:
-            sent = self._switch.sent(counted)
-        else:
-            sent = self._functions.read(counters)
+        sent = self._functions.read(counters) if switch is None else switch.sent(counted)
         if not self.chain.on_vfs:  # a bridge between functions loses frames, not a NIC
             sent = {number: replace(vnf, received=None) for number, vnf in sent.items()}
         spent_s = {f"vnf{number}": counters.tasks_s[pid] for number, pid in pids.items()}
-        polls = self.chain.polls
-        busy_s = self._functions.busy_s() if busy else {}
-        tasks_s = spent_s if polls else {}
-        uplink, polling = None, None
-        if self._switch is not None:
-            tasks_s = {**tasks_s, SWITCH: counters.tasks_s[self._switch.running.pid]}
-            # A virtual machine's CPU time is work: it sleeps when idle.
-            busy_s = busy_s if polls else spent_s
-            uplink, polling = self._switch.uplink_counters(counted), self._switch.pmd_cycles()
-        if ends_read is not None:
-            ends_at_s, offered, delivered = result_of(ends_read)
-        elif self._switch is not None:
-            ends_at_s = counters.at_s
-            offered, delivered = self._switch.source_counters(counted)
-        return ChainReading(
+        reading = ChainReading(
             at_s=counters.at_s,
-            ends_at_s=ends_at_s,
             vnfs={f"vnf{number}": vnf for number, vnf in sent.items()},
-            offered=offered,
-            delivered=delivered,
             cpus=cpu_times(counters.stat),
-            tasks_s=tasks_s,
-            busy_s=busy_s,
-            polling=polling,
-            kernel_s=None
-            if polls or self._switch is not None
-            else self._kernel_s(counters, spent_s),
+            tasks_s=spent_s if polls else {},
+            busy_s=self._functions.busy_s() if busy else {},
             host=FUNCTIONS if self._separate else "",
             machines=self.chain.kind == "vm",
-            uplink=uplink,
         )
+        if switch is not None:
+            offered, delivered = switch.source_counters(counted)
+            reading = replace(
+                reading,
+                ends_at_s=counters.at_s,
+                offered=offered,
+                delivered=delivered,
+                tasks_s={**reading.tasks_s, SWITCH: counters.tasks_s[switch.pid]},
+                # A virtual machine's CPU time is work: it sleeps when idle.
+                busy_s=reading.busy_s if polls else spent_s,
+                uplink=switch.uplink_counters(counted),
+                polling=switch.pmd_cycles(),
+            )
+        elif not polls:
+            reading = replace(reading, kernel_s=self._kernel_s(counters, spent_s))
+        if ends_read is not None:
+            at_s, offered, delivered = result_of(ends_read)
+            reading = replace(reading, ends_at_s=at_s, offered=offered, delivered=delivered)
+        return reading
 
     def _kernel_s(self, counters: HostCounters, spent_s: Mapping[str, float]) -> dict[int, float]:
         """By CPU, the time in which a kernel forwarded: the host's, or that of a guest."""

@@ -19,10 +19,6 @@ SETUP_REMEDY = "`scripts/setup nfv` as root, or: apt-get install openvswitch-swi
 SWITCH_BYTES = 256 << 20
 """Huge pages of a switch's buffers."""
 
-_HOLDER, _HOLDER_NUMBER = "buffers", 300
-_SILENT = "net_null_buffers,no-rx=1"
-"""A device that never has a frame."""
-
 
 @dataclass(frozen=True)
 class PmdCycles:
@@ -94,16 +90,6 @@ def af_packet(number: int, interface: str, more: str = "") -> str:
     return f"net_af_packet{number},iface={interface},framecnt=4096,blocksz=65536{more}"
 
 
-@dataclass(frozen=True)
-class Flow:
-    """Frames from one port go to another."""
-
-    source: str
-    target: str
-    to_mac: str = ""
-    """Only frames for this address; empty: all."""
-
-
 class RunningDpdkSwitch(OpenVswitch):
     """A running switch with one bridge of DPDK's datapath, until `close`.
 
@@ -129,12 +115,11 @@ class RunningDpdkSwitch(OpenVswitch):
             directory: of its files; it must exist.
             bridge: name of its bridge, for which the kernel gets an interface.
             cpus: that poll.
-            bridge_settings: of the bridge's record; by default only `set_flows` forwards.
+            bridge_settings: of the bridge's record; by default only flows forward.
             sleep_us: longest sleep of a polling thread that finds no packet [us]; 0: none.
         """
         self._bridge = bridge
         self._bridge_settings = bridge_settings
-        self._numbers: dict[str, int] = {}
         memory_mib = str(SWITCH_BYTES >> 20)
         settings = {
             "dpdk-init": "true",
@@ -165,53 +150,6 @@ class RunningDpdkSwitch(OpenVswitch):
             raise UnsupportedError(
                 f"Open vSwitch could not start DPDK: {self.last_words()}", remedy=SETUP_REMEDY
             )
-
-    def reserve_buffers(self) -> None:
-        """Allocates the buffers that all ports share, until `release_buffers`.
-
-        The switch allocates them for its first port, of a vhost-user one only when a guest
-        connects: it tries ever smaller numbers, each with all free memory, and a guest that
-        connects meanwhile finds none, is disconnected, and may end for it.
-        """
-        self.change_ports([Port(_HOLDER, _HOLDER_NUMBER, "dpdk", {"dpdk-devargs": _SILENT})])
-
-    def release_buffers(self) -> None:
-        """Undoes `reserve_buffers`: the ports keep the buffers. Idempotent."""
-        self.change_ports((), [_HOLDER])
-
-    def change_ports(self, add: Sequence[Port], remove: Sequence[str] = ()) -> None:
-        """Removes and adds ports, at once."""
-        arguments: list[str] = []
-        for name in remove:
-            arguments += ["--", "--if-exists", "del-port", self._bridge, name]
-            self._numbers.pop(name, None)
-        for port in add:
-            arguments += ["--", *port.arguments(self._bridge)]
-            if port.number is not None:
-                self._numbers[port.name] = port.number
-        if arguments:
-            self.configure(*arguments[1:])
-
-    def set_flows(self, flows: Sequence[Flow]) -> None:
-        """Replaces all flows; other frames are dropped."""
-        lines = [
-            f"in_port={self._numbers[flow.source]},"
-            + (f"dl_dst={flow.to_mac}," if flow.to_mac else "")
-            + f"actions=output:{self._numbers[flow.target]}\n"
-            for flow in flows
-        ]
-        self._run(
-            *("ovs-ofctl", "replace-flows", f"unix:{self._directory}/{self._bridge}.mgmt", "-"),
-            stdin="".join(lines).encode(),
-        ).check()
-
-    def ports_up(self, names: Sequence[str]) -> bool:
-        """Whether the links of these ports are up: their functions have connected."""
-        states = [
-            self.configure("--bare", "get", "interface", name, "link_state").stdout.strip()
-            for name in names
-        ]
-        return all(state == "up" for state in states)
 
     def counters(self) -> dict[str, PortCounters]:
         """Counters of every port."""

@@ -272,13 +272,7 @@ class Libvirt:
                     state_of[domain.name()] = "paused" if paused else "running"
             return state_of
 
-    def agent(
-        self,
-        name: str,
-        execute: str,
-        arguments: Mapping[str, object] | None = None,
-        timeout_s: int = AGENT_TIMEOUT_S,
-    ) -> Any:
+    def agent(self, name: str, execute: str, arguments: Mapping[str, object] | None = None) -> Any:
         """The answer of the domain's guest agent to a command (qemu-ga-ref(7)).
 
         Raises:
@@ -290,7 +284,7 @@ class Libvirt:
         with self._sentences(name):
             domain = self._domain(name)
             try:
-                answer = self._qemu.qemuAgentCommand(domain, command, timeout_s, 0)
+                answer = self._qemu.qemuAgentCommand(domain, command, AGENT_TIMEOUT_S, 0)
             except self._libvirt.libvirtError as error:
                 # Where the guest ends meanwhile, libvirt has no error code but these two: internal,
                 # or that of the socket that QEMU closed.
