@@ -9,18 +9,20 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve
 from planewise.judge.drift import Drift, find_drift
 from planewise.judge.from_store import curves_from_trials
-from planewise.judge.statistics.metrics import rtt_source
+from planewise.judge.statistics import RunSample, observe
+from planewise.judge.statistics.metrics import Observed, observe, rtt_source
+from planewise.judge.statistics.values import RunSample
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import left_out, theme
 from planewise.report.left_out import LeftOut
 from planewise.report.rtt_cell import RttCell, read, summarise
-from planewise.store.cells import NO_PLANE, Factors, Naming, rank
+from planewise.store.cells import NO_PLANE, Factors, Naming, by_series, rank
 from planewise.store.levels import keeps_levels
 from planewise.store.models import HostState, RunInfo, TrialRecord
 from planewise.store.packets import RttMetric
@@ -91,6 +93,16 @@ class RunData:
     def counted(self) -> list[TrialRecord]:
         """Trials of `done` that kept their cells' levels; averages and figures use only these."""
         return [trial for trial in self.done if keeps_levels(trial)]
+
+    @cached_property
+    def sample(self) -> RunSample:
+        """The trials by series, for statistics."""
+        return RunSample(self.info.run, self.info, by_series(self.trials, self.naming))
+
+    @cached_property
+    def observed(self) -> Callable[[str], Observed]:
+        """Reads a metric of all cells, once."""
+        return cache(partial(observe, [self.sample]))
 
     @cached_property
     def recommendation(self) -> Recommendation | None:

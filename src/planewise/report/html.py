@@ -46,7 +46,7 @@ from planewise.units import rate_text, time_text
 _OPEN_RESERVATIONS = 3
 _MOST_ROWS_OPEN, _MOST_COLUMNS_OPEN = 12, 8
 """Most rows and columns of a table that is shown unfolded."""
-_MOST_PANELS = 48
+_MOST_PANELS = 32
 """Most panels of a section on the page; `--figures` draws all."""
 _MANY_TRIALS = 1000
 """Larger runs have their figures drawn in a process of its own, which takes time to start."""
@@ -91,6 +91,7 @@ def filled(template: str, **values: object) -> str:
     )
     templates.tests["value"] = lambda entry: isinstance(entry, PrintedNumber)
     templates.filters["cells"] = _cells
+    templates.filters["labels"] = _labels
     templates.filters["sentence"] = sentence
     templates.filters["code"] = code
     templates.filters["count"] = theme.count
@@ -359,23 +360,29 @@ def inline(text: str, prefix: str) -> Markup:
     return Markup(_SIZE.sub(start, text, count=1))  # Vega escapes the names in it
 
 
-def _cells(row: Sequence[Entry], columns: Sequence[str]) -> Markup:
+def _cells(row: Sequence[Entry]) -> Markup:
     """A table's row as markup. In Python, as a large report has tens of thousands of cells."""
-    cells = (_cell(*pair, first=n == 0) for n, pair in enumerate(zip(row, columns, strict=True)))
-    return Markup("".join(cells))
+    return Markup("".join(_cell(entry, first=n == 0) for n, entry in enumerate(row)))
 
 
-def _cell(entry: Entry, column: str, *, first: bool) -> str:
-    label = f'data-label="{escape(column)}"'
+def _labels(columns: Sequence[str]) -> str:
+    """The names of a table's columns for its style, which a narrow page shows in each cell."""
+    return "".join(
+        f"--c{n}:{json.dumps(column, ensure_ascii=False)};"
+        for n, column in enumerate(columns, start=1)
+    )
+
+
+def _cell(entry: Entry, *, first: bool) -> str:
     if isinstance(entry, PrintedNumber):
         small = f"<small>{escape(entry.small)}</small>" if entry.small else ""
         number = f'<data value="{entry.raw}">{escape(entry.text)}</data>'
-        return f'<td class="number" {label}>{number}{small}</td>'
+        return f'<td class="number">{number}{small}</td>'
     if isinstance(entry, Missing):
-        return f'<td class="missing" {label}>{escape(entry.why)}</td>'
+        return f'<td class="missing">{escape(entry.why)}</td>'
     if first:
         return f'<th scope="row">{escape(entry)}</th>'
     if entry in theme.VERDICTS:
-        return f'<td {label}><span class="chip {entry.lower()}">{entry}</span></td>'
+        return f'<td><span class="chip {entry.lower()}">{entry}</span></td>'
     wide = ' class="range"' if " – " in entry else ""
-    return f"<td{wide} {label}>{escape(entry)}</td>"
+    return f"<td{wide}>{escape(entry)}</td>"

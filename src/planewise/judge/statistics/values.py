@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from hdrh.histogram import HdrHistogram
 
 from planewise.judge.bounded import Bounded
 from planewise.judge.headroom import headrooms
+from planewise.store.histogram import buckets
 from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
 from planewise.store.models import Latency, Level, RunInfo, TrialKind, TrialRecord
 from planewise.store.packets import RttMetric
@@ -142,11 +142,8 @@ def quantile_of_sent(trial: TrialRecord, source: RttMetric, name: str) -> Measur
     if share > 1:
         return MeasuredValue(float(latency.max_ns), plain.resolution, at_least=True)
     if latency.hdr is not None:
-        histogram = HdrHistogram.decode(latency.hdr)
-        # As its own `get_value_at_percentile`, which adds up the counts one by one.
-        target = histogram.get_target_count_at_percentile(100 * share)
-        index = int(np.searchsorted(np.cumsum(histogram.counts), target))
-        slow = histogram.get_highest_equivalent_value(histogram.get_value_from_index(index))
+        ends_ns, counted = buckets(latency.hdr)
+        slow = ends_ns[np.searchsorted(counted, max(1, int(share * counted[-1] + 0.5)))]
         return MeasuredValue(max(float(slow), plain.value), plain.resolution)
     above = next(quantile for quantile, level in _SHARES.items() if level >= share)
     return replace(plain, headroom=max(0.0, float(getattr(latency, above)) - plain.value))

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 # (GOOD), rises on or falls (PASTRAMI, section 4).
 _LADDER_LOW, _LADDER_HIGH = 0.3, 1.6
 
-# A verdict needs the two loads around PDR to be at most 10 % apart, one far beyond it, and loads
-# from a third of PDR on that are at most a fifth of it apart (docs/concepts/verdict.md).
-_STEP_AT_PDR = 1.09
+# A verdict needs the two loads around PDR to be close, one far beyond it, and loads from 60 % of
+# PDR on that are at most 30 % of it apart (docs/concepts/verdict.md).
+_STEP_AT_PDR = 1.1
+_LEAST_AT_PDR = 2
+_STEP_BELOW_PDR, _LOWEST = 0.27, 1 / 3
 _BEYOND_PDR = 1.7
 
 
@@ -42,14 +44,15 @@ def ladder_around(forwarded_pps: float, loads: int, max_pps: float) -> tuple[flo
 def ladder_at_pdr(pdr_pps: float, loads: int, per_block: int, max_pps: float) -> tuple[float, ...]:
     """`loads` offered loads [pps] where pilots put PDR at `pdr_pps`.
 
-    `per_block` - 2 of them are dense around PDR, one lies far beyond it, and the others show that
-    nothing is lost below. None is above `max_pps`. Cut to three digits.
+    Some are dense around PDR (where the lower ones take turns, all others of a block but one), one
+    lies far beyond it, and the others show that nothing is lost below. None is above `max_pps`. Cut
+    to three digits.
     """
-    near = per_block - 2
-    around = [pdr_pps * _STEP_AT_PDR ** (step - near / 2 + 0.3) for step in range(near)]
+    near = per_block - 2 if per_block < loads else max(_LEAST_AT_PDR, loads // 3)
+    around = [pdr_pps * _STEP_AT_PDR ** (step - near / 2 + 0.65) for step in range(near)]
     lower = loads - near - 1
-    lowest = around[0] / 3
-    below = [lowest + (around[0] - lowest) * step / lower for step in range(lower)]
+    apart = min(_STEP_BELOW_PDR, (1 - _LOWEST) / max(1, lower))
+    below = [around[0] * (1 - apart * step) for step in range(1, lower + 1)]
     steps = (*below, *around, _BEYOND_PDR * pdr_pps)
     return tuple(sorted({max(1.0, _cut(min(step, max_pps), 3)) for step in steps}))
 

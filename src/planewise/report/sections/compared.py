@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from planewise.judge import policies
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, compare_levels
 from planewise.judge.statistics.kendall import KendallBar, TauB
-from planewise.judge.statistics.metrics import by_sending, figures_in, observe
+from planewise.judge.statistics.metrics import by_sending, figures_in
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first, check_ranking
 from planewise.judge.statistics.sentences import bound_text, change_text, level_text, value_text
-from planewise.judge.statistics.values import RunSample
 from planewise.report import charts, theme
 from planewise.report.data import RunData
 from planewise.report.figure import (
@@ -27,7 +26,7 @@ from planewise.report.figure import (
 )
 from planewise.report.sections import load
 from planewise.report.vega import Span
-from planewise.store.cells import by_series, common_factors, words
+from planewise.store.cells import common_factors, words
 from planewise.units import percent_text
 
 FACTOR = "plane"
@@ -66,11 +65,10 @@ class Compared:
 
 def compare(data: RunData) -> list[Compared]:
     """Comparisons of planes by every metric that at least two of them have."""
-    sample = RunSample(data.info.run, data.info, by_series(data.trials, data.naming))
     hosts = sorted({host for trial in data.done for host in trial.cpu})
     result = []
-    for name in (*_METRICS, *sorted(figures_in([sample])), *(f"cpu:{host}" for host in hosts)):
-        for observed in by_sending(observe([sample], name), FACTOR):
+    for name in (*_METRICS, *sorted(figures_in([data.sample])), *(f"cpu:{host}" for host in hosts)):
+        for observed in by_sending(data.observed(name), FACTOR):
             if len({one.cell[FACTOR] for one in observed.observations if FACTOR in one.cell}) < 2:
                 continue
             family = compare_levels(observed, FACTOR)

@@ -125,7 +125,6 @@ def sections(data: RunData) -> Iterator[Section]:
                 lead=lead,
             ),
         ),
-        (("CPU time of every cell", table(measured)),),
     )
 
 
@@ -164,7 +163,7 @@ def table(cells: Sequence[CpuCell]) -> Table:
             **({} if one_machine else {"Host": lambda cell: cell.host}),
             "Busy": lambda cell: PrintedNumber.share(cell.busy),
             "Standard deviation": lambda cell: (
-                PrintedNumber.share(statistics.stdev(cell.replicates_busy))
+                PrintedNumber.share(float(np.std(cell.replicates_busy, ddof=1)))
                 if len(cell.replicates_busy) > 1
                 else Missing("one replicate")
             ),

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from planewise.judge.bounded import Bound, Bounded, exact, median_of
 from planewise.judge.statistics.estimates import median_interval
-from planewise.judge.statistics.metrics import cpu_metrics, observe
+from planewise.judge.statistics.metrics import cpu_metrics
 from planewise.judge.statistics.sentences import bound_text
-from planewise.judge.statistics.values import RunSample
 from planewise.report import charts, facets, theme
 from planewise.report.data import RunData
 from planewise.report.facets import Item, Panel
@@ -91,9 +90,8 @@ def sections(data: RunData) -> Iterator[Section]:
 
 
 def _metrics(data: RunData) -> Iterable[Curves]:
-    sample = RunSample(data.info.run, data.info, data.trials)
-    for name in (*_METRICS, *cpu_metrics([sample], modes=False)):
-        observed = observe([sample], name)
+    for name in (*_METRICS, *cpu_metrics([data.sample], modes=False)):
+        observed = data.observed(name)
         cells: dict[tuple[str, Factors], list[Bounded]] = {}
         for observation in observed.observations:
             if GUESTS in observation.cell:

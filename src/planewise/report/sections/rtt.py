@@ -70,13 +70,14 @@ def details(data: RunData) -> Iterator[Section]:
     if not data.rtt:
         return
     conditions = by_condition(data)
+    distributions = (*_distributions(data, conditions), *_scatters(data, conditions))
     yield Section(
         "tail",
         "Slow packets",
         "Of 1000 packets, 1 takes longer than the 99.9th percentile. A guest that waits for many "
         "answers at once feels this tail, not the median.",
-        (*_distributions(data, conditions), *_scatters(data, conditions)),
-        (("Tail of the round-trip time", tail_table(data.rtt)),),
+        distributions,
+        () if distributions else (("Tail of the round-trip time", tail_table(data.rtt)),),
     )
     if any(cell.parts_ns or cell.no_parts for cell in data.rtt):
         figures = [_parts_figure(data, conditions)]
@@ -93,7 +94,6 @@ def details(data: RunData) -> Iterator[Section]:
             "Where a typical packet and its answer spend their time. A plane can only shorten what "
             "lies inside the hosts.",
             tuple(figures),
-            (("Latency breakdown of every cell", parts_table(data.rtt)),),
         )
     lost = any(cell.counts.lost for cell in data.rtt)
     yield Section(
@@ -265,6 +265,16 @@ def _achieved(cell: RttCell) -> Entry:
     return PrintedNumber(" – ".join(rates), statistics.fmean(cell.achieved_pps))
 
 
+def _count(name: str) -> Callable[[RttCell], Entry]:
+    return lambda cell: PrintedNumber.count(getattr(cell.counts, name))
+
+
+_COUNTS = {
+    name.capitalize(): _count(name)
+    for name in ("sent", "received", "lost", "duplicate", "reordered", "late")
+}
+
+
 def rtt_table(cells: Sequence[RttCell]) -> Table:
     """The RTT of every cell, with its probe rate, kernel stamps and packets."""
 
@@ -273,14 +283,8 @@ def rtt_table(cells: Sequence[RttCell]) -> Table:
             return Missing("no kernel stamps")
         return PrintedNumber.time(statistics.median(cell.kernel_medians_ns))
 
-    counts = ("sent", "received", "lost", "duplicate", "reordered", "late")
-
-    def count(name: str) -> Callable[[RttCell], Entry]:
-        return lambda cell: PrintedNumber.count(getattr(cell.counts, name))
-
-    more = {name.capitalize(): count(name) for name in counts}
-    more |= {"Probes a second": _achieved, "Median between kernel stamps": kernel}
-    return times_table(cells, lambda cell: cell.rtt, more=more)
+    more = {"Probes a second": _achieved, "Median between kernel stamps": kernel}
+    return times_table(cells, lambda cell: cell.rtt, more=_COUNTS | more)
 
 
 def tail_table(cells: Sequence[RttCell]) -> Table:
@@ -457,7 +461,7 @@ def _losses(data: RunData, conditions: Facets[RttCell]) -> Figure:
         "Lost probe packets",
         f"Lost probe packets as a share of those sent.{far}",
         tuple(specs),
-        rtt_table(data.rtt),
+        Table.of(data.rtt, _columns(data.rtt) | _COUNTS),
     )
 
 
