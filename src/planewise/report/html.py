@@ -46,8 +46,8 @@ from planewise.units import rate_text, time_text
 _OPEN_RESERVATIONS = 3
 _MOST_ROWS_OPEN, _MOST_COLUMNS_OPEN = 12, 8
 """Most rows and columns of a table that is shown unfolded."""
-_MOST_PANELS = 32
-"""Most panels of a section on the page; `--figures` draws all."""
+_MOST_PANELS, _MOST_OF_LARGE = 32, 16
+"""Most panels of a section on the page, and on that of a large run; `--figures` draws all."""
 _MANY_TRIALS = 1000
 """Larger runs have their figures drawn in a process of its own, which takes time to start."""
 
@@ -304,13 +304,14 @@ def drawn_sections(data: RunData) -> list[tuple[Section, list[Drawn], int]]:
     """The report's sections that this run has data for, with their figures as far as the page shows
     them, and the number of those that only `--figures` draws."""
     is_large = len(data.trials) > _MANY_TRIALS
+    most = _MOST_OF_LARGE if is_large else _MOST_PANELS
     context = multiprocessing.get_context("spawn")  # Vega holds Python's lock
     with ProcessPoolExecutor(1, context) if is_large else nullcontext() as pool:
         result = []
         for section in sections.choose(data):
             parts = _parts(section)
             panels = accumulate(len(part.panels) for part in parts)
-            shown = max(1, sum(so_far <= _MOST_PANELS for so_far in panels))
+            shown = max(1, sum(so_far <= most for so_far in panels))
             figures = drawn(parts[:shown], pool.map if pool else map)
             result.append((section, figures, max(0, len(parts) - shown)))
     return result
