@@ -146,8 +146,8 @@ def cpu_metrics(samples: Sequence[RunSample], *, modes: bool = True) -> tuple[st
 
 def rtt_source(trials: Iterable[TrialRecord]) -> RttMetric:
     """RTT as the guest's program sees it; kernel stamps only where a trial has no others."""
-    of_rtt = (trial for trial in trials if trial.kind == "rtt" and keeps_levels(trial))
-    return "rtt_user" if all("rtt_user" in trial.latency for trial in of_rtt) else "rtt_kernel"
+    others = (one for one in trials if one.kind == "rtt" and "rtt_user" not in one.latency)
+    return "rtt_kernel" if any(map(keeps_levels, others)) else "rtt_user"
 
 
 def observe(samples: Sequence[RunSample], name: str) -> Observed:
