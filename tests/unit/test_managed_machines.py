@@ -33,7 +33,7 @@ from planewise.testbed.hosts.pair import Pair
 from planewise.testbed.model import make_guest
 from planewise.testbed.testbed import Testbed
 from planewise.testbed.vfs import allocator, nic
-from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, Machines, configuration
+from planewise.testbed.vfs.allocator import Allocator, AllocatorSettings, configuration
 from planewise.testbed.vfs.nic import Pf
 from tests.command import invoked
 
@@ -163,14 +163,16 @@ def test_machines_start_once_there_are_vfs_and_end_before_these_go(
     monkeypatch.setattr(nic.Tool, "pf", lambda *_: Pf(address="0", total_vfs=7, num_vfs=0, vfs=()))
 
     @contextmanager
-    def starting() -> Iterator[Machines]:
+    def starting() -> Iterator[str]:
         told.append("machines start")
-        yield Machines(host, managed_guests("ab12", 2), "/sock")
+        yield "/sock"
         told.append("machines end")
 
     try:
-        with Allocator(host, "pf0", "ab12", 1, starting()) as made:
-            assert [guest.name for guest in made.guests] == ["pw-ab12-rb512", "pw-ab12-rb513"]
+        guests = managed_guests("ab12", 2)
+        assert [guest.name for guest in guests] == ["pw-ab12-rb512", "pw-ab12-rb513"]
+        with Allocator(host, "pf0", "ab12", 1, guests, starting()):
+            pass
     finally:
         host.close()
     order = [

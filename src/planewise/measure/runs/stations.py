@@ -27,7 +27,7 @@ from planewise.measure.trials.load_one_process import Generator
 from planewise.testbed import settings
 from planewise.testbed.guests.vms import platform as vms
 from planewise.testbed.guests.vms.domain import VmOptions
-from planewise.testbed.guests.vms.managed import managed_machines
+from planewise.testbed.guests.vms.managed import managed_guests, managed_machines
 from planewise.testbed.guests.vms.platform import VmPlatform, platform_of, vm_mib
 from planewise.testbed.hosts import counters
 from planewise.testbed.hosts.coalescing import read_rx_usecs
@@ -94,9 +94,9 @@ class Allocators:
         if cell.guest != "vm":
             return Allocator(host, nic, token, vfs, guests)
         assert self.platform is not None
-        site = arrangement.sites["responder"]
-        machines = managed_machines(host, site, token, len(guests), self.platform, self._options)
-        return Allocator(host, nic, token, vfs, machines)
+        guests, site = managed_guests(token, len(guests)), arrangement.sites["responder"]
+        machines = managed_machines(host, site, guests, self.platform, self._options)
+        return Allocator(host, nic, token, vfs, guests, machines)
 
 
 ONE_PLACE = (

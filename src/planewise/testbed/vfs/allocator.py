@@ -48,18 +48,6 @@ class AllocatorSettings:
     fair_turn_s: float = 10.0
 
 
-@dataclass(frozen=True)
-class Machines:
-    """Virtual machines that planewised manages, while they run."""
-
-    host: Host
-    """Their host, which reaches into them."""
-    guests: Sequence[Guest]
-    """Each by the name of its domain."""
-    libvirt: str
-    """Socket of their libvirt, on the host."""
-
-
 def configuration(
     settings: AllocatorSettings,
     guests: Sequence[Guest],
@@ -139,34 +127,27 @@ class Allocator:
         nic: str,
         token: str,
         vfs: int,
-        guests: Sequence[Guest] | AbstractContextManager[Machines],
+        guests: Sequence[Guest],
+        machines: AbstractContextManager[str] | None = None,
     ) -> None:
-        """`guests` are namespaces of the host, or a context manager of virtual machines there."""
-        self._host = host
+        """`machines` runs `guests` as virtual machines, and gives the socket of their libvirt on
+        the host; None: they are namespaces of it."""
+        self.host = host
+        self.guests = guests
+        """Those that are managed; virtual machines have the names of their domains."""
         self._nic = nic
         self._owner = f"pw-{token}"
         self._vfs = vfs
-        self._starting = guests if isinstance(guests, AbstractContextManager) else None
-        self._guests = guests if isinstance(guests, Sequence) else ()
+        self._machines = machines
         self._libvirt = ""
         self._undo = ExitStack()
         self._tool: Tool | None = None
         self._started = False
 
     @property
-    def host(self) -> Host:
-        """The host."""
-        return self._host
-
-    @property
-    def guests(self) -> Sequence[Guest]:
-        """The guests that are managed."""
-        return self._guests
-
-    @property
     def directory(self) -> str:
         """Directory of the daemon's files."""
-        return f"{self._host.directory}/allocator"
+        return f"{self.host.directory}/allocator"
 
     @property
     def recording(self) -> str:
@@ -174,25 +155,23 @@ class Allocator:
         return f"{self.directory}/recording"
 
     def __enter__(self) -> Self:
-        tool = self._tool = Tool.on(self._host)
+        tool = self._tool = Tool.on(self.host)
         with ExitStack() as undo:
-            self._host.run(["mkdir", "-p", f"{self.directory}/state"]).check()
-            if self._starting is not None:
-                self._host.run(["modprobe", "-a", *_VFIO]).check()
-            elif self._host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout.strip() == "loaded":
+            self.host.run(["mkdir", "-p", f"{self.directory}/state"]).check()
+            if self._machines is not None:
+                self.host.run(["modprobe", "-a", *_VFIO]).check()
+            elif self.host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout.strip() == "loaded":
                 # Fails, and leaves it, where another program uses it by then.
-                undo.callback(self._host.run, ["modprobe", "-r", "bonding"])
+                undo.callback(self.host.run, ["modprobe", "-r", "bonding"])
             undo.callback(tool.restore, self._owner)
             if not tool.pf(self._nic).num_vfs:
                 tool.run("setup", self._nic, "--count", str(self._vfs), "--owner", self._owner)
-                self._host.run(["ip", "link", "set", self._nic, "up"]).check()
-            if self._starting is None:
+                self.host.run(["ip", "link", "set", self._nic, "up"]).check()
+            if self._machines is None:
                 undo.callback(self._release_guests)
             else:
                 # They end before the VFs are removed: the kernel waits for ever for one in use.
-                machines = undo.enter_context(self._starting)
-                self._host, self._guests = machines.host, machines.guests
-                self._libvirt = machines.libvirt
+                self._libvirt = undo.enter_context(self._machines)
             self._undo = undo.pop_all()
         return self
 
@@ -206,7 +185,7 @@ class Allocator:
         Raises:
             PlanewiseError: it does not start, or refuses a guest.
         """
-        with self._daemon(settings, self._guests) as (process, client):
+        with self._daemon(settings, self.guests) as (process, client):
             self._await_managed(process, client)
             yield client
             client.order("PUT", "/drain", {"on": True})
@@ -228,15 +207,15 @@ class Allocator:
         # Removes the orders that an earlier daemon got by its API.
         write = 'rm -f "$1/state/wishes.json" "$1/socket"; cat >"$1/config.toml"'
         argv = ["sh", "-ec", write, "sh", self.directory]
-        self._host.run(argv, stdin=text.encode()).check()
+        self.host.run(argv, stdin=text.encode()).check()
         assert self._tool is not None
-        with self._host.start([self._tool.path, "daemon", "--config", config]) as process:
-            client = Client(Path(self._host.socket(f"{self.directory}/socket")))
+        with self.host.start([self._tool.path, "daemon", "--config", config]) as process:
+            client = Client(Path(self.host.socket(f"{self.directory}/socket")))
             self._await(process, client, lambda _: True, "does not answer")
             yield process, client
 
     def _await_managed(self, process: HostProcess, client: Client) -> None:
-        names = {guest.name for guest in self._guests}
+        names = {guest.name for guest in self.guests}
 
         def managed(status: Status) -> bool:
             refused = [error for error in status.errors if "cannot be managed" in error.what]
@@ -259,7 +238,7 @@ class Allocator:
             PlanewiseError: the daemon ended, or `failure` with its latest error after a while.
         """
         guest_s = MACHINE_S if self._libvirt else GUEST_S
-        end_s = time.monotonic() + START_S + guest_s * len(self._guests)
+        end_s = time.monotonic() + START_S + guest_s * len(self.guests)
         last = ""
         while True:
             status = None
@@ -271,9 +250,9 @@ class Allocator:
                 last = f": {status.errors[-1].what}"
             if not process.running:
                 process.wait().check()
-                raise PlanewiseError(f"planewised on {self._host.place} ended")
+                raise PlanewiseError(f"planewised on {self.host.place} ended")
             if time.monotonic() > end_s:
-                raise PlanewiseError(f"planewised on {self._host.place} {failure}{last}")
+                raise PlanewiseError(f"planewised on {self.host.place} {failure}{last}")
             time.sleep(_POLL_S)
 
     def _end(self, process: HostProcess) -> None:
@@ -290,7 +269,7 @@ class Allocator:
             argv = ["sh", "-c", script, "sh", self.directory]
 
             def released(_: Status) -> bool:
-                return not self._host.run(argv).check().stdout.strip()
+                return not self.host.run(argv).check().stdout.strip()
 
             self._await(process, client, released, "did not release all guests")
             self._end(process)

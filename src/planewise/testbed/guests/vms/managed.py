@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,6 @@ from planewise.testbed.hosts.signals import together
 from planewise.testbed.model import Guest, Site, make_guest
 from planewise.testbed.plan import Plan
 from planewise.testbed.planes import vm_plane
-from planewise.testbed.vfs.allocator import Machines
 
 MANAGED_PLANE = "virtio-bridge"
 """Their plane beside a VF."""
@@ -37,16 +36,16 @@ def managed_guests(token: str, count: int) -> tuple[Guest, ...]:
 
 @contextmanager
 def managed_machines(
-    host: Host, site: Site, token: str, count: int, platform: VmPlatform, options: VmOptions
-) -> Iterator[Machines]:
-    """Virtual machines on taps of a host's bridge; they end with the `with` block.
+    host: Host, site: Site, guests: Sequence[Guest], platform: VmPlatform, options: VmOptions
+) -> Iterator[str]:
+    """Runs virtual machines on taps of a host's bridge; they end with the `with` block, which gets
+    the socket of their libvirt on the host.
 
     Raises:
         UnsupportedError: the host has no libvirt, or it does not start.
         PlanewiseError: a machine did not come up.
     """
     options, site = replace(options, managed=True), replace(site, queues=options.queues)
-    guests = managed_guests(token, count)
     plane = vm_plane(MANAGED_PLANE)
     assert plane.model is not None
     with ExitStack() as undo:
@@ -65,4 +64,4 @@ def managed_machines(
             for guest in guests
         ]
         together(starts, _WORKERS)
-        yield Machines(running.host, guests, running.libvirt.socket)
+        yield running.libvirt.socket
