@@ -16,7 +16,7 @@ from planewise.judge.statistics.values import RunSample
 from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.designs.schedule import make_schedule
-from planewise.measure.trials import loaded, rr
+from planewise.measure.trials import KINDS, loaded, rr
 from planewise.measure.trials.connect import ConnectTrial, figures
 from planewise.measure.trials.probe import PingOutput
 from planewise.report import html
@@ -65,6 +65,11 @@ def test_what_is_wrong_in_a_kinds_own_part_is_said_as_in_any(
     with pytest.raises(BadInputError) as error:
         read(tmp_path, f"factors: {{plane: veth}}\n{text}\n")
     assert said in f"{error.value} {error.value.remedy}"
+
+
+def test_no_two_kinds_share_a_place_in_a_visit_or_a_key() -> None:
+    for taken in ([kind.rank for kind in KINDS], [kind.key for kind in KINDS]):
+        assert len(set(taken)) == len(KINDS)
 
 
 def test_a_run_with_a_kind_of_another_version_is_refused() -> None:
@@ -171,6 +176,9 @@ def test_figures_are_compared_and_reported_by_what_they_say_of_themselves(
     _, said, _ = in_this_process(capsys, monkeypatch, "compare", tmp_path / "run")
     assert "veth is better than bridge" in said
     assert "median time to connect" in said
+    with pytest.raises(BadInputError, match="there is no metric 'conect'") as error:
+        observe(samples, "conect")
+    assert "connect, connect_failed" in error.value.remedy
 
 
 def ping(p50_ns: float) -> PingOutput:

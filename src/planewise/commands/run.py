@@ -76,7 +76,7 @@ def run(
             remedy="planewise run --resume RUN --blocks 4",
         )
     if dry_run and design_file is None:
-        raise BadInputError("--dry-run needs a design", where="--dry-run", remedy="name a design")
+        raise BadInputError("it lists a design's trials", where="--dry-run", remedy="name a design")
     from planewise.measure.designs.campaign import CampaignDesign
     from planewise.measure.designs.design_file import load_any
 

@@ -192,10 +192,11 @@ def _source(samples: Sequence[RunSample], name: str) -> _Source:
         return _Source(metric, values.figure(name))
     if name == "cpu" or name.startswith("cpu:"):
         return _of_cpu(samples, name)
+    names = ", ".join((*NAMES, *figures_in(samples)))
     raise BadInputError(
         f"there is no metric '{name}'",
         where="--metric",
-        remedy=f"choose among {', '.join(NAMES)}, cpu:HOST, cpu:HOST:MODE, or all",
+        remedy=f"choose among {names}, cpu:HOST, cpu:HOST:MODE, or all",
     )
 
 
