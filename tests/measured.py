@@ -56,11 +56,9 @@ def assert_trials_are_measured(guest: str, plane: str) -> None:
                 if record.tcp is not None:
                     assert record.tcp.goodput_bps > 0
                     assert samples
-                elif trial.name in ("loaded", "rr"):
-                    assert min(figure.value for figure in record.figures.values()) > 0
                 elif record.figures:
-                    assert record.figures[trial.name].value > 0
-                    assert record.figures[f"{trial.name}_failed"].value == 0
+                    for name, figure in record.figures.items():
+                        assert (figure.value > 0) is not name.endswith("_failed"), name
                 else:
                     assert record.counts is not None
                     assert record.counts.received > 0.9 * record.counts.sent > 0
