@@ -246,7 +246,8 @@ def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
         sending = sending_of(cell)
         return sending and sending._replace(**_COMPARED.get(factor, {}))
 
-    sendings = sorted({sent for one in observed.observations if (sent := of(one.cell)) is not None})
+    sent = [(one, of(one.cell)) for one in observed.observations]
+    sendings = sorted({way for _, way in sent if way is not None})
     if len(sendings) < 2:
         return (observed,)
     return tuple(
@@ -255,9 +256,7 @@ def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
             metric=replace(
                 observed.metric, title=f"{observed.metric.title} {sending.words}", sending=sending
             ),
-            observations=tuple(
-                one for one in observed.observations if of(one.cell) in (None, sending)
-            ),
+            observations=tuple(one for one, way in sent if way in (None, sending)),
             missing=tuple(entry for entry in observed.missing if of(entry[0]) in (None, sending)),
         )
         for sending in sendings
