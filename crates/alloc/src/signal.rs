@@ -2,6 +2,7 @@
 //! an unsupported counter is unknown, never zero.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -109,6 +110,9 @@ impl SignalSettings {
 const WINDOW_SAMPLES: usize = 256;
 /// An Ethernet frame of the usual MTU [bytes].
 const FULL_FRAME_BYTES: f64 = 1514.0;
+/// The numbers of sources whose packets received are the guest's frames, while their bytes may include frames for
+/// others.
+pub const COUNTS_FRAMES: Range<u64> = 1 << 33..1 << 34;
 /// Two readings closer than this say nothing about a rate [ms].
 const SHORTEST_MS: u64 = 10;
 
@@ -186,7 +190,8 @@ impl Meter {
         // A paravirtual path counts packets of up to 64 KiB that become many frames (segmentation offload),
         // a VF counts frames: bulk traffic counts as full frames on either.
         let frames = |packets: f64, bytes: f64| packets.max(bytes / FULL_FRAME_BYTES);
-        let packets = frames(rx, rx_bytes) + frames(tx, tx_bytes);
+        let rx = if COUNTS_FRAMES.contains(&sample.source) { rx } else { frames(rx, rx_bytes) };
+        let packets = rx + frames(tx, tx_bytes);
         self.smooth(Passed { seconds, packets, bytes: rx_bytes + tx_bytes }, settings.smoothing);
     }
 
@@ -310,6 +315,19 @@ mod tests {
     fn a_rate_is_packets_by_time() {
         assert_eq!(pps(&[sample(0, 1, 500)], &SETTINGS), None);
         assert_eq!(pps(&[sample(0, 1, 500), sample(2000, 1, 2500)], &SETTINGS), Some(1000.0));
+    }
+
+    #[test]
+    fn frames_for_others_keep_no_holder_of_a_vf_busy() {
+        let rate = |source| {
+            let read = |at_ms: u64, seconds: u64| {
+                let (rx_packets, rx_bytes) = (10 * seconds, 400 * 1_066 * seconds);
+                let counters = Counters { rx_packets, rx_bytes, ..Counters::default() };
+                Sample { reading: Reading::Counted(counters), ..sample(at_ms, source, 0) }
+            };
+            pps(&[read(0, 0), read(1000, 1)], &SETTINGS).expect("counted").round()
+        };
+        assert_eq!((rate(COUNTS_FRAMES.start), rate(1)), (10.0, 282.0));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use pw_alloc::execute::{Failure, Performed};
 use pw_alloc::model::{GuestId, Mac, Origin, VfId, Wish};
-use pw_alloc::signal::{Reading, Sample};
+use pw_alloc::signal::{COUNTS_FRAMES, Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::HostState;
 use pw_error::{Error, Result};
@@ -458,9 +458,10 @@ impl Guests for Containers {
                     match pool.vfs.get(&vf).map(|vf| vf.counters) {
                         Some(Reading::Counted(counters)) => (source, Reading::Counted(counters)),
                         // The kernel's counters in the guest's namespace are as good as the host's. The
-                        // bond's, since the VF's include what the NIC delivers for others.
+                        // bond's, since the VF's include what the NIC delivers for others; of its bytes nobody
+                        // can tell those apart.
                         _ => match adopted.bond() {
-                            Ok(link) => (source | 1 << 33, Reading::Counted(link.counters)),
+                            Ok(link) => (source | COUNTS_FRAMES.start, Reading::Counted(link.counters)),
                             _ => (source, Reading::Unsupported),
                         },
                     }
