@@ -1,12 +1,12 @@
 //! A decision in the making: constraints first (pins, exclusions, classes, guaranteed shares, affinity,
 //! residency, moves an interval), then what the policy says. Guests go by their place in the snapshot.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::history::{Histories, History};
 use crate::matching::{Seating, Seeker};
-use crate::model::{GuestView, Health, PfId, Snapshot, Stance, VfId, VfState, VfView};
+use crate::model::{GuestId, GuestView, Health, PfId, Snapshot, Stance, VfId, VfState, VfView};
 use crate::plan::{Decision, Direction, Move, Plan, Reason, Verdict};
 use crate::policy::{self, Standing, order_bits};
 use crate::settings::{PolicyKind, Settings};
@@ -44,48 +44,16 @@ struct Contender<'a> {
     rank: u128,
 }
 
-impl Contender<'_> {
-    /// The order in which contenders are seated.
-    fn compare(&self, other: &Self) -> Ordering {
-        other.rank.cmp(&self.rank).then_with(|| self.compare_standing(other))
-    }
+/// The order in which contenders challenge and are challenged, whatever their claims; the greatest comes first. Of
+/// equals a holder, then the one that has waited longest.
+type Order<'a> = (u128, bool, Reverse<Option<u64>>, Reverse<&'a GuestId>);
 
-    /// The order in which they challenge and are challenged, whatever their claims.
-    fn compare_standing(&self, other: &Self) -> Ordering {
-        (other.standing.compare(&self.standing))
-            .then_with(|| other.home.is_some().cmp(&self.home.is_some()))
-            // Of equals, the one that has waited longest.
-            .then_with(|| self.history.changed_ms.cmp(&other.history.changed_ms))
-            .then_with(|| self.view.id.cmp(&other.view.id))
+impl<'a> Contender<'a> {
+    fn order(&self) -> Order<'a> {
+        let changed_ms = Reverse(self.history.changed_ms);
+        (self.standing.key(), self.home.is_some(), changed_ms, Reverse(&self.view.id))
     }
 }
-
-/// A contender in the queue of challengers or of challenged holders; the greater ranks first.
-struct Queued<'b, 'a> {
-    key: u128,
-    at: usize,
-    contender: &'b Contender<'a>,
-}
-
-impl Ord for Queued<'_, '_> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key.cmp(&other.key).then_with(|| other.contender.compare_standing(self.contender))
-    }
-}
-
-impl PartialOrd for Queued<'_, '_> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Queued<'_, '_> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Queued<'_, '_> {}
 
 /// A decision in the making.
 pub struct Draft<'a> {
@@ -328,23 +296,21 @@ impl<'a> Draft<'a> {
         }
         let of_claim = |claim| {
             let contenders = self.contenders.iter().enumerate();
-            contenders
-                .filter(move |(_, contender)| contender.claim == claim)
-                .map(|(at, contender)| Queued { key: contender.standing.key(), at, contender })
+            let of_claim = contenders.filter(move |(_, contender)| contender.claim == claim);
+            of_claim.map(|(at, contender)| (contender.order(), at))
         };
-        let mut seated: Vec<Vec<Reverse<Queued<'_, '_>>>> =
-            self.pfs.iter().map(|_| Vec::new()).collect();
+        let mut seated: Vec<BinaryHeap<Reverse<(Order<'_>, usize)>>> =
+            self.pfs.iter().map(|_| BinaryHeap::new()).collect();
         for settled in of_claim(Claim::Settled) {
-            if let Some(pf) = self.target[settled.at] {
+            if let Some(pf) = self.target[settled.1] {
                 seated[pf].push(Reverse(settled));
             }
         }
-        let mut seated: Vec<BinaryHeap<_>> = seated.into_iter().map(BinaryHeap::from).collect();
         // A waiter that ranks below all holders takes no place: holders are only replaced by better ones.
-        let worst = seated.iter().filter_map(BinaryHeap::peek).map(|Reverse(last)| last.key).min();
+        let worst = seated.iter().filter_map(BinaryHeap::peek).map(|Reverse(last)| last.0.0).min();
         let Some(worst) = worst else { return };
-        let mut waiting: BinaryHeap<Queued<'_, '_>> =
-            of_claim(Claim::Waiter).filter(|waiter| waiter.key >= worst).collect();
+        let mut waiting: BinaryHeap<(Order<'_>, usize)> =
+            of_claim(Claim::Waiter).filter(|(order, _)| order.0 >= worst).collect();
         // With a residency, a guest that lost its place rests before it challenges.
         let may_return = self.settings.min_residency_s == 0.0;
         while let Some(challenger) = waiting.pop() {
@@ -353,7 +319,7 @@ impl<'a> Draft<'a> {
                 // It and all later waiters rank below all holders that could lose their place.
                 break;
             }
-            let contender = challenger.contender;
+            let contender = &self.contenders[challenger.1];
             let worst = (seated.iter().enumerate())
                 .filter(|&(pf, _)| Self::allows(contender.view, self.pfs[pf]))
                 .filter_map(|(pf, seated)| seated.peek().map(|holder| (holder, pf)))
@@ -361,19 +327,24 @@ impl<'a> Draft<'a> {
             let Some((Reverse(holder), pf)) = worst else { continue };
             if !policy::displaces(
                 (&contender.standing, &contender.history.past),
-                &holder.contender.standing,
+                &self.contenders[holder.1].standing,
                 self.settings,
             ) {
                 continue;
             }
-            self.target[challenger.at] = Some(pf);
+            self.target[challenger.1] = Some(pf);
             let Some(Reverse(holder)) = seated[pf].pop() else { continue };
             seated[pf].push(Reverse(challenger));
-            self.target[holder.at] = None;
+            self.target[holder.1] = None;
             if may_return {
                 waiting.push(holder);
             }
         }
+    }
+
+    /// The order in which contenders are seated, and their moves written.
+    fn seating_order(&self, at: usize) -> Reverse<(u128, Order<'a>)> {
+        Reverse((self.contenders[at].rank, self.contenders[at].order()))
     }
 
     /// Assigns guests to PFs.
@@ -391,7 +362,7 @@ impl<'a> Draft<'a> {
             .map(|pf| self.vfs.iter().find(|vf| vf.id.pf == **pf).and_then(|vf| vf.numa))
             .collect();
         let mut order: Vec<usize> = (0..self.contenders.len()).collect();
-        order.sort_unstable_by(|&a, &b| self.contenders[a].compare(&self.contenders[b]));
+        order.sort_unstable_by_key(|&at| self.seating_order(at));
         let mut seating = Seating::new(self.seats.clone());
         for &at in &order {
             let contender = &self.contenders[at];
@@ -422,7 +393,7 @@ impl<'a> Draft<'a> {
         let mut budget = most.saturating_sub(self.histories.given(self.now.now_ms, self.settings));
         let moves = |&at: &usize| self.contenders[at].home != self.target[at];
         let mut moving: Vec<usize> = (0..self.contenders.len()).filter(moves).collect();
-        moving.sort_unstable_by(|&a, &b| self.contenders[a].compare(&self.contenders[b]));
+        moving.sort_unstable_by_key(|&at| self.seating_order(at));
         let mut outgoing = vec![Vec::new(); self.pfs.len()];
         for &at in &moving {
             if let Some(home) = self.contenders[at].home {

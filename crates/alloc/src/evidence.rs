@@ -184,14 +184,6 @@ mod tests {
     }
 
     #[test]
-    fn a_vf_that_its_holders_bond_left_by_itself_is_doubted() {
-        let mut seen = seen(used(), Some(true));
-        let web = seen.guests.get_mut(&GuestId::from("web")).expect("there");
-        web.has = Some([(vf(), false)].into());
-        assert_eq!(doubt(&ledger(Some("web")), &seen).len(), 1);
-    }
-
-    #[test]
     fn a_machines_vf_that_its_pf_knows_by_another_address_is_doubted() {
         let mut seen = seen(used(), Some(true));
         let web = seen.guests.get_mut(&GuestId::from("web")).expect("there");
@@ -231,27 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn an_address_left_on_a_free_vf_is_doubted() {
-        let mut seen = seen(User::Nobody, Some(false));
-        if let Some(vf) = seen.vfs.get_mut(&vf()) {
-            vf.mac = Mac([2, 0, 0, 0, 0, 1]);
-        }
-        assert_eq!(doubt(&ledger(None), &seen).len(), 1);
-    }
-
-    #[test]
     fn a_quarantined_vf_is_looked_at_again_once_nobody_uses_it() {
         let mut ledger = ledger(None);
         ledger.quarantined.insert(vf(), "could not be reset".into());
         assert_eq!(doubt(&ledger, &seen(User::Nobody, Some(false))).len(), 1);
         assert!(doubt(&ledger, &seen(used(), Some(false))).is_empty());
-    }
-
-    #[test]
-    fn only_a_certain_nobody_makes_a_vf_available() {
-        assert_eq!(User::Nobody.unavailable_reason(), None);
-        for user in [User::Host("x".into()), used(), User::Unknown("x".into())] {
-            assert!(user.unavailable_reason().is_some() && !user.is_nobody());
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::journal::{Entry, FORMAT, Ledger};
+use crate::journal::{Entry, Ledger};
 use crate::model::{GuestId, Mac, VfId};
 use crate::plan::{Direction, Move};
 use crate::step::{self, Join, Path, Step};
@@ -32,16 +32,6 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// The journal's line once the steps of a full recovery are done: it closes all open moves.
-    pub fn checkpoint(&self) -> Entry {
-        Entry::Checkpoint {
-            format: FORMAT,
-            holders: self.holders.clone(),
-            marked: self.marked.clone(),
-            quarantined: self.quarantined.clone(),
-        }
-    }
-
     /// Does the recovery change the ledger?
     pub fn changes(&self, ledger: &Ledger) -> bool {
         let differs = |vf: &VfId| {
@@ -77,15 +67,10 @@ impl Recovery {
 
 /// Compares the journal with the host's state, which takes precedence: an empty journal (lost, or of the
 /// first start) adopts it. What is unknown of the host stays as the journal has it.
-pub fn recover(ledger: &Ledger, state: &HostState) -> Recovery {
-    let vfs = state.vfs.keys().cloned().collect();
-    let guests = state.guests.keys().chain(ledger.marked.keys()).cloned().collect();
-    recover_part(ledger, state, vfs, guests)
-}
-
+///
 /// Recovers in parts that have neither a VF nor a guest in common, so that a guest that does not answer
 /// delays no other. `scope`: these VFs and guests, and VFs of the same guests; none: all.
-pub fn recover_in_parts(
+pub fn recover(
     ledger: &Ledger,
     state: &HostState,
     scope: Option<(&BTreeSet<VfId>, &BTreeSet<GuestId>)>,

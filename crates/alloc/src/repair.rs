@@ -143,7 +143,8 @@ mod tests {
         state.vfs.insert(vf.clone(), VfPlacement { mac: guest.mac, place });
         state.guests.insert(web.clone(), guest);
         let ledger = Ledger::default();
-        let mut repair = Repair::new(7, recover(&ledger, &state), &state);
+        let part = recover(&ledger, &state, None).remove(0);
+        let mut repair = Repair::new(7, part, &state);
         assert!(repair.next_step().is_some_and(|(_, step)| step.guest() == Some(&web)));
         let silent = Failure { why: "it does not answer".into(), guest_silent: true };
         assert!(repair.report(Err(silent)).is_some());

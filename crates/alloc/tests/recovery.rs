@@ -10,7 +10,7 @@ use pw_alloc::execute::{Action, Execution, Failure};
 use pw_alloc::journal::{self, Ending, Entry, Ledger};
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::plan::{Direction, Move, Reason};
-use pw_alloc::recover::{Recovery, recover, recover_in_parts};
+use pw_alloc::recover::{Recovery, recover};
 use pw_alloc::step::{Join, Path, Step, give};
 use pw_alloc::world::{GuestState, HostState, VfPlace, VfPlacement};
 
@@ -78,37 +78,22 @@ impl Host {
             self.journal.truncate(whole);
         }
         let ledger = Ledger::replay(&read.entries);
-        let recovery = recover(&ledger, &self.found);
-        assert_parts_are_the_whole(&ledger, &self.found, &recovery);
-        for step in &recovery.steps {
-            self.perform(step)?.expect("what recovery does can be done");
+        let mut all = Recovery::default();
+        for part in recover(&ledger, &self.found, None) {
+            assert!(all.vfs.is_disjoint(&part.vfs) && all.guests.is_disjoint(&part.guests));
+            for step in &part.steps {
+                self.perform(step)?.expect("what recovery does can be done");
+            }
+            self.write(&part.settled(ledger.next_operation, &ledger))?;
+            all.vfs.extend(part.vfs);
+            all.guests.extend(part.guests);
+            all.steps.extend(part.steps);
+            all.notes.extend(part.notes);
+            all.holders.extend(part.holders);
+            all.marked.extend(part.marked);
         }
-        self.write(&recovery.checkpoint())?;
-        Ok(recovery)
+        Ok(all)
     }
-}
-
-/// A recovery in parts does what one of everything does, and no two parts meet.
-fn assert_parts_are_the_whole(ledger: &Ledger, found: &HostState, whole: &Recovery) {
-    let parts = recover_in_parts(ledger, found, None);
-    let steps = |recovery: &Recovery| recovery.steps.clone();
-    let mut in_parts: Vec<Step> = parts.iter().flat_map(steps).collect();
-    let mut at_once = steps(whole);
-    in_parts.sort();
-    at_once.sort();
-    assert_eq!(in_parts, at_once);
-    let mut together = Recovery::default();
-    for part in &parts {
-        assert!(together.vfs.is_disjoint(&part.vfs) && together.guests.is_disjoint(&part.guests));
-        together.vfs.extend(part.vfs.clone());
-        together.guests.extend(part.guests.clone());
-        together.holders.extend(part.holders.clone());
-        together.marked.extend(part.marked.clone());
-        together.quarantined.extend(part.quarantined.clone());
-    }
-    assert_eq!(together.holders, whole.holders);
-    assert_eq!(together.marked, whole.marked);
-    assert_eq!(together.quarantined, whole.quarantined);
 }
 
 fn vf(index: u16) -> VfId {
@@ -208,8 +193,8 @@ fn check(host: &Host, recovery: &Recovery, case: &str) {
     }
     let read = journal::read(host.journal.as_bytes());
     let ledger = Ledger::replay(&read.entries);
-    let again = recover(&ledger, found);
-    let left: BTreeSet<&Step> = again.steps.iter().collect();
+    let left: Vec<Step> =
+        recover(&ledger, found, None).into_iter().flat_map(|part| part.steps).collect();
     assert!(left.is_empty(), "{case}: still to do {left:?}");
     assert_eq!(ledger.holders, recovery.holders);
 }
@@ -416,7 +401,7 @@ fn a_recovery_of_one_vf_leaves_all_others_as_they_are() {
     host.found.vfs.get_mut(&vf(2)).expect("VF 2").mac = Mac([2, 0, 0, 0, 0, 2]);
     let ledger = Ledger::replay(&journal::read(host.journal.as_bytes()).entries);
     let only = BTreeSet::from([vf(2)]);
-    let mut parts = recover_in_parts(&ledger, &host.found, Some((&only, &BTreeSet::new())));
+    let mut parts = recover(&ledger, &host.found, Some((&only, &BTreeSet::new())));
     assert_eq!(parts.len(), 1);
     let recovery = parts.remove(0);
     assert!(recovery.steps.iter().all(|step| format!("{step}").contains("pf0/2")));

@@ -268,12 +268,12 @@ fn reload(core: &mut Core, server: &Server, args: &Args) -> Result<()> {
             "restart it: guests keep working meanwhile",
         ));
     }
-    let fresh = http::read_again(&config)?;
+    let tls = http::read_keys(&config)?;
     core.configure(config)?;
     for note in gain_notes {
         tracing::info!("{note}");
     }
-    server.renew(&fresh);
+    server.renew(tls);
     Ok(())
 }
 

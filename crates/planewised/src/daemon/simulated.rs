@@ -57,8 +57,6 @@ pub struct State {
     pub barred: BTreeSet<GuestId>,
     /// Samples in which no VF is visible on the host.
     pub unseen: u32,
-    /// Guests were added or removed, or something about them changed.
-    changed: bool,
     samples_at_ms: Option<u64>,
     next_guest: u64,
     /// The number of each guest's run; never reused.
@@ -88,7 +86,6 @@ impl State {
     fn started(&mut self, guest: GuestId) {
         self.runs += 1;
         self.incarnations.insert(guest, self.runs);
-        self.changed = true;
     }
 }
 
@@ -142,9 +139,7 @@ impl World {
 
     /// Reads or changes the host.
     pub fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.lock();
-        state.changed = true;
-        change(&mut state)
+        change(&mut self.lock())
     }
 
     /// Changes a guest, if it is there.
@@ -172,8 +167,6 @@ impl World {
 
     /// Its pool and its guests, with this runner of tasks.
     pub fn host_with(&self, tasks: Box<dyn TaskRunner>) -> Host {
-        // The first discovery returns all guests.
-        self.lock().changed = true;
         Host {
             pool: Box::new(SimulatedPool(self.clone())),
             kinds: vec![Box::new(SimulatedGuests::new(self.clone(), None))],
@@ -276,7 +269,6 @@ impl World {
         state.incarnations.remove(&GuestId::from(name));
         state.refusing.remove(&GuestId::from(name));
         state.unread.remove(&GuestId::from(name));
-        state.changed = true;
     }
 
     /// Changes a guest's traffic.

@@ -253,9 +253,6 @@ pub enum How {
 }
 
 impl How {
-    /// All endings, in the order of [`Endings`].
-    pub const ALL: [Self; 4] = [Self::Completed, Self::Undone, Self::Stuck, Self::Quarantined];
-
     /// Its name, as it is written in JSON and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -397,16 +394,6 @@ pub struct Endings {
 }
 
 impl Endings {
-    /// Number of moves that ended so.
-    pub const fn of(&self, how: How) -> u64 {
-        match how {
-            How::Completed => self.completed,
-            How::Undone => self.undone,
-            How::Stuck => self.stuck,
-            How::Quarantined => self.quarantined,
-        }
-    }
-
     const fn of_mut(&mut self, how: How) -> &mut u64 {
         match how {
             How::Completed => &mut self.completed,

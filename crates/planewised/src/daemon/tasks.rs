@@ -22,7 +22,7 @@ pub trait Executor: Send {
 /// Surveys the guests of one kind and their VFs.
 pub type Search = Box<dyn FnOnce() -> Result<HostState> + Send>;
 
-/// Adopts a guest. Its kind keeps the result.
+/// Adopts or releases a guest. Its kind keeps the result.
 pub type Adoption = Box<dyn FnOnce() + Send>;
 
 /// Reads the pool.
@@ -41,11 +41,11 @@ pub enum Work {
         /// Time limit.
         within: Duration,
     },
-    /// Surveys, each with the index of its kind.
-    Find(Vec<(usize, Search)>),
+    /// Surveys, one for each kind of guests.
+    Find(Vec<Search>),
     /// A reading of the pool.
     Read(PoolReading),
-    /// An adoption.
+    /// An adoption, or a release.
     Adopt(Adoption),
 }
 
@@ -54,8 +54,8 @@ pub enum Work {
 pub enum Outcome {
     /// Of a step.
     Step(Performed),
-    /// Of surveys.
-    Survey(Vec<(usize, Result<HostState>)>),
+    /// Of surveys; none after a panic.
+    Survey(Vec<Result<HostState>>),
     /// Of a reading.
     Read(Box<Result<PoolView>>),
     /// An adoption has ended, well or not.
@@ -83,9 +83,9 @@ impl Task {
                     .try_for_each(|executors| executors.perform(&step, &pool, deadline));
                 Outcome::Step(result)
             }
-            Work::Find(searches) => Outcome::Survey(
-                searches.into_iter().map(|(kind, search)| (kind, search())).collect(),
-            ),
+            Work::Find(searches) => {
+                Outcome::Survey(searches.into_iter().map(|search| search()).collect())
+            }
             Work::Read(read) => Outcome::Read(Box::new(read())),
             Work::Adopt(adopt) => {
                 adopt();

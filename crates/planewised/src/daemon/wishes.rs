@@ -39,7 +39,9 @@ impl Wishes {
         Ok(Self { path, saved: saved.unwrap_or_default() })
     }
 
-    fn save(&mut self, saved: Saved) -> Result<()> {
+    fn change(&mut self, change: impl FnOnce(&mut Saved)) -> Result<()> {
+        let mut saved = self.saved.clone();
+        change(&mut saved);
         write_json(&self.path, &saved).map_err(|error| {
             Error::failed(
                 format!("cannot write {}", self.path.display()),
@@ -58,9 +60,9 @@ impl Wishes {
 
     /// Keeps the operator's stance on this guest.
     pub fn set_stance(&mut self, guest: &GuestId, stance: Stance) -> Result<()> {
-        let mut saved = self.saved.clone();
-        saved.stances.insert(guest.clone(), stance);
-        self.save(saved)
+        self.change(|saved| {
+            saved.stances.insert(guest.clone(), stance);
+        })
     }
 
     /// The operator's policy; none: the configuration's.
@@ -70,7 +72,7 @@ impl Wishes {
 
     /// Keeps the policy.
     pub fn set_policy(&mut self, policy: PolicyKind) -> Result<()> {
-        self.save(Saved { policy: Some(policy), ..self.saved.clone() })
+        self.change(|saved| saved.policy = Some(policy))
     }
 
     /// Are all VFs to be returned to the pool?
@@ -80,7 +82,7 @@ impl Wishes {
 
     /// Keeps whether all VFs are to be returned to the pool.
     pub fn set_draining(&mut self, draining: bool) -> Result<()> {
-        self.save(Saved { draining, ..self.saved.clone() })
+        self.change(|saved| saved.draining = draining)
     }
 }
 

@@ -5,12 +5,13 @@ use std::sync::mpsc::TrySendError;
 use std::time::Duration;
 
 use axum::body::to_bytes;
-use axum::extract::{Request as HttpRequest, State};
-use axum::http::Method;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request as HttpRequest, State};
 use axum::http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
-    ORIGIN, WWW_AUTHENTICATE,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN,
+    WWW_AUTHENTICATE,
 };
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -159,6 +160,7 @@ async fn guard(
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let caller = match request.extensions().get::<Door>() {
         Some(Door::Socket(caller)) => caller.clone(),
+        Some(Door::Refused(problem)) => return problem.clone().into_response(),
         Some(Door::Tls(keys)) => match keys.tokens().owner(request.headers()) {
             Some((name, Shown::Bearer, Role::Order)) => Caller::Token(name),
             Some((name, _, _)) if reads => Caller::Token(name),
@@ -197,6 +199,22 @@ async fn guard(
     response
 }
 
+/// The answer to a request that fails: one sentence and a remedy, as JSON.
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let by_fault = match self.fault {
+            Fault::BadRequest => StatusCode::BAD_REQUEST,
+            Fault::Forbidden => StatusCode::FORBIDDEN,
+            Fault::NotFound => StatusCode::NOT_FOUND,
+            Fault::Conflict => StatusCode::CONFLICT,
+            Fault::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Fault::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let code = self.status.and_then(|status| StatusCode::from_u16(status).ok());
+        (code.unwrap_or(by_fault), json(&self)).into_response()
+    }
+}
+
 fn without_token() -> Response {
     let problem = Refused::new(
         Fault::Forbidden,
@@ -230,22 +248,13 @@ fn json_text(text: String) -> Response {
 /// The body as JSON of that shape.
 async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Result<T, Refused> {
     let remedy = || format!("send JSON like {example}");
-    let too_large = || {
-        let what = format!("the body is larger than {BODY_BYTES} bytes");
-        Refused::new(Fault::BadRequest, what, remedy()).with_status(413)
-    };
-    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    if length
-        .and_then(|length| length.parse().ok())
-        .is_some_and(|length: u64| length > BODY_BYTES as u64)
-    {
-        return Err(too_large());
-    }
     let read = to_bytes(request.into_body(), BODY_BYTES);
     let bytes = match tokio::time::timeout(BODY, read).await {
         Ok(Ok(bytes)) => bytes,
-        // A chunked body shows its size only while it is read.
-        Ok(Err(_)) => return Err(too_large()),
+        Ok(Err(_)) => {
+            let what = format!("the body is larger than {BODY_BYTES} bytes");
+            return Err(Refused::new(Fault::BadRequest, what, remedy()).with_status(413));
+        }
         Err(_) => {
             let what = format!("the body did not come within {} s", BODY.as_secs());
             let problem = Refused::new(Fault::BadRequest, what, remedy());
@@ -257,29 +266,14 @@ async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Resul
     })
 }
 
+type GuestPath = Result<Path<String>, PathRejection>;
+
 /// The guest that the path names.
-fn named_guest(request: &HttpRequest) -> Result<GuestId, Refused> {
-    let unreadable = || {
+fn named_guest(path: GuestPath) -> Result<GuestId, Refused> {
+    path.map(|Path(name)| GuestId::from(name)).map_err(|_| {
         let what = "the guest's name in this path is no text";
         Refused::new(Fault::BadRequest, what, "write it percent-encoded, in UTF-8")
-    };
-    let name = request.uri().path().split('/').nth(2).ok_or_else(unreadable)?;
-    percent_decoded(name).map(GuestId::from).ok_or_else(unreadable)
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut encoded = text.bytes();
-    while let Some(byte) = encoded.next() {
-        if byte == b'%' {
-            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-            let (high, low) = (digit(encoded.next())?, digit(encoded.next())?);
-            bytes.push((high * 16 + low) as u8);
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
+    })
 }
 
 /// Sends the core a request and waits for its answer.
@@ -343,8 +337,8 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
         (status = 404, description = "There is no such guest", body = Refused),
         (status = "default", description = "It could not be done", body = Refused),
     ))]
-async fn guest(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Outcome {
-    let name = named_guest(&request)?;
+async fn guest(State(shared): State<Arc<Shared>>, path: GuestPath) -> Outcome {
+    let name = named_guest(path)?;
     let status = shared.ends.status.borrow().clone();
     let guest = status.guests.iter().find(|guest| guest.id == name);
     guest.map(json).ok_or_else(|| Refused::unknown_guest(&name))
@@ -370,9 +364,10 @@ async fn plan(State(shared): State<Arc<Shared>>, Extension(caller): Extension<Ca
 async fn set_stance(
     State(shared): State<Arc<Shared>>,
     Extension(caller): Extension<Caller>,
+    path: GuestPath,
     request: HttpRequest,
 ) -> Outcome {
-    let guest = named_guest(&request)?;
+    let guest = named_guest(path)?;
     let wished: WishedStance = body(request, r#"{"stance": "pinned"}"#).await?;
     order(shared, caller, Request::Stance { guest, stance: wished.stance }).await
 }
@@ -388,9 +383,9 @@ async fn set_stance(
 async fn unmark(
     State(shared): State<Arc<Shared>>,
     Extension(caller): Extension<Caller>,
-    request: HttpRequest,
+    path: GuestPath,
 ) -> Outcome {
-    let guest = named_guest(&request)?;
+    let guest = named_guest(path)?;
     order(shared, caller, Request::Unmark { guest }).await
 }
 

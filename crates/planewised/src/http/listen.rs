@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,8 +20,8 @@ use nix::sys::socket::{setsockopt, sockopt::TcpUserTimeout};
 use pw_error::{Error, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
@@ -40,6 +40,8 @@ const CONNECTIONS: usize = 64;
 const REFUSING: usize = 16;
 /// Time limit of a request's head, and of the pause between two requests.
 const HEAD: Duration = Duration::from_secs(10);
+/// The same for a client that is being refused.
+const REFUSED: Duration = Duration::from_secs(2);
 /// Time limit of a client that reads nothing of an answer, and of unacknowledged data (TCP_USER_TIMEOUT,
 /// tcp(7)).
 const WRITE: Duration = Duration::from_secs(10);
@@ -58,6 +60,8 @@ pub enum Door {
     Socket(Caller),
     /// TLS: a token must name the caller.
     Tls(Arc<Keys>),
+    /// The socket: the caller is not permitted, or one too many.
+    Refused(Refused),
 }
 
 /// The socket's path, removed at the end unless another process replaced the socket.
@@ -187,26 +191,21 @@ impl Tls {
 
 /// Certificate, key and tokens as they are now: they may be read again while connections are open.
 #[derive(Debug)]
-pub struct Keys(Mutex<(Arc<rustls::ServerConfig>, Arc<Tokens>)>);
+pub struct Keys(Mutex<Tls>);
 
 impl Keys {
-    fn new(tls: &Tls) -> Self {
-        Self(Mutex::new((tls.server.clone(), tls.tokens.clone())))
+    fn tls(&self) -> MutexGuard<'_, Tls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces them: for new connections, and the tokens for new requests of open ones, too.
-    pub fn renew(&self, tls: &Tls) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
-            (tls.server.clone(), tls.tokens.clone());
+    pub fn renew(&self, tls: Tls) {
+        *self.tls() = tls;
     }
 
     /// The tokens.
     pub fn tokens(&self) -> Arc<Tokens> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
-    }
-
-    fn server(&self) -> Arc<rustls::ServerConfig> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+        self.tls().tokens.clone()
     }
 }
 
@@ -222,21 +221,19 @@ pub struct Tcp {
 
 impl Tcp {
     /// Listens at the configured address.
-    pub fn bind(tls: &Tls) -> Result<Self> {
+    pub fn bind(tls: Tls) -> Result<Self> {
         let bound = std::net::TcpListener::bind(tls.listen).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok((listener.local_addr()?, listener))
         });
-        match bound {
-            Ok((address, listener)) => {
-                Ok(Self { address, keys: Arc::new(Keys::new(tls)), listener })
-            }
-            Err(error) => Err(Error::failed(
+        let (address, listener) = bound.map_err(|error| {
+            Error::failed(
                 format!("cannot listen at tcp.listen = {}", tls.listen),
                 "name an address of this host and a port that is free",
             )
-            .caused_by(error)),
-        }
+            .caused_by(error)
+        })?;
+        Ok(Self { address, keys: Arc::new(Keys(Mutex::new(tls))), listener })
     }
 }
 
@@ -282,15 +279,8 @@ async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, ro
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let refuse = |stream: UnixStream, problem: Refused| {
-            if let Ok(permit) = refusing.clone().try_acquire_owned() {
-                tokio::spawn(async move {
-                    refuse(stream, &problem).await;
-                    drop(permit);
-                });
-            }
-        };
-        match gate.admit(&stream) {
+        let mut permit = room.clone().try_acquire_owned();
+        let door = match gate.admit(&stream) {
             Err(why) => {
                 if shared.log_refusal() {
                     tracing::warn!(why, "a connection to the socket was refused");
@@ -299,19 +289,20 @@ async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, ro
                     Some(_) => "become a member of the group that the configuration names",
                     None => "become root, or name a group in the daemon's configuration",
                 };
-                refuse(stream, Refused::new(Fault::Forbidden, why, remedy));
+                Door::Refused(Refused::new(Fault::Forbidden, why, remedy))
             }
-            Ok(caller) => match room.clone().try_acquire_owned() {
-                Ok(permit) => {
-                    let connection =
-                        serve_http(stream, Door::Socket(caller), router.clone(), shared.clone());
-                    tokio::spawn(async move {
-                        connection.await;
-                        drop(permit);
-                    });
-                }
-                Err(_) => refuse(stream, full()),
-            },
+            Ok(_) if permit.is_err() => Door::Refused(full()),
+            Ok(caller) => Door::Socket(caller),
+        };
+        if matches!(door, Door::Refused(_)) {
+            permit = refusing.clone().try_acquire_owned();
+        }
+        if let Ok(permit) = permit {
+            let connection = serve_http(stream, door, router.clone(), shared.clone());
+            tokio::spawn(async move {
+                connection.await;
+                drop(permit);
+            });
         }
     }
 }
@@ -335,7 +326,7 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
         // Closed without an answer, which would need a connection that is not available.
         let Some(peer) = peers.enter(from.ip()) else { continue };
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
-        let acceptor = TlsAcceptor::from(tcp.keys.server());
+        let acceptor = TlsAcceptor::from(tcp.keys.tls().server.clone());
         let door = Door::Tls(tcp.keys.clone());
         let (router, shared) = (router.clone(), shared.clone());
         tokio::spawn(async move {
@@ -410,22 +401,12 @@ fn full() -> Refused {
     )
 }
 
-/// Refuses, after reading the request: clients read no answer before.
-async fn refuse(mut stream: UnixStream, problem: &Refused) {
-    let answer = async {
-        let mut head = [0; 4096];
-        let _ = stream.read(&mut head).await?;
-        stream.write_all(super::problem::raw(problem).as_bytes()).await?;
-        stream.shutdown().await
-    };
-    drop(timeout(Duration::from_secs(2), answer).await);
-}
-
 /// Serves the requests of one connection, one after the other.
 async fn serve_http<S>(stream: S, door: Door, router: Router, shared: Arc<Shared>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let refused = matches!(door, Door::Refused(_));
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(door.clone());
         let mut router = router.clone();
@@ -433,7 +414,8 @@ where
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(if refused { REFUSED } else { HEAD })
+        .keep_alive(!refused)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS);
     let mut stream = TimeoutStream::new(stream);
@@ -454,6 +436,7 @@ where
 #[cfg(test)]
 mod tests {
     use pw_alloc::settings::PolicyKind;
+    use tokio::io::AsyncWriteExt;
 
     use super::*;
     use crate::daemon::request::ends;

@@ -13,7 +13,9 @@ use prometheus_client::registry::Registry;
 
 use super::Shared;
 use crate::daemon::request::{Fault, Refused};
-use crate::daemon::status::{DURATION_BOUNDS_S, Durations, How, Source, Status, VfState, unix_ms};
+use crate::daemon::status::{
+    DURATION_BOUNDS_S, Durations, Endings, Source, Status, VfState, unix_ms,
+};
 
 /// The media type of OpenMetrics.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -128,15 +130,19 @@ impl Collector for OfStatus {
         self.guests(&mut to)?;
         self.pools(&mut to)?;
         let counters = &status.counters;
-        let endings = [("give", &counters.given), ("take", &counters.taken)];
+        let endings = |direction, ended: &Endings| {
+            [
+                ("completed", ended.completed),
+                ("undone", ended.undone),
+                ("stuck", ended.stuck),
+                ("quarantined", ended.quarantined),
+            ]
+            .map(|(how, count)| ([("direction", direction), ("ending", how)], count))
+        };
         to.counters(
             "moves",
             "VFs given and taken, by how it ended",
-            endings.iter().flat_map(|(direction, endings)| {
-                How::ALL.map(|how| {
-                    ([("direction", *direction), ("ending", how.as_str())], endings.of(how))
-                })
-            }),
+            [endings("give", &counters.given), endings("take", &counters.taken)].concat(),
         )?;
         to.histograms(
             "move_duration_seconds",

@@ -9,7 +9,6 @@ pub mod log;
 mod metrics;
 mod page;
 mod peer;
-mod problem;
 mod token;
 
 use std::collections::VecDeque;
@@ -26,6 +25,7 @@ use crate::daemon::request::HttpEnds;
 use crate::daemon::status::Status;
 
 pub use api::openapi;
+pub use listen::Tls;
 
 /// Most open streams of events.
 const STREAMS: usize = 32;
@@ -94,16 +94,12 @@ pub struct Server {
     keys: Option<Arc<listen::Keys>>,
 }
 
-/// Certificate, key and tokens that were read and checked, and are not in use yet.
-#[derive(Debug)]
-pub struct Fresh(Option<listen::Tls>);
-
-/// Reads certificate, key and tokens again.
+/// Reads and checks certificate, key and tokens, if TCP is configured.
 ///
 /// # Errors
 /// One of them cannot be read, makes no sense, or can be read by everybody.
-pub fn read_again(config: &Config) -> Result<Fresh> {
-    config.tcp.as_ref().map(listen::Tls::load).transpose().map(Fresh)
+pub fn read_keys(config: &Config) -> Result<Option<Tls>> {
+    config.tcp.as_ref().map(Tls::load).transpose()
 }
 
 /// Opens the socket, and TCP if it is configured, and serves both in a thread of its own.
@@ -112,8 +108,7 @@ pub fn read_again(config: &Config) -> Result<Fresh> {
 /// An address cannot be used, the group does not exist, TLS or tokens cannot be read or are not
 /// safe. Nothing listens then.
 pub fn start(config: &Config, ends: HttpEnds) -> Result<Server> {
-    let tls = config.tcp.as_ref().map(listen::Tls::load).transpose()?;
-    let tcp = tls.as_ref().map(listen::Tcp::bind).transpose()?;
+    let tcp = read_keys(config)?.map(listen::Tcp::bind).transpose()?;
     let gate = peer::Gate::new(config.group.as_deref())?;
     let (socket, unix) = listen::bind(&config.socket, gate)?;
     let address = tcp.as_ref().map(|tcp| tcp.address);
@@ -154,8 +149,8 @@ impl Server {
     }
 
     /// Uses this certificate for new connections, and these tokens for new requests.
-    pub fn renew(&self, fresh: &Fresh) {
-        if let (Some(keys), Some(tls)) = (&self.keys, &fresh.0) {
+    pub fn renew(&self, tls: Option<Tls>) {
+        if let (Some(keys), Some(tls)) = (&self.keys, tls) {
             keys.renew(tls);
         }
     }

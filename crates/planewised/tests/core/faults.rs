@@ -13,7 +13,7 @@ use pw_alloc::journal::{self, Entry};
 use pw_alloc::model::{GuestId, Stance, VfId};
 use pw_alloc::step::Path;
 use pw_alloc::traffic::Traffic;
-use pw_alloc::world::{HostState, VfPlace};
+use pw_alloc::world::VfPlace;
 
 use super::{Daemon, SETTINGS, core_on, daemon, faults, id, start, vf};
 
@@ -351,51 +351,6 @@ fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_wit
         }
     }
     assert!(recoveries > 10, "{recoveries}");
-}
-
-#[test]
-fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce() {
-    let mut refused = 0;
-    for lines in 0.. {
-        let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0), ("c", 1.0)]);
-        // How many lines fit on the disk, and the state of the world when the next one was refused.
-        let room = Arc::new(Mutex::new((lines, None::<HostState>)));
-        let (left, world) = (Arc::clone(&room), daemon.world.clone());
-        let disk = Disk::new(move || {
-            let mut left = left.lock().expect("no panic");
-            let refuses = left.0 == 0;
-            if refuses {
-                left.1.get_or_insert_with(|| world.state());
-            } else {
-                left.0 -= 1;
-            }
-            refuses
-        });
-        keep_journal_on(&mut daemon, disk);
-        let full = || room.lock().expect("no panic").1.is_some();
-        daemon.pass(20);
-        if !full() {
-            // A move becomes due, and a recovery: its holder left the VF with the address on it.
-            daemon.world.send("b", Traffic::Constant(5000.0));
-            daemon.world.restart("a");
-        }
-        daemon.pass(40);
-        if !full() {
-            daemon.world.send("c", Traffic::Constant(50_000.0));
-        }
-        daemon.pass(40);
-        let Some(then) = room.lock().expect("no panic").1.take() else { break };
-        refused += 1;
-        assert_eq!(daemon.world.state(), then, "after {lines} lines");
-        // There is room: all that was left undone is made good.
-        room.lock().expect("no panic").0 = u64::MAX;
-        daemon.world.send("b", Traffic::Constant(5000.0));
-        daemon.world.send("c", Traffic::Constant(1.0));
-        daemon.pass(200);
-        assert_eq!(daemon.holders(), ["b"], "after {lines} lines");
-        assert!(faults(&daemon).is_empty(), "after {lines} lines: {:?}", faults(&daemon));
-    }
-    assert!(refused > 30, "{refused} lines, those of a recovery and of moves among them");
 }
 
 /// A guest with the only VF, and another without.

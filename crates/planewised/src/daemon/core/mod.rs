@@ -9,7 +9,7 @@ mod recording;
 mod recovery;
 mod requests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use pw_alloc::Allocator;
 use pw_alloc::execute::Failure;
@@ -38,8 +38,6 @@ const LONGEST_BACKOFF: u32 = 6;
 const FIRST_LOOK_MS: u64 = 30_000;
 /// A task is reported as overdue this long after its deadline [ms].
 const OVERDUE_MS: u64 = 10_000;
-
-const RELOADED: &str = "the configuration was read again";
 
 /// The parts of a host that the daemon works with.
 pub struct Host {
@@ -75,10 +73,10 @@ struct Doubt {
     next_ms: u64,
 }
 
-/// A managed guest that could not be surveyed when it was to be recovered.
+/// A guest that is to be recovered.
 #[derive(Debug, Clone, Default)]
-struct Unseen {
-    /// Consecutive surveys without it.
+struct Suspected {
+    /// Consecutive surveys that did not find it.
     tries: u32,
     /// Earliest time of the next survey [ms].
     next_ms: u64,
@@ -108,16 +106,12 @@ pub struct Core {
     /// VFs that count as doubtful with the next sample, whatever it shows.
     suspects: BTreeMap<VfId, String>,
     /// Guests to be recovered, with or without a VF.
-    suspected: BTreeSet<GuestId>,
-    /// Guests that could not be surveyed when they were to be recovered.
-    unseen: BTreeMap<GuestId, Unseen>,
+    suspected: BTreeMap<GuestId, Suspected>,
     /// Latest time of the next reading of the pool [ms].
     next_read_ms: u64,
     reading: Reading,
     /// VFs that guests which do not run will take when they start, with the reasons.
     reserved: BTreeMap<VfId, String>,
-    /// Guests whose name or address another guest has, which is not managed therefore.
-    clashes: BTreeSet<GuestId>,
     /// Moves and recoveries under way, by number of the operation.
     active: BTreeMap<u64, Active>,
     /// Moves that wait for another of the same guest or VF.
@@ -176,12 +170,10 @@ impl Core {
             doubtful_tries: 0,
             doubts: BTreeMap::new(),
             suspects: BTreeMap::new(),
-            suspected: BTreeSet::new(),
-            unseen: BTreeMap::new(),
+            suspected: BTreeMap::new(),
             next_read_ms: 0,
             reading: Reading::default(),
             reserved: BTreeMap::new(),
-            clashes: BTreeSet::new(),
             active: BTreeMap::new(),
             queue: VecDeque::new(),
             failed_at_once: Vec::new(),
@@ -217,7 +209,6 @@ impl Core {
             && self.is_idle()
             && self.survey.is_none()
             && self.suspected.is_empty()
-            && self.unseen.is_empty()
             && self.journal.ledger().vfs().all(exists)
     }
 
@@ -287,7 +278,7 @@ impl Core {
                     Outcome::Step(result) => {
                         self.step_ended(report.number, result, seconds, now_ms)
                     }
-                    Outcome::Survey(parts) => self.finish_survey(parts, now_ms),
+                    Outcome::Survey(found) => self.finish_survey(found, now_ms),
                     Outcome::Read(result) => self.reading_ended(*result, now_ms),
                     Outcome::Adopted => self.adoption_ended(now_ms),
                 }

@@ -14,7 +14,7 @@ use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
 use pw_error::Error;
 
-use super::{Core, OVERDUE_MS};
+use super::{Core, OVERDUE_MS, Tracked};
 use crate::daemon::failpoint;
 use crate::daemon::guests::Network;
 use crate::daemon::request::Event;
@@ -438,22 +438,18 @@ impl Core {
 
     /// Releases guests that are no longer to be managed, once they hold no VF.
     pub(super) fn release_leaving(&mut self) {
-        let leaving: Vec<(GuestId, usize)> = self
-            .guests
-            .iter()
-            .filter(|(_, guest)| guest.managed.leaving)
-            .filter(|(id, _)| self.held_by(id).is_none() && !self.is_guest_under_way(id))
-            .map(|(id, guest)| (id.clone(), guest.kind))
-            .collect();
-        for (id, kind) in leaving {
-            match self.host.kinds[kind].release(&id) {
-                Ok(()) => {
-                    self.guests.remove(&id);
-                    self.ends.emit(Event::GuestGone { guest: id });
-                }
-                Err(error) => self.report_once(&error),
+        let done = |(id, guest): &(&GuestId, &Tracked)| {
+            guest.managed.leaving && self.held_by(id).is_none() && !self.is_guest_under_way(id)
+        };
+        let leaving: Vec<GuestId> =
+            self.guests.iter().filter(done).map(|(id, _)| id.clone()).collect();
+        for id in leaving {
+            if let Some(guest) = self.guests.remove(&id) {
+                self.host.kinds[guest.kind].release(&id);
+                self.ends.emit(Event::GuestGone { guest: id });
             }
         }
+        self.begin_adoption();
     }
 
     pub(super) fn held_by(&self, id: &GuestId) -> Option<&VfId> {

@@ -12,8 +12,8 @@ use pw_alloc::plan::Move;
 use pw_alloc::signal::Tracker;
 use pw_error::{Error, Result};
 
-use super::{Core, Doubt, Tracked};
-use crate::daemon::guests::{Discovery, Managed, Network};
+use super::{Core, Doubt, Suspected, Tracked};
+use crate::daemon::guests::{Managed, Network};
 use crate::daemon::pool::{Addresses, PoolView};
 use crate::daemon::request::Event;
 use crate::daemon::status::unix_ms;
@@ -94,7 +94,7 @@ impl Core {
                 && self.held_by(id).is_none()
                 && !self.is_guest_under_way(id)
                 && !self.doubtful
-                && !self.suspected.contains(id)
+                && !self.suspected.contains_key(id)
             {
                 addresses.resting.insert(managed.mac, managed.wish.pfs.clone());
             } else {
@@ -282,26 +282,19 @@ impl Core {
 
     fn discover(&mut self, now_ms: u64) {
         for index in 0..self.host.kinds.len() {
-            let kind = &mut self.host.kinds[index];
-            let guests = match kind.discover(&self.view) {
-                Ok(Discovery::Unchanged) => None,
-                Ok(Discovery::Guests(guests)) => Some(guests),
-                Err(error) => {
-                    self.report_once(&error);
-                    None
-                }
-            };
+            let guests = self.host.kinds[index].discover(&self.view);
             for trouble in self.host.kinds[index].troubles() {
                 self.report_once(&Error::failed(trouble, ""));
             }
-            if let Some(guests) = guests {
-                self.update_guests(index, guests, now_ms);
+            match guests {
+                Ok(guests) => self.update_guests(index, guests, now_ms),
+                Err(error) => self.report_once(&error),
             }
         }
     }
 
-    /// Begins the next adoption, unless one is under way or the daemon ends.
-    fn begin_adoption(&mut self) {
+    /// Begins the next adoption or release, unless one is under way or the daemon ends.
+    pub(super) fn begin_adoption(&mut self) {
         if self.adopting || (self.stop)() {
             return;
         }
@@ -333,9 +326,6 @@ impl Core {
         for id in absent {
             self.guests.remove(&id);
             self.suspect(&id, "is gone");
-            if self.clashes.remove(&id) {
-                self.host.kinds.iter_mut().for_each(|kind| kind.republish());
-            }
             self.ends.emit(Event::GuestGone { guest: id });
         }
         for managed in guests {
@@ -351,7 +341,6 @@ impl Core {
                 Some(guest) => {
                     let other = self.host.kinds[guest.kind].name();
                     let this = self.host.kinds[kind].name();
-                    self.clashes.insert(id.clone());
                     self.report_once(&Error::failed(
                         format!("two guests are called {id}: one of {other}, one of {this}"),
                         "rename one: the second one is not managed",
@@ -373,7 +362,7 @@ impl Core {
                     self.record_restart(&id);
                     if !self.doubtful {
                         // It was absent, or unknown, when everything was recovered.
-                        self.suspected.insert(id.clone());
+                        self.suspected.insert(id.clone(), Suspected::default());
                     }
                     // Failures of another guest of that name do not count for this one.
                     self.allocator.retry(Some(&id));
@@ -386,13 +375,12 @@ impl Core {
 
     /// Does another guest have this guest's address? A NIC sends frames for an address to one VF.
     fn clashes_by_address(&mut self, managed: &Managed) -> bool {
-        let other = self.guests.iter().find(|(_, guest)| guest.managed.mac == managed.mac);
-        let Some(other) = other.map(|(id, _)| id.clone()) else { return false };
-        self.report_once(&Error::failed(
-            format!("{} has the address {} of {other}", managed.id, managed.mac),
-            "give it one of its own: it is not managed",
-        ));
-        self.clashes.insert(other);
+        let mut others = self.guests.iter();
+        let other = others.find(|(_, guest)| guest.managed.mac == managed.mac);
+        let Some((other, _)) = other else { return false };
+        let what = format!("{} has the address {} of {other}", managed.id, managed.mac);
+        let remedy = "give it one of its own: it is not managed";
+        self.report_once(&Error::failed(what, remedy));
         true
     }
 
@@ -404,7 +392,7 @@ impl Core {
             held.map(|(vf, _)| (vf.clone(), format!("{id}, who held {vf}, {what}"))).collect();
         self.decide_now |= !suspects.is_empty();
         self.suspects.extend(suspects);
-        self.suspected.insert(id.clone());
+        self.suspected.insert(id.clone(), Suspected::default());
     }
 
     /// Discards all observations of a guest that was restarted between two samples.

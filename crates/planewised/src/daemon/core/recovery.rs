@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pw_alloc::evidence::User;
 use pw_alloc::model::{GuestId, Mac, VfId};
-use pw_alloc::recover::{Recovery, recover_in_parts};
+use pw_alloc::recover::{Recovery, recover};
 use pw_alloc::repair::Repair;
 use pw_alloc::world::{HostState, VfPlace, VfPlacement};
 use pw_error::{Error, Result};
 
 use super::moves::Active;
-use super::{Core, FIRST_LOOK_MS, backoff_ms};
-use crate::daemon::guests::Finding;
+use super::{Core, FIRST_LOOK_MS, Suspected, backoff_ms};
+use crate::daemon::guests::Guests;
 use crate::daemon::tasks::{Task, Work};
 
-/// VFs and guests; none: all.
-type Scope = Option<(BTreeSet<VfId>, BTreeSet<GuestId>)>;
+/// VFs and guests, with the surveys that did not find them before; none: all.
+type Scope = Option<(BTreeSet<VfId>, BTreeMap<GuestId, u32>)>;
 
 /// Number of the survey's task; operations count up from 0.
 const SURVEY: u64 = u64::MAX;
@@ -27,8 +27,6 @@ pub(super) struct Survey {
     scope: Scope,
     /// The reading of the pool that it waits for, by number; none: it has asked the guests.
     awaits: Option<u64>,
-    /// Results so far, by kind of guests.
-    parts: Vec<(usize, Result<HostState>)>,
 }
 
 impl Core {
@@ -43,6 +41,7 @@ impl Core {
                 now_ms < FIRST_LOOK_MS && self.host.kinds.iter().any(|kind| kind.is_pending());
             let idle = self.active.values().all(Active::is_overdue);
             if now_ms >= self.doubtful_after_ms && idle && !pending {
+                self.suspected.clear();
                 self.begin_survey(None, now_ms);
             }
             return;
@@ -54,18 +53,16 @@ impl Core {
             .filter(|(vf, _)| !self.is_vf_under_way(vf))
             .map(|(vf, _)| vf.clone())
             .collect();
-        let unseen_due = self.unseen.iter().filter(|(_, unseen)| unseen.next_ms <= now_ms);
-        let guests: BTreeSet<GuestId> = self
+        let guests: BTreeMap<GuestId, u32> = self
             .suspected
             .iter()
-            .chain(unseen_due.map(|(id, _)| id))
-            .filter(|guest| !self.is_guest_under_way(guest))
-            .cloned()
+            .filter(|(id, guest)| guest.next_ms <= now_ms && !self.is_guest_under_way(id))
+            .map(|(id, guest)| (id.clone(), guest.tries))
             .collect();
         if due.is_empty() && guests.is_empty() {
             return;
         }
-        self.suspected.retain(|guest| !guests.contains(guest));
+        self.suspected.retain(|guest, _| !guests.contains_key(guest));
         for vf in &due {
             if let Some(doubt) = self.doubts.get_mut(vf) {
                 tracing::warn!("{}", doubt.why);
@@ -79,14 +76,16 @@ impl Core {
     /// Schedules another survey after one failed.
     fn survey_failed(&mut self, error: &Error, scope: Scope, now_ms: u64) {
         self.report_once(error);
-        self.suspected.extend(scope.into_iter().flat_map(|(_, guests)| guests));
+        for (guest, tries) in scope.into_iter().flat_map(|(_, guests)| guests) {
+            self.suspected.entry(guest).or_insert(Suspected { tries, next_ms: 0 });
+        }
         self.postpone_recovery(now_ms);
     }
 
     /// Begins a survey: a reading of the pool, then of the guests.
     fn begin_survey(&mut self, scope: Scope, now_ms: u64) {
         let awaits = Some(self.reading.begun + 1);
-        self.survey = Some(Survey { scope, awaits, parts: Vec::new() });
+        self.survey = Some(Survey { scope, awaits });
         self.begin_reading();
         self.take_reports(now_ms);
     }
@@ -104,48 +103,38 @@ impl Core {
             let scope = self.survey.take().and_then(|survey| survey.scope);
             return self.survey_failed(&error, scope, now_ms);
         }
-        let (mut parts, mut later) = (Vec::new(), Vec::new());
-        for (index, kind) in self.host.kinds.iter_mut().enumerate() {
-            match kind.find(&self.view) {
-                Finding::Done(state) => parts.push((index, Ok(state))),
-                Finding::Later(search) => later.push((index, search)),
-            }
-        }
-        if let Some(survey) = &mut self.survey {
-            survey.parts = std::mem::take(&mut parts);
-        }
-        if later.is_empty() {
-            self.finish_survey(Vec::new(), now_ms);
-        } else {
-            self.host.tasks.begin(Task { number: SURVEY, work: Work::Find(later) });
-        }
+        let find = |kind: &mut Box<dyn Guests>| kind.find(&self.view);
+        let searches = self.host.kinds.iter_mut().map(find).collect();
+        self.host.tasks.begin(Task { number: SURVEY, work: Work::Find(searches) });
     }
 
     /// The survey is complete: begins the repairs.
-    pub(super) fn finish_survey(&mut self, parts: Vec<(usize, Result<HostState>)>, now_ms: u64) {
-        let Some(mut survey) = self.survey.take() else { return };
-        survey.parts.extend(parts);
-        let state = match self.merge(survey.parts) {
+    pub(super) fn finish_survey(&mut self, found: Vec<Result<HostState>>, now_ms: u64) {
+        let Some(Survey { scope, .. }) = self.survey.take() else { return };
+        let state = match self.merge(found) {
             Ok(state) => state,
-            Err(error) => return self.survey_failed(&error, survey.scope, now_ms),
+            Err(error) => return self.survey_failed(&error, scope, now_ms),
         };
-        if survey.scope.is_none() {
+        if scope.is_none() {
             (self.doubtful, self.checkpoint_due) = (false, true);
         }
-        let scope = survey.scope.as_ref().map(|(vfs, guests)| (vfs, guests));
-        let parts = recover_in_parts(self.journal.ledger(), &state, scope);
+        let names = scope.as_ref().map(|(vfs, guests)| (vfs, guests.keys().cloned().collect()));
+        let names = names.as_ref().map(|(vfs, guests)| (*vfs, guests));
+        let parts = recover(self.journal.ledger(), &state, names);
         let mut recovered: BTreeSet<GuestId> =
             parts.iter().flat_map(|part| &part.guests).cloned().collect();
-        if survey.scope.is_none() {
-            recovered.extend(self.guests.keys().chain(self.unseen.keys()).cloned());
+        if scope.is_none() {
+            recovered.extend(self.guests.keys().cloned());
         }
-        self.retry_unseen(recovered, &state, now_ms);
+        let tries = scope.map(|(_, guests)| guests).unwrap_or_default();
+        self.retry_unseen(recovered, &tries, &state, now_ms);
         for part in parts {
             // A move that was begun meanwhile goes first; a doubt that it leaves is surveyed again.
             let busy = part.vfs.iter().any(|vf| self.is_vf_under_way(vf))
                 || part.guests.iter().any(|guest| self.is_guest_under_way(guest));
             if busy || self.doubtful {
-                self.suspected.extend(part.guests);
+                let guests = part.guests.into_iter();
+                self.suspected.extend(guests.map(|guest| (guest, Suspected::default())));
             } else {
                 self.begin_recovery(part, &state, now_ms);
             }
@@ -158,15 +147,21 @@ impl Core {
 
     /// Schedules surveys, at growing intervals, of recovered guests that are managed and were not found: their
     /// VFs may never become doubtful again.
-    fn retry_unseen(&mut self, recovered: BTreeSet<GuestId>, state: &HostState, now_ms: u64) {
-        for guest in recovered {
-            if state.guests.contains_key(&guest) || !self.guests.contains_key(&guest) {
-                self.unseen.remove(&guest);
-            } else {
-                let unseen = self.unseen.entry(guest).or_default();
-                unseen.next_ms = now_ms + backoff_ms(unseen.tries);
-                unseen.tries = unseen.tries.saturating_add(1);
-            }
+    fn retry_unseen(
+        &mut self,
+        recovered: BTreeSet<GuestId>,
+        tries: &BTreeMap<GuestId, u32>,
+        state: &HostState,
+        now_ms: u64,
+    ) {
+        let unseen = recovered
+            .into_iter()
+            .filter(|guest| !state.guests.contains_key(guest) && self.guests.contains_key(guest));
+        for guest in unseen {
+            let tries = tries.get(&guest).copied().unwrap_or(0);
+            let next_ms = now_ms + backoff_ms(tries);
+            let again = Suspected { tries: tries.saturating_add(1), next_ms };
+            self.suspected.entry(guest).or_insert(again);
         }
     }
 
@@ -196,14 +191,13 @@ impl Core {
     }
 
     /// Merges the surveys of all kinds of guests with the pool.
-    fn merge(&mut self, mut parts: Vec<(usize, Result<HostState>)>) -> Result<HostState> {
-        parts.sort_by_key(|(kind, _)| *kind);
+    fn merge(&mut self, found: Vec<Result<HostState>>) -> Result<HostState> {
+        let mut found = found.into_iter();
         let mut state = HostState::default();
-        for index in 0..self.host.kinds.len() {
-            let place = parts.iter().position(|(kind, _)| *kind == index);
+        for (index, kind) in self.host.kinds.iter().enumerate() {
             // A kind that does not answer is a gap, and fails no other.
-            let name = self.host.kinds[index].name();
-            let mut part = match place.map(|place| parts.remove(place).1) {
+            let name = kind.name();
+            let mut part = match found.next() {
                 Some(Ok(part)) => part,
                 Some(Err(error)) => HostState::unknown(error.what),
                 None => HostState::unknown(format!("{name} could not be surveyed")),

@@ -2,10 +2,10 @@
 
 use pw_alloc::journal::Entry;
 use pw_alloc::model::Stance;
-use pw_alloc::settings::PolicyKind;
+use pw_alloc::settings::{PolicyKind, Settings};
 use pw_error::{Error, Result};
 
-use super::{Core, RELOADED};
+use super::Core;
 use crate::daemon::config::Config;
 use crate::daemon::request::{Answer, Envelope, Event, Fault, Refused, Request};
 use crate::daemon::status::Planned;
@@ -16,18 +16,26 @@ impl Core {
         if envelope.is_abandoned() {
             return;
         }
-        let request = envelope.request.clone();
-        let caller = envelope.caller.to_string();
-        let answer = self.answer(&request, now_ms);
+        let answer = self.answer(&envelope.request, now_ms);
+        self.answered(envelope, answer, now_ms);
+    }
+
+    /// Publishes that a request was performed, and answers it.
+    fn answered(
+        &mut self,
+        envelope: Envelope,
+        answer: std::result::Result<Answer, Refused>,
+        now_ms: u64,
+    ) {
         if let Ok(answer) = &answer
-            && request != Request::Plan
+            && envelope.request != Request::Plan
         {
             self.status.counters.requests += 1;
             let what = match answer {
                 Answer::Done(what) => what.clone(),
                 Answer::Plan(plan) => format!("{} moves", plan.moves.len()),
             };
-            let request = request.name().to_owned();
+            let (request, caller) = (envelope.request.name().into(), envelope.caller.to_string());
             self.ends.emit(Event::Requested { request, caller, what });
         }
         self.publish(now_ms);
@@ -125,8 +133,7 @@ impl Core {
     }
 
     fn use_policy(&mut self, policy: PolicyKind) -> Result<()> {
-        let mut settings = self.allocator.settings().clone();
-        settings.policy = policy;
+        let settings = Settings { policy, ..self.allocator.settings().clone() };
         self.allocator.configure(settings).map_err(|error| error.at("alloc"))?;
         self.status.policy = policy;
         self.decide_now = true;
@@ -157,17 +164,8 @@ impl Core {
 
     /// Answers a request to read the configuration again.
     pub fn reloaded(&mut self, envelope: Envelope, result: Result<()>, now_ms: u64) {
-        if result.is_ok() {
-            self.status.counters.requests += 1;
-            self.ends.emit(Event::Requested {
-                request: envelope.request.name().to_owned(),
-                caller: envelope.caller.to_string(),
-                what: RELOADED.to_owned(),
-            });
-        }
-        self.publish(now_ms);
-        let answer = result.map(|()| Answer::Done(RELOADED.to_owned()));
-        envelope.answer(answer.map_err(Refused::from));
+        let answer = result.map(|()| Answer::Done("the configuration was read again".to_owned()));
+        self.answered(envelope, answer.map_err(Refused::from), now_ms);
     }
 
     /// The configuration in force.

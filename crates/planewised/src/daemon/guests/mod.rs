@@ -11,7 +11,6 @@ use pw_alloc::execute::Performed;
 use pw_alloc::model::{GuestId, Mac, PfId, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::Join;
-use pw_alloc::world::HostState;
 use pw_error::Result;
 
 use crate::daemon::config::Config;
@@ -52,23 +51,6 @@ pub enum Network {
     Pfs(BTreeSet<PfId>),
 }
 
-/// Result of [`Guests::discover`].
-#[derive(Debug, Clone, PartialEq)]
-pub enum Discovery {
-    /// The same guests as last time, in the same state.
-    Unchanged,
-    /// All guests.
-    Guests(Vec<Managed>),
-}
-
-/// Result of [`Guests::find`].
-pub enum Finding {
-    /// The result.
-    Done(HostState),
-    /// A survey that may block, for a task.
-    Later(Search),
-}
-
 /// One kind of guests of a host. All calls come from one thread; none may block for more than a few
 /// milliseconds.
 pub trait Guests: Send {
@@ -84,10 +66,10 @@ pub trait Guests: Send {
     /// # Errors
     /// The guests' source does not answer (its daemon is restarting): known guests stay until the next
     /// call.
-    fn discover(&mut self, pool: &PoolView) -> Result<Discovery>;
+    fn discover(&mut self, pool: &PoolView) -> Result<Vec<Managed>>;
 
-    /// The adoption of the next guest that is to be managed, for a task; none: there is none at the moment. It is
-    /// called again once that has ended, and [`Guests::discover`] then has the guest.
+    /// The next adoption or release of a guest, for a task; none: there is none at the moment. It is called again
+    /// once that has ended, and [`Guests::discover`] then has the adopted guest.
     fn adoption(&mut self, _pool: &PoolView) -> Option<Adoption> {
         None
     }
@@ -110,9 +92,6 @@ pub trait Guests: Send {
     /// None: it is complete.
     fn gap(&self) -> Option<String>;
 
-    /// Lets the next [`Guests::discover`] return all guests, changed or not.
-    fn republish(&mut self) {}
-
     /// Is the first answer of its source, or an adoption, outstanding?
     fn is_pending(&self) -> bool {
         false
@@ -120,8 +99,8 @@ pub trait Guests: Send {
 
     /// Surveys all its guests, and the VFs in them (`VfPlace::Guest`) or in
     /// unmanaged ones of this kind (`VfPlace::Foreign`). Other VFs are left out. Whatever does not answer
-    /// is a gap ([`HostState::gaps`]), not *nothing*.
-    fn find(&mut self, pool: &PoolView) -> Finding;
+    /// is a gap ([`pw_alloc::world::HostState::gaps`]), not *nothing*. The survey may block.
+    fn find(&mut self, pool: &PoolView) -> Search;
 
     /// Must the pool have PFs take the addresses of guests without a VF? Other kinds do it at adoption.
     fn needs_filters(&self) -> bool {
@@ -134,8 +113,9 @@ pub trait Guests: Send {
     /// `Step::Reset` undoes it.
     fn executor(&mut self, guest: &GuestId) -> Performed<Box<dyn Executor>>;
 
-    /// Restores a guest, which holds no VF, to its state before it was managed.
-    fn release(&mut self, guest: &GuestId) -> Result<()>;
+    /// Gives up a guest, which holds no VF: [`Guests::discover`] no longer has it, and a task of
+    /// [`Guests::adoption`] restores it to its state before it was managed.
+    fn release(&mut self, _guest: &GuestId) {}
 
     /// The configuration was reloaded.
     fn configure(&mut self, _config: &Config) {}

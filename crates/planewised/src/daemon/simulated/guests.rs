@@ -13,10 +13,10 @@ use pw_error::Result;
 
 use super::{Fault, PF, World};
 use crate::daemon::guests::source::{Container, KnownContainers, Source};
-use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
+use crate::daemon::guests::{Guests, Managed, Network};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::{Adoption, Executor};
+use crate::daemon::tasks::{Adoption, Executor, Search};
 
 /// The guests of a simulated host.
 #[derive(Debug)]
@@ -25,12 +25,14 @@ pub struct SimulatedGuests {
     source: Option<Arc<dyn Source>>,
     /// The pods that are guests, by the source's last state.
     pods: BTreeMap<GuestId, Container>,
+    /// The guests as last known.
+    known: Vec<Managed>,
 }
 
 impl SimulatedGuests {
     /// Those of this world, and the pods of this source.
     pub fn new(world: World, source: Option<Arc<dyn Source>>) -> Self {
-        Self { world, source, pods: BTreeMap::new() }
+        Self { world, source, pods: BTreeMap::new(), known: Vec::new() }
     }
 
     /// Starts and destroys pods as the source lists them.
@@ -50,7 +52,7 @@ impl SimulatedGuests {
             match self.pods.get(id) {
                 None => self.world.add(id.as_str(), traffic),
                 Some(former) if former.run != pod.run => self.world.restart(id.as_str()),
-                Some(_) => self.world.lock().changed = true,
+                Some(_) => {}
             }
         }
         for id in self.pods.keys().filter(|id| !pods.contains_key(*id)) {
@@ -73,15 +75,14 @@ impl Guests for SimulatedGuests {
         true
     }
 
-    fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {
+    fn discover(&mut self, _pool: &PoolView) -> Result<Vec<Managed>> {
         self.follow();
-        let mut state = self.world.lock();
+        let state = self.world.lock();
         if state.silent.is_some() && state.fault == Some(Fault::SilentIsEmpty) {
-            state.changed = true;
-            return Ok(Discovery::Guests(Vec::new()));
+            return Ok(Vec::new());
         }
-        if state.silent.is_some() || !std::mem::take(&mut state.changed) {
-            return Ok(Discovery::Unchanged);
+        if state.silent.is_some() {
+            return Ok(self.known.clone());
         }
         let adopted = state.host.guests.iter().filter(|(id, _)| !state.to_adopt.contains(*id));
         let managed = adopted.map(|(id, guest)| Managed {
@@ -99,7 +100,8 @@ impl Guests for SimulatedGuests {
             leaving: false,
             incarnation: state.incarnations.get(id).copied().unwrap_or_default().to_string(),
         });
-        Ok(Discovery::Guests(managed.collect()))
+        self.known = managed.collect();
+        Ok(self.known.clone())
     }
 
     fn adoption(&mut self, _pool: &PoolView) -> Option<Adoption> {
@@ -176,10 +178,6 @@ impl Guests for SimulatedGuests {
         state.reserved.iter().map(|vf| (vf.clone(), why.to_owned())).collect()
     }
 
-    fn republish(&mut self) {
-        self.world.lock().changed = true;
-    }
-
     fn gap(&self) -> Option<String> {
         if let Some(why) = self.source.as_ref().and_then(|source| source.gap()) {
             return Some(why);
@@ -187,10 +185,10 @@ impl Guests for SimulatedGuests {
         self.world.lock().gap()
     }
 
-    fn find(&mut self, _pool: &PoolView) -> Finding {
+    fn find(&mut self, _pool: &PoolView) -> Search {
         let world = self.world.clone();
         let mut gaps: Vec<String> = self.source.iter().filter_map(|source| source.gap()).collect();
-        Finding::Later(Box::new(move || {
+        Box::new(move || {
             let state = world.lock();
             gaps.extend(state.gap());
             if state.silent.is_some() {
@@ -204,14 +202,10 @@ impl Guests for SimulatedGuests {
                 _ => false,
             });
             Ok(host)
-        }))
+        })
     }
 
     fn executor(&mut self, _guest: &GuestId) -> Performed<Box<dyn Executor>> {
         Ok(Box::new(self.world.clone()))
-    }
-
-    fn release(&mut self, _guest: &GuestId) -> Result<()> {
-        Ok(())
     }
 }

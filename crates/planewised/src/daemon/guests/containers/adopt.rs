@@ -406,8 +406,8 @@ fn settle(facts: &Facts, bridge: Option<&str>, host: &mut Net, pool: &PoolView) 
 }
 
 /// Restores the guest to its state before it was managed, with the addresses and routes that it has now.
-pub fn restore(adopted: &mut Adopted, host: &mut Net, records: &Path) -> Result<()> {
-    let Adopted { facts, net } = adopted;
+pub fn restore(adopted: Adopted, records: &Path) -> Result<()> {
+    let (Adopted { mut facts, mut net }, mut host) = (adopted, Net::open()?);
     if facts.record.taken_over {
         facts.record.addresses = net.addresses(&facts.record.interface)?;
         facts.record.routes = net.routes(facts.bond)?.into_iter().flatten().collect();
@@ -452,7 +452,8 @@ pub fn restore(adopted: &mut Adopted, host: &mut Net, records: &Path) -> Result<
         }
     }
     // From now on the bridge learns by itself.
-    host.delete_bridge_fdb(record.mac, facts.port)
+    host.delete_bridge_fdb(record.mac, facts.port)?;
+    record::remove(records, &record.guest)
 }
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ use pw_linux::netns::Netns;
 
 use crate::daemon::config;
 use crate::daemon::guests::source::{KnownContainers, Source};
-use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
+use crate::daemon::guests::{Guests, Managed, Network};
 use crate::daemon::net::{Identity, Net};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::{Adoption, Executor};
+use crate::daemon::tasks::{Adoption, Executor, Search};
 
 use adopt::{Adopted, AdoptionSettings};
 use docker::Docker;
@@ -65,6 +65,8 @@ impl Spec {
 struct Guest {
     spec: Spec,
     adopted: Option<Adopted>,
+    /// It was adopted, and waits for the task that restores it.
+    released: Option<Adopted>,
     /// It is no longer to be managed.
     leaving: bool,
     retry_at: Option<Instant>,
@@ -76,7 +78,20 @@ struct Guest {
 
 impl Guest {
     const fn new(spec: Spec, leaving: bool) -> Self {
-        Self { spec, adopted: None, leaving, retry_at: None, refused: None, bypassed: None }
+        Self {
+            spec,
+            adopted: None,
+            released: None,
+            leaving,
+            retry_at: None,
+            refused: None,
+            bypassed: None,
+        }
+    }
+
+    /// Forgets the namespace that it had: an open handle would keep it alive.
+    fn forget_namespace(&mut self) {
+        (self.adopted, self.released, self.retry_at) = (None, None, None);
     }
 
     fn presence(&self, id: &GuestId, records: &Path) -> Presence {
@@ -86,13 +101,14 @@ impl Guest {
     }
 }
 
-/// An adoption under way.
+/// An adoption or a release under way.
 #[derive(Debug)]
 struct Adopting {
     id: GuestId,
-    /// The guest as it was when the adoption began.
+    /// The guest as it was when the task began.
     spec: Spec,
-    result: Receiver<Result<Adopted>>,
+    /// The adopted guest; none: it was restored.
+    result: Receiver<Result<Option<Adopted>>>,
 }
 
 /// The containers and namespaces of a host, or its pods.
@@ -107,10 +123,6 @@ pub struct Containers {
     host: Net,
     guests: BTreeMap<GuestId, Guest>,
     adopting: Option<Adopting>,
-    /// The guests as last published.
-    published: Vec<Managed>,
-    /// They are to be published again, changed or not.
-    unpublished: bool,
     troubles: Vec<String>,
     /// Records that cannot be read: their guests stay as they are.
     unreadable: Vec<String>,
@@ -164,8 +176,6 @@ impl Containers {
             host: Net::open()?,
             guests,
             adopting: None,
-            published: Vec::new(),
-            unpublished: true,
             troubles: Vec::new(),
             unreadable,
         })
@@ -220,8 +230,7 @@ impl Containers {
                     // Another namespace under the same name is another guest; the bond goes with the
                     // old one.
                     if !guest.spec.is_of_run(&spec) {
-                        guest.adopted = None;
-                        guest.retry_at = None;
+                        guest.forget_namespace();
                     }
                     guest.spec = spec;
                 }
@@ -233,12 +242,12 @@ impl Containers {
         let mut absent = Vec::new();
         for (id, guest) in &mut self.guests {
             let inode = inode(&guest.spec.netns);
-            if guest.adopted.as_ref().is_some_and(|adopted| Some(adopted.inode) != inode) {
-                // An open handle would keep the namespace alive; without one the kernel returns its VF.
-                guest.adopted = None;
-                guest.retry_at = None;
+            let known = guest.adopted.as_ref().or(guest.released.as_ref());
+            if known.is_some_and(|known| Some(known.inode) != inode) {
+                // Without an open handle the kernel returns its VF.
+                guest.forget_namespace();
             }
-            // What an adoption under way leaves is seen once it has ended.
+            // What a task under way leaves is seen once it has ended.
             let adopting = self.adopting.as_ref().is_some_and(|adopting| adopting.id == *id);
             if !adopting && guest.presence(id, &self.records) == Presence::Absent {
                 absent.push(id.clone());
@@ -260,26 +269,28 @@ impl Containers {
     fn next_to_adopt(&self) -> Option<(&GuestId, &Guest)> {
         self.guests.iter().find(|(id, guest)| {
             guest.adopted.is_none()
+                && guest.released.is_none()
                 && guest.retry_at.is_none_or(|again| again <= Instant::now())
                 && guest.presence(id, &self.records) == Presence::Present
         })
     }
 
-    /// Takes the result of an adoption that has ended.
+    /// Takes the result of an adoption or release that has ended.
     fn take_adopted(&mut self) {
         let Some(adopting) = self.adopting.take() else { return };
         let result = match adopting.result.try_recv() {
             Ok(result) => result,
             Err(TryRecvError::Empty) => return self.adopting = Some(adopting),
             Err(TryRecvError::Disconnected) => {
-                Err(Error::failed("a fault of planewised ended its adoption", "please report it"))
+                Err(Error::failed("a fault of planewised ended the task", "please report it"))
             }
         };
         let same = |guest: &&mut Guest| guest.spec.is_of_run(&adopting.spec);
         let Some(guest) = self.guests.get_mut(&adopting.id).filter(same) else { return };
         match result {
+            Ok(None) if guest.leaving => drop(self.guests.remove(&adopting.id)),
             Ok(adopted) => {
-                guest.adopted = Some(adopted);
+                guest.adopted = adopted;
                 (guest.retry_at, guest.refused) = (None, None);
             }
             Err(error) => {
@@ -307,22 +318,22 @@ impl Containers {
         }
     }
 
-    /// Reports the guests that cannot be given a VF to the source and the status.
+    /// Reports the guests that cannot be given a VF, or not be restored, to the source and the status.
     fn set_refused(&mut self) {
         let mut refused = BTreeMap::new();
         for (id, guest) in &self.guests {
-            if guest.leaving {
-                continue;
-            }
-            let (verb, why) = match (&guest.bypassed, &guest.refused) {
-                (Some(filter), _) => {
+            let (verb, why) = match (guest.leaving, &guest.bypassed, &guest.refused) {
+                (true, _, Some(why)) => ("cannot be restored", why.clone()),
+                (false, Some(filter), _) => {
                     ("gets no VF", format!("it would bypass {filter} ([pool] bypass_filters)"))
                 }
-                (None, Some(why)) => ("cannot be managed", why.clone()),
-                (None, None) => continue,
+                (false, None, Some(why)) => ("cannot be managed", why.clone()),
+                (true, _, None) | (false, None, None) => continue,
             };
             self.troubles.push(format!("{id} {verb}: {why}"));
-            refused.insert(id.clone(), why);
+            if !guest.leaving {
+                refused.insert(id.clone(), why);
+            }
         }
         if let Some(source) = &self.source {
             source.set_refused(refused);
@@ -411,21 +422,26 @@ impl Guests for Containers {
         self.kind
     }
 
-    fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
+    fn discover(&mut self, pool: &PoolView) -> Result<Vec<Managed>> {
         self.take_adopted();
         self.refresh(pool);
-        let managed = self.managed(pool);
-        if managed == self.published && !std::mem::take(&mut self.unpublished) {
-            return Ok(Discovery::Unchanged);
-        }
-        self.published.clone_from(&managed);
-        Ok(Discovery::Guests(managed))
+        Ok(self.managed(pool))
     }
 
     fn adoption(&mut self, pool: &PoolView) -> Option<Adoption> {
         self.take_adopted();
         if self.adopting.is_some() {
             return None;
+        }
+        let (send, result) = mpsc::sync_channel(1);
+        let mut guests = self.guests.iter_mut();
+        let released =
+            guests.find_map(|(id, guest)| Some((id, &guest.spec, guest.released.take()?)));
+        if let Some((id, spec, released)) = released {
+            let (id, spec, records) = (id.clone(), spec.clone(), self.records.clone());
+            self.adopting = Some(Adopting { id, spec, result });
+            let restore = move || adopt::restore(released, &records).map(|()| None);
+            return Some(Box::new(move || drop(send.send(restore()))));
         }
         let (id, guest) = self.next_to_adopt()?;
         let (id, spec, pool) = (id.clone(), guest.spec.clone(), pool.clone());
@@ -435,9 +451,9 @@ impl Guests for Containers {
             enforce_mac: self.config.enforce_mac,
             guests: self.addresses(),
         };
-        let (send, result) = mpsc::sync_channel(1);
         self.adopting = Some(Adopting { id: id.clone(), spec: spec.clone(), result });
-        Some(Box::new(move || drop(send.send(adopt::adopt(&id, &spec, &settings, &pool)))))
+        let adopt = move || adopt::adopt(&id, &spec, &settings, &pool).map(Some);
+        Some(Box::new(move || drop(send.send(adopt()))))
     }
 
     fn is_pending(&self) -> bool {
@@ -461,7 +477,9 @@ impl Guests for Containers {
                         // bond's, since the VF's include what the NIC delivers for others; of its bytes nobody
                         // can tell those apart.
                         _ => match adopted.bond() {
-                            Ok(link) => (source | COUNTS_FRAMES.start, Reading::Counted(link.counters)),
+                            Ok(link) => {
+                                (source | COUNTS_FRAMES.start, Reading::Counted(link.counters))
+                            }
                             _ => (source, Reading::Unsupported),
                         },
                     }
@@ -514,17 +532,12 @@ impl Guests for Containers {
             .or_else(|| missing.map(|(id, _)| format!("{id} could not be adopted again yet")))
     }
 
-    fn republish(&mut self) {
-        self.published.clear();
-        self.unpublished = true;
-    }
-
-    fn find(&mut self, pool: &PoolView) -> Finding {
+    fn find(&mut self, pool: &PoolView) -> Search {
         let adopted =
             |(id, guest): (&GuestId, &Guest)| Some((id.clone(), guest.adopted.as_ref()?.facts()));
         let guests: Vec<_> = self.guests.iter().filter_map(adopted).collect();
         let (pool, gap) = (pool.clone(), self.gap());
-        Finding::Later(Box::new(move || {
+        Box::new(move || {
             let mut state = HostState::default();
             let mut host = Net::open()?;
             for (id, facts) in guests {
@@ -541,7 +554,7 @@ impl Guests for Containers {
             }
             state.gaps.extend(gap);
             Ok(state)
-        }))
+        })
     }
 
     fn executor(&mut self, id: &GuestId) -> Performed<Box<dyn Executor>> {
@@ -552,16 +565,10 @@ impl Guests for Containers {
         Ok(Box::new(ContainerExecutor(adopted.facts())))
     }
 
-    fn release(&mut self, id: &GuestId) -> Result<()> {
-        if let Some(guest) = self.guests.get_mut(id)
-            && let Some(adopted) = &mut guest.adopted
-        {
-            adopt::restore(adopted, &mut self.host, &self.records)?;
-            record::remove(&self.records, id)?;
+    fn release(&mut self, id: &GuestId) {
+        if let Some(guest) = self.guests.get_mut(id) {
+            guest.released = guest.adopted.take();
         }
-        self.guests.remove(id);
-        self.published.retain(|managed| managed.id != *id);
-        Ok(())
     }
 
     fn configure(&mut self, config: &config::Config) {

@@ -47,3 +47,68 @@ fn a_container_whose_named_process_ended_is_not_taken_for_gone_while_it_is_told_
     assert_eq!(presence(leaving, container, exists, recorded), Presence::Present);
     assert_eq!(presence(leaving, container, exists, !recorded), Presence::Absent);
 }
+
+/// As an adoption without a bond leaves it, which not every kernel has.
+#[test]
+fn a_released_guest_is_gone_at_once_and_restored_by_a_task_with_its_address_and_route() {
+    use nix::sched::{CloneFlags, unshare};
+    fn shell(script: &str) -> Option<String> {
+        let output = std::process::Command::new("sh").args(["-ec", script]).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+    let done = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).ok()?;
+        let (send, receive) = mpsc::channel();
+        let (_end, ended) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let tid = unshare(CloneFlags::CLONE_NEWNET).map(|()| nix::unistd::gettid());
+            let _ = (send.send(tid.ok()), ended.recv());
+        });
+        let netns = format!("/proc/{}/ns/net", receive.recv().ok()??);
+        let inside = format!("nsenter --net={netns}");
+        shell(&format!(
+            "ip link add br0 up type bridge; ip link add pf0 up master br0 type veth peer far
+             ip link add port up master br0 type veth peer eth0; ip link set eth0 netns {netns}
+             {inside} ip link set eth0 up; {inside} ip address add 198.18.7.2/24 dev eth0
+             {inside} ip route add default via 198.18.7.1"
+        ))?;
+        let state = || shell(&format!("{inside} ip -4 -o address; {inside} ip route"));
+        let before = state()?;
+        let directory = tempfile::tempdir().expect("a directory");
+        let base = format!(
+            "state_directory = '{}'\n[containers]\ndocker = ''",
+            directory.path().display()
+        );
+        let with_web =
+            format!("{base}\n[containers.namespaces.web]\nnetns = '{netns}'\ninterface = 'eth0'");
+        let parse = |text: &str| config::parse(text, "x").expect("valid");
+        let mut containers = Containers::new(&parse(&with_web), true).expect("Linux");
+        let links = Net::open().and_then(|mut net| net.all()).expect("answered");
+        let index = links.iter().find(|link| link.name == "pf0").expect("made").index;
+        let address = "0000:01:00.0".parse().expect("valid");
+        let bridge = Some("br0".to_owned());
+        let pf = crate::daemon::pool::PoolPf { index, address, numa: None, link_up: true, bridge };
+        let links = Arc::new(links.into_iter().map(|link| (link.index, link)).collect());
+        let pool = PoolView { pfs: [("pf0".into(), pf)].into(), links, ..PoolView::default() };
+        let known = |containers: &mut Containers| containers.discover(&pool).expect("known");
+        assert!(known(&mut containers).is_empty());
+        containers.adoption(&pool).expect("of web")();
+        assert_eq!(known(&mut containers).len(), 1, "{:?}", containers.troubles());
+        let adopted = containers.guests[&GuestId::from("web")].adopted.as_ref().expect("adopted");
+        record::write(&containers.records, &adopted.record).expect("written");
+        containers.configure(&parse(&base));
+        assert!(known(&mut containers)[0].leaving);
+        containers.release(&"web".into());
+        assert!(known(&mut containers).is_empty());
+        let restore = containers.adoption(&pool).expect("its release");
+        assert!(containers.guests.contains_key(&GuestId::from("web")), "it is not restored yet");
+        restore();
+        assert!(known(&mut containers).is_empty() && containers.guests.is_empty());
+        assert!(!containers.is_pending() && containers.troubles().is_empty());
+        assert_eq!(state()?, before);
+        Some(())
+    });
+    if done.join().expect("no panic").is_none() {
+        eprintln!("skipped: needs root, ip and nsenter");
+    }
+}

@@ -26,7 +26,6 @@ use pw_alloc::execute::Performed;
 use pw_alloc::model::{GuestId, Origin, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
-use pw_alloc::world::HostState;
 use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 
@@ -39,10 +38,10 @@ use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
 use self::watch::{RunningDomain, Watch};
 use crate::daemon::filters::Filters;
-use crate::daemon::guests::{Discovery, Finding, Guests, Managed, Network};
+use crate::daemon::guests::{Guests, Managed, Network};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
-use crate::daemon::tasks::Executor;
+use crate::daemon::tasks::{Executor, Search};
 
 /// Time limit of a survey.
 const FIND: Duration = Duration::from_secs(20);
@@ -70,8 +69,6 @@ pub struct Machines {
     taps: BTreeMap<String, Tap>,
     /// Paths have changed since the guests were made.
     paths_changed: bool,
-    /// The guests have changed since they were published.
-    unpublished: bool,
     troubles: Vec<String>,
     /// Guests that were managed once and may still hold a VF.
     leaving: BTreeSet<Uuid>,
@@ -122,7 +119,6 @@ impl Machines {
             version: None,
             taps: BTreeMap::new(),
             paths_changed: false,
-            unpublished: true,
             troubles: Vec::new(),
             leaving: BTreeSet::new(),
             bypass_filters: false,
@@ -173,10 +169,6 @@ impl Machines {
                 .filter(|guest| guest.agent && !holds(&guest.functions, pool).is_empty())
                 .map(|guest| (guest.domain.clone(), guest.nic.mac)),
         );
-        self.unpublished |= self.guests.len() != previous.len()
-            || previous.iter().any(|(id, guest)| {
-                self.guests.get(id).is_none_or(|new| new.managed != guest.managed)
-            });
     }
 
     fn guest_of(
@@ -303,7 +295,7 @@ impl Guests for Machines {
         true
     }
 
-    fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
+    fn discover(&mut self, pool: &PoolView) -> Result<Vec<Managed>> {
         {
             let board = self.watch.board();
             // A host without libvirt has no machines, which is no error.
@@ -313,10 +305,7 @@ impl Guests for Machines {
         }
         self.look_at_taps();
         self.refresh(pool);
-        if !std::mem::take(&mut self.unpublished) {
-            return Ok(Discovery::Unchanged);
-        }
-        Ok(Discovery::Guests(self.guests.values().map(|guest| guest.managed.clone()).collect()))
+        Ok(self.guests.values().map(|guest| guest.managed.clone()).collect())
     }
 
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
@@ -407,14 +396,10 @@ impl Guests for Machines {
         }))
     }
 
-    fn republish(&mut self) {
-        self.unpublished = true;
-    }
-
-    fn find(&mut self, pool: &PoolView) -> Finding {
+    fn find(&mut self, pool: &PoolView) -> Search {
         let host = match self.host.try_clone() {
             Ok(host) => host,
-            Err(error) => return Finding::Done(HostState::unknown(error.what)),
+            Err(error) => return Box::new(move || Err(error)),
         };
         let mut finder = Finder {
             libvirt: Arc::clone(&self.libvirt),
@@ -425,12 +410,7 @@ impl Guests for Machines {
             may_be_missing: self.watch.board().empty && !self.libvirt.installed(),
         };
         let pool = pool.clone();
-        Finding::Later(Box::new(move || finder.find(&pool)))
-    }
-
-    fn release(&mut self, _: &GuestId) -> Result<()> {
-        // Nothing else of a machine was changed.
-        Ok(())
+        Box::new(move || finder.find(&pool))
     }
 
     fn troubles(&self) -> Vec<String> {

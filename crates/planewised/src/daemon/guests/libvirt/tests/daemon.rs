@@ -17,7 +17,7 @@ use super::super::agent::Agents;
 use super::super::simulated::{Simulated, vf};
 use super::super::watch::Watch;
 use super::super::{Guests, Machines};
-use crate::daemon::guests::{Discovery, Finding, Managed};
+use crate::daemon::guests::Managed;
 use crate::daemon::pool::PoolView;
 use crate::daemon::tasks::Executor;
 
@@ -31,7 +31,6 @@ pub struct Daemon {
     pub simulated: Simulated,
     pub machines: Machines,
     pub agents: Arc<Agents>,
-    pub managed: Vec<Managed>,
     pub patience: Duration,
 }
 
@@ -41,13 +40,7 @@ impl Daemon {
         let agents = Agents::idle(libvirt.clone());
         let watch = Watch::idle(libvirt.clone());
         let machines = Machines::with(libvirt, watch, agents.clone(), Box::new(simulated.clone()));
-        Self {
-            simulated: simulated.clone(),
-            machines,
-            agents,
-            managed: Vec::new(),
-            patience: PATIENCE,
-        }
+        Self { simulated: simulated.clone(), machines, agents, patience: PATIENCE }
     }
 
     pub fn pool(&mut self) -> PoolView {
@@ -56,10 +49,7 @@ impl Daemon {
 
     pub fn managed(&mut self) -> Vec<Managed> {
         let pool = self.pool();
-        if let Discovery::Guests(guests) = self.machines.discover(&pool).expect("it is there") {
-            self.managed = guests;
-        }
-        self.managed.clone()
+        self.machines.discover(&pool).expect("it is there")
     }
 
     pub fn samples(&mut self) -> Vec<(GuestId, Sample)> {
@@ -82,14 +72,22 @@ impl Daemon {
     pub fn executor(&mut self, guest: &GuestId) -> Result<Box<dyn Executor>, Failure> {
         // A daemon looks before each sample; a libvirt that is away leaves what was known.
         let pool = self.pool();
-        if let Ok(Discovery::Guests(guests)) = self.machines.discover(&pool) {
-            self.managed = guests;
-        }
+        drop(self.machines.discover(&pool));
         self.machines.executor(guest)
     }
 
     /// One move; the journal's lines.
     pub fn make(&mut self, change: Move, lines: &mut Vec<Entry>) -> Ending {
+        self.make_until(change, lines, |_, _| false).expect("nobody kills it")
+    }
+
+    /// The same; none: it was killed before an action.
+    pub fn make_until(
+        &mut self,
+        change: Move,
+        lines: &mut Vec<Entry>,
+        mut killed: impl FnMut(&Simulated, &Action) -> bool,
+    ) -> Option<Ending> {
         let mac = self
             .simulated
             .world()
@@ -97,15 +95,19 @@ impl Daemon {
             .values()
             .find(|one| GuestId::from(one.name.as_str()) == change.guest)
             .map_or(Mac::ZERO, |one| one.mac);
-        let mut execution = Execution::new(1, change, mac, Join::Failover);
+        let mut execution = Execution::new(lines.len() as u64, change, mac, Join::Failover);
         loop {
-            match execution.next_action() {
+            let action = execution.next_action();
+            if killed(&self.simulated, &action) {
+                return None;
+            }
+            match action {
                 Action::Write(entry) => lines.push(entry),
                 Action::Do(step) => {
                     let result = self.perform(&step);
                     execution.report(result);
                 }
-                Action::Finished(ending) => return ending,
+                Action::Finished(ending) => return Some(ending),
             }
         }
     }
@@ -138,24 +140,24 @@ impl Daemon {
         found
     }
 
-    pub fn recover(&mut self, lines: &[Entry]) -> Recovery {
-        let found = self.find();
-        let recovery = recover(&Ledger::replay(lines), &found);
+    /// Recovers everything; `ledger` is as its lines have it afterwards.
+    pub fn recover(&mut self, ledger: &mut Ledger) -> Vec<Recovery> {
+        let recovered = recover(ledger, &self.find(), None);
         // The daemon's first look.
         drop(self.managed());
-        for step in &recovery.steps {
-            self.perform(step).expect("what recovery does can be done");
+        for part in &recovered {
+            for step in &part.steps {
+                self.perform(step).expect("what recovery does can be done");
+            }
+            ledger.apply(&part.settled(0, ledger));
         }
-        recovery
+        recovered
     }
 }
 
 /// What of the world is the machines'.
 pub fn found(machines: &mut Machines, pool: &PoolView) -> HostState {
-    match machines.find(pool) {
-        Finding::Done(found) => found,
-        Finding::Later(search) => search().expect("a gap, if anything"),
-    }
+    machines.find(pool)().expect("a gap, if anything")
 }
 
 pub fn change(direction: Direction, n: u16, index: u16) -> Move {
