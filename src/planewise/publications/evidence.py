@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from planewise.errors import BadInputError
 from planewise.judge.analysis import SERIES
@@ -36,28 +36,12 @@ from planewise.store.packets import RttMetric
 from planewise.store.rundir import RunReader
 
 Counted = Literal["block", "setting", "experiment"]
+"""What evidence counts: a table's settings are all that there are and have no error."""
 Cell = Mapping[str, Level]
 Values = Iterable[tuple[Cell, float]]
 
 _DEFAULTS: Cell = {"guest": "namespace", "path": "north-south"}
 """Levels that a cell without the factor has."""
-
-
-class Evidence(Protocol):
-    """Something that claims are checked against."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def emulated(self) -> str:
-        """Why its times are not those of hardware; empty when they are."""
-
-    @property
-    def unit(self) -> Counted:
-        """What is counted: a table's settings are all that there are and have no error."""
-
-    def observed(self, metric: str, factor: str) -> Observed:
-        """The metric's values, one a cell and block; BadInputError where it has no such metric."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +64,11 @@ class AskedRun:
 
     @property
     def emulated(self) -> str:
+        """Why its times are not those of hardware; empty when they are."""
         return self.info.emulated
 
     def observed(self, metric: str, factor: str) -> Observed:
+        """The metric's values, one a cell and block; BadInputError where it has no such metric."""
         trials = by_groups(self.trials)
         if factor == SERIES:
             trials = by_series(trials, Naming(trial.cell for trial in trials), SERIES)
@@ -296,6 +282,9 @@ class Recordings:
         ]
         return _in_settings(Metric(metric, title, unit, lower), values, factor, self.name)
 
+
+Evidence = AskedRun | PublishedTables | Recordings
+"""What claims are checked against."""
 
 SHARED = ("nic_ring", "pinning", "platform")
 """Aspects that two experiments differ in; of other factors an experiment has every level."""

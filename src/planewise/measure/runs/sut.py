@@ -5,7 +5,6 @@ Gives searches their `Measurer`, and keeps every trial's record.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -33,34 +32,8 @@ MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets for a loss ratio."""
 
 
-class Sut(ABC):
-    """A system under test, before it is built."""
-
-    @property
-    @abstractmethod
-    def cell(self) -> dict[str, Level]:
-        """The factor levels in its trial records."""
-
-    @abstractmethod
-    def on(self, pair: Pair) -> Sut:
-        """The same on two servers; UnsupportedError where it cannot be there."""
-
-    @abstractmethod
-    def build(self, size_bytes: int, built: ExitStack) -> Station:
-        """Builds it; closing `built` removes it.
-
-        Raises:
-            UnsupportedError: it cannot be built here.
-            PlanewiseError: it could not be built.
-        """
-
-    def check(self) -> None:
-        """BadInputError when something that the user named does not exist (any more)."""
-        return
-
-
 @dataclass(frozen=True)
-class PlaneUnderTest(Sut):
+class PlaneUnderTest:
     """From the sender's main guest through a plane to the responder's."""
 
     plane: str
@@ -72,8 +45,8 @@ class PlaneUnderTest(Sut):
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut`. As in older runs, `guest` and `path` are left out where they are the
-        default."""
+        """The factor levels in its trial records. As in older runs, `guest` and `path` are left out
+        where they are the default."""
         beyond: dict[str, Level] = {}
         if self.guest != "namespace":
             beyond["guest"] = self.guest
@@ -82,9 +55,11 @@ class PlaneUnderTest(Sut):
         return {"plane": self.plane, **beyond, "ip_version": self.ip_version}
 
     def on(self, pair: Pair) -> Sut:
+        """The same on two servers."""
         return replace(self, pair=pair)
 
     def build(self, size_bytes: int, built: ExitStack) -> Station:
+        """Builds it; closing `built` removes it. UnsupportedError: it cannot be built here."""
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
         levels = {"plane": self.plane, "guest": self.guest, "path": self.path}
         design = Design.model_validate({"factors": {**levels, "size_bytes": size_bytes},
@@ -101,7 +76,7 @@ class PlaneUnderTest(Sut):
 
 
 @dataclass(frozen=True)
-class RouterUnderTest(Sut):
+class RouterUnderTest:
     """Through a host that forwards in its kernel: PASTRAMI's case."""
 
     ip_version: IpVersion = 6
@@ -115,7 +90,7 @@ class RouterUnderTest(Sut):
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut`. As in older runs, only a campaign's cells name the default levels."""
+        """The factor levels. As in older runs, only a campaign's cells name the default ones."""
         beyond: dict[str, Level] = {}
         if self.labels or self.forwarding != "kernel":
             beyond["forwarding"] = self.forwarding
@@ -157,7 +132,7 @@ class RouterUnderTest(Sut):
 
 
 @dataclass(frozen=True)
-class InterfacesUnderTest(Sut):
+class InterfacesUnderTest:
     """Between two interfaces that the user named; whatever lies between them is the SUT."""
 
     path: TrialPath
@@ -176,6 +151,7 @@ class InterfacesUnderTest(Sut):
         return _station(self.path, self.ip_version, split_cpus(), built)
 
     def check(self) -> None:
+        """BadInputError when an interface does not exist (any more)."""
         path = self.path
         host = LocalHost("generator")
         try:
@@ -195,6 +171,10 @@ class InterfacesUnderTest(Sut):
                     )
         finally:
             host.close()
+
+
+Sut = PlaneUnderTest | RouterUnderTest | InterfacesUnderTest
+"""A system under test, before it is built."""
 
 
 def _station(
@@ -273,7 +253,8 @@ class SutMeasurer:
         try:
             record = self.built.measure(trial, place, lambda _: None).record
         except PlanewiseError:
-            self.sut.check()
+            if isinstance(self.sut, InterfacesUnderTest):
+                self.sut.check()
             raise
         host = watch.stop() if "shared" in record.cpu else {}  # else other hosts are measured
         return record.model_copy(update={"host": host})
