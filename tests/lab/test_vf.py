@@ -152,7 +152,7 @@ def test_a_vf_inside_a_process_that_is_killed_is_found_and_brought_home(host: La
         moved = vf(host, f"move pf0/0 --to pid:{guest.pid} --name inner --owner test")["vf"]
         assert moved["used_by"].startswith("its interface inner is in namespace")
         code, said = refused(host, "bind pf0/0 vfio-pci --owner another")
-        assert (code, "is in the hands of test" in said) == (1, True)
+        assert (code, "belongs to test" in said) == (1, True)
         guest.kill()
     vf(host, "release pf0/0")
     assert pf(host) == before
@@ -193,7 +193,7 @@ def test_of_two_callers_at_once_one_gets_the_pf_and_the_other_a_sentence(host: L
     before = pf(host)
     said = shell(host, TWO)
     assert said.count("done\n") == 1, said
-    assert "pf0 is in the hands of" in said
+    assert "pf0 belongs to" in said
     after = pf(host)
     assert (after["owner"], after["num_vfs"]) in (("one", 2), ("two", 3))
     vf(host, "restore")

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use pw_error::{Error, Result};
 
 /// A PCI function: `domain:bus:device.function`, all in hexadecimal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     domain: u32,
     /// Bus (8 bits), device (5 bits), function (3 bits).

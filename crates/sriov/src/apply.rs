@@ -162,9 +162,7 @@ fn probe(kernel: &mut dyn Kernel, address: PciAddress, applied: &Applied) -> Res
         write(kernel, PROBE, &address.to_string())?;
         must_be_bound(kernel, address)?;
         let link = link_of(kernel, address)?;
-        let Some((AdminMac { pf, vf, mac }, link)) = admin_mac.as_ref().zip(link) else {
-            return Ok(());
-        };
+        let Some(((pf, vf, mac), link)) = admin_mac.as_ref().zip(link) else { return Ok(()) };
         // A PF that is down does not answer.
         if link.netdev.mac == Some(*mac) || !pf.up {
             return Ok(());
@@ -181,24 +179,18 @@ fn probe(kernel: &mut dyn Kernel, address: PciAddress, applied: &Applied) -> Res
     ))
 }
 
-/// The MAC that a PF holds for one of its VFs.
-struct AdminMac {
-    pf: Netdev,
-    vf: u32,
-    mac: Mac,
-}
-
 /// The interface of a function in the host's namespace.
 fn link_of(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Option<Link>> {
     let links = kernel.links(&NetNs::Host)?;
     Ok(links.into_iter().find(|link| link.device == Some(address) && !link.representor))
 }
 
+/// The interface of a VF's PF, the VF's number, and the MAC that the PF holds for it.
 fn admin_mac(
     kernel: &mut dyn Kernel,
     address: PciAddress,
     applied: &Applied,
-) -> Result<Option<AdminMac>> {
+) -> Result<Option<(Netdev, u32, Mac)>> {
     let tree = kernel.tree();
     let Some(pf) = tree.pf_of(address) else { return Ok(None) };
     let index = tree.vfs(pf).into_iter().find(|(_, vf)| *vf == address).map(|(index, _)| index);
@@ -210,7 +202,7 @@ fn admin_mac(
             .and_then(|infos| infos.into_iter().find(|info| info.index == vf)?.config.mac),
     };
     let mac = mac.filter(|mac| *mac != Mac::NONE);
-    Ok(mac.map(|mac| AdminMac { pf: link.netdev, vf, mac }))
+    Ok(mac.map(|mac| (link.netdev, vf, mac)))
 }
 
 /// Checks that a driver took a function: the kernel reports a probe as done also when none did.

@@ -64,7 +64,7 @@ impl Pf {
 }
 
 /// A virtual function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vf {
     /// Its number on its PF.
     pub index: u32,
@@ -172,6 +172,12 @@ pub struct VfCounters {
     pub multicast_packets: u64,
     pub rx_dropped_packets: u64,
     pub tx_dropped_packets: u64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self::Unsupported { reason: "not asked".into() }
+    }
 }
 
 impl VfCounters {

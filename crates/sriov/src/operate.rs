@@ -14,9 +14,9 @@ use crate::discover::settled_pf;
 use crate::driver;
 use crate::kernel::{Kernel, vital_interfaces};
 use crate::lookup;
-use crate::model::{Machine, NetNs, Pf, Vf};
+use crate::model::{NetNs, Pf, Vf};
 use crate::plan::{self, Driver, Move, Plan, Settings, Setup, Step};
-use crate::state::{Before, Kind, Lock, NOBODY, Record, State};
+use crate::state::{Before, Lock, NOBODY, Record, State};
 
 /// Options of all operations.
 #[derive(Debug, Clone)]
@@ -97,61 +97,49 @@ impl<K: Kernel> Operator<'_, K> {
     pub fn setup(&mut self, pf: &str, request: &Setup) -> Result<Done<Pf>> {
         let address = lookup::pf(self.kernel, pf)?;
         let _lock = self.lock(address, false)?;
-        let before = self.pf(address)?;
+        let before = self.pf(address, None)?;
         let steps = plan::setup(&before, request)?;
         if let Some(driver) = request.driver.name(&before)? {
             self.must_have_driver(&driver)?;
         }
-        if before.num_vfs != request.count {
+        let recreates = before.num_vfs != request.count;
+        if recreates {
             let vfs = before.vfs.iter().filter_map(|vf| vf.netdev.as_ref());
             let names = before.netdev.iter().chain(vfs).map(|netdev| netdev.name.clone());
             self.refuse_vital(&names.collect::<Vec<_>>())?;
         }
-        let record = self.state.record(Kind::Pf, address)?;
+        let record = self.state.record(address)?;
         if !steps.is_empty() {
             self.refuse_other_owner(record.as_ref(), &before.label())?;
-            for vf in before.vfs.iter().filter(|_| before.num_vfs != request.count) {
-                let record = self.state.record(Kind::Vf, vf.address)?;
+        }
+        let mut first = before.clone();
+        for vf in &mut first.vfs {
+            let record = self.state.record(vf.address)?;
+            if recreates {
                 self.refuse_other_owner(record.as_ref(), &format!("VF {}", vf.address))?;
+            }
+            // A VF with a record of its own was changed before: its first state is in there.
+            if let Some(Before::Vf { first, .. }) = record.map(|record| record.before) {
+                *vf = *first;
             }
         }
         if self.options.dry_run || steps.is_empty() {
             return Ok(Done { steps, now: before });
         }
-        if record.is_none() {
-            let mut first = before.clone();
-            for vf in &mut first.vfs {
-                // A VF with a record of its own was changed before: its first state is in there.
-                if let Some(Before::Vf { first, .. }) =
-                    self.state.record(Kind::Vf, vf.address)?.map(|record| record.before)
-                {
-                    *vf = *first;
-                }
-            }
-            self.state.write(&self.record_of(Before::Pf(Box::new(first))))?;
+        match &record {
+            Some(Record { before: Before::Pf(recorded), .. }) => first = (**recorded).clone(),
+            _ => self.state.write(&self.record_of(Before::Pf(Box::new(first.clone()))))?,
         }
         let _signals = BlockedSignals::new();
-        if let Err(error) = self.apply(&steps) {
-            let undone = self.pf(address).and_then(|now| {
-                let undo = plan::restore_pf(&now, &before)?;
-                self.apply(&undo)?;
-                if record.is_none() {
-                    self.state.remove(Kind::Pf, address)?;
-                }
-                Ok(())
-            });
-            return Err(with_undo(error, undone, &before.label()));
-        }
-        let now = self.pf(address)?;
-        let first = match record.map(|record| record.before) {
-            Some(Before::Pf(first)) => *first,
-            _ => before,
-        };
+        self.apply_or_undo(&steps, record.as_ref(), address, &before.label(), |operator| {
+            plan::converge_pf(&operator.pf(address, None)?, &before)
+        })?;
+        let now = self.pf(address, None)?;
         if now.num_vfs != first.num_vfs || request.count == 0 {
             self.forget_vfs(address)?;
         }
         if plan::differences(&now, &first).is_empty() {
-            self.state.remove(Kind::Pf, address)?;
+            self.state.remove(address)?;
         }
         Ok(Done { steps, now })
     }
@@ -191,10 +179,8 @@ impl<K: Kernel> Operator<'_, K> {
         plan: impl FnOnce(&mut Self, &Pf, &Vf) -> Result<Plan>,
     ) -> Result<Done<Vf>> {
         let (pf_address, address) = lookup::vf(self.kernel, vf)?;
-        let _pf_lock = self.lock(pf_address, true)?;
-        let _lock = self.lock(address, false)?;
-        let (pf, before) = self.vf(pf_address, address)?;
-        let record = self.state.record(Kind::Vf, address)?;
+        let (_locks, pf, before) = self.locked_vf(pf_address, address)?;
+        let record = self.state.record(address)?;
         self.refuse_other_owner(record.as_ref(), &format!("VF {address}"))?;
         let steps = plan(self, &pf, &before)?;
         let disturbs = |step: &Step| !matches!(step, Step::Set { .. });
@@ -220,16 +206,10 @@ impl<K: Kernel> Operator<'_, K> {
             self.state.write(&new_record)?;
         }
         let _signals = BlockedSignals::new();
-        if let Err(error) = self.apply(&steps) {
-            let undone = self.vf(pf_address, address).and_then(|(pf, now)| {
-                self.apply(&plan::restore_vf(&pf, &now, &before)?)?;
-                match &record {
-                    Some(record) => self.state.write(record),
-                    None => self.state.remove(Kind::Vf, address),
-                }
-            });
-            return Err(with_undo(error, undone, &address.to_string()));
-        }
+        self.apply_or_undo(&steps, record.as_ref(), address, &address.to_string(), |operator| {
+            let (_, now) = operator.vf(pf_address, address)?;
+            plan::converge_vf(pf_address, &now, &before)
+        })?;
         let (_, now) = self.vf(pf_address, address)?;
         self.forget_if_restored(&new_record, &now)?;
         Ok(Done { steps, now })
@@ -243,16 +223,14 @@ impl<K: Kernel> Operator<'_, K> {
         let mut done = Restored::default();
         for vf in vfs {
             let (pf_address, address) = lookup::vf(self.kernel, vf)?;
-            let _pf_lock = self.lock(pf_address, true)?;
-            let _lock = self.lock(address, false)?;
-            let (pf, now) = self.vf(pf_address, address)?;
-            let record = self.state.record(Kind::Vf, address)?;
+            let (_locks, _, now) = self.locked_vf(pf_address, address)?;
+            let record = self.state.record(address)?;
             let target = match record.as_ref().map(|record| &record.before) {
                 Some(Before::Vf { before_move, .. }) => before_move.as_deref(),
                 _ => None,
             };
             let steps = match target {
-                Some(before) => plan::restore_vf(&pf, &now, before)?,
+                Some(before) => plan::converge_vf(pf_address, &now, before)?,
                 None => {
                     let taken = self.names(&NetNs::Host)?;
                     plan::return_to_host(&now, &taken)
@@ -284,10 +262,11 @@ impl<K: Kernel> Operator<'_, K> {
     pub fn restore(&mut self, functions: &[String]) -> Result<Restored> {
         let mut done = Restored::default();
         let mut failures = Vec::new();
-        for (kind, address) in self.recorded(functions)? {
-            let restored = match kind {
-                Kind::Vf => self.restore_vf(address, &mut done),
-                Kind::Pf => self.restore_pf(address, &mut done),
+        for record in self.recorded(functions)? {
+            let address = record.address();
+            let restored = match record.before {
+                Before::Vf { pf, .. } => self.restore_vf(pf, address, &mut done),
+                Before::Pf(_) => self.restore_pf(address, &mut done),
             };
             failures.extend(restored.err());
         }
@@ -302,24 +281,20 @@ impl<K: Kernel> Operator<'_, K> {
         }
     }
 
-    /// The functions with a record that `restore` is asked for, VFs before PFs.
-    fn recorded(&mut self, functions: &[String]) -> Result<Vec<(Kind, PciAddress)>> {
-        let records = self.state.all()?;
+    /// The records that `restore` is asked for, those of VFs before those of PFs.
+    fn recorded(&mut self, functions: &[String]) -> Result<Vec<Record>> {
+        let mut records = self.state.all()?;
         let mut named = BTreeSet::new();
         for text in functions {
             named.insert(self.function(text, &records)?);
         }
-        let owner = self.options.owner.clone();
-        Ok(records
-            .iter()
-            .filter(|record| {
-                let of_named_pf =
-                    matches!(&record.before, Before::Vf { pf, .. } if named.contains(pf));
-                functions.is_empty() || named.contains(&record.address()) || of_named_pf
-            })
-            .filter(|record| owner.is_none() || record.owner == owner)
-            .map(|record| (record.kind(), record.address()))
-            .collect())
+        let owner = &self.options.owner;
+        records.retain(|record| {
+            let of_named_pf = matches!(&record.before, Before::Vf { pf, .. } if named.contains(pf));
+            let is_named = named.contains(&record.address()) || of_named_pf;
+            (functions.is_empty() || is_named) && (owner.is_none() || record.owner == *owner)
+        });
+        Ok(records)
     }
 
     /// A function by its name; by its address also one that has a record but is gone.
@@ -341,26 +316,22 @@ impl<K: Kernel> Operator<'_, K> {
         )
     }
 
-    fn restore_vf(&mut self, address: PciAddress, done: &mut Restored) -> Result<()> {
-        let pf_address = match self.state.record(Kind::Vf, address)?.map(|record| record.before) {
-            Some(Before::Vf { pf, .. }) => pf,
-            _ => return Ok(()),
-        };
-        let _pf_lock = self.lock(pf_address, true)?;
-        let _lock = self.lock(address, false)?;
+    fn restore_vf(
+        &mut self,
+        pf_address: PciAddress,
+        address: PciAddress,
+        done: &mut Restored,
+    ) -> Result<()> {
+        let _locks = self.lock_vf(pf_address, address)?;
         // Another process may have restored it while this one waited for the lock.
-        let Some(record) = self.state.record(Kind::Vf, address)? else { return Ok(()) };
-        let Before::Vf { first, .. } = &record.before else { return Ok(()) };
+        let record = self.state.record(address)?.map(|record| record.before);
+        let Some(Before::Vf { first, .. }) = record else { return Ok(()) };
         if self.kernel.tree().pf_of(address) != Some(pf_address) {
             // Its PF has fewer VFs now: the VF is gone, and the record with it.
-            return if self.options.dry_run {
-                Ok(())
-            } else {
-                self.state.remove(Kind::Vf, address)
-            };
+            return if self.options.dry_run { Ok(()) } else { self.state.remove(address) };
         }
-        let (pf, now) = self.vf(pf_address, address)?;
-        let steps = plan::restore_vf(&pf, &now, first)?;
+        let (_, now) = self.vf(pf_address, address)?;
+        let steps = plan::converge_vf(pf_address, &now, &first)?;
         done.restored.push(address);
         done.steps.extend(steps.iter().cloned());
         if self.options.dry_run {
@@ -369,15 +340,15 @@ impl<K: Kernel> Operator<'_, K> {
         let _signals = BlockedSignals::new();
         self.apply(&steps)?;
         let (_, now) = self.vf(pf_address, address)?;
-        self.must_be_restored(plan::differences_of_vf(&now, first), address)?;
-        self.state.remove(Kind::Vf, address)
+        self.must_be_restored(plan::differences_of_vf(&now, &first), address)?;
+        self.state.remove(address)
     }
 
     fn restore_pf(&mut self, address: PciAddress, done: &mut Restored) -> Result<()> {
         let _lock = self.lock(address, false)?;
-        let Some(record) = self.state.record(Kind::Pf, address)? else { return Ok(()) };
+        let Some(record) = self.state.record(address)? else { return Ok(()) };
         let Before::Pf(before) = &record.before else { return Ok(()) };
-        let now = self.pf(address)?;
+        let now = self.pf(address, None)?;
         let recreates = now.num_vfs != before.num_vfs;
         for vf in self.state.all()? {
             let Before::Vf { pf, .. } = &vf.before else { continue };
@@ -398,7 +369,7 @@ impl<K: Kernel> Operator<'_, K> {
             let names = now.netdev.iter().map(|netdev| netdev.name.clone());
             self.refuse_vital(&names.collect::<Vec<_>>())?;
         }
-        let steps = plan::restore_pf(&now, before)?;
+        let steps = plan::converge_pf(&now, before)?;
         done.restored.push(address);
         done.steps.extend(steps.iter().cloned());
         if self.options.dry_run {
@@ -406,10 +377,34 @@ impl<K: Kernel> Operator<'_, K> {
         }
         let _signals = BlockedSignals::new();
         self.apply(&steps)?;
-        let now = self.pf(address)?;
+        let now = self.pf(address, None)?;
         self.must_be_restored(plan::differences(&now, before), address)?;
         self.forget_vfs(address)?;
-        self.state.remove(Kind::Pf, address)
+        self.state.remove(address)
+    }
+
+    /// Performs a plan. Where it fails, performs `undo`'s and puts the earlier record back.
+    fn apply_or_undo(
+        &mut self,
+        steps: &[Step],
+        record: Option<&Record>,
+        address: PciAddress,
+        label: &str,
+        undo: impl FnOnce(&mut Self) -> Result<Plan>,
+    ) -> Result<()> {
+        let Err(mut error) = self.apply(steps) else { return Ok(()) };
+        let undone = undo(self).and_then(|steps| self.apply(&steps)).and_then(|()| match record {
+            Some(record) => self.state.write(record),
+            None => self.state.remove(address),
+        });
+        match undone {
+            Ok(()) => error.what += "; all is as before",
+            Err(undo) => {
+                error.what += &format!("; and it could not be undone: {}", undo.what);
+                error.remedy = format!("planewised vf restore {label}");
+            }
+        }
+        Err(error)
     }
 
     /// Performs a plan, which may rename interfaces of VFs that have a record.
@@ -443,19 +438,31 @@ impl<K: Kernel> Operator<'_, K> {
         self.state.lock(address, shared, self.options.wait).map(Some)
     }
 
-    fn pf(&mut self, address: PciAddress) -> Result<Pf> {
-        self.pf_with(address, None)
+    /// Locks a VF for this process alone, and its PF against changes of the number of VFs.
+    fn lock_vf(&self, pf: PciAddress, address: PciAddress) -> Result<[Option<Lock>; 2]> {
+        Ok([self.lock(pf, true)?, self.lock(address, false)?])
+    }
+
+    /// Locks a VF, and reads it and its PF.
+    fn locked_vf(
+        &mut self,
+        pf: PciAddress,
+        address: PciAddress,
+    ) -> Result<([Option<Lock>; 2], Pf, Vf)> {
+        let locks = self.lock_vf(pf, address)?;
+        let (pf, vf) = self.vf(pf, address)?;
+        Ok((locks, pf, vf))
     }
 
     /// Reads a PF, and waits for the interface of this VF; none: of all.
-    fn pf_with(&mut self, address: PciAddress, vf: Option<PciAddress>) -> Result<Pf> {
-        let mut machine = Machine { pfs: vec![settled_pf(self.kernel, address, vf)?] };
-        self.state.annotate(&mut machine)?;
-        machine.pfs.pop().ok_or_else(|| Error::failed(format!("the PF {address} is gone"), ""))
+    fn pf(&mut self, address: PciAddress, vf: Option<PciAddress>) -> Result<Pf> {
+        let mut pf = settled_pf(self.kernel, address, vf)?;
+        self.state.annotate(std::slice::from_mut(&mut pf))?;
+        Ok(pf)
     }
 
     fn vf(&mut self, pf: PciAddress, address: PciAddress) -> Result<(Pf, Vf)> {
-        let pf = self.pf_with(pf, Some(address))?;
+        let pf = self.pf(pf, Some(address))?;
         match pf.vfs.iter().find(|vf| vf.address == address).cloned() {
             Some(vf) => Ok((pf, vf)),
             None => Err(Error::failed(format!("the VF {address} is gone"), "")),
@@ -513,10 +520,7 @@ impl<K: Kernel> Operator<'_, K> {
         match record {
             Some(record) if record.owner != self.options.owner && !self.options.force => {
                 Err(Error::failed(
-                    format!(
-                        "{label} is in the hands of {}",
-                        record.owner.as_deref().unwrap_or(NOBODY)
-                    ),
+                    format!("{label} belongs to {}", record.owner.as_deref().unwrap_or(NOBODY)),
                     "take another one, restore it first, or add --force",
                 ))
             }
@@ -544,7 +548,7 @@ impl<K: Kernel> Operator<'_, K> {
         let Before::Vf { first, before_move, .. } = &record.before else { return Ok(false) };
         let restored = before_move.is_none() && plan::differences_of_vf(now, first).is_empty();
         if restored {
-            self.state.remove(Kind::Vf, now.address)?;
+            self.state.remove(now.address)?;
         }
         Ok(restored)
     }
@@ -554,20 +558,9 @@ impl<K: Kernel> Operator<'_, K> {
             if let Before::Vf { pf, first, .. } = &record.before
                 && *pf == of_pf
             {
-                self.state.remove(Kind::Vf, first.address)?;
+                self.state.remove(first.address)?;
             }
         }
         Ok(())
     }
-}
-
-fn with_undo(mut error: Error, undone: Result<()>, label: &str) -> Error {
-    match undone {
-        Ok(()) => error.what += "; all is as before",
-        Err(undo) => {
-            error.what += &format!("; and it could not be undone: {}", undo.what);
-            error.remedy = format!("planewised vf restore {label}");
-        }
-    }
-    error
 }

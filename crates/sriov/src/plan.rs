@@ -1,6 +1,8 @@
 //! Plans: the steps from the present state of a function to the requested one, as values. Pure.
+//!
+//! Each request makes the state that is wanted of the present one; `converge` has the steps between any two.
 
-mod restore;
+mod converge;
 
 use std::fmt;
 
@@ -13,7 +15,8 @@ use crate::link::{Change, Cidr, Setting};
 use crate::mac::Mac;
 use crate::model::{NetNs, Netdev, Pf, Vf, VfConfig};
 
-pub use self::restore::{differences, differences_of_vf, restore_pf, restore_vf};
+use self::converge::rebinds;
+pub use self::converge::{converge_pf, converge_vf, differences, differences_of_vf};
 
 /// One step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -198,56 +201,36 @@ pub fn setup(pf: &Pf, request: &Setup) -> Result<Plan> {
         ));
     }
     let recreates = request.count != pf.num_vfs;
-    let mut plan = Plan::new();
     if recreates {
         refuse_vfs_in_use(pf, request.force)?;
     }
-    if request.count > 0 && pf.netdev.as_ref().is_some_and(|netdev| !netdev.up) {
-        plan.push(Step::Link { device: pf.address, change: Change::Up(true) });
-    }
-    if pf.drivers_autoprobe == Some(true) && request.count > 0 {
-        plan.push(write(pf.address, "sriov_drivers_autoprobe", 0));
-    }
-    if recreates {
-        if pf.num_vfs > 0 {
-            plan.push(write(pf.address, "sriov_numvfs", 0));
-        }
-        if request.count > 0 {
-            plan.push(write(pf.address, "sriov_numvfs", request.count));
-        }
+    let mut wanted = Pf { num_vfs: request.count, vfs: Vec::new(), ..pf.clone() };
+    if request.count > 0 {
+        wanted.drivers_autoprobe = pf.drivers_autoprobe.map(|_| false);
+        wanted.netdev.iter_mut().for_each(|netdev| netdev.up = true);
     }
     let driver = request.driver.name(pf)?;
     let pf_mac = pf.netdev.as_ref().and_then(|netdev| netdev.mac);
     let first = request.first_mac.or_else(|| pf_mac.map(Mac::first_of_pool));
     for index in 0..request.count {
-        let now = if recreates { None } else { pf.vfs.iter().find(|vf| vf.index == index) };
-        let address = vf_address(pf, index)?;
-        let mac = first.map(|first| first.plus(index));
-        let old_mac = now.and_then(|vf| vf.config.as_ref()?.mac).filter(|mac| *mac != Mac::NONE);
-        let keeps = request.first_mac.is_none() && old_mac.is_some();
-        let mac = mac.filter(|mac| !keeps && old_mac != Some(*mac));
-        if let Some(mac) = mac
-            && !mac.is_station()
-        {
+        let kept = pf.vfs.iter().find(|vf| vf.index == index).filter(|_| !recreates);
+        let now = match kept {
+            Some(vf) => vf.clone(),
+            None => Vf { index, address: vf_address(pf, index)?, ..Vf::default() },
+        };
+        let mut config = now.config.clone().unwrap_or_default();
+        let has_mac = config.mac.is_some_and(|mac| mac != Mac::NONE);
+        if request.first_mac.is_some() || !has_mac {
+            config.mac = first.map(|first| first.plus(index)).or(config.mac);
+        }
+        if let Some(mac) = config.mac.filter(|mac| first.is_some() && !mac.is_station()) {
             return Err(Error::bad_input(format!("VF {index} cannot have the MAC {mac}"), ""));
         }
-        let rebind = now.is_some_and(|vf| vf.driver != driver)
-            || mac.is_some() && now.is_some_and(|vf| vf.driver.is_some());
-        if let Some(vf) = now.filter(|_| rebind || mac.is_some()) {
-            refuse_in_use(vf, request.force)?;
-            if vf.driver.is_some() {
-                plan.push(unbind(address));
-            }
-        }
-        if let Some(mac) = mac {
-            plan.push(Step::Set { pf: pf.address, vf: index, setting: Setting::Mac(mac) });
-        }
-        if let Some(driver) = driver.as_deref().filter(|_| now.is_none() || rebind) {
-            let now = now.and_then(|vf| vf.driver_override.as_deref());
-            bind(address, driver, now, &mut plan);
-        }
+        let config = Some(config);
+        let vf = Vf { config, driver: driver.clone(), netdev: None, ..now.clone() };
+        wanted.vfs.push(permitted(&now, vf, request.force)?);
     }
-    Ok(plan)
+    converge_pf(pf, &wanted)
 }
 
 fn vf_address(pf: &Pf, index: u32) -> Result<PciAddress> {
@@ -304,46 +287,18 @@ pub type Settings = VfConfig;
 /// # Errors
 /// The PF has no interface, or the driver would have to be bound again while the VF is in use.
 pub fn set(pf: &Pf, vf: &Vf, settings: &Settings, force: bool) -> Result<Plan> {
-    let config = config(pf, vf)?;
-    let mut plan = Plan::new();
-    push_settings(pf.address, vf.index, config, settings, &mut plan);
-    if let Some(mac) = settings.mac.filter(|mac| !has_mac(vf, *mac)) {
-        if vf.driver.is_some() {
-            refuse_in_use(vf, force)?;
-        }
-        set_mac_and_rebind(pf, vf, mac, &mut plan);
-        // The driver made a new interface.
-        if let Some(netdev) = &vf.netdev {
-            let from = Netdev { mac: Some(mac), ..new_netdev() };
-            let to = Netdev { mac: Some(mac), ..netdev.clone() };
-            converge_netdev(vf.address, &from, to, &mut plan);
-        }
-    }
-    Ok(plan)
-}
-
-/// Appends the steps for a VF's settings, without its MAC, that differ from the requested ones.
-fn push_settings(pf: PciAddress, vf: u32, now: &VfConfig, requested: &VfConfig, plan: &mut Plan) {
-    let mut push = |setting| plan.push(Step::Set { pf, vf, setting });
-    if let Some(vlan) = requested.vlan.filter(|vlan| now.vlan != Some(*vlan)) {
-        push(Setting::Vlan(vlan));
-    }
-    let rates = |config: &VfConfig| (config.min_tx_mbps, config.max_tx_mbps);
-    let ((min, max), (min_now, max_now)) = (rates(requested), rates(now));
-    let new_rates = (min.or(min_now), max.or(max_now));
-    if new_rates != rates(now) {
-        let (min_tx_mbps, max_tx_mbps) = (new_rates.0.unwrap_or(0), new_rates.1.unwrap_or(0));
-        push(Setting::Rate { min_tx_mbps, max_tx_mbps });
-    }
-    if let Some(on) = requested.spoof_check.filter(|on| now.spoof_check != Some(*on)) {
-        push(Setting::SpoofCheck(on));
-    }
-    if let Some(on) = requested.trust.filter(|on| now.trust != Some(*on)) {
-        push(Setting::Trust(on));
-    }
-    if let Some(state) = requested.link_state.filter(|state| now.link_state != Some(*state)) {
-        push(Setting::LinkState(state));
-    }
+    let (now, mut wanted) = with_mac(pf, vf, settings.mac)?;
+    let now_config = config(pf, vf)?;
+    wanted.config = Some(VfConfig {
+        mac: settings.mac.or(now_config.mac),
+        vlan: settings.vlan.or(now_config.vlan),
+        min_tx_mbps: settings.min_tx_mbps.or(now_config.min_tx_mbps),
+        max_tx_mbps: settings.max_tx_mbps.or(now_config.max_tx_mbps),
+        spoof_check: settings.spoof_check.or(now_config.spoof_check),
+        trust: settings.trust.or(now_config.trust),
+        link_state: settings.link_state.or(now_config.link_state),
+    });
+    converge_vf(pf.address, &now, &permitted(&now, wanted, force)?)
 }
 
 fn config<'a>(pf: &Pf, vf: &'a Vf) -> Result<&'a VfConfig> {
@@ -355,39 +310,43 @@ fn config<'a>(pf: &Pf, vf: &'a Vf) -> Result<&'a VfConfig> {
     })
 }
 
-/// Whether the VF has this MAC both on its PF and on its interface.
-fn has_mac(vf: &Vf, mac: Mac) -> bool {
-    let on_pf = vf.config.as_ref().and_then(|config| config.mac) == Some(mac);
-    on_pf && vf.netdev.as_ref().is_none_or(|netdev| netdev.mac == Some(mac))
+/// A VF now, and with this MAC on its PF and its interface. Where either lacks it, the PF is told anew: some
+/// drivers (igbvf) learn the MAC only when they are bound, and drop unicast otherwise.
+fn with_mac(pf: &Pf, vf: &Vf, mac: Option<Mac>) -> Result<(Vf, Vf)> {
+    let (mut now, mut wanted) = (vf.clone(), vf.clone());
+    let Some(mac) = mac else { return Ok((now, wanted)) };
+    let on_interface = vf.netdev.as_ref().is_none_or(|netdev| netdev.mac == Some(mac));
+    let config = config(pf, vf)?;
+    wanted.config = Some(VfConfig { mac: Some(mac), ..config.clone() });
+    if !on_interface {
+        now.config = Some(VfConfig { mac: None, ..config.clone() });
+    }
+    if let Some(netdev) = &mut wanted.netdev {
+        (netdev.mac, netdev.mac_is_permanent) = (Some(mac), None);
+    }
+    Ok((now, wanted))
 }
 
-/// Sets a VF's MAC and binds its driver again: some drivers (igbvf) learn the MAC only when they are
-/// bound, and drop unicast otherwise.
-fn set_mac_and_rebind(pf: &Pf, vf: &Vf, mac: Mac, plan: &mut Plan) {
-    if vf.driver.is_some() {
-        plan.push(unbind(vf.address));
+/// The state that a user asks for, with the driver_override by which the VF's driver is bound.
+///
+/// # Errors
+/// The VF is in use, and its driver would have to be bound again.
+fn permitted(now: &Vf, mut wanted: Vf, force: bool) -> Result<Vf> {
+    if rebinds(now, &wanted) {
+        refuse_in_use(now, force)?;
+        wanted.driver_override = wanted.driver.clone().or(wanted.driver_override);
     }
-    plan.push(Step::Set { pf: pf.address, vf: vf.index, setting: Setting::Mac(mac) });
-    if let Some(driver) = &vf.driver {
-        bind(vf.address, driver, vf.driver_override.as_deref(), plan);
-    }
+    Ok(wanted)
 }
 
 /// Binds another driver to a VF.
 pub fn rebind(pf: &Pf, vf: &Vf, request: &Driver, force: bool) -> Result<Plan> {
     let driver = request.name(pf)?;
-    let mut plan = Plan::new();
     if vf.driver == driver {
-        return Ok(plan);
+        return Ok(Plan::new());
     }
-    refuse_in_use(vf, force)?;
-    if vf.driver.is_some() {
-        plan.push(unbind(vf.address));
-    }
-    if let Some(driver) = driver {
-        bind(vf.address, &driver, vf.driver_override.as_deref(), &mut plan);
-    }
-    Ok(plan)
+    let wanted = permitted(vf, Vf { driver, netdev: None, ..vf.clone() }, force)?;
+    converge_vf(pf.address, vf, &wanted)
 }
 
 /// A request to `move`.
@@ -428,62 +387,17 @@ pub fn move_to_netns(pf: &Pf, vf: &Vf, request: &Move, taken: &[String]) -> Resu
             ));
         }
     }
-    let mut plan = Plan::new();
-    let mut from = netdev.clone();
-    if let Some(mac) = request.mac.filter(|mac| !has_mac(vf, *mac)) {
-        config(pf, vf)?;
-        set_mac_and_rebind(pf, vf, mac, &mut plan);
-        from = Netdev { mac: Some(mac), ..new_netdev() };
-    }
-    let target = Netdev {
+    let (now, mut wanted) = with_mac(pf, vf, request.mac)?;
+    wanted.netdev = wanted.netdev.map(|there| Netdev {
         name: name.clone(),
-        mac: request.mac.or(netdev.mac),
         mtu_bytes: request.mtu_bytes.unwrap_or(netdev.mtu_bytes),
         up: request.up,
         addresses: request.addresses.iter().map(Cidr::to_string).collect(),
         netns: request.to.clone(),
-        ..netdev.clone()
-    };
-    converge_netdev(vf.address, &from, target, &mut plan);
-    Ok(plan)
-}
-
-/// An interface that a driver is about to make; its name and MAC are not known.
-fn new_netdev() -> Netdev {
-    Netdev { mtu_bytes: 1500, ..Netdev::default() }
-}
-
-/// Appends the steps that bring an interface from one state to another.
-fn converge_netdev(device: PciAddress, from: &Netdev, to: Netdev, plan: &mut Plan) {
-    let mut now = from.clone();
-    if now.netns != to.netns {
-        plan.push(Step::MoveToNetns { device, to: to.netns.clone(), name: to.name.clone() });
-        now = Netdev { name: to.name.clone(), up: false, addresses: Vec::new(), ..now };
-    }
-    let mut changes = Vec::new();
-    let needs_down = now.name != to.name || to.mac.is_some() && now.mac != to.mac;
-    if now.up && (needs_down || !to.up) {
-        changes.push(Change::Up(false));
-        // The kernel forgets IPv6 addresses of an interface that goes down.
-        now.addresses.retain(|address| !address.contains(':'));
-        now.up = false;
-    }
-    if now.name != to.name {
-        changes.push(Change::Name(to.name));
-    }
-    changes.extend(to.mac.filter(|mac| now.mac != Some(*mac)).map(Change::Mac));
-    if now.mtu_bytes != to.mtu_bytes {
-        changes.push(Change::MtuBytes(to.mtu_bytes));
-    }
-    if to.up && !now.up {
-        changes.push(Change::Up(true));
-    }
-    let parsed = |address: &String| address.parse::<Cidr>().ok();
-    let removed = now.addresses.iter().filter(|address| !to.addresses.contains(address));
-    changes.extend(removed.filter_map(parsed).map(Change::DeleteAddress));
-    let added = to.addresses.iter().filter(|address| !now.addresses.contains(address));
-    changes.extend(added.filter_map(parsed).map(Change::AddAddress));
-    plan.extend(changes.into_iter().map(|change| Step::Link { device, change }));
+        ..there
+    });
+    // Whether it may be taken from its user was asked above.
+    converge_vf(pf.address, &now, &permitted(&now, wanted, true)?)
 }
 
 /// Moves an interface without a record to the host's namespace, under a name that is free there.

@@ -13,7 +13,7 @@ use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::address::PciAddress;
-use crate::model::{Machine, Pf, Vf};
+use crate::model::{Pf, Vf};
 
 /// The state of a PF or VF before its first change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,26 +73,12 @@ impl Record {
             Before::Vf { first, .. } => first.address,
         }
     }
-
-    /// The kind of the recorded function.
-    pub fn kind(&self) -> Kind {
-        match &self.before {
-            Before::Pf(_) => Kind::Pf,
-            Before::Vf { .. } => Kind::Vf,
-        }
-    }
 }
 
 const FORMAT: u32 = 1;
 
-/// The kind of a recorded function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A PF with its VFs.
-    Pf,
-    /// A VF.
-    Vf,
-}
+/// What the names of records begin with. No address is of a VF and of a PF.
+const KINDS: [&str; 2] = ["vf", "pf"];
 
 /// The state directory.
 #[derive(Debug, Clone)]
@@ -101,10 +87,7 @@ pub struct State {
 }
 
 /// A lock that is held until it is dropped, or the process ends.
-#[derive(Debug)]
-pub struct Lock {
-    _file: Flock<fs::File>,
-}
+pub type Lock = Flock<fs::File>;
 
 impl State {
     /// The state in this directory, which need not exist yet.
@@ -148,17 +131,13 @@ impl State {
             .map_err(|error| wrong(&error))
     }
 
-    fn file(&self, kind: Kind, address: PciAddress) -> PathBuf {
-        let kind = match kind {
-            Kind::Pf => "pf",
-            Kind::Vf => "vf",
-        };
-        self.directory.join(format!("{kind}-{address}.json"))
+    fn files(&self, address: PciAddress) -> [PathBuf; 2] {
+        KINDS.map(|kind| self.directory.join(format!("{kind}-{address}.json")))
     }
 
     /// The record of a function; none when there is none of this boot.
-    pub fn record(&self, kind: Kind, address: PciAddress) -> Result<Option<Record>> {
-        self.read(&self.file(kind, address))
+    pub fn record(&self, address: PciAddress) -> Result<Option<Record>> {
+        self.files(address).iter().find_map(|file| self.read(file).transpose()).transpose()
     }
 
     fn read(&self, file: &Path) -> Result<Option<Record>> {
@@ -179,26 +158,21 @@ impl State {
 
     /// All records of this boot; VFs before PFs.
     pub fn all(&self) -> Result<Vec<Record>> {
-        let mut files: Vec<PathBuf> = match fs::read_dir(&self.directory) {
-            Ok(entries) => entries
-                .flatten()
-                .filter(|entry| {
-                    let name = entry.file_name();
-                    let name = name.to_string_lossy();
-                    (name.starts_with("pf-") || name.starts_with("vf-")) && name.ends_with(".json")
-                })
-                .map(|entry| entry.path())
-                .collect(),
-            Err(_) => Vec::new(),
+        let is_record = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let kind = name.strip_suffix(".json").and_then(|name| name.split_once('-'));
+            kind.is_some_and(|(kind, _)| KINDS.contains(&kind))
         };
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_record).collect();
         files.sort_unstable();
-        files.reverse();
-        files.iter().filter_map(|file| self.read(file).transpose()).collect()
+        files.iter().rev().filter_map(|file| self.read(file).transpose()).collect()
     }
 
     /// Writes a record atomically.
     pub fn write(&self, record: &Record) -> Result<()> {
-        let path = self.file(record.kind(), record.address());
+        let [of_vf, of_pf] = self.files(record.address());
+        let path = if matches!(record.before, Before::Pf(_)) { of_pf } else { of_vf };
         let write = || -> std::io::Result<()> {
             let mut file =
                 AtomicWriteFile::options().preserve_mode(false).mode(0o600).open(&path)?;
@@ -216,16 +190,15 @@ impl State {
         })
     }
 
-    /// Removes a record.
-    pub fn remove(&self, kind: Kind, address: PciAddress) -> Result<()> {
-        let file = self.file(kind, address);
-        match fs::remove_file(&file) {
+    /// Removes the record of a function.
+    pub fn remove(&self, address: PciAddress) -> Result<()> {
+        self.files(address).iter().try_for_each(|file| match fs::remove_file(file) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(Error::failed(format!("the record {} cannot be removed", file.display()), "")
                     .caused_by(error))
             }
             _ => Ok(()),
-        }
+        })
     }
 
     /// Locks a function against every other planewised with this state directory.
@@ -250,7 +223,7 @@ impl State {
         let begun = Instant::now();
         loop {
             match Flock::lock(file, operation) {
-                Ok(file) => return Ok(Lock { _file: file }),
+                Ok(lock) => return Ok(lock),
                 Err((returned, nix::Error::EWOULDBLOCK)) if begun.elapsed() < wait => {
                     file = returned
                 }
@@ -271,20 +244,16 @@ impl State {
         }
     }
 
-    /// Fills in the owners of a machine's functions.
-    pub fn annotate(&self, machine: &mut Machine) -> Result<()> {
+    /// Fills in the owners of PFs and their VFs.
+    pub fn annotate(&self, pfs: &mut [Pf]) -> Result<()> {
         let records = self.all()?;
-        let owner = |kind: Kind, address: PciAddress| {
-            let mut records = records.iter();
-            let record =
-                records.find(|record| (record.kind(), record.address()) == (kind, address));
+        let owner = |address: PciAddress| {
+            let record = records.iter().find(|record| record.address() == address);
             record.map(|record| record.owner.clone().unwrap_or_else(|| NOBODY.into()))
         };
-        for pf in &mut machine.pfs {
-            pf.owner = owner(Kind::Pf, pf.address);
-            for vf in &mut pf.vfs {
-                vf.owner = owner(Kind::Vf, vf.address);
-            }
+        for pf in pfs {
+            pf.owner = owner(pf.address);
+            pf.vfs.iter_mut().for_each(|vf| vf.owner = owner(vf.address));
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub struct Args {
 /// Prints the list.
 pub fn run(args: &Args, kernel: &mut dyn Kernel, state: &State, json: bool) -> Result<()> {
     let mut machine = discover::machine(kernel)?;
-    state.annotate(&mut machine)?;
+    state.annotate(&mut machine.pfs)?;
     for name in &args.pfs {
         if !machine.pfs.iter().any(|pf| is_named(pf, name)) {
             return Err(Error::bad_input(
@@ -84,7 +84,7 @@ pub fn line(vf: &Vf) -> String {
         parts.push(used.clone());
     }
     if let Some(owner) = vf.owner.as_ref().filter(|owner| *owner != NOBODY) {
-        parts.push(format!("in the hands of {owner}"));
+        parts.push(format!("owned by {owner}"));
     }
     parts.join(", ")
 }

@@ -377,7 +377,7 @@ scenario!(a_vf_goes_into_a_namespace_and_comes_home_as_it_was, scene, {
     assert!(done.now.used_by.expect("in use").contains("is in namespace"));
 
     let other = scene.as_owner(Some("two")).bind(&vf, &Driver::None).expect_err("not its own");
-    assert!(other.what.ends_with("is in the hands of one"), "{}", other.what);
+    assert!(other.what.ends_with("belongs to one"), "{}", other.what);
     let second = Move { name: Some("eth0".into()), ..move_to_netns(&there, "eth0") };
     let vf1 = scene.vf_name(1);
     let taken = scene.operator().move_to_netns(&vf1, &second).expect_err("the name is taken");
