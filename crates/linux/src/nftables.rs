@@ -189,8 +189,8 @@ pub fn put_attribute(buffer: &mut Vec<u8>, kind: u16, value: &[u8]) {
     buffer.resize(buffer.len().next_multiple_of(4), 0);
 }
 
-/// Kinds and values, up to the first that does not fit.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+/// Kinds and values of netlink attributes, up to the first that does not fit.
+pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes).map_while(|nla| {
         let nla = nla.ok()?;
         let (kind, end) = (nla.kind(), usize::from(nla.length()));

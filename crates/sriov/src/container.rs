@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pw_error::{Error, Result};
-use serde::Deserialize;
+use serde_json::Value;
 
 /// Longest answer that is read [bytes].
 const LONGEST: u64 = 4 << 20;
@@ -46,51 +46,37 @@ fn socket() -> PathBuf {
         .unwrap_or_else(|| "/var/run/docker.sock".into())
 }
 
-#[derive(Deserialize)]
-struct Container {
-    #[serde(rename = "State")]
-    state: ContainerState,
-}
-
-#[derive(Deserialize)]
-struct ContainerState {
-    #[serde(rename = "Pid")]
-    pid: u32,
-    #[serde(rename = "Status", default)]
-    status: String,
-}
-
 /// The process id in an HTTP answer about the container `name`.
 fn read(answer: &[u8], name: &str) -> Result<u32> {
     let wrong = |why: String| {
         Error::failed(format!("Docker's answer about {name} cannot be read: {why}"), "")
     };
-    let mut headers = [httparse::EMPTY_HEADER; 64];
-    let mut response = httparse::Response::new(&mut headers);
-    let length = match response.parse(answer).map_err(|error| wrong(error.to_string()))? {
-        httparse::Status::Complete(length) => length,
-        httparse::Status::Partial => return Err(wrong("it ends too early".into())),
-    };
-    match response.code {
-        Some(200) => {}
-        Some(404) => {
+    let text = String::from_utf8_lossy(answer);
+    let (head, body) =
+        text.split_once("\r\n\r\n").ok_or_else(|| wrong("it ends too early".into()))?;
+    match head.split(' ').nth(1) {
+        Some("200") => {}
+        Some("404") => {
             return Err(Error::bad_input(
                 format!("there is no container {name}"),
                 "list them with `docker ps`",
             ));
         }
-        code => return Err(wrong(format!("status {}", code.unwrap_or(0)))),
+        status => return Err(wrong(format!("status {}", status.unwrap_or("unknown")))),
     }
-    let container: Container =
-        serde_json::from_slice(&answer[length..]).map_err(|error| wrong(error.to_string()))?;
-    if container.state.pid == 0 {
-        let status = container.state.status;
-        return Err(Error::failed(
-            format!("the container {name} does not run: it is {status}"),
+    let container: Value = serde_json::from_str(body).map_err(|error| wrong(error.to_string()))?;
+    let state = &container["State"];
+    match state["Pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) {
+        None => Err(wrong("it has no process id".into())),
+        Some(0) => Err(Error::failed(
+            format!(
+                "the container {name} does not run: it is {}",
+                state["Status"].as_str().unwrap_or("stopped")
+            ),
             format!("start it: docker start {name}"),
-        ));
+        )),
+        Some(pid) => Ok(pid),
     }
-    Ok(container.state.pid)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! netlink-packet-route parses the same attributes but loses the answer −1, neither on nor off, of a
 //! driver that does not report its spoof check or trust.
 
-use netlink_packet_core::NlasIterator;
+use pw_linux::nftables::{attribute, attributes};
 
 use crate::mac::Mac;
 use crate::model::{LinkState, VfConfig, VfCounters, Vlan, VlanProtocol};
@@ -41,23 +41,18 @@ pub struct VfInfo {
 ///
 /// The list's length has 16 bits: of more than about 250 VFs the kernel sends only the first.
 pub fn read(answer: &[u8]) -> Vec<VfInfo> {
-    let attributes = answer.get(BEFORE_ATTRIBUTES..).unwrap_or_default();
-    let mut vfs = Vec::new();
-    for (kind, list) in nested(attributes) {
-        if kind == IFLA_VFINFO_LIST {
-            let infos = nested(&list).into_iter().filter(|(kind, _)| *kind == IFLA_VF_INFO);
-            vfs.extend(infos.filter_map(|(_, info)| read_info(&info)));
-        }
-    }
-    vfs
+    let all = answer.get(BEFORE_ATTRIBUTES..).unwrap_or_default();
+    let list = attribute(all, IFLA_VFINFO_LIST).unwrap_or_default();
+    let infos = attributes(list).filter(|(kind, _)| *kind == IFLA_VF_INFO);
+    infos.filter_map(|(_, info)| read_info(info)).collect()
 }
 
-fn read_info(attributes: &[u8]) -> Option<VfInfo> {
+fn read_info(info_attributes: &[u8]) -> Option<VfInfo> {
     let mut info = VfInfo::default();
     let mut index = None;
     let config = &mut info.config;
-    for (kind, value) in nested(attributes) {
-        let word = |at: usize| word(&value, at);
+    for (kind, value) in attributes(info_attributes) {
+        let word = |at: usize| word(value, at);
         match kind {
             IFLA_VF_MAC => {
                 index = index.or(word(0));
@@ -67,7 +62,7 @@ fn read_info(attributes: &[u8]) -> Option<VfInfo> {
                 let Some((id, qos)) = word(4).zip(word(8)) else { continue };
                 config.vlan.get_or_insert(Vlan { id, qos, protocol: VlanProtocol::Dot1q });
             }
-            IFLA_VF_VLAN_LIST => config.vlan = read_vlan(&value).or(config.vlan),
+            IFLA_VF_VLAN_LIST => config.vlan = read_vlan(value).or(config.vlan),
             // The older form, which drivers fill with the largest rate.
             IFLA_VF_TX_RATE => config.max_tx_mbps = config.max_tx_mbps.or(word(4)),
             IFLA_VF_RATE => {
@@ -84,7 +79,7 @@ fn read_info(attributes: &[u8]) -> Option<VfInfo> {
                     _ => None,
                 };
             }
-            IFLA_VF_STATS => info.counters = Some(read_counters(&value)),
+            IFLA_VF_STATS => info.counters = Some(read_counters(value)),
             _ => {}
         }
     }
@@ -98,16 +93,16 @@ fn switch(setting: u32) -> Option<bool> {
 }
 
 fn read_vlan(list: &[u8]) -> Option<Vlan> {
-    let (_, value) = nested(list).into_iter().next()?;
+    let (_, value) = attributes(list).next()?;
     let protocol = u16::from_be_bytes(value.get(12..14)?.try_into().ok()?);
     let protocol =
         if protocol == ETH_P_8021AD { VlanProtocol::Dot1ad } else { VlanProtocol::Dot1q };
-    Some(Vlan { id: word(&value, 4)?, qos: word(&value, 8)?, protocol })
+    Some(Vlan { id: word(value, 4)?, qos: word(value, 8)?, protocol })
 }
 
 fn read_counters(value: &[u8]) -> VfCounters {
     let mut counters = VfCounters::default();
-    for (kind, value) in nested(value) {
+    for (kind, value) in attributes(value) {
         let Some(count) = value.try_into().ok().map(u64::from_ne_bytes) else { continue };
         match kind {
             0 => counters.rx_packets = count,
@@ -128,23 +123,13 @@ fn word(value: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(value.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// The attributes of a buffer up to the first that is broken: kind and value.
-fn nested(buffer: &[u8]) -> Vec<(u16, Vec<u8>)> {
-    NlasIterator::new(buffer)
-        .map_while(|attribute| attribute.ok())
-        .map(|attribute| (attribute.kind(), attribute.value().to_vec()))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut bytes = ((value.len() + 4) as u16).to_ne_bytes().to_vec();
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    fn put(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        pw_linux::nftables::put_attribute(&mut bytes, kind, value);
         bytes
     }
 
@@ -153,7 +138,7 @@ mod tests {
     }
 
     fn answer(info: &[u8]) -> Vec<u8> {
-        let list = attribute(IFLA_VFINFO_LIST, &attribute(IFLA_VF_INFO, info));
+        let list = put(IFLA_VFINFO_LIST, &put(IFLA_VF_INFO, info));
         [vec![0; BEFORE_ATTRIBUTES], list].concat()
     }
 
@@ -161,7 +146,7 @@ mod tests {
         let mut value = words(&[index]);
         value.extend([2, 0x70, 0x77, 0, 0, 1]);
         value.resize(36, 0);
-        attribute(IFLA_VF_MAC, &value)
+        put(IFLA_VF_MAC, &value)
     }
 
     #[test]
@@ -169,14 +154,14 @@ mod tests {
         let vlan = [words(&[3, 7, 5]), vec![0x88, 0xa8, 0, 0]].concat();
         let info = [
             mac_of_vf(3),
-            attribute(IFLA_VF_VLAN, &words(&[3, 7, 5])),
-            attribute(IFLA_VF_VLAN_LIST, &attribute(1, &vlan)),
-            attribute(IFLA_VF_TX_RATE, &words(&[3, 900])),
-            attribute(IFLA_VF_RATE, &words(&[3, 100, 800])),
-            attribute(IFLA_VF_SPOOFCHK, &words(&[3, 1])),
-            attribute(IFLA_VF_TRUST, &words(&[3, 0])),
-            attribute(IFLA_VF_LINK_STATE, &words(&[3, 2])),
-            attribute(IFLA_VF_STATS, &attribute(1, &42_u64.to_ne_bytes())),
+            put(IFLA_VF_VLAN, &words(&[3, 7, 5])),
+            put(IFLA_VF_VLAN_LIST, &put(1, &vlan)),
+            put(IFLA_VF_TX_RATE, &words(&[3, 900])),
+            put(IFLA_VF_RATE, &words(&[3, 100, 800])),
+            put(IFLA_VF_SPOOFCHK, &words(&[3, 1])),
+            put(IFLA_VF_TRUST, &words(&[3, 0])),
+            put(IFLA_VF_LINK_STATE, &words(&[3, 2])),
+            put(IFLA_VF_STATS, &put(1, &42_u64.to_ne_bytes())),
         ]
         .concat();
         let config = VfConfig {
@@ -196,8 +181,8 @@ mod tests {
     fn what_a_driver_does_not_say_is_neither_on_nor_off() {
         let info = [
             mac_of_vf(0),
-            attribute(IFLA_VF_SPOOFCHK, &words(&[0, u32::MAX])),
-            attribute(IFLA_VF_TRUST, &words(&[0, u32::MAX])),
+            put(IFLA_VF_SPOOFCHK, &words(&[0, u32::MAX])),
+            put(IFLA_VF_TRUST, &words(&[0, u32::MAX])),
         ]
         .concat();
         let read = read(&answer(&info));
