@@ -14,7 +14,7 @@ use crate::stop::{self, Lifetime};
 /// Makes background CPU load: each thread is busy a set share of the time, and ends by itself.
 ///
 /// The share is of wall time. Where other load keeps a thread from its CPU, it catches up for a
-/// tenth of a second; `achieved_load` tells what it got.
+/// tenth of a second; `achieved_load` reports what it got.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     pw-probe burn --load 0.5 --duration 30\n  \

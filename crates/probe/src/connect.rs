@@ -33,13 +33,13 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub count: u32,
-    /// So many a second are due
+    /// Connections due per second
     #[arg(long, value_name = "N", default_value = "100", value_parser = units::pps)]
     pub rate: f64,
     /// Give a connection up after this time [s]
     #[arg(long, value_name = "S", default_value = "5", value_parser = units::seconds)]
     pub timeout: Duration,
-    /// Also send so many bytes and wait for as many (`pw-probe accept --echo BYTES`)
+    /// Also send a request of this size and wait for one back (`pw-probe accept --echo BYTES`)
     #[arg(long, value_name = "BYTES", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=1_048_576))]
     pub request: u32,
@@ -47,7 +47,7 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
-/// Accepts TCP connections on a port, answers a request on each if told to, and closes them.
+/// Accepts TCP connections on a port, answers a request on each if asked to, and closes them.
 ///
 /// Prints `ready` on stderr once it listens, and how many there were when it ends.
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ pub struct AcceptArgs {
     /// Where to listen
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
-    /// Read so many bytes from each and send them back; one connection after another
+    /// Read this many bytes from each connection and send them back, one connection at a time
     #[arg(long, value_name = "BYTES", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=1_048_576))]
     pub echo: u32,

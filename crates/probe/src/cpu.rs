@@ -219,10 +219,9 @@ pub fn run(args: &Args) -> Result<()> {
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     let before = CpuSample::now()?;
-    let end_ns = args.duration.map(|d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
-    while !stop::requested() && end_ns.is_none_or(|end_ns| clock::monotonic_ns() < end_ns) {
-        let second = clock::monotonic_ns() + clock::NANOS_PER_SECOND;
-        clock::sleep_until(end_ns.map_or(second, |end_ns| end_ns.min(second)));
+    let end_ns = clock::end_ns(start_ns, args.duration);
+    while !stop::requested() && clock::monotonic_ns() < end_ns {
+        clock::sleep_until(end_ns.min(clock::monotonic_ns() + clock::NANOS_PER_SECOND));
     }
     let duration_s = (clock::monotonic_ns() - start_ns) as f64 / 1e9;
     let body = json!({

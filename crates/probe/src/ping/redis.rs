@@ -9,10 +9,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
 };
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::record::{Arrival, MISSING};
 use super::route::ProbeRoute;
@@ -147,7 +147,7 @@ impl RedisTransport {
                 .caused_by(error)
         };
         // A request leaves when it is due, not once the one before is acknowledged.
-        stream.set_nodelay(true).map_err(unusable)?;
+        stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(unusable)?;
         let source = stream.local_addr().map_err(unusable)?.ip();
         let head = format!("*2\r\n$4\r\nECHO\r\n${message_bytes}\r\n");
         let mut request = head.clone().into_bytes();
@@ -207,44 +207,30 @@ impl RedisTransport {
     }
 }
 
-/// A connected socket that never blocks.
+/// A connected socket.
 fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
     let server = route.target;
-    let failed =
-        |what: String, errno: Errno| Error::failed(format!("{what}: {}", errno.desc()), "");
+    let failed = |errno: Errno| {
+        Error::failed(format!("cannot open a socket for {server}: {}", errno.desc()), "")
+    };
     let family = if server.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Stream, flags, None)
-        .map_err(|errno| failed("cannot open a socket".to_owned(), errno))?;
+    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
     route.apply(socket.as_fd())?;
-    let refused = |errno: Errno| match errno {
-        Errno::ECONNREFUSED => Error::failed(
+    // Bounds the time to connect, too (socket(7)).
+    let patience = TimeVal::nanoseconds(patience_ns.max(1_000));
+    setsockopt(&socket, sockopt::SendTimeout, &patience).map_err(failed)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(server)) {
+        Ok(()) => Ok(socket),
+        Err(Errno::EINPROGRESS) => Err(Error::failed(
+            format!("{server} did not take a connection within {} s", patience_ns as f64 / 1e9),
+            "is it up, and does a Redis server listen there? Is there a firewall?",
+        )),
+        Err(Errno::ECONNREFUSED) => Err(Error::failed(
             format!("nothing listens at {}, TCP port {}", server.ip(), server.port()),
             "start `redis-server --bind ADDRESS --protected-mode no` there, or name its port with \
              --port",
-        ),
-        errno => route.unreachable(errno),
-    };
-    match connect(socket.as_raw_fd(), &SockaddrStorage::from(server)) {
-        Ok(()) => return Ok(socket),
-        Err(Errno::EINPROGRESS) => {}
-        Err(errno) => return Err(refused(errno)),
-    }
-    let timeout_ms = i32::try_from(patience_ns / 1_000_000).unwrap_or(i32::MAX).max(1);
-    let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::MAX);
-    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-    let ready = poll(&mut fds, timeout)
-        .map_err(|errno| failed(format!("cannot wait for {server}"), errno))?;
-    if ready == 0 {
-        return Err(Error::failed(
-            format!("{server} did not take a connection within {} s", patience_ns as f64 / 1e9),
-            "is it up, and does a Redis server listen there? Is there a firewall?",
-        ));
-    }
-    match nix::sys::socket::getsockopt(&socket, sockopt::SocketError) {
-        Ok(0) => Ok(socket),
-        Ok(errno) => Err(refused(Errno::from_raw(errno))),
-        Err(errno) => Err(failed(format!("cannot connect to {server}"), errno)),
+        )),
+        Err(errno) => Err(route.unreachable(errno)),
     }
 }
 

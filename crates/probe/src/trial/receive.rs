@@ -22,7 +22,7 @@ use crate::stop::{self, Lifetime};
 ///
 /// Prints `ready` on stderr once frames are counted, and its counts when it is ended by SIGINT or
 /// SIGTERM, or when --duration is over. What had arrived by then counts; what comes later, or
-/// never, is lost. Times on the way are not told: the sender's clock is another.
+/// never, is lost. Reports no one-way times: the sender has another clock.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     pw-probe receive --rx eth0 --first 7000 --count 100k                        on one machine\n  \

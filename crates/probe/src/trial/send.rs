@@ -20,10 +20,9 @@ use crate::stop::{self, Lifetime};
 
 /// Sends UDP frames by one interface at a set rate, for `pw-probe receive` to account for.
 ///
-/// The two ends may be on machines that know nothing of one another: whoever starts both gives
-/// them the same --first number, sees `receive` ready before this starts, and ends it when this
-/// has ended and frames have had time to arrive. What was sent and what was received together are
-/// what `pw-probe trial` says of one machine, but for times on the way: no clock is shared.
+/// The two ends may be on different machines. Give both the same --first number, wait until `receive`
+/// is ready before you start this, and end it once frames have had time to arrive. Together both
+/// results say what `pw-probe trial` says on one machine, except for one-way times: the clocks differ.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     pw-probe receive --rx eth0 --first 7000 --count 100k                        on one machine\n  \
@@ -46,9 +45,9 @@ pub struct Args {
     /// MAC address of the next hop; without it the kernel resolves it
     #[arg(long, value_name = "MAC", value_parser = resolve::parse_mac_choice)]
     pub dst_mac: Option<resolve::MacChoice>,
-    /// What becomes of a frame that the interface has no room for: it is lost, as what lies behind
-    /// a virtual machine's NIC is to be measured, or sent again, as by a real NIC at line rate;
-    /// without it as the interface's kind suggests. Only af_packet sends again
+    /// Whether a frame that the interface has no room for is lost, which measures what lies behind a
+    /// virtual machine's NIC, or sent again, as by a real NIC at line rate [default: by the
+    /// interface's kind]. Only af_packet sends again
     #[arg(long, value_name = "lost|again")]
     pub refused: Option<Refusals>,
     /// A further interface whose drop counters may explain loss (repeatable)
