@@ -2,12 +2,14 @@
 //! sockets share.
 
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::link::LinkMessage;
-use netlink_packet_route::route::{RouteAddress, RouteMessage};
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
@@ -29,6 +31,19 @@ pub type Errno = i32;
 
 /// One message of an answer, its header included.
 pub type Answer = Vec<u8>;
+
+/// The route of packets to an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hop {
+    /// Index of the output interface.
+    pub interface_index: u32,
+    /// The next hop; none: the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// The source address that the kernel chooses.
+    pub source: Option<IpAddr>,
+    /// Whether the address is one of this namespace.
+    pub local: bool,
+}
 
 /// A socket to the kernel's routing tables, bound to the namespace it was opened in.
 pub struct RouteSocket {
@@ -101,6 +116,67 @@ impl RouteSocket {
             }));
         }
         Ok(routes)
+    }
+
+    /// The route of packets from this namespace to `destination`, from its address `source` and
+    /// through the interface `oif` if given; none when there is no route.
+    pub fn route(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        oif: Option<u32>,
+    ) -> Result<Option<Hop>> {
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
+        let mut message = RouteMessage::default();
+        message.header.address_family = destination.into();
+        message.header.destination_prefix_length = bits;
+        message.attributes.push(RouteAttribute::Destination(destination.into()));
+        if let Some(source) = source {
+            message.header.source_prefix_length = bits;
+            message.attributes.push(RouteAttribute::Source(source.into()));
+        }
+        message.attributes.extend(oif.map(RouteAttribute::Oif));
+        let Ok(answers) = self.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
+            return Ok(None);
+        };
+        let Some(RouteNetlinkMessage::NewRoute(route)) = answers.into_iter().next() else {
+            return Ok(None);
+        };
+        let unreachable =
+            [RouteType::Unreachable, RouteType::BlackHole, RouteType::Prohibit, RouteType::Throw];
+        if unreachable.contains(&route.header.kind) {
+            return Ok(None);
+        }
+        let mut hop = Hop {
+            interface_index: oif.unwrap_or(0),
+            gateway: None,
+            source: None,
+            local: route.header.kind == RouteType::Local,
+        };
+        for attribute in route.attributes {
+            match attribute {
+                RouteAttribute::Oif(index) => hop.interface_index = index,
+                RouteAttribute::Gateway(address) => hop.gateway = ip(&address),
+                RouteAttribute::PrefSource(address) => hop.source = ip(&address),
+                _ => {}
+            }
+        }
+        Ok(Some(hop))
+    }
+
+    /// This namespace's number for the namespace of an open file; none: nothing here refers to it.
+    pub fn netns_number(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>> {
+        let mut ask = NsidMessage::default();
+        ask.attributes.push(NsidAttribute::Fd(netns.as_raw_fd() as u32));
+        let answers = self.request(RouteNetlinkMessage::GetNsId(ask), 0)?.unwrap_or_default();
+        let ids = answers.into_iter().filter_map(|answer| match answer {
+            RouteNetlinkMessage::NewNsId(message) => Some(message.attributes),
+            _ => None,
+        });
+        Ok(ids.flatten().find_map(|attribute| match attribute {
+            NsidAttribute::Id(id) if id >= 0 => Some(id),
+            _ => None,
+        }))
     }
 
     /// Sends one request and collects the answers as they came, headers included. The inner result

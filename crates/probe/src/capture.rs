@@ -17,7 +17,7 @@ use crate::clock;
 use crate::error::{Error, Result};
 use crate::filter::Filter;
 use crate::mapping::Mapping;
-use crate::netlink::Netlink;
+use crate::netlink::{Netlink, must_be_up};
 use crate::netns::{IfSpec, run_in};
 use crate::sockets::{self, get_option, set_option};
 use crate::stop;
@@ -144,7 +144,7 @@ impl Ring {
         run_in(at.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&at.interface, at)?;
             let ring = Self::on(link.index, at, filter, (mib as usize) << 20, incoming_only)?;
-            link.must_be_up(at)?;
+            must_be_up(&link, at)?;
             Ok(ring)
         })
     }

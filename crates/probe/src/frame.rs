@@ -180,8 +180,8 @@ impl Template {
 
     /// Sets the MAC addresses.
     pub fn set_macs(&mut self, source: Mac, destination: Mac) {
-        self.bytes[..6].copy_from_slice(&destination);
-        self.bytes[6..12].copy_from_slice(&source);
+        self.bytes[..6].copy_from_slice(&destination.0);
+        self.bytes[6..12].copy_from_slice(&source.0);
     }
 
     /// Length of a frame for the kernel, without the FCS [bytes].

@@ -3,80 +3,39 @@
 
 use std::net::IpAddr;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-    Stats64,
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
-use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
-use pw_linux::rtnetlink::{RouteSocket, errno_text, ip};
+use pw_linux::links::Outcome;
+pub use pw_linux::links::{Change, Link};
+pub use pw_linux::mac::Mac;
+use pw_linux::rtnetlink::{RouteSocket, errno_text};
 
 use crate::error::{Error, Result};
 
-/// A MAC address.
-pub type Mac = [u8; 6];
-
-/// An interface.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Link {
-    /// Its index in its namespace.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// Its MAC address; none on links that are not Ethernet.
-    pub mac: Option<Mac>,
-    /// Largest IP packet [bytes].
-    pub mtu: u32,
-    /// Whether it is set up.
-    pub up: bool,
-    /// Its driver's kind (`veth`, `bridge`, …); empty on a physical NIC.
-    pub kind: String,
-    /// Index of the link at its other end or below it, in `peer_netns`.
-    pub peer_index: Option<u32>,
-    /// This namespace's number for the namespace of the other end; none: this one.
-    pub peer_netns: Option<i32>,
-    /// Its counters.
-    pub stats: Stats64,
-}
-
-/// The route of packets to an address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hop {
-    /// Index of the output interface.
-    pub interface_index: u32,
-    /// The next hop; none: the destination is on the link.
-    pub gateway: Option<IpAddr>,
-    /// The source address that the kernel chooses.
-    pub source: Option<IpAddr>,
-    /// Whether the address is one of this namespace.
-    pub local: bool,
-}
-
-impl Link {
-    /// Checks that the interface is up; `label` is the user's name for it.
-    ///
-    /// # Errors
-    /// It is down.
-    pub fn must_be_up(&self, label: &dyn std::fmt::Display) -> Result<()> {
-        if self.up {
-            return Ok(());
-        }
-        Err(Error::failed(
-            format!("the interface {label} is down"),
-            format!("set it up: ip link set {} up", self.name),
-        ))
+/// Checks that an interface is up; `label` is the user's name for it.
+///
+/// # Errors
+/// It is down.
+pub fn must_be_up(link: &Link, label: &dyn std::fmt::Display) -> Result<()> {
+    if link.up {
+        return Ok(());
     }
+    Err(Error::failed(
+        format!("the interface {label} is down"),
+        format!("set it up: ip link set {} up", link.name),
+    ))
 }
 
 /// A socket to the kernel's routing tables, bound to the namespace it was opened in.
 #[derive(Debug)]
 pub struct Netlink {
-    socket: RouteSocket,
+    /// The socket, for other requests.
+    pub socket: RouteSocket,
 }
 
 impl Netlink {
@@ -86,30 +45,33 @@ impl Netlink {
     }
 
     /// Requests a change; `what` begins the error's message.
-    fn change(
-        &mut self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-        what: impl FnOnce() -> String,
-    ) -> Result<()> {
-        self.socket
-            .request(message, NLM_F_ACK | flags)?
-            .map(|_| ())
-            .map_err(|code| Error::failed(format!("{}: {}", what(), errno_text(code)), ""))
+    fn request(&mut self, message: RouteNetlinkMessage, flags: u16, what: &str) -> Result<()> {
+        done(self.socket.acknowledged(message, flags)?, what)
+    }
+
+    /// Changes an interface.
+    pub fn change(&mut self, index: u32, change: &Change) -> Result<()> {
+        let what = match change {
+            Change::Up(_) => "cannot set a link up".to_owned(),
+            Change::MtuBytes(mtu) => format!("the MTU {mtu} is not possible"),
+            Change::AddAddress(address) => format!("cannot add the address {address}"),
+            change => format!("cannot change a link ({change:?})"),
+        };
+        done(self.socket.change(index, change)?, &what)
     }
 
     /// The interface `name`; none when there is none.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.into()));
-        Ok(self.socket.link(message)?.ok().flatten().map(read_link))
+        Ok(self.socket.link(message)?.ok().flatten().map(Link::from))
     }
 
     /// The interface number `index`; none when there is none.
     pub fn link_number(&mut self, index: u32) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.header.index = index;
-        Ok(self.socket.link(message)?.ok().flatten().map(read_link))
+        Ok(self.socket.link(message)?.ok().flatten().map(Link::from))
     }
 
     /// The interface `name`.
@@ -125,37 +87,6 @@ impl Netlink {
         })
     }
 
-    /// Sets an interface up.
-    pub fn set_up(&mut self, index: u32) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        message.header.flags = LinkFlags::Up;
-        message.header.change_mask = LinkFlags::Up;
-        self.change(RouteNetlinkMessage::SetLink(message), 0, || "cannot set a link up".into())
-    }
-
-    /// Sets the largest IP packet that an interface takes [bytes].
-    pub fn set_mtu(&mut self, index: u32, mtu_bytes: u32) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        message.attributes.push(LinkAttribute::Mtu(mtu_bytes));
-        let what = || format!("the MTU {mtu_bytes} is not possible");
-        self.change(RouteNetlinkMessage::SetLink(message), 0, what)
-    }
-
-    /// Adds an address to an interface; one that it has already is no error.
-    pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> Result<()> {
-        let mut message = AddressMessage::default();
-        message.header.family = address.into();
-        message.header.prefix_len = prefix;
-        message.header.index = index;
-        message.attributes.push(AddressAttribute::Local(address));
-        message.attributes.push(AddressAttribute::Address(address));
-        let flags = NLM_F_CREATE | NLM_F_REPLACE;
-        let what = || format!("cannot add the address {address}/{prefix}");
-        self.change(RouteNetlinkMessage::NewAddress(message), flags, what)
-    }
-
     /// Adds a permanent entry to the neighbour table.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> Result<()> {
         let mut message = NeighbourMessage::default();
@@ -163,10 +94,10 @@ impl Netlink {
         message.header.ifindex = index;
         message.header.state = NeighbourState::Permanent;
         message.attributes.push(NeighbourAttribute::Destination(address.into()));
-        message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+        message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
-        let what = || format!("cannot add the neighbour {address}");
-        self.change(RouteNetlinkMessage::NewNeighbour(message), flags, what)
+        let what = format!("cannot add the neighbour {address}");
+        self.request(RouteNetlinkMessage::NewNeighbour(message), flags, &what)
     }
 
     /// Makes a veth pair in this namespace whose ends take IP packets of up to `mtu` bytes.
@@ -182,54 +113,7 @@ impl Netlink {
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer_link))),
         ]));
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        let what = || "cannot make a veth pair".into();
-        self.change(RouteNetlinkMessage::NewLink(message), flags, what)
-    }
-
-    /// The route of packets from this namespace to `destination`, from its address `source` and
-    /// through the interface `oif` if given; none when there is no route.
-    pub fn route(
-        &mut self,
-        destination: IpAddr,
-        source: Option<IpAddr>,
-        oif: Option<u32>,
-    ) -> Result<Option<Hop>> {
-        let bits = if destination.is_ipv4() { 32 } else { 128 };
-        let mut message = RouteMessage::default();
-        message.header.address_family = destination.into();
-        message.header.destination_prefix_length = bits;
-        message.attributes.push(RouteAttribute::Destination(destination.into()));
-        if let Some(source) = source {
-            message.header.source_prefix_length = bits;
-            message.attributes.push(RouteAttribute::Source(source.into()));
-        }
-        message.attributes.extend(oif.map(RouteAttribute::Oif));
-        let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
-            return Ok(None);
-        };
-        let Some(RouteNetlinkMessage::NewRoute(route)) = answers.into_iter().next() else {
-            return Ok(None);
-        };
-        let unreachable =
-            [RouteType::Unreachable, RouteType::BlackHole, RouteType::Prohibit, RouteType::Throw];
-        if unreachable.contains(&route.header.kind) {
-            return Ok(None);
-        }
-        let mut hop = Hop {
-            interface_index: oif.unwrap_or(0),
-            gateway: None,
-            source: None,
-            local: route.header.kind == RouteType::Local,
-        };
-        for attribute in route.attributes {
-            match attribute {
-                RouteAttribute::Oif(index) => hop.interface_index = index,
-                RouteAttribute::Gateway(address) => hop.gateway = ip(&address),
-                RouteAttribute::PrefSource(address) => hop.source = ip(&address),
-                _ => {}
-            }
-        }
-        Ok(Some(hop))
+        self.request(RouteNetlinkMessage::NewLink(message), flags, "cannot make a veth pair")
     }
 
     /// The MAC address of `address` on an interface in the neighbour table; none while it has none.
@@ -250,7 +134,7 @@ impl Netlink {
                 match attribute {
                     NeighbourAttribute::Destination(entry) => matches = entry == address.into(),
                     NeighbourAttribute::LinkLayerAddress(bytes) => {
-                        mac = Mac::try_from(bytes.as_slice()).ok();
+                        mac = bytes.try_into().ok().map(Mac);
                     }
                     _ => {}
                 }
@@ -288,61 +172,10 @@ impl Netlink {
         }
         Ok(drops)
     }
-
-    /// This namespace's number for the namespace of the open file `fd`; none when it has none.
-    pub fn netns_number(&mut self, fd: std::os::fd::RawFd) -> Result<Option<i32>> {
-        let mut message = NsidMessage::default();
-        message.attributes.push(NsidAttribute::Fd(fd as u32));
-        let answers = self.socket.request(RouteNetlinkMessage::GetNsId(message), 0)?;
-        Ok(answers.ok().and_then(|answers| {
-            answers.into_iter().find_map(|answer| match answer {
-                RouteNetlinkMessage::NewNsId(message) => {
-                    message.attributes.into_iter().find_map(|attribute| match attribute {
-                        NsidAttribute::Id(id) if id >= 0 => Some(id),
-                        _ => None,
-                    })
-                }
-                _ => None,
-            })
-        }))
-    }
 }
 
-fn read_link(message: LinkMessage) -> Link {
-    let ethernet =
-        matches!(message.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback);
-    let mut link = Link {
-        index: message.header.index,
-        name: String::new(),
-        mac: None,
-        mtu: 0,
-        up: message.header.flags.contains(LinkFlags::Up),
-        kind: String::new(),
-        peer_index: None,
-        peer_netns: None,
-        stats: Stats64::default(),
-    };
-    for attribute in message.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => link.name = name,
-            LinkAttribute::Address(bytes) if ethernet => {
-                link.mac = Mac::try_from(bytes.as_slice()).ok();
-            }
-            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-            LinkAttribute::Link(index) => link.peer_index = Some(index),
-            LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(id),
-            LinkAttribute::Stats64(stats) => link.stats = stats,
-            LinkAttribute::LinkInfo(infos) => {
-                for info in infos {
-                    if let LinkInfo::Kind(kind) = info {
-                        link.kind = kind.to_string();
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    link
+fn done(outcome: Outcome, what: &str) -> Result<()> {
+    outcome.map_err(|code| Error::failed(format!("{what}: {}", errno_text(code)), ""))
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pw_linux::links::Cidr;
+
 use crate::error::{Error, Result};
-use crate::netlink::{Mac, Netlink};
-use crate::resolve::{MacChoice, parse_mac_choice};
+use crate::netlink::{Change, Mac, Netlink};
 use crate::stop::{self, Lifetime};
 
 /// Gives an interface addresses and neighbours that it need not ask for, and sets it up.
@@ -37,7 +38,7 @@ pub struct Args {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     mtu_bytes: Option<u32>,
-    addresses: Vec<(IpAddr, u8)>,
+    addresses: Vec<Cidr>,
     neighbours: Vec<(IpAddr, Mac)>,
 }
 
@@ -93,15 +94,11 @@ impl Settings {
         match key {
             "mtu" => self.mtu_bytes = Some(value.parse().ok()?),
             "address" => {
-                let (address, prefix) = value.split_once('/')?;
-                let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
-                let bits = if address.is_ipv4() { 32 } else { 128 };
-                self.addresses.push((prefix <= bits).then_some((address, prefix))?);
+                self.addresses.push(value.parse().ok()?);
             }
             "neighbour" => {
                 let (address, mac) = value.split_once(',')?;
-                let MacChoice::Given(mac) = parse_mac_choice(mac).ok()? else { return None };
-                self.neighbours.push((address.parse().ok()?, mac));
+                self.neighbours.push((address.parse().ok()?, mac.parse().ok()?));
             }
             _ => return None,
         }
@@ -120,12 +117,12 @@ impl Settings {
         for (key, value) in [("accept_ra", "0"), ("accept_dad", "0"), ("addr_gen_mode", "1")] {
             let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{key}"), value);
         }
-        if let Some(mtu_bytes) = self.mtu_bytes.filter(|&bytes| bytes != link.mtu) {
-            netlink.set_mtu(link.index, mtu_bytes)?;
+        if let Some(mtu_bytes) = self.mtu_bytes.filter(|&bytes| bytes != link.mtu_bytes) {
+            netlink.change(link.index, &Change::MtuBytes(mtu_bytes))?;
         }
-        netlink.set_up(link.index)?;
-        for &(address, prefix) in &self.addresses {
-            netlink.add_address(link.index, address, prefix)?;
+        netlink.change(link.index, &Change::Up(true))?;
+        for &address in &self.addresses {
+            netlink.change(link.index, &Change::AddAddress(address))?;
         }
         for &(address, mac) in &self.neighbours {
             netlink.add_neighbour(link.index, address, mac)?;
@@ -143,8 +140,8 @@ mod tests {
         let words = ["mtu=9000", "address=198.18.0.2/15", "neighbour=198.19.0.2,02:00:00:00:00:01"];
         let settings = Settings::parse(&words).expect("all are right");
         assert_eq!(settings.mtu_bytes, Some(9000));
-        assert_eq!(settings.addresses, [("198.18.0.2".parse().expect("one"), 15)]);
-        assert_eq!(settings.neighbours[0].1, [2, 0, 0, 0, 0, 1]);
+        assert_eq!(settings.addresses, ["198.18.0.2/15".parse().expect("one")]);
+        assert_eq!(settings.neighbours[0].1, Mac([2, 0, 0, 0, 0, 1]));
         for word in ["", "mtu", "mtu=x", "address=198.18.0.2", "address=198.18.0.2/33", "dns=x/1"] {
             let error = Settings::parse(&[word]).expect_err("no setting");
             assert!(error.what.contains(&format!("`{word}`")), "{error}");

@@ -23,20 +23,8 @@ pub fn parse_mac_choice(text: &str) -> std::result::Result<MacChoice, String> {
     if text == "rx" {
         return Ok(MacChoice::Receiver);
     }
-    let wrong = || "give six bytes as 02:00:00:00:00:01, or rx".to_string();
-    let bytes: Option<Vec<u8>> = text
-        .split(':')
-        .map(|byte| {
-            let digits = byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());
-            if digits { u8::from_str_radix(byte, 16).ok() } else { None }
-        })
-        .collect();
-    bytes.and_then(|bytes| Mac::try_from(bytes).ok()).map(MacChoice::Given).ok_or_else(wrong)
-}
-
-/// A MAC address as text.
-pub fn mac_text(mac: Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
+    let wrong = |_| "give six bytes as 02:00:00:00:00:01, or rx".to_owned();
+    text.parse().map(MacChoice::Given).map_err(wrong)
 }
 
 /// The addresses of frames and the MTU.
@@ -117,9 +105,9 @@ pub fn resolve(
         let source_mac = link.mac.ok_or_else(|| not_ethernet(tx))?;
         // Looked up for one interface, IPv4 takes any address for a neighbour; so look up without one
         // first, which fails when there is no route.
-        let hop = match netlink.route(dst, None, None)? {
+        let hop = match netlink.socket.route(dst, None, None)? {
             Some(hop) if hop.interface_index == link.index => Some(hop),
-            Some(_) => netlink.route(dst, None, Some(link.index))?,
+            Some(_) => netlink.socket.route(dst, None, Some(link.index))?,
             None => None,
         };
         let no_route = || {
@@ -135,7 +123,8 @@ pub fn resolve(
             Some(source) => source,
             None => return Err(no_route()),
         };
-        let route = |destination_mac| Route { source_mac, destination_mac, source, mtu: link.mtu };
+        let route =
+            |destination_mac| Route { source_mac, destination_mac, source, mtu: link.mtu_bytes };
         if let Some(mac) = chosen_mac {
             return Ok(route(mac));
         }
@@ -178,21 +167,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mac_address_reads_back_as_itself() {
-        pw_cases::check!().with_type::<Mac>().for_each(|mac| {
-            assert_eq!(parse_mac_choice(&mac_text(*mac)), Ok(MacChoice::Given(*mac)));
-        });
+    fn a_mac_address_or_the_receivers_can_be_chosen() {
         assert_eq!(parse_mac_choice("rx"), Ok(MacChoice::Receiver));
-    }
-
-    #[test]
-    fn what_is_no_mac_address_is_refused() {
+        let given = MacChoice::Given(Mac([2, 0, 0, 0, 0, 1]));
+        assert_eq!(parse_mac_choice("02:00:00:00:00:01"), Ok(given));
         for text in ["", "02:00", "02:00:00:00:00:0g", "+2:00:00:00:00:01", "02:00:00:00:00:01:02"]
         {
             assert!(parse_mac_choice(text).is_err(), "{text:?}");
         }
-        pw_cases::check!().with_type::<String>().for_each(|text| {
-            let _ = parse_mac_choice(text);
-        });
     }
 }

@@ -230,7 +230,8 @@ impl Kernel for Linux {
             .filter_map(|index| Some((name(index)?, "the default route".to_owned())))
             .collect();
         for client in ssh_clients() {
-            if let Some(name) = socket.route_to(client)?.and_then(name) {
+            let route = socket.socket().route(client, None, None)?;
+            if let Some(name) = route.and_then(|hop| name(hop.interface_index)) {
                 vital.push((name, format!("the SSH session from {client}")));
             }
         }

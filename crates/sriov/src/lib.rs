@@ -12,7 +12,6 @@ pub mod driver;
 pub mod kernel;
 pub mod link;
 pub mod lookup;
-pub mod mac;
 pub mod model;
 pub mod namespaces;
 pub mod operate;
@@ -20,3 +19,5 @@ pub mod plan;
 pub mod state;
 pub mod sysfs;
 pub mod vfinfo;
+
+pub use pw_linux::mac;

@@ -1,22 +1,19 @@
 //! The rtnetlink of interfaces and of a PF's VFs, in the namespace that the calling thread is in.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{
-    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
-};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{
-    LinkAttribute, LinkExtentMask, LinkFlags, LinkLayerType, LinkMessage, LinkVfInfo, LinkXdp,
-    VfInfo as SetVfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust,
-    VfLinkState, VfVlan, VfVlanInfo, VlanProtocol as TagProtocol, XdpAttached,
+    LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo as SetVfInfo, VfInfoLinkState,
+    VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo,
+    VlanProtocol as TagProtocol,
 };
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use pw_error::{Error, Result};
-use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
+pub use pw_linux::links::{Change, Cidr, Outcome};
+use pw_linux::rtnetlink::{RouteSocket, errno_text};
 use serde::Serialize;
 
 use crate::address::PciAddress;
@@ -48,65 +45,11 @@ pub enum Setting {
     LinkState(LinkState),
 }
 
-/// One change of an interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the fields of Netdev")]
-pub enum Change {
-    Up(bool),
-    Name(String),
-    Mac(Mac),
-    MtuBytes(u32),
-    AddAddress(Cidr),
-    DeleteAddress(Cidr),
-}
-
-/// An IP address and the length of its prefix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    /// The address.
-    pub address: IpAddr,
-    /// Length of its prefix [bits].
-    pub prefix: u8,
-}
-
-impl std::str::FromStr for Cidr {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let read = || {
-            let (address, prefix) = text.split_once('/')?;
-            let address: IpAddr = address.parse().ok()?;
-            let longest = if address.is_ipv4() { 32 } else { 128 };
-            let plain = prefix.bytes().all(|byte| byte.is_ascii_digit());
-            let prefix = prefix.parse().ok().filter(|prefix| plain && *prefix <= longest)?;
-            Some(Self { address, prefix })
-        };
-        read().ok_or_else(|| {
-            Error::bad_input(
-                format!("'{text}' is not an address with a prefix length"),
-                "write ADDRESS/PREFIX, for example 198.18.0.1/24 or 2001:2::1/64",
-            )
-        })
-    }
-}
-
-impl std::fmt::Display for Cidr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
-    }
-}
-
-pw_error::serde_as_text!(Cidr);
-
 /// A socket that reads and changes interfaces.
 #[derive(Debug)]
 pub struct Links {
     socket: RouteSocket,
 }
-
-/// The kernel's answer: done, or an errno.
-pub type Outcome = std::result::Result<(), Errno>;
 
 impl Links {
     /// Opens a socket in the calling thread's namespace.
@@ -121,8 +64,8 @@ impl Links {
 
     /// All interfaces of the socket's namespace, which is `netns`.
     pub fn all(&mut self, netns: &NetNs) -> Result<Vec<Link>> {
-        let links = self.socket.links()?;
-        let rows: Vec<Row> = links.into_iter().map(|link| read_link(link, netns)).collect();
+        let links: Vec<_> =
+            self.socket.links()?.into_iter().map(pw_linux::links::Link::from).collect();
         let mut addresses: HashMap<u32, Vec<String>> = HashMap::new();
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         for answer in self.socket.dump(&request)? {
@@ -131,23 +74,45 @@ impl Links {
                 addresses.entry(address.header.index).or_default().push(text);
             }
         }
-        let name = |row: &Row| row.link.netdev.name.clone();
         let names: HashMap<u32, String> =
-            rows.iter().map(|row| (row.link.netdev.index, name(row))).collect();
-        let stacked: HashMap<u32, String> =
-            rows.iter().filter_map(|row| Some((row.lower?, name(row)))).collect();
+            links.iter().map(|link| (link.index, link.name.clone())).collect();
+        let stacked: HashMap<u32, u32> = links
+            .iter()
+            .filter(|link| link.lower_netns.is_none())
+            .filter_map(|link| Some((link.lower.filter(|lower| *lower != link.index)?, link.index)))
+            .collect();
         let sockets = if netns.is_host() { packet_sockets() } else { HashSet::new() };
-        let complete = |mut row: Row| {
-            let netdev = &mut row.link.netdev;
-            netdev.addresses = addresses.remove(&netdev.index).unwrap_or_default();
-            let master = row.master.and_then(|master| names.get(&master));
-            netdev.attached_to = master.or_else(|| stacked.get(&netdev.index)).cloned();
-            if sockets.contains(&netdev.index) {
-                netdev.taken.get_or_insert_with(|| "has a packet socket".to_owned());
+        let complete = |link: pw_linux::links::Link| {
+            let upper = link.controller.filter(|controller| names.contains_key(controller));
+            let upper = upper.or_else(|| stacked.get(&link.index).copied());
+            let listened = sockets.contains(&link.index).then_some("has a packet socket");
+            let netdev = Netdev {
+                index: link.index,
+                mac: link.mac,
+                mac_is_permanent: link.mac.map(|mac| link.permanent_mac == Some(mac)),
+                mtu_bytes: link.mtu_bytes,
+                up: link.up,
+                carrier: link.carrier,
+                addresses: addresses.remove(&link.index).unwrap_or_default(),
+                attached_to: upper.and_then(|upper| names.get(&upper)).cloned(),
+                taken: link.taken.or(listened).map(str::to_owned),
+                netns: netns.clone(),
+                counters: NetdevCounters {
+                    rx_packets: link.stats.rx_packets,
+                    tx_packets: link.stats.tx_packets,
+                    rx_bytes: link.stats.rx_bytes,
+                    tx_bytes: link.stats.tx_bytes,
+                },
+                name: link.name,
+            };
+            let device = link.pci.and_then(|address| address.parse().ok());
+            Link {
+                device,
+                representor: link.port.is_some_and(|port| is_representor(&port)),
+                netdev,
             }
-            row.link
         };
-        Ok(rows.into_iter().map(complete).collect())
+        Ok(links.into_iter().map(complete).collect())
     }
 
     /// The VFs of a PF as the kernel reports them; none when there is no such interface.
@@ -194,25 +159,12 @@ impl Links {
         let mut message = LinkMessage::default();
         message.header.index = pf;
         message.attributes.push(LinkAttribute::VfInfoList(vec![LinkVfInfo(vec![setting])]));
-        self.set(message)
+        self.socket.acknowledged(RouteNetlinkMessage::SetLink(message), 0)
     }
 
     /// Changes an interface.
     pub fn change(&mut self, index: u32, change: &Change) -> Result<Outcome> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        match change {
-            Change::Up(up) => {
-                message.header.flags = if *up { LinkFlags::Up } else { LinkFlags::empty() };
-                message.header.change_mask = LinkFlags::Up;
-            }
-            Change::Name(name) => message.attributes.push(LinkAttribute::IfName(name.clone())),
-            Change::Mac(mac) => message.attributes.push(LinkAttribute::Address(mac.0.to_vec())),
-            Change::MtuBytes(mtu) => message.attributes.push(LinkAttribute::Mtu(*mtu)),
-            Change::AddAddress(address) => return self.change_address(index, *address, true),
-            Change::DeleteAddress(address) => return self.change_address(index, *address, false),
-        }
-        self.set(message)
+        self.socket.change(index, change)
     }
 
     /// Moves an interface into the namespace of an open file, under `name`.
@@ -221,31 +173,7 @@ impl Links {
         message.header.index = index;
         message.attributes.push(LinkAttribute::NetNsFd(netns));
         message.attributes.push(LinkAttribute::IfName(name.into()));
-        self.set(message)
-    }
-
-    fn set(&mut self, message: LinkMessage) -> Result<Outcome> {
-        let message = RouteNetlinkMessage::SetLink(message);
-        Ok(self.socket.request(message, NLM_F_ACK)?.map(|_| ()))
-    }
-
-    fn change_address(&mut self, index: u32, cidr: Cidr, add: bool) -> Result<Outcome> {
-        let mut message = AddressMessage::default();
-        message.header.index = index;
-        message.header.prefix_len = cidr.prefix;
-        message.header.family = cidr.address.into();
-        if add && cidr.address.is_ipv6() {
-            // Nobody else has the address, and duplicate detection would delay a start by seconds.
-            message.header.flags = AddressHeaderFlags::Nodad;
-        }
-        message.attributes.push(AddressAttribute::Local(cidr.address));
-        message.attributes.push(AddressAttribute::Address(cidr.address));
-        let (message, flags) = if add {
-            (RouteNetlinkMessage::NewAddress(message), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
-        } else {
-            (RouteNetlinkMessage::DelAddress(message), NLM_F_ACK)
-        };
-        Ok(self.socket.request(message, flags)?.map(|_| ()))
+        self.socket.acknowledged(RouteNetlinkMessage::SetLink(message), 0)
     }
 
     /// Indices of the interfaces that default routes leave by, IPv4 and IPv6.
@@ -262,21 +190,6 @@ impl Links {
         interfaces.dedup();
         Ok(interfaces)
     }
-
-    /// Index of the interface by which packets to `address` leave; none without a route.
-    pub fn route_to(&mut self, address: IpAddr) -> Result<Option<u32>> {
-        let mut request = RouteMessage::default();
-        request.header.address_family = address.into();
-        request.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
-        request.attributes.push(RouteAttribute::Destination(address.into()));
-        let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(request), 0)? else {
-            return Ok(None);
-        };
-        Ok(answers.into_iter().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewRoute(route) => output_interfaces(&route).first().copied(),
-            _ => None,
-        }))
-    }
 }
 
 fn output_interfaces(route: &RouteMessage) -> Vec<u32> {
@@ -291,60 +204,6 @@ fn output_interfaces(route: &RouteMessage) -> Vec<u32> {
         }
     }
     interfaces
-}
-
-struct Row {
-    link: Link,
-    master: Option<u32>,
-    /// The interface of this namespace that it is stacked upon.
-    lower: Option<u32>,
-}
-
-fn read_link(message: LinkMessage, netns: &NetNs) -> Row {
-    let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
-    let up = message.header.flags.contains(LinkFlags::Up);
-    let index = message.header.index;
-    let mut netdev = Netdev { index, up, netns: netns.clone(), ..Netdev::default() };
-    let (mut device, mut representor, mut master, mut lower) = (None, false, None, None);
-    let (mut lower_is_foreign, mut permanent, mut bus_is_pci) = (false, None, true);
-    for attribute in message.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => netdev.name = name,
-            LinkAttribute::Address(bytes) if ethernet => netdev.mac = mac(&bytes),
-            LinkAttribute::PermAddress(bytes) => permanent = mac(&bytes),
-            LinkAttribute::Mtu(mtu) => netdev.mtu_bytes = mtu,
-            LinkAttribute::Carrier(carrier) => netdev.carrier = Some(carrier != 0),
-            LinkAttribute::Promiscuity(count) if count > 0 => {
-                netdev.taken = Some("is promiscuous".to_owned());
-            }
-            LinkAttribute::Xdp(facts) if facts.iter().any(runs_program) => {
-                netdev.taken = Some("has an XDP program".to_owned());
-            }
-            LinkAttribute::PhysPortName(name) => representor = is_representor(&name),
-            LinkAttribute::Link(index) => lower = Some(index),
-            LinkAttribute::LinkNetNsId(_) => lower_is_foreign = true,
-            LinkAttribute::Controller(index) => master = Some(index),
-            LinkAttribute::ParentDevName(name) => device = name.parse().ok(),
-            LinkAttribute::ParentDevBusName(name) => bus_is_pci = name == "pci",
-            LinkAttribute::Stats64(stats) => {
-                netdev.counters = NetdevCounters {
-                    rx_packets: stats.rx_packets,
-                    tx_packets: stats.tx_packets,
-                    rx_bytes: stats.rx_bytes,
-                    tx_bytes: stats.tx_bytes,
-                };
-            }
-            _ => {}
-        }
-    }
-    netdev.mac_is_permanent = netdev.mac.map(|mac| permanent == Some(mac));
-    let device = device.filter(|_| bus_is_pci);
-    let lower = lower.filter(|index| !lower_is_foreign && *index != netdev.index);
-    Row { link: Link { device, representor, netdev }, master, lower }
-}
-
-fn runs_program(fact: &LinkXdp) -> bool {
-    matches!(fact, LinkXdp::Attached(attached) if *attached != XdpAttached::None)
 }
 
 /// Indices of the interfaces that packet sockets are bound to, in the calling thread's namespace.
@@ -376,10 +235,6 @@ fn read_address(message: &AddressMessage) -> Option<String> {
     let address = local.or(peer)?;
     let made_by_kernel = address.is_ipv6() && message.header.scope == AddressScope::Link;
     (!made_by_kernel).then(|| format!("{address}/{}", message.header.prefix_len))
-}
-
-fn mac(bytes: &[u8]) -> Option<Mac> {
-    Some(Mac(bytes.try_into().ok()?))
 }
 
 #[cfg(test)]
@@ -443,26 +298,6 @@ mod tests {
             assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
             socket
         }
-    }
-
-    #[test]
-    fn every_address_that_is_accepted_reads_back_as_itself() {
-        for text in ["198.18.0.1", "198.18.0.1/33", "2001:2::1/129", "198.18.0.1/+4", "x/8", "/8"] {
-            assert_eq!(
-                text.parse::<Cidr>().map_err(|error| error.kind),
-                Err(pw_error::Kind::BadInput),
-                "{text:?}"
-            );
-        }
-        pw_cases::check!().with_type::<String>().for_each(|text| {
-            if let Ok(cidr) = text.parse::<Cidr>() {
-                assert_eq!(cidr.to_string().parse::<Cidr>().ok(), Some(cidr));
-            }
-        });
-        pw_cases::check!().with_type::<(u128, u8)>().for_each(|(bits, prefix)| {
-            let text = format!("{}/{prefix}", std::net::Ipv6Addr::from(*bits));
-            assert_eq!(text.parse::<Cidr>().is_ok(), *prefix <= 128);
-        });
     }
 
     #[test]

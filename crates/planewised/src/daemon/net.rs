@@ -14,7 +14,6 @@ use netlink_packet_route::link::{
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
@@ -268,18 +267,7 @@ impl Net {
 
     /// The number of the namespace that the open file stands for; none: nothing here refers to it.
     pub fn netns_id(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>> {
-        let mut ask = NsidMessage::default();
-        ask.attributes.push(NsidAttribute::Fd(netns.as_raw_fd() as u32));
-        let answers = self.socket().request(RouteNetlinkMessage::GetNsId(ask), 0)?;
-        let answers = answers.unwrap_or_default().into_iter();
-        let ids = answers.filter_map(|answer| match answer {
-            RouteNetlinkMessage::NewNsId(message) => Some(message.attributes),
-            _ => None,
-        });
-        Ok(ids.flatten().find_map(|attribute| match attribute {
-            NsidAttribute::Id(id) if id >= 0 => Some(id),
-            _ => None,
-        }))
+        self.socket().netns_number(netns)
     }
 
     /// Kinds of queueing disciplines, by interface.

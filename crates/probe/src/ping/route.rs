@@ -215,7 +215,7 @@ impl Departure {
             (None, SocketAddr::V6(to)) => Some(to.scope_id()).filter(|&scope| scope > 0),
             (None, SocketAddr::V4(_)) => None,
         };
-        let hop = netlink.route(target, Some(source), by)?;
+        let hop = netlink.socket.route(target, Some(source), by)?;
         let hop = hop.ok_or_else(|| route.unreachable(Errno::ENETUNREACH))?;
         let link = netlink.link_number(hop.interface_index)?;
         let link = link.ok_or_else(|| route.unreachable(Errno::ENETUNREACH))?;
@@ -239,8 +239,8 @@ impl Departure {
         let mut template = Template::of_probe(source, target, probe, payload_bytes)?;
         let message_bytes = UPPER_HEADER_BYTES + payload_bytes;
         let packet_bytes = wire::ip_header_bytes(target) + message_bytes;
-        if packet_bytes > link.mtu as usize {
-            let (mtu, size) = (link.mtu, packet_bytes + ETHERNET_BYTES + FCS_BYTES);
+        if packet_bytes > link.mtu_bytes as usize {
+            let (mtu, size) = (link.mtu_bytes, packet_bytes + ETHERNET_BYTES + FCS_BYTES);
             return Err(Error::bad_input(
                 format!("a frame of {size} bytes does not fit {}: its MTU is {mtu}", link.name),
                 format!(

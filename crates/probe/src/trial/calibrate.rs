@@ -11,7 +11,7 @@ use super::order::{Expectation, Order, Refusals};
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, Template};
-use crate::netlink::Netlink;
+use crate::netlink::{Change, Netlink};
 use crate::netns::IfSpec;
 use crate::stop;
 use crate::threads;
@@ -71,7 +71,7 @@ pub fn maximum(
         };
         for name in ends {
             let index = netlink.link_at(name, name)?.index;
-            netlink.set_up(index)?;
+            netlink.change(index, &Change::Up(true))?;
         }
         let end = |name: &str| IfSpec { interface: name.to_string(), netns: None };
         // A veth takes XDP frames only while its peer has a program: a sink that expects none.

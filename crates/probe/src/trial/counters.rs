@@ -1,7 +1,7 @@
 //! Reads the drop counters along a path, which explain loss.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ impl Places {
                 let path = other.netns.as_ref().map_or("/proc/self/ns/net".into(), Netns::path);
                 let file = std::fs::File::open(path).ok();
                 netns_numbers.push(match file {
-                    Some(file) => netlink.netns_number(file.as_raw_fd())?,
+                    Some(file) => netlink.socket.netns_number(file.as_fd())?,
                     None => None,
                 });
             }
@@ -196,13 +196,13 @@ impl Snapshot {
         let reading = &self.readings[index];
         (0..self.readings.len()).find(|&other| {
             let peer = &self.readings[other].link;
-            let same_netns = match reading.link.peer_netns {
+            let same_netns = match reading.link.lower_netns {
                 None => reading.same_netns[other],
                 Some(number) => reading.netns_numbers[other] == Some(number),
             };
             reading.link.kind == "veth"
                 && peer.kind == "veth"
-                && reading.link.peer_index == Some(peer.index)
+                && reading.link.lower == Some(peer.index)
                 && same_netns
         })
     }
@@ -210,8 +210,6 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::link::Stats64;
-
     use super::*;
 
     fn veth(
@@ -222,14 +220,10 @@ mod tests {
     ) -> Reading {
         let link = Link {
             index,
-            name: "v".into(),
-            mac: None,
-            mtu: 1500,
-            up: true,
             kind: "veth".into(),
-            peer_index: Some(peer_index),
-            peer_netns,
-            stats: Stats64::default(),
+            lower: Some(peer_index),
+            lower_netns: peer_netns,
+            ..Link::default()
         };
         let counters = counters(&link, 0);
         Reading { link, netns_numbers: other.into(), same_netns: vec![false, false], counters }

@@ -125,7 +125,7 @@ impl<'a> SendingEnd<'a> {
             "tx": self.tx,
             "source": self.route.source,
             "destination": self.dst,
-            "destination_mac": resolve::mac_text(self.route.destination_mac),
+            "destination_mac": self.route.destination_mac,
             "flows": self.frames.flows,
             "size_bytes": self.frames.size_bytes(self.dst.is_ipv6()),
             "size_includes_fcs": true,

@@ -26,6 +26,7 @@ use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, Template};
+use crate::netlink::Mac;
 use crate::netns::IfSpec;
 use crate::output;
 use crate::resolve;
@@ -120,7 +121,7 @@ fn calibrate(args: &Args) -> Result<()> {
     let (source, destination, port) = (address(1), address(2), args.frames.dst_port);
     let mut template =
         Template::of_trial(source, destination, port, size_bytes, args.frames.flows)?;
-    template.set_macs([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    template.set_macs(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     let frames = args.frames.placed(args.sink.rx_cpu);
     let maximum = calibrate::maximum(frames.backend, &template, &frames)?;
     let body = json!({

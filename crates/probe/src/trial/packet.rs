@@ -13,7 +13,7 @@ use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
 use crate::filter::{self, SNAP_BYTES, Traffic};
 use crate::frame::{self, Template};
-use crate::netlink::Netlink;
+use crate::netlink::{Netlink, must_be_up};
 use crate::netns::IfSpec;
 use crate::sockets::set_option;
 use crate::stop;
@@ -61,7 +61,7 @@ impl PacketGenerator {
         cpu: Option<usize>,
     ) -> Result<Self> {
         let link = Netlink::open()?.link_at(interface, label)?;
-        link.must_be_up(label)?;
+        must_be_up(&link, label)?;
         let failed = |error: std::io::Error| {
             Error::failed(format!("cannot send frames on {label}"), "").caused_by(error)
         };

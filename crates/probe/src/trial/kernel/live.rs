@@ -25,7 +25,7 @@ use crate::affinity;
 use crate::clock::{self, Schedule};
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, SOURCE_PORT, Template};
-use crate::netlink::Netlink;
+use crate::netlink::{Netlink, must_be_up};
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
 use crate::threads;
@@ -108,7 +108,7 @@ impl LiveGenerator {
         }
         let generator = run_in(tx.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&tx.interface, tx)?;
-            link.must_be_up(tx)?;
+            must_be_up(&link, tx)?;
             if egress == Egress::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
                 return Err(takes_no_xdp_frames(tx));
             }

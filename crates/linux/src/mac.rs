@@ -1,4 +1,4 @@
-//! MAC addresses of VFs.
+//! MAC addresses.
 
 use std::fmt;
 use std::str::FromStr;
