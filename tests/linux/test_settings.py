@@ -6,14 +6,14 @@ import platform
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planewise.errors import UnsupportedError
-from planewise.judge.effects import effects
+from planewise.judge.effects import Effect, effects
 from planewise.judge.statistics.values import RunSample
 from planewise.measure.designs.cells import Cell
 from planewise.measure.designs.design import Design
@@ -100,6 +100,39 @@ tc filter add dev "$1" egress bpf direct-action object-file "$3" section tc
 """A queueing discipline that holds each of a guest's frames for 20 µs."""
 
 
+def measured(levels: list[str], slow: str, blocks: range) -> list[TrialRecord]:
+    """Trials of RTT, but where the setting is `slow`, and of TCP, but where it delays frames."""
+    trials = (RttTrial("rtt", 200, 128, 60), TcpTrial("tcp", 131_072, 1.0, 0, 1))
+    records: list[TrialRecord] = []
+    design = Design.model_validate(
+        {"factors": {"plane": "veth", "setting": levels}, "rtt": {}, "tcp": {}}
+    )
+    with Stations(design) as stations:
+        for block in blocks:
+            stations.new_block()
+            for level in random.Random(block).sample(levels, len(levels)):
+                cell = Cell("veth", setting=level)
+                if block == blocks[0]:
+                    assert not stations.unavailable([cell])
+                with stations.station(cell) as station:
+                    for trial in trials[level == slow : 2 - (level == "delay=on")]:
+                        place = Place(f"{trial.name}{len(records)}", cell.levels(), block, 0)
+                        for _ in range(5):  # a busy machine does not always keep a rate
+                            record = station.measure(trial, place, lambda _: None).record
+                            if keeps_levels(record):
+                                break
+                        records.append(record)
+    return records
+
+
+def is_found(setting: str, found: Sequence[Effect]) -> bool:
+    of_setting = (one for one in found if one.setting == setting)
+    outcomes = {
+        one.comparison.outcome for one in of_setting if one.metric.name in ("rtt", "goodput")
+    }
+    return not outcomes.isdisjoint({"better", "worse"})
+
+
 @pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang here")
 def test_planted_effects_are_found_and_a_placebo_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,32 +147,15 @@ def test_planted_effects_are_found_and_a_placebo_is_not(
     monkeypatch.setattr(settings, "SETTINGS", {**settings.SETTINGS, "delay": delay})
     tbf = "qdisc=tbf rate 500mbit burst 256kb latency 20ms"
     levels = ["default", "offload.tso=on", "delay=on", tbf]
-    trials = (RttTrial("rtt", 200, 128, 60), TcpTrial("tcp", 131_072, 1.0, 0, 1))
-    records: list[TrialRecord] = []
-    design = Design.model_validate(
-        {"factors": {"plane": "veth", "setting": levels}, "rtt": {}, "tcp": {}}
-    )
-    with Stations(design) as stations:
-        for block in range(7):
-            stations.new_block()
-            for level in random.Random(block).sample(levels, len(levels)):
-                cell = Cell("veth", setting=level)
-                if not block:
-                    assert not stations.unavailable([cell])
-                with stations.station(cell) as station:
-                    for trial in trials[level == tbf : 2 - (level == "delay=on")]:
-                        place = Place(f"{trial.name}{len(records)}", cell.levels(), block, 0)
-                        for _ in range(5):  # a busy machine does not always keep a rate
-                            record = station.measure(trial, place, lambda _: None).record
-                            if keeps_levels(record):
-                                break
-                        records.append(record)
+    records = measured(levels, tbf, range(7))
     found = effects(RunSample("run", info("planted"), records))
     outcomes = {(one.setting, one.metric.name): one for one in found}
     delayed, halved = outcomes["delay=on", "rtt"], outcomes[tbf, "goodput"]
     assert (delayed.comparison.outcome, halved.comparison.outcome) == ("worse", "worse")
     assert halved.comparison.change < -0.5
-    for metric in ("rtt", "goodput"):
-        assert outcomes["offload.tso=on", metric].comparison.outcome not in ("better", "worse")
+    if is_found("offload.tso=on", found):
+        # One interval in twenty misses the truth; two in a row are a fault.
+        again = measured(levels[:2], tbf, range(7, 14))
+        assert not is_found("offload.tso=on", effects(RunSample("run", info("again"), again)))
     known = [one for one in found if one.comparison.decided and one.metric.name == "rtt"]
     assert known[0].setting == "delay=on"  # the largest effect comes first

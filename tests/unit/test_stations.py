@@ -83,6 +83,14 @@ class Failing(Trial):
 
     expected_s = 0.0
 
+    @classmethod
+    def requested(cls, request: object) -> list[Trial]:
+        return []
+
+    @classmethod
+    def offered(cls, design: object) -> Iterator[tuple[str, float | str]]:
+        return iter(())
+
     def measure_on(self, station: Station, place: Place, on_sample: object) -> TrialResult:
         raise PlanewiseError("nobody answered")
 
