@@ -2,4 +2,5 @@
 
 from planewise.cli import main
 
-main()
+if __name__ == "__main__":  # processes that draw figures import this
+    main()

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from planewise import cli
 from planewise.commands import console, options
+from planewise.store.rundir import RunReader
 from tests.command import invoked
+from tests.documents import ROOT
+from tests.unit import made_up_run
+from tests.unit.made_up_run import MadeUp
 
 
 def test_ctrl_c_ends_with_130_and_a_word(
@@ -26,6 +31,19 @@ def test_ctrl_c_ends_with_130_and_a_word(
         cli.main()
     assert caught.value.code == 130
     assert capsys.readouterr().err.strip() == "stopped"
+
+
+@pytest.mark.parametrize("how", ["-m planewise", "scripts/wheel/scripts/planewise"])
+def test_a_large_run_is_reported_by_the_command_whose_figures_other_processes_draw(
+    how: str, tmp_path: Path
+) -> None:
+    wanted = MadeUp(planes=("veth", "bridge"), blocks=260, packets=2)
+    run = made_up_run.write(tmp_path / "run", wanted)
+    assert len(RunReader(run).trials()) > 1000
+    command = [sys.executable, *how.split(), "report", run, "-o", tmp_path / "page.html"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").read_text().count("<svg") > 1
 
 
 def test_a_folder_that_may_not_be_read_is_no_bug(
