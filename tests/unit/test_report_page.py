@@ -52,6 +52,13 @@ def small(path: Path, **changes: object) -> RunReader:
     return RunReader(made_up_run.write(path / "run", made))
 
 
+def test_every_column_has_the_rule_that_shows_its_name_on_a_narrow_page(page: str) -> None:
+    named = set(re.findall(r"--c(\d+):&#34;", page))
+    ruled = set(re.findall(r"--c:var\(--c(\d+)\)", page))
+    assert len(named) > 10
+    assert named - ruled == {"1"}  # the first is the row's heading
+
+
 class Outline(HTMLParser):
     """Collects tags with their attributes and checks that they nest."""
 

@@ -44,8 +44,8 @@ struct Contender<'a> {
     rank: u128,
 }
 
-/// The order in which contenders challenge and are challenged, whatever their claims; the greatest comes first. Of
-/// equals a holder, then the one that has waited longest.
+/// Sort key that decides who challenges first and who is challenged last; claims do not count. Greater is better:
+/// the standing, then holding a VF, then the longest time since a change.
 type Order<'a> = (u128, bool, Reverse<Option<u64>>, Reverse<&'a GuestId>);
 
 impl<'a> Contender<'a> {

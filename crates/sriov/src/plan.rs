@@ -310,8 +310,8 @@ fn config<'a>(pf: &Pf, vf: &'a Vf) -> Result<&'a VfConfig> {
     })
 }
 
-/// A VF now, and with this MAC on its PF and its interface. Where either lacks it, the PF is told anew: some
-/// drivers (igbvf) learn the MAC only when they are bound, and drop unicast otherwise.
+/// Two states of a VF: the present one, and the one with this MAC at its PF and on its interface. If either lacks
+/// it, it is set at the PF again, because some drivers (igbvf) learn it only when bound and drop unicast otherwise.
 fn with_mac(pf: &Pf, vf: &Vf, mac: Option<Mac>) -> Result<(Vf, Vf)> {
     let (mut now, mut wanted) = (vf.clone(), vf.clone());
     let Some(mac) = mac else { return Ok((now, wanted)) };

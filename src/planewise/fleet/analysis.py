@@ -170,7 +170,7 @@ def _read(fleet: Fleet) -> tuple[list[RunSample], dict[str, Fingerprint], str]:
 def _rankings(
     fleet: Fleet, samples: Sequence[RunSample], name: str, margin: float
 ) -> Iterable[tuple[Ranking, Sequence[NodeEffect]]]:
-    """Rankings by plane without their nodes, and what the pairs tell of each node."""
+    """The ranking of pairs on each plane, before nodes are judged, and what pairs show of nodes."""
     observed = observe(samples, name)
     if not observed.metric.as_ratio:
         raise BadInputError(

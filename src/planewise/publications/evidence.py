@@ -36,7 +36,7 @@ from planewise.store.packets import RttMetric
 from planewise.store.rundir import RunReader
 
 Counted = Literal["block", "setting", "experiment"]
-"""What evidence counts: a table's settings are all that there are and have no error."""
+"""What evidence consists of. A table's settings are complete, so they have no sampling error."""
 Cell = Mapping[str, Level]
 Values = Iterable[tuple[Cell, float]]
 

@@ -96,7 +96,7 @@ def filled(template: str, **values: object) -> str:
     templates.filters["code"] = code
     templates.filters["count"] = theme.count
     sheet = resources.files("planewise.report") / "templates" / "report.css"
-    style = Markup(theme.style() + sheet.read_text(encoding="utf-8"))
+    style = Markup(theme.style() + _LABELS + sheet.read_text(encoding="utf-8"))
     page = templates.get_template(template)
     return page.render(values, style=style, version=planewise.__version__)
 
@@ -364,6 +364,10 @@ def inline(text: str, prefix: str) -> Markup:
 def _cells(row: Sequence[Entry]) -> Markup:
     """A table's row as markup. In Python, as a large report has tens of thousands of cells."""
     return Markup("".join(_cell(entry, first=n == 0) for n, entry in enumerate(row)))
+
+
+_LABELS = "".join(f"td:nth-child({n}){{--c:var(--c{n})}}" for n in range(2, 65))
+"""Rules that give each cell its column's name; all factors and figures make fewer columns."""
 
 
 def _labels(columns: Sequence[str]) -> str:

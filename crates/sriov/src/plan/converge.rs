@@ -173,8 +173,8 @@ pub fn converge_pf(now: &Pf, wanted: &Pf) -> Result<Plan> {
     Ok(plan)
 }
 
-/// The VF that a PF makes anew in place of an earlier one. Its settings are unknown, so that all are
-/// set again but those that the earlier VF had by default.
+/// A VF after its PF has created its VFs again. Its settings are unknown, so all of them are set again,
+/// except those that the earlier VF had at their defaults.
 fn new_vf(earlier: &Vf) -> Vf {
     let mut config = VfConfig { mac: Some(Mac::NONE), ..Default::default() };
     let old = earlier.config.clone().unwrap_or_default();

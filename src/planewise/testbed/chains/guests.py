@@ -123,7 +123,7 @@ class Functions(ABC):
         """Makes the functions as far as the switch needs them; `parts.guests` has their MACs then.
 
         Raises:
-            PlanewiseError: too few VFs, or one cannot be had.
+            PlanewiseError: there are too few VFs, or one could not be moved.
         """
         parts = self.parts
         if parts.machines is not None:

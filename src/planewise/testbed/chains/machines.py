@@ -90,7 +90,7 @@ class FunctionMachines(VirtualMachines):
 
         Raises:
             UnsupportedError: the host has no libvirt, or it does not start.
-            PlanewiseError: too few VFs, or one cannot be had by VFIO.
+            PlanewiseError: there are too few VFs, or VFIO could not take one.
         """
         self._vms.revive()
         lost = [one for one, _ in self.lost([one for one in self._placed.values() if one.ready])]
