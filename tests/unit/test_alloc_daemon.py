@@ -430,7 +430,8 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     secret = "0123456789abcdef0123456789abcdef"
-    tokens.write_text(f"operator {secret} order\n")
+    reader = "Bearer fedcba9876543210fedcba9876543210"
+    tokens.write_text(f"operator {secret} order\nprometheus {reader.split()[1]}\n")
     more = f'[tcp]\nlisten = "127.0.0.1:0"\ncertificate = "{chain}"\nkey = "{key}"\n'
     trusting = ssl.create_default_context(cafile=str(chain))
     with running(tmp_path, f'{more}tokens = "{tokens}"') as daemon:
@@ -452,6 +453,8 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
         bearer = f"Bearer {secret}"
         assert ask("GET", "/status", bearer)[1]["policy"] == "activity"
         assert ask("POST", "/rebalance", bearer)[0] == 200
+        assert ask("GET", "/status", reader)[0] == 200
+        assert ask("POST", "/rebalance", reader)[0] == 403
         browser = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         browser.request("GET", "/status")
         with pytest.raises((http.client.HTTPException, OSError)):
