@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: fleet-test publications publications-lab publications-pages quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv systemd-test bench bench-judge bench-vms format wheel release site
+.PHONY: fleet-test test-long publications publications-lab publications-pages quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv systemd-test bench bench-judge bench-vms format wheel release site
 
 quick: setup
 	planewise quick
@@ -12,8 +12,12 @@ setup:
 
 # Measurements and the lab's hosts mostly wait: what needs neither runs beside them, in the time that they leave.
 test: test-setup
-	scripts/beside '$(LINUX) -m "not apart" && make lab-setup && $(LAB)' \
+	scripts/beside '$(LINUX) -m "not apart and not long" && make lab-setup && $(LAB)' \
 	  'make lint crates && $(UNIT) && scripts/apart $(LINUX) -m apart'
+
+# Faults and designs at full length, of which `make test` has a short version each.
+test-long: lab-setup
+	pytest -q -m long tests/linux tests/lab tests/vm
 
 test-setup:
 	@scripts/setup test

@@ -72,5 +72,5 @@ def assert_sweep_and_search_are_measured(guest: str, plane: str) -> None:
     with SutMeasurer(PlaneUnderTest(plane, guest=guest), 64) as measurer:  # type: ignore[arg-type]
         assert measurer.trial(2000, 0.1).received > 0
         goals, algorithm = (Goal.parse("pdr:0.5"),), algorithm_named("binary")
-        found = run_search(measurer, goals, algorithm, budget_s=1.0, with_verdict=False)
+        found = run_search(measurer, goals, algorithm, budget_s=0.5, with_verdict=False)
         assert found.goals

@@ -41,7 +41,7 @@ def test_a_campaign_is_measured_summed_up_and_gone_on_with(tmp_path: Path) -> No
     design, out = tmp_path / "campaign.yaml", tmp_path / "out"
     design.write_text(
         "sut: router\nfactors: {forwarding: [kernel, bridge], "
-        "duration_s: 0.2, runs: 3}\noffered_pps: [5000, 10000, 20000]\nrepetitions: 2\n"
+        "duration_s: 0.2, runs: 2}\noffered_pps: [5000, 10000, 20000]\nrepetitions: 2\n"
     )
     finished = planewise("run", design, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
@@ -50,7 +50,7 @@ def test_a_campaign_is_measured_summed_up_and_gone_on_with(tmp_path: Path) -> No
     failed = finished.stderr.count(" failed: ")
     assert len(found["curves"]) + failed == 4
     for curve in found["curves"]:
-        assert curve["aspects"]["runs"] == 3
+        assert curve["aspects"]["runs"] == 2
         assert curve["aspects"]["duration_s"] == 0.2
     if not failed:
         assert {row["aspect"] for row in found["rows"]} == {"forwarding"}

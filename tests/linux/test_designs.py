@@ -65,7 +65,9 @@ def levels_of(traffic: dict[str, Level]) -> dict[str, Level]:
     return {name: level for name, level in traffic.items() if name not in unnamed}
 
 
-@pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
+@pytest.mark.parametrize(
+    "name", ["docker-rtt.yaml", pytest.param("kvm-baseline.yaml", marks=pytest.mark.long)]
+)
 def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> None:
     path, out = smaller(name, tmp_path), tmp_path / "run"
     answer = json.loads(planewise("run", path, "--out", out, "--json"))

@@ -200,17 +200,17 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, process.returncode, said + out, err)
 
 
-def tells_only(step: Shown) -> bool:
-    """Whether a command measures nothing."""
-    return not re.match(r"planewise (quick|run)(?!.*--dry-run)", step.command)
+def which(step: Shown) -> str:
+    """The mark of a command: `apart` where it measures nothing, `long` for minutes of `quick`, of
+    which test_runs.py has a short one."""
+    if re.match(r"planewise quick", step.command):
+        return "long"
+    return "linux" if re.match(r"planewise run(?!.*--dry-run)", step.command) else "apart"
 
 
 @pytest.mark.parametrize(
     "step",
-    [
-        pytest.param(step, marks=[pytest.mark.apart] if tells_only(step) else [], id=str(step))
-        for step in HERE
-    ],
+    [pytest.param(step, marks=getattr(pytest.mark, which(step)), id=str(step)) for step in HERE],
 )
 def test_a_step_of_the_guide_does_what_it_says(step: Shown, folder: Path) -> None:
     if step.command == "planewised daemon --config try.toml":

@@ -24,10 +24,15 @@ pytestmark = [pytest.mark.linux, pytest.mark.timeout(600)]
 CELLS = [cell for cell in matrix() if cell.place == "here"]
 PAIRS = sorted({(cell.guest, cell.plane) for cell in CELLS if not cell.reason})
 REFUSED = [cell for cell in CELLS if cell.reason]
+RUN = {("container", plane) for plane in ("veth", "bridge", "macvlan", "docker-bridge")}
+"""Those of the design that test_containers.py measures."""
 PROGRAMS = {"docker": "dockerd", "ovs": "ovs-vswitchd"}
 
 
-@pytest.mark.parametrize(("guest", "plane"), PAIRS)
+@pytest.mark.parametrize(
+    ("guest", "plane"),
+    [pytest.param(*pair, marks=[pytest.mark.long] if pair in RUN else []) for pair in PAIRS],
+)
 def test_what_the_table_says_to_work_here_is_measured(guest: str, plane: str) -> None:
     (cell,) = (cell for cell in CELLS if (cell.guest, cell.plane) == (guest, plane))
     if guest == "vm":

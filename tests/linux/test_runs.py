@@ -72,6 +72,24 @@ def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: 
     assert nothing_is_left()
 
 
+def test_quick_compares_the_planes_of_this_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planewise.testbed.planes.planes_of", lambda _: ["veth", "bridge"])
+    monkeypatch.setattr("planewise.pipeline.QUICK_BLOCKS", 2)
+    out = tmp_path / "run"
+    options = ("--minutes", "30s", "--out", out, "--json")
+    code, told, said = in_this_process(capsys, monkeypatch, "quick", *options)
+    assert code == 0, said
+    answer = json.loads(told)
+    assert (answer["status"], answer["trials_failed"]) == ("done", 0)
+    trials = RunReader(out).trials()
+    assert {str(trial.cell["plane"]) for trial in trials} == {"veth", "bridge"}
+    assert {str(trial.cell["load_type"]) for trial in trials} == {"none", "cpu", "network"}
+    assert "<html" in (out / "report.html").read_text()
+    assert nothing_is_left()
+
+
 @pytest.mark.parametrize(
     "measured",
     [
@@ -117,7 +135,7 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
     design = tmp_path / "redis.yaml"
     design.write_text(
         "factors: {plane: [veth, macvlan], size_bytes: 128, protocol: [icmp, redis]}\n"
-        "rtt: {packets: 1000}\n"
+        "rtt: {packets: 300}\n"
         "blocks: 3\n"
     )
     out = tmp_path / "run"
@@ -128,7 +146,7 @@ def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path
     for trial in trials:
         asked = trial.cell["protocol"] == "redis"
         assert trial.counts is not None
-        assert trial.counts.received == 1000
+        assert trial.counts.received == 300
         assert ("rtt_kernel" in trial.latency) is not asked
         assert {"rtt_kernel", "overhead", "response"} <= set(trial.not_measurable) or not asked
     compared = planewise("compare", out)

@@ -72,7 +72,7 @@ def test_loss_duplicates_and_reordering_of_a_forwarder_are_counted_exactly(
     netns_relay: Network,
 ) -> None:
     with forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
-        done = trial(netns_relay, "--rate", "500", "--duration", "1", "--drain", "10")
+        done = trial(netns_relay, "--rate", "500", "--duration", "1", "--drain", "4")
     assert done.code == 0, done.stderr
     output = done.output
     assert output["warmup"]["received"]
@@ -315,7 +315,7 @@ def test_a_generator_that_is_asked_for_too_much_still_accounts_for_every_frame(
 
 def test_the_kernels_account_of_a_forwarder_is_exact(netns_relay: Network) -> None:
     with forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
-        load = ("--rate", "500", "--duration", "1", "--drain", "10")
+        load = ("--rate", "500", "--duration", "1", "--drain", "4")
         done = trial(netns_relay, *load, "--backend", "live-skb", "--sink", "xdp-native")
     if "may not load BPF" in done.stderr or "Linux 6.6" in done.stderr:
         pytest.skip(f"no generator in the kernel: {done.stderr.strip()}")

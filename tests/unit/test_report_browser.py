@@ -65,7 +65,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with long names and every kind of figure."""
     folder = tmp_path_factory.mktemp("report")
     wanted = MadeUp(
-        planes=("veth", "macvlan", "a-plane-with-a-name-that-is-far-too-long-to-be-printed"),
+        planes=("veth", "a-plane-with-a-name-that-is-far-too-long-to-be-printed"),
         blocks=2,
         packets=200,
         hosts=("sender", "responder"),
@@ -113,7 +113,7 @@ FINDINGS
 const page = document.querySelector("iframe");
 page.onload = async event => {
   page.contentDocument.querySelectorAll("details").forEach(one => one.open = true);
-  document.getElementById("out").textContent = JSON.stringify(await findings(page));
+  document.getElementById("out").textContent = JSON.stringify(await findings(page, COLOURS));
 };
 </script>"""
 
@@ -131,5 +131,6 @@ def test_axe_finds_nothing_serious_in_the_unfolded_page(page: Path, width: int) 
         AXE_FRAME.replace("FINDINGS", browser.ACCESSIBILITY)
         .replace("PAGE", copy.as_uri())
         .replace("WIDTH", str(width))
+        .replace("COLOURS", str(width == 360).lower())  # they are the same at any width
     )
     assert browser.look(frame, page.parent / "profile").found == []

@@ -132,7 +132,7 @@ def test_the_api_is_shown_with_all_its_paths(site: Path) -> None:
 FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
 <script>
 FINDINGS
-async function look(address, width) {
+async function look(address, width, colours) {
   const page = document.createElement("iframe");
   page.style = `border:0;width:${width}px;height:900px`;
   const loaded = new Promise(done => page.onload = done);
@@ -150,14 +150,15 @@ async function look(address, width) {
     loaded: page.contentWindow.performance.getEntriesByType("resource").map(one => one.name)
       .filter(name => !name.startsWith("file:") && !name.startsWith("data:")),
   };
-  if (width == 360) seen.findings = await findings(page);
+  if (width == 360) seen.findings = await findings(page, colours);
   page.remove();
   return seen;
 }
 (async () => {
   const seen = {};
   for (const width of [360, 1100])
-    for (const address of PAGES) seen[`${address} at ${width} px`] = await look(address, width);
+    for (const [address, colours] of PAGES)
+      seen[`${address} at ${width} px`] = await look(address, width, colours);
   document.getElementById("out").textContent = JSON.stringify(seen);
 })();
 </script>"""
@@ -192,7 +193,13 @@ def test_the_search_answers_on_pages_read_from_a_disk(site: Path, tmp_path: Path
 def test_every_page_fits_a_phone_and_a_desk_and_axe_finds_nothing_serious(
     site: Path, tmp_path: Path
 ) -> None:
-    addresses = [page.as_uri() for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
+    addresses, known = [], set[str]()
+    for page in sorted(site.rglob("*.html")):
+        if page.name != "404.html":
+            # Colours follow from tags and classes: those of a page before are known.
+            classes = set(re.findall(r'<\w+(?: class="[^"]*")?', page.read_text()))
+            addresses.append((page.as_uri(), bool(classes - known)))
+            known |= classes
     frame = tmp_path / "frame.html"
     frame.write_text(
         FRAME.replace("FINDINGS", ACCESSIBILITY).replace("PAGES", json.dumps(addresses))
