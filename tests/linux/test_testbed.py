@@ -99,7 +99,8 @@ def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
         sender, responder = testbed.main("sender"), testbed.main("responder")
         for ip_version in (4, 6):
             assert reaches(testbed, sender, responder, ip_version)
-            assert reaches(testbed, responder, sender, ip_version)
+            outward_only = plane_called(plane).outward_only
+            assert outward_only or reaches(testbed, responder, sender, ip_version)
     assert ours(token) == []
     assert not (STATE / f"{token}.json").exists()
 
@@ -445,6 +446,8 @@ def test_stress_takes_a_thread_of_every_background_guest_and_leaves_nothing(
 def test_network_load_arrives_at_its_location(plane: str) -> None:
     need(plane)
     need_probe()
+    if plane_called(plane).outward_only:
+        return  # such a cell is refused before anything is built
     spec = LoadSpec("network", "sender", rate_pps=4000, burst=20, payload_bytes=200)
     with here(plane, None, 4) as testbed, BackgroundLoad(testbed, spec) as load:
         points = [

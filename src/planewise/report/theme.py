@@ -22,6 +22,8 @@ PLANES: dict[str, tuple[str, str]] = {
     "veth": ("#0072b2", "#56b4e9"),
     "host": ("#6b6b6b", "#b5b5b5"),
     "routed": ("#3f6f12", "#93c75e"),
+    "pasta": ("#8a5a00", "#e0b860"),
+    "slirp4netns": ("#4b6e5c", "#9fcab3"),
     "netkit": ("#5f7d95", "#aac4d8"),
     "bridge": ("#c04d00", "#ff9d5c"),
     "ovs": ("#5b3a1e", "#c79a72"),

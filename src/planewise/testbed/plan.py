@@ -28,6 +28,8 @@ class Step:
     """A second namespace that it changes: that of the other end."""
     feature: str = ""
     """The feature of the kernel that it needs."""
+    package: str = "iproute2"
+    """The Debian package of its program."""
 
     def __str__(self) -> str:
         if self.shown:

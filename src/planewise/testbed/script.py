@@ -145,14 +145,12 @@ def _failure(groups: list[Group], done: FinishedProcess, host: str) -> Planewise
             f"{names} on {host} did not come up",
             remedy="is its cable in, and the other end up? is the host overloaded? try again",
         )
-    missing = re.search(r"(\w+): not found", messages)
-    if missing and group.steps[0].program in ("ip", "bridge"):
-        return UnsupportedError(
-            f"there is no program `{missing[1]}` on {host}", remedy="install iproute2 there"
-        )
     line = re.search(r"Command failed -:(\d+)", messages)
     number = int(line[1]) if line else code if group.command.endswith("sh") else 1
     step = group.steps[min(number, len(group.steps)) - 1]
+    if missing := re.search(r"([\w-]+): (?:command )?not found", messages):
+        what = f"there is no program `{missing[1]}` on {host}: apt-get install {step.package}"
+        return UnsupportedError(what)
     said = [line for line in messages.splitlines() if not line.startswith("Command failed")]
     reason = next(reversed(said), "it printed nothing").strip()
     reason = reason.removeprefix("RTNETLINK answers: ").removeprefix("Error: ").rstrip(".")

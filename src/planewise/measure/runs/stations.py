@@ -189,6 +189,9 @@ class Stations:
         if cell.vnfs:
             return ""
         names = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
+        received = cell.load_type == "network" and cell.load_location == "sender"
+        if received and names[1:] and plane(cell.background).outward_only:
+            return f"guests on {cell.background} send network load, and nobody can send to them"
         reasons = (refusal(name, cell.guest, local=self._pair is None) for name in names)
         return next(filter(None, reasons), "")
 

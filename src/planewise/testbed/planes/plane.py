@@ -123,6 +123,8 @@ class Plane:
     """VFs of the NIC that each guest holds."""
     passed_through: ClassVar[bool] = False
     """Whether the guest drives a VF itself, past the host."""
+    outward_only: ClassVar[bool] = False
+    """Whether the sender's guests can open connections, and nobody can to them."""
     nic_within_host: ClassVar[bool] = False
     """Whether frames between guests of one host pass the NIC."""
     container_network: ClassVar[bool] = False

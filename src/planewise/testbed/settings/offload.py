@@ -11,6 +11,8 @@ def _offload(name: str, feature: str, short: str) -> HostSetting:
 
     def refuses(plane: Plane) -> str:
         inherited = type(plane).host_interface is Plane.host_interface
+        if plane.outward_only:
+            return f"a program reads frames of {plane.name} from a tap, as they are"
         return f"an interface of {plane.name} has the NIC's offloads" if inherited else ""
 
     return HostSetting(
