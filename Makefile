@@ -106,22 +106,23 @@ bench-judge: test-setup
 # with nfv_brief and pastrami) and from runs, which are resumed. On an idle machine about forty minutes, most
 # of them PASTRAMI's campaign; the lab's designs take forty more.
 PAPERS := runs/publications
-measured = run=$(PAPERS)/$(1); grep -qs '"status": *"done"' $$run/run.json || \
+measured = run=$(PAPERS)/$(notdir $(1)); grep -qs '"status": *"done"' $$run/run.json || \
   if test -e $$run/run.json; then planewise run --resume $$run $(2); \
-  else planewise run experiments/publications/$(1).yaml $(2) --out $$run; fi
+  else planewise run experiments/$(1).yaml $(2) --out $$run; fi
 publications:
 	@scripts/setup vms
-	$(call measured,kvm-rtt)
+	$(call measured,publications/kvm-rtt)
+	$(call measured,publications/docker-frequency)
 	planewise run experiments/pastrami-here.yaml --out $(PAPERS)-pastrami
 	$(MAKE) publications-pages
 
 publications-lab:
 	@scripts/setup vms lab
-	$(call measured,docker-rtt,--lab)
-	$(call measured,flexvf-latency,--lab)
-	$(call measured,flexvf-switch,--lab)
-	$(call measured,flexvf-groups,--lab)
-	$(call measured,flexvf-download,--lab)
+	$(call measured,docker-rtt-lab,--lab)
+	$(call measured,publications/flexvf-latency,--lab)
+	$(call measured,publications/flexvf-switch,--lab)
+	$(call measured,publications/flexvf-groups,--lab)
+	$(call measured,publications/nfv-lab,--lab)
 	$(MAKE) publications-pages
 
 publications-pages:

@@ -180,19 +180,41 @@ def test_a_claim_without_its_cells_names_the_hardware_or_the_run(tmp_path: Path)
     answer = only(CLAIMS["K2"], run)
     assert (answer.word, answer.source) == ("not decided", "")
     assert answer.measured == (
-        "No run has background_guests fewest and most (guest vm, load_type none or cpu): "
+        "No run has what it compares: "
         "`planewise run experiments/publications/kvm-rtt.yaml --out RUN`."
     )
 
 
 def test_emulated_hosts_answer_only_what_emulation_does_not_decide(tmp_path: Path) -> None:
-    for name, word in (("D1", "held"), ("D3", "needs hardware"), ("K1", "needs hardware")):
+    for name, word in (("D1", "held"), ("D3", "needs hardware"), ("K1", "held")):
         claim = CLAIMS[name]
         emulated = planted(tmp_path / name, *PAIRS[name], ratios(claim, "true"), "TCG")
         answer = only(claim, emulated)
         assert answer.word == word
         if word == "held":
             assert page.measured(claim, answer).endswith(f"Hosts were emulated: {claim.trust}.")
+
+
+def test_emulation_that_favours_the_other_side_can_only_bear_a_claim_out(tmp_path: Path) -> None:
+    claim = CLAIMS["K1"]
+    emulated = planted(tmp_path / "here", *PAIRS["K1"], ratios(claim, "false"), "TCG")
+    answer = only(claim, emulated)
+    assert (answer.word, answer.source) == ("needs hardware", "here")
+    assert "virtio-bridge is worse than e1000-bridge" in answer.measured
+    assert "Emulation favours this outcome. Needed: servers with KVM" in answer.measured
+    real = planted(tmp_path / "servers", *PAIRS["K1"], ratios(claim, "false"))
+    assert only(claim, emulated, real).word == "did not hold"
+
+
+def test_a_run_that_does_not_decide_is_shown_beside_what_would(tmp_path: Path) -> None:
+    claim = CLAIMS["D1"]
+    run = planted(tmp_path / "lab", *PAIRS["D1"], ratios(claim, "undecidable"), "TCG")
+    answer = only(claim, run)
+    assert (answer.word, answer.source) == ("needs hardware", "lab")
+    assert answer.measured.startswith("vf and bridge are not distinguishable")
+    assert answer.measured.endswith(
+        "Needed: a NIC with SR-IOV: `planewise run experiments/docker-rtt.yaml`."
+    )
 
 
 def test_hardware_is_better_evidence_than_emulation(tmp_path: Path) -> None:
@@ -269,7 +291,7 @@ def test_the_plan_names_design_cells_blocks_and_what_is_missing(
     monkeypatch.chdir(ROOT)
     said = invoked("publications", "--plan", raising=True).stdout
     assert "K11  needs a NIC with SR-IOV" in said
-    assert "F9  planewise run experiments/publications/flexvf-switch.yaml --lab: 1 cell, 6" in said
+    assert "F9  planewise run experiments/publications/flexvf-switch.yaml --lab: 1 cell, 8" in said
     assert all(f"{name}  " in said for name in CLAIMS)
 
 
@@ -374,6 +396,10 @@ def test_the_recordings_answer_publication_p() -> None:
     (answer,) = answers(CLAIMS["P1"], [Recordings(FOLDER)])
     assert answer.word == "held"
     assert f"{100 * good / len(labels()):.1f} %" in answer.measured
+    for name, counted in (("P7", "in 2 of 7 configurations"), ("P9", "in 1 of 5 configurations")):
+        (answer,) = answers(CLAIMS[name], [Recordings(FOLDER)])
+        assert answer.word == "did not hold"
+        assert counted in answer.measured
 
 
 @pytest.mark.parametrize(("sent", "word"), [(300, "held"), (40, "not decided")])

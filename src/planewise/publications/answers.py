@@ -56,6 +56,8 @@ def answers(claim: Claim, evidence: Sequence[Evidence]) -> list[Answer]:
             result = ("not decided", error.what)
         if result is not None:
             word, measured = result
+            if one.emulated and claim.only_held and word == "did not hold":
+                word, measured = "not decided", f"{measured} Emulation favours this outcome."
             found.append(
                 Answer(claim.id, word, measured, one.name, bool(one.emulated), _question(claim))
             )
@@ -77,14 +79,17 @@ def best(claim: Claim, found: Iterable[Answer], servers: str) -> Answer:
         )
     if real:
         return real[-1]
+    last = mine[-1] if mine else Answer(claim.id, "not decided", "")
     if claim.needs:
-        return Answer(claim.id, "needs hardware", f"{claim.needs}: `planewise run {servers}`.")
+        needs = f"{claim.needs}: `planewise run {servers}`."
+        said = f"{last.measured} Needed: {needs}" if mine else needs
+        return replace(last, word="needs hardware", measured=said)
     if mine:
-        return mine[-1]
-    way = f"No run has {_needs(claim.check)}: `planewise run {claim.design} --out RUN`."
+        return last
+    way = f"No run has what it compares: `planewise run {claim.design} --out RUN`."
     if not claim.design:
         way = "Name the published data: --tables or --recordings."
-    return Answer(claim.id, "not decided", way)
+    return replace(last, measured=way)
 
 
 def load(folder: Path) -> list[Answer]:
@@ -155,8 +160,32 @@ def _asked(check: Check, evidence: Evidence) -> tuple[Word, str] | None:
     first, second = _end(a, levels), _end(b, levels)
     if first == second or not {first, second} <= levels:
         return None
+    if evidence.unit == "experiment":
+        others = replace(observed, observations=tuple(of_cells))
+        if contrary := _contrary(check, others, first, second):
+            return "did not hold", contrary
     pair = tuple(one for one in of_cells if one.cell.get(check.factor) in (first, second))
     return _compared(check, replace(observed, observations=pair), (first, second), evidence.unit)
+
+
+def _contrary(check: Check, observed: Observed, first: Level, second: Level) -> str:
+    """Configurations whose order is the other way round by more than repetitions of one differ;
+    empty where there are none, or where nothing was repeated."""
+    values: dict[int, dict[Level, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in observed.observations:
+        values[one.block][one.cell[check.factor]].append(one.value)
+    chance = [max(two) / min(two) for by in values.values() for two in by.values() if two[1:]]
+    more, less = (first, second) if observed.metric.lower_is_better else (second, first)
+    both = [by for by in values.values() if {first, second} <= by.keys()]
+    times = [statistics.median(by[more]) / statistics.median(by[less]) for by in both]
+    beyond = [one for one in times if chance and check.same is None and one > max(chance)]
+    if not beyond:
+        return ""
+    return (
+        f"{_first(observed.metric.title)}: in {len(beyond)} of {len(both)} configurations that of "
+        f"{more} is up to {max(beyond):.3g} times that of {less}, where repetitions of one "
+        f"differ by {max(chance):.3g} times at most."
+    )
 
 
 def _levels(observations: Iterable[Observation], factor: str) -> set[Level]:
@@ -288,13 +317,3 @@ def _shown(value: float, check: Check, metric: Metric) -> str:
     if not math.isfinite(value):
         return "unbounded"
     return f"{value:.3g} {check.unit}" if check.unit else value_text(round(value, 4), metric.unit)
-
-
-def _needs(check: Check) -> str:
-    """What a check compares, in words."""
-    pair = check.same or (check.better, check.than)
-    where = ", ".join(
-        f"{name} {' or '.join(map(str, levels))}" for name, levels in check.where.items()
-    )
-    what = check.metric if pair[0] is None else f"{check.factor} {pair[0]} and {pair[1]}"
-    return f"{what}{f' ({where})' if where else ''}"

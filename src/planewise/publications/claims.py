@@ -64,6 +64,9 @@ class Claim(_Model):
     """Hardware without which no run of ours answers it."""
     trust: str = ""
     """Why its answer can be trusted where hosts are emulated; empty: it cannot."""
+    only_held: bool = False
+    """Emulation favours the other side: an emulated run in which the claim does not hold decides
+    nothing."""
 
 
 class Publication(_Model):
