@@ -308,11 +308,14 @@ def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
 
 
 def test_a_pool_draws_what_is_drawn_here(data: RunData) -> None:
-    figures = next(iter(choose(data))).figures[:1]
-    ((_, drawn_here),) = html.drawn(figures)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        ((_, drawn),) = html.drawn(figures, pool.map)
-    assert list(drawn) == list(drawn_here)
+    figures = [section.figures[0] for section in choose(data) if section.anchor in ("rtt", "tail")]
+    here = [list(panels) for _, panels in html.drawn(figures)]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        assert [list(panels) for _, panels in html.drawn(figures, pool.map)] == here
+    ids = re.findall(r' id="([^"]*)"', "".join(here[1]))
+    assert ids
+    assert len(set(ids)) == len(ids)
+    assert all(name.startswith("tail-") for name in ids)
 
 
 def test_the_sentence_of_a_figure_holds_for_its_cells(data: RunData) -> None:

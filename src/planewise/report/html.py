@@ -306,7 +306,7 @@ def drawn_sections(data: RunData) -> list[tuple[Section, list[Drawn], int]]:
     is_large = len(data.trials) > _MANY_TRIALS
     most = _MOST_OF_LARGE if is_large else _MOST_PANELS
     context = multiprocessing.get_context("spawn")  # Vega holds Python's lock
-    with ProcessPoolExecutor(1, context) if is_large else nullcontext() as pool:
+    with ProcessPoolExecutor(2, context) if is_large else nullcontext() as pool:
         result = []
         for section in sections.choose(data):
             parts = _parts(section)
@@ -326,13 +326,13 @@ def drawn(figures: Iterable[Figure], draw: Callable[..., Iterable[str]] = map) -
     result: list[Drawn] = []
     for figure in figures:
         specs = [json.dumps(vega.alone(panel), allow_nan=False) for panel in figure.panels]
-        names = (f"{figure.name}-{place}" for place in range(len(specs)))
+        names = [f"{figure.name}-{place}" for place in range(len(specs))]
         result.append((figure, map(inline, draw(vl_convert.vegalite_to_svg, specs), names)))
     return result
 
 
 _ID = re.compile(r'\bid="([^"]+)"')
-_USE = re.compile(r'(url\(#|href="#)([^)"]+)')
+_ID_OR_USE = re.compile(r'(\bid="|url\(#|href="#)([^)"]+)')
 _LABELLED = re.compile(r'<path ([^>]*?)aria-label="([^"]*)"([^>]*?)/>')
 _IDLE = re.compile(
     r' (?:(?:role|aria-[a-z]+|class|pointer-events|font-family)="[^"]*"|stroke-miterlimit="10"'
@@ -346,11 +346,13 @@ _SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 def inline(text: str, prefix: str) -> Markup:
     """A whole SVG `text` as an element to be put in a page; `prefix` makes its ids unique.
 
+    The ids are counted anew: Vega counts on through all drawings of its process.
+
     Marks that carry a description get it as `<title>`, which a browser shows on hover without any
     script. The element is hidden from assistive technology: the page has the figure's text.
     """
-    text = _ID.sub(lambda match: f'id="{prefix}-{match[1]}"', text)
-    text = _USE.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", text)
+    ids = {name: f"{prefix}-{n}" for n, name in enumerate(dict.fromkeys(_ID.findall(text)))}
+    text = _ID_OR_USE.sub(lambda match: f"{match[1]}{ids.get(match[2], match[2])}", text)
     text = _LABELLED.sub(
         lambda match: f"<path {match[1]}{match[3]}><title>{match[2]}</title></path>", text
     )

@@ -67,43 +67,42 @@ def read(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> Packets
         _between("kernel_tx_ns", "kernel_rx_ns").alias("kernel"),
         *(_between(f"{point}_request_ns", f"{point}_reply_ns").alias(point) for point in _POINTS),
     )
-    table = _scanned(run, trials)
-    if isinstance(table, Unread):
-        return table
-    columns = table.select(durations)
-    return Packets(*(columns[name].to_numpy() for name in columns.columns))
+    scanned = _scanned([run / str(trial.packets) for trial in trials], durations)
+    if isinstance(scanned, Unread):
+        return scanned
+    return Packets(*(scanned[name].to_numpy() for name in scanned.columns))
 
 
 def _between(start: str, end: str) -> pl.Expr:
     return (pl.col(end) - pl.col(start)).cast(pl.Float64)
 
 
-def _scanned(run: Path, trials: Sequence[TrialRecord]) -> pl.DataFrame | Unread:
-    """The stamps of all trials: in one scan, or file by file, which finds the one that is damaged.
+def _scanned(files: list[Path], durations: Sequence[pl.Expr]) -> pl.DataFrame | Unread:
+    """The durations in all files: in one scan, or file by file, which finds the damaged one.
 
     A stamp that no packet of a trial has may be of any type in its file.
     """
-    names = [str(trial.packets) for trial in trials]
     schema = pl.Schema(dict.fromkeys(_STAMPS, pl.Int64))
     try:
-        return pl.scan_parquet(
-            [run / name for name in names],
-            schema=schema,
-            missing_columns="insert",
-            extra_columns="ignore",
-            glob=False,
-        ).collect()
+        return (
+            pl.scan_parquet(
+                files, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False
+            )
+            .select(durations)
+            .collect()
+        )
     except (OSError, pl.exceptions.PolarsError):
         pass
     frames = []
-    for name in names:
+    for file in files:
         try:
-            frame = pl.read_parquet(run / name, glob=False)
+            frame = pl.read_parquet(file, glob=False)
         except (OSError, pl.exceptions.PolarsError) as error:
-            return Unread(name, f"it cannot be read ({str(error).splitlines()[0]})")
+            why = f"it cannot be read ({str(error).splitlines()[0]})"
+            return Unread(f"{file.parent.name}/{file.name}", why)
         missing = {column: None for column in _STAMPS if column not in frame.columns}
         stamps = frame.with_columns(**{column: pl.lit(None) for column in missing})
-        frames.append(stamps.select(_STAMPS).cast(schema, strict=False))
+        frames.append(stamps.select(_STAMPS).cast(schema, strict=False).select(durations))
     return pl.concat(frames)
 
 
@@ -372,12 +371,12 @@ def _parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> tuple[dict[st
     outer = (packets.nic_ns, packets.response_ns) if hosts_see else inside
     needed = [packets.rtt_ns, *outer, *(inside if has_stacks else ())]
     needed += [packets.kernel_ns] if has_instrument else []
-    total = packets.rtt_ns[~np.isnan(np.stack(needed)).any(axis=0)]
+    rtt_ns = np.where(np.isnan(sum(needed)), np.nan, packets.rtt_ns)
+    total = rtt_ns[~np.isnan(rtt_ns)]
     if not len(total):
         return {}, 0
     low, high = np.quantile(total, (0.25, 0.75))
-    middle = ~np.isnan(np.stack(needed)).any(axis=0)
-    middle &= (packets.rtt_ns >= low) & (packets.rtt_ns <= high)
+    middle = (rtt_ns >= low) & (rtt_ns <= high)
 
     def mean(values: Floats) -> float:
         return float(values[middle].mean())

@@ -184,8 +184,9 @@ def mark(
         encoding = {**encoding, "description": text("hover")}
     else:
         look["aria"] = False
+    drawn = {channel["field"] for channel in encoding.values() if "field" in channel}
     return {
-        "data": {"values": [dict(row) for row in rows]},
+        "data": {"values": [{k: v for k, v in row.items() if k in drawn} for row in rows]},
         "mark": {"type": kind, **look},
         "encoding": dict(encoding),
     }
