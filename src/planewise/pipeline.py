@@ -176,10 +176,17 @@ def _watch(remote: RemoteHosts | None) -> LocalWatch | None:
     return LocalWatch(offloads=nic_offloads) if remote is None else None
 
 
-def dry_run(design: Design, remote: RemoteHosts | None = None) -> Schedule:
-    """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps."""
-    with Stations(design, None if remote is None else remote.pair) as stations:
-        unavailable = stations.unavailable(cells_of(design))
+def dry_run(
+    design: Design, remote: RemoteHosts | None = None, *, on_later_hosts: bool = False
+) -> Schedule:
+    """The schedule of `design` here. Ladders that need a pilot get placeholders: 1, 2, … pps.
+
+    `on_later_hosts`: on hosts that do not run yet, as a lab's, of which nothing is asked.
+    """
+    unavailable: Mapping[Cell, str] = {}
+    if not on_later_hosts:
+        with Stations(design, None if remote is None else remote.pair) as stations:
+            unavailable = stations.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
     if sweep is not None:

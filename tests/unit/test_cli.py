@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -113,16 +114,25 @@ def test_a_share_may_be_per_cent(text: str) -> None:
     assert options.share(text) == 0.05
 
 
-def test_a_table_leaves_out_columns_on_a_narrow_terminal_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_dry_run_brings_no_lab_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planewise.lab.up", lambda *_: pytest.fail("a lab came up"))
+    design = ROOT / "experiments/docker-rtt-lab.yaml"
+    done = invoked("run", str(design), "--lab", "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    assert "The lab is not up" in done.stderr
+    assert len(json.loads(done.stdout)["cells"]) == 8
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_table_leaves_out_columns_that_80_do_not_hold(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def printed(*, terminal: bool, wide: bool = False) -> str:
+    def printed(*, wide: bool = False) -> str:
         out = Console(force_terminal=terminal, width=80, color_system=None)
         monkeypatch.setattr(console, "out", lambda: out)
         titles = ("plane", "a" * 40, "b" * 40)
         console.print_rows(titles, [("veth", "1", "2")], less=titles[1:], wide=wide)
         return capsys.readouterr().out
 
-    assert "b" * 40 not in printed(terminal=True).splitlines()[0]
-    assert "b" * 40 in printed(terminal=False).splitlines()[0]
-    assert "b" * 40 in printed(terminal=True, wide=True)
+    assert "b" * 40 not in printed().splitlines()[0]
+    assert "b" * 40 in printed(wide=True)

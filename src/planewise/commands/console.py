@@ -102,8 +102,9 @@ def print_rows(
 ) -> None:
     """Prints a table with one line a row, whatever the terminal's width, so that `grep` finds rows.
 
-    Columns whose title is in `right` are aligned to the right. On a terminal that is too narrow,
-    columns in `less` are left out, the last first, unless `wide` is set; the last line names them.
+    Columns whose title is in `right` are aligned to the right. Where the table is wider than the
+    terminal (80 columns in a pipe, unless COLUMNS says otherwise), columns in `less` are left out,
+    the last first, unless `wide` is set; the last line names them.
     `styles` are those of a row's first cell, by the text of any of its cells.
     """
     from rich.text import Text
@@ -113,7 +114,7 @@ def print_rows(
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     dropped: list[str] = []
     shown = list(range(len(titles)))
-    for title in reversed(less if console.is_terminal and not wide else ()):
+    for title in reversed(() if wide else less):
         if sum(widths[i] + 2 for i in shown) - 2 > console.width:
             shown.remove(titles.index(title))
             dropped.insert(0, title)

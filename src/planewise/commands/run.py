@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from planewise.commands.console import Verbosity, print_json
+from planewise.commands.console import Verbosity, err, print_json
 from planewise.commands.options import JsonOption, RunOption, WideOption
 from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
@@ -116,9 +116,11 @@ def run(
     if listening is not None:
         shown = LiveView(verbosity, title or f"Run {out}", listening)
         on_sample = shown.sample
-    with shown as progress, targets.opened(other_hosts, progress) as remote:
+    # A lab takes minutes to come up.
+    later = dry_run and other_hosts is not None and bool(other_hosts.fresh_lab)
+    with shown as progress, targets.opened(None if later else other_hosts, progress) as remote:
         if design is not None and dry_run:
-            schedule = pipeline.dry_run(design, remote)
+            schedule = pipeline.dry_run(design, remote, on_later_hosts=later)
         elif design is not None:
             finished = pipeline.start(design, out, host, progress, remote, on_sample=on_sample)
         else:
@@ -131,6 +133,8 @@ def run(
     if design is not None and dry_run:
         nic = "" if other_hosts is None else other_hosts.targets.interface
         print_schedule(design, schedule, json, nic)
+        if later and not verbosity.quiet:
+            err().print("The lab is not up: what its hosts cannot run is not left out.")
     else:
         print_result(finished, json, wide=wide)
 

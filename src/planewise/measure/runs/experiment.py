@@ -70,7 +70,7 @@ def schedule_for(
         reasons = "; ".join(refusals(unavailable))
         raise PlanewiseError(
             f"no cell of the design can be run here ({reasons})",
-            remedy="`planewise doctor` lists the planes of this host",
+            remedy="mend what the reason names; `planewise doctor` lists the planes of this host",
         )
     return schedule
 

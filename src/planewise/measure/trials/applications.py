@@ -21,11 +21,11 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 
 
 def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:
-    """Which of these hosts lacks a program, as a sentence; empty where all are there."""
+    """Which of these hosts lacks a program, and how to install it; empty where all are there."""
     for host in hosts:
         for program in programs:
             if host.run(["sh", "-c", f"command -v {program}"]).exit_code:
-                return f"there is no {program} on {host.place}"
+                return f"there is no {program} on {host.place} (`apt-get install {program}`)"
     return ""
 
 
