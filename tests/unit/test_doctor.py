@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from planewise import doctor, procfs
 from planewise.errors import UnsupportedError
-from planewise.store.models import Disturbance
+from planewise.store.models import Disturbance, PlaneAvailability
 from planewise.testbed.availability import explain_needs, missing, try_planes
 from planewise.testbed.hosts.privilege import capable, explain_refusal
 from planewise.testbed.hosts.xdp import generator_text, xdp_features
-from planewise.testbed.planes import PLANES
+from planewise.testbed.planes import PLANES, Plane
 
 CPU = "sys/devices/system/cpu"
 CLOCK = "sys/devices/system/clocksource/clocksource0"
@@ -353,6 +353,18 @@ def test_nothing_is_promised_where_not_even_a_namespace_can_be_made() -> None:
     refused = UnsupportedError("namespaces are not allowed here", remedy="run as root")
     answers = try_planes({"sriov": "no NIC with SR-IOV"}, refused)
     assert not [answer.plane for answer in answers if answer.available]
+
+
+def test_nothing_is_promised_where_the_simplest_testbed_could_not_be_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(plane: Plane) -> PlaneAvailability:
+        return PlaneAvailability(plane=plane.name, available=False, reason="read-only /proc/sys")
+
+    monkeypatch.setattr("planewise.testbed.availability.try_plane", refuse)
+    answers = try_planes({"sriov": "no NIC with SR-IOV"})
+    assert not [answer.plane for answer in answers if answer.available]
+    assert {"read-only /proc/sys"} < {answer.reason for answer in answers}
 
 
 def test_a_plane_that_needs_hardware_says_what_is_missing(tmp_path: Path) -> None:

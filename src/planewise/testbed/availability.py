@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
@@ -27,16 +28,19 @@ def try_planes(
     """Whether each plane of Planewise can be built here, and if not, why.
 
     `lacking` is the result of `missing`; `refused` the reason why trial builds are not allowed.
+    Where the first, the host itself, cannot be built, there is no other testbed either.
     """
     no_vms = None if "vm" in lacking else why_no_vms()
+    simplest = _refusal(PLANES[0].name, refused) if refused else try_plane(PLANES[0])
     is_root = may_steer(Path("/proc/self/uid_map").read_text())
     availabilities = []
     for plane in PLANES:
         answer = explain_needs(plane, lacking, whole_machine=is_root)
         met = not any(need in lacking for need in plane.needs)
-        if met and refused and (answer.available or "namespace" in plane.guests):
-            answer = _refusal(plane.name, refused)
-        elif met and "namespace" in plane.guests:
+        tried = met and "namespace" in plane.guests
+        if plane is PLANES[0] or (not simplest.available and (tried or answer.available)):
+            answer = simplest.model_copy(update={"plane": plane.name})
+        elif tried:
             answer = try_plane(plane)
         elif met and "vm" in plane.needs and not plane.local_refusal:
             available = PlaneAvailability(plane=plane.name, available=True)
@@ -47,13 +51,11 @@ def try_planes(
 
 def why_no_vms() -> UnsupportedError | None:
     """Why virtual machines cannot be started here; None when they can. Starts none."""
-    host = LocalHost("this machine")
     try:
-        vms.check(host)
+        with closing(LocalHost("this machine")) as host:
+            vms.check(host)
     except UnsupportedError as error:
         return error
-    finally:
-        host.close()
     return None
 
 

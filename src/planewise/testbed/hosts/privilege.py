@@ -96,7 +96,7 @@ def explain_refusal(root: Path) -> UnsupportedError:
         except OSError:
             return ""
 
-    needs = "a plain user needs a user namespace to build a testbed, and"
+    needs = "a testbed needs the rights of root (CAP_SYS_ADMIN) or a user namespace, and"
     if setting("user/max_user_namespaces") == "0":
         return UnsupportedError(
             f"{needs} this machine allows none (user.max_user_namespaces is 0)",
@@ -115,8 +115,8 @@ def explain_refusal(root: Path) -> UnsupportedError:
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         )
     return UnsupportedError(
-        f"{needs} this machine refuses it, as containers do",
-        remedy="run as root; in Docker, start the container with --privileged",
+        f"{needs} both are refused here, as in a container",
+        remedy="start the container with --privileged; elsewhere run as root",
     )
 
 
