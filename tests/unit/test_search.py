@@ -16,7 +16,7 @@ from planewise.measure.search.planewise import PlanewiseSearch
 from planewise.measure.search.run import ALGORITHMS, run_search
 from planewise.measure.search.session import BudgetSpentError, SearchSession
 from planewise.measure.search.verdict import ladder_loads
-from tests import shapes
+from tests import shapes, strangers
 from tests.adversaries import Adversary, CapacityFactors
 
 PDR = Goal(0.005)
@@ -168,6 +168,15 @@ def test_the_interval_of_a_system_with_two_states_holds_the_one_of_half_of_all_t
     held = [(goal.low_pps or 0) <= truth <= (goal.high_pps or math.inf) for goal in goals]
     # Of 12 intervals at 95 %, fewer than 9 would hold with probability 2e-3.
     assert sum(held) >= 9
+
+
+def test_the_estimate_is_near_even_where_a_neighbours_bursts_keep_the_bounds_apart():
+    errors = []
+    for index in range(5):
+        system = strangers.draw("compete", index)
+        found = run_search(system.start(index), [NDR, PDR]).goal(PDR.name).pps
+        errors.append(abs(found / system.truth().pdr_pps - 1))
+    assert np.median(errors) < 0.02
 
 
 def test_a_load_that_no_bound_was_shown_for_is_undecided():

@@ -67,29 +67,33 @@ def between(outcomes: Sequence[Outcome], drop: float = 0.5) -> tuple[float, floa
     cut between loads. Cuts count whose log-likelihood is at most `drop` below the highest. Ends are
     infinite where no trial bounds them.
     """
-    from scipy.optimize import isotonic_regression  # half a second to import
-
     loads, at = np.unique([outcome.at for outcome in outcomes], return_inverse=True)
-    count = np.bincount(at).astype(np.float64)
-    share = np.bincount(at, [outcome.passed for outcome in outcomes]) / count
-
-    def log_likelihood(part: slice, low: float, high: float) -> float:
-        if not count[part].size:
-            return 0.0
-        fit = isotonic_regression(share[part], weights=count[part], increasing=False).x
-        fit = np.clip(fit, low, high)
-        return float(count[part] @ (xlogy(share[part], fit) + xlog1py(1 - share[part], -fit)))
-
-    cuts = range(loads.size + 1)
-    values = np.array(
-        [
-            log_likelihood(slice(cut), 0.5, 1.0) + log_likelihood(slice(cut, None), 0.0, 0.5)
-            for cut in cuts
-        ]
-    )
+    count = np.bincount(at)
+    passed = np.bincount(at, [outcome.passed for outcome in outcomes])
+    below = _fits(passed.tolist(), count.tolist())
+    above = _fits((count - passed)[::-1].tolist(), count[::-1].tolist())
+    values = np.add(below, above[::-1])
     likely = np.flatnonzero(values >= values.max() - drop)
     ends = np.concatenate([[-np.inf], loads, [np.inf]])
     return float(ends[likely[0]]), float(ends[likely[-1] + 1])
+
+
+def _fits(right: Sequence[float], count: Sequence[float]) -> list[float]:
+    """Log-likelihood of the first 0, 1, … loads, their shares falling, and at least 1/2.
+
+    By pooling adjacent violators: a pool is its right trials, all its trials, and the
+    log-likelihood up to its end.
+    """
+    pools, found = [(0.0, 0.0, 0.0)], [0.0]
+    for some, of in zip(right, count, strict=True):
+        while len(pools) > 1 and pools[-1][0] * of <= some * pools[-1][1]:
+            some, of = some + pools[-1][0], of + pools[-1][1]
+            pools.pop()
+        share = max(some / of, 0.5)
+        fit = float(xlogy(some, share) + xlog1py(of - some, -share))
+        pools.append((some, of, pools[-1][2] + fit))
+        found.append(pools[-1][2])
+    return found
 
 
 def lacking(outcomes: Sequence[Outcome], at: ArrayLike, side: Side, lead: int) -> Floats:

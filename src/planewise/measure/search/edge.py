@@ -13,6 +13,7 @@ from planewise.measure.search.counts import (
     Floats,
     Outcome,
     Side,
+    between,
     bound,
     lacking,
     lead_for,
@@ -20,10 +21,7 @@ from planewise.measure.search.counts import (
 from planewise.measure.search.goals import Goal, SearchTrial
 
 _WORTH = 8.0
-"""Trials that halving an interval is worth …"""
-_WORTH_WIDE = 6.0
-"""… and so many more for each doubling of its half width beyond `_WIDE`."""
-_WIDE = 0.02
+"""Trials that halving an interval is worth."""
 _MOST_TRIALS = 80
 """Trials of a goal, to narrow its interval …"""
 _MOST_OPEN = 150
@@ -39,6 +37,12 @@ _SURE = 0.85
 _LEAPS = 2
 """After so many wrong trials in a row a side goes twice as far as it did during them."""
 _LEAST_DRIFT = 0.1
+_MOST_HALVED = 25
+"""Trials for the estimate alone, at most, …"""
+_UNSURE = 0.2
+"""… where the interval is wider."""
+_DOUBT = 1.0
+"""They go to loads whose log-likelihood is at most so much below the highest."""
 _TOUCH = 1e-6
 
 
@@ -73,7 +77,9 @@ class Edge:
         """Lower and upper bound; None where there is none yet."""
         self.spent = 0
         self.explored = 0
-        self.is_done = False
+        self.halved = 0
+        self.is_settled = False
+        """Whether the bounds stay as they are."""
         self.belief = Belief(goal.loss_exponent, guess + goal.loss_exponent, low, high, packets)
         self._half, self._lead = half_width, lead_for(confidence)
 
@@ -106,19 +112,45 @@ class Edge:
         return -1 if fails >= _SURE else 1 if fails <= 1 - _SURE else 0
 
     def wishes(self) -> list[Wish]:
-        """The next trial of each side that wants one; none: done."""
+        """The next trial of each side that wants one, or one that serves none; none: done."""
         low, high = self.bounds
         width = high - low if low is not None and high is not None else math.inf
-        most = _MOST_OPEN if math.isinf(width) else _MOST_TRIALS
-        if self.spent >= most or self.below_range() or self.above_range():
+        if self.below_range() or self.above_range() or width <= 2 * self._half + 1e-9:
+            self.is_settled = True
             return []
-        if width <= 2 * self._half + 1e-9:
+        if not self.is_settled:
+            self.belief.update(self.outcomes)
+            if wanted := self._for_bounds(low, high):
+                return wanted
+            self.is_settled = True
+        least, most = self._middle(_DOUBT)
+        is_wide = _UNSURE < width < math.inf
+        if not is_wide or self.halved >= _MOST_HALVED or most - least <= 2 * self._half:
+            return []
+        return [Wish((least + most) / 2, 0, 1.0)]
+
+    def estimate(self) -> float:
+        """The middle of where half of all trials pass, or the belief's median if it lies there."""
+        least, most = self._middle(0.5)
+        if self.halved:
+            return (least + most) / 2
+        self.belief.update(self.outcomes)  # it knows how much was lost
+        return min(max(self.belief.median, least), most)
+
+    def _middle(self, doubt: float) -> tuple[float, float]:
+        """Loads of the range between which half of all trials pass, by their outcomes alone."""
+        least, most = between(self.outcomes, doubt)
+        return max(least, self.low), min(most, self.high)
+
+    def _for_bounds(self, low: float | None, high: float | None) -> list[Wish]:
+        is_open = low is None or high is None
+        if self.spent >= (_MOST_OPEN if is_open else _MOST_TRIALS):
             return []
         if end := self._at_end(low, high):
             return [end]
         if self._vague():
             return [Wish(float(np.clip(self.belief.median, self.low, self.high)), 0, 1.0)]
-        wanted = []
+        wanted: list[Wish] = []
         sides: tuple[Side, Side] = (1, -1)
         for side in sides:
             wish = self._place(side, low, high)
@@ -151,8 +183,7 @@ class Edge:
         now = high - wish.at if wish.side > 0 else wish.at - low
         if now >= was:
             return False
-        worth = _WORTH + _WORTH_WIDE * max(0.0, math.log2(was / 2 / _WIDE))
-        return wish.trials <= worth * math.log2(was / max(now, 2 * self._half))
+        return wish.trials <= _WORTH * math.log2(was / max(now, 2 * self._half))
 
     def _place(self, side: Side, low: float | None, high: float | None) -> Wish:
         """The load whose bound costs least, in trials and in distance from the probable edge."""

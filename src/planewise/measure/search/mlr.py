@@ -21,9 +21,6 @@ from MLRsearch import (
 from planewise.measure.search.goals import Goal, GoalResult, StopReason
 from planewise.measure.search.session import BudgetSpentError, SearchSession
 
-WARMUP_S = 0.0
-"""No warm-up trial: it would be one more trial at full load, and says nothing."""
-
 
 class _Adapter(AbstractMeasurer):  # type: ignore[misc]
     """Gives the library trials of the session."""
@@ -74,7 +71,7 @@ class MlrSearch:
         config.goals = list(library_goals.values())
         config.min_load, config.max_load = 1e-9, session.max_load_pps
         config.min_load = session.min_load_pps
-        config.warmup_duration = WARMUP_S
+        config.warmup_duration = 0.0  # a trial at full load more, which says nothing
         search = MultipleLossRatioSearch(config=config)
         try:
             outcome = search.search(_Adapter(session), debug=lambda *_words: None)

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planewise.measure.search.counts import Side, between, confidence_of, lead_for
+from planewise.measure.search.counts import Side, confidence_of, lead_for
 from planewise.measure.search.edge import Edge, Wish
 from planewise.measure.search.goals import (
     Goal,
@@ -85,14 +85,10 @@ class _Search:
         self._begin(load)
         while True:
             wanted: list[tuple[Edge, Wish]] = []
+            highest = math.log(self.session.max_load_pps / self.reference_pps)
             for edge in self.edges.values():
-                if not edge.is_done:
-                    highest = math.log(self.session.max_load_pps / self.reference_pps)
-                    edge.high = min(edge.high, highest)
-                    edge.belief.update(edge.outcomes)
-                    wishes = edge.wishes()
-                    wanted += [(edge, wish) for wish in wishes]
-                    edge.is_done = not wishes
+                edge.high = min(edge.high, highest)
+                wanted += [(edge, wish) for wish in edge.wishes()]
             if not wanted:
                 break
             # At random, so that a drifting system is not seen early by one side and late by the
@@ -101,8 +97,9 @@ class _Search:
             chosen, wish = self.random.choices(wanted, weights)[0]
             chosen.spent += 1
             chosen.explored += wish.side == 0
+            chosen.halved += chosen.is_settled
             sides: list[Side] = [
-                wish.side if edge is chosen else 0 if edge.is_done else edge.side_at(wish.at)
+                wish.side if edge is chosen else 0 if edge.is_settled else edge.side_at(wish.at)
                 for edge in self.edges.values()
             ]
             trial = self._final(math.exp(wish.at) * self.reference_pps)
@@ -117,7 +114,6 @@ class _Search:
         if edge is None:
             note = "the budget was spent before the edge was located"
             return GoalResult(goal, "undecided", None, note=note)
-        edge.belief.update(edge.outcomes)
         low, high = (None if at is None else self._load(at) for at in edge.bounds)
         if edge.below_range():
             note = "most trials miss the goal at the lowest load"
@@ -135,9 +131,7 @@ class _Search:
             return GoalResult(goal, "undecided", None, low, high, interval, note)
         # Where half of all trials pass at many loads, bounds may cross.
         low, high = min(low, high), max(low, high)
-        # The belief knows how much was lost; where trials contradict it, they have the last word.
-        least, most = between(edge.outcomes)
-        pps = min(max(self._load(min(max(edge.belief.median, least), most)), low), high)
+        pps = min(max(self._load(edge.estimate()), low), high)
         return GoalResult(goal, "found", pps, low, high, interval)
 
     def _is_precise(self, edge: Edge) -> bool:

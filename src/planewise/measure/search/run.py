@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from planewise.errors import BadInputError
 from planewise.measure.search.binary import BinarySearch
-from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopReason
+from planewise.measure.search.goals import Goal, SearchResult
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
 from planewise.measure.search.planewise import PlanewiseSearch
@@ -16,29 +15,9 @@ from planewise.measure.search.session import OVERHEAD_S, OnTrial, SearchSession
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
 DEFAULT_GOALS = (Goal(0.0), Goal(0.005))
-
-
-class Algorithm(Protocol):
-    """A search algorithm."""
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line."""
-
-    @property
-    def final_duration_s(self) -> float:
-        """Duration of the trials that its results are about."""
-
-    def search(
-        self, session: SearchSession, goals: tuple[Goal, ...]
-    ) -> tuple[tuple[GoalResult, ...], StopReason]:
-        """A result for each goal, in their order. Never raises BudgetSpentError."""
-
-
-ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = {
-    "planewise": PlanewiseSearch,
-    "mlrsearch": MlrSearch,
-    "binary": BinarySearch,
+Algorithm = PlanewiseSearch | MlrSearch | BinarySearch
+ALGORITHMS: Mapping[str, type[Algorithm]] = {
+    kind.name: kind for kind in (PlanewiseSearch, MlrSearch, BinarySearch)
 }
 
 
