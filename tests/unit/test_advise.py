@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.advise.advice import advise, course, why_not
@@ -148,7 +148,6 @@ def test_a_profile_that_was_never_measured_says_so_and_promises_no_rate() -> Non
     st.none() | st.integers(0, 200),
     st.none() | st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
 def test_every_workload_gets_an_answer_and_every_refusal_a_reason(
     pattern: Pattern,
     vnfs: int,

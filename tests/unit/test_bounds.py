@@ -8,7 +8,7 @@ import re
 from types import SimpleNamespace
 from typing import cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.advise.evidence import gather
@@ -88,7 +88,6 @@ def test_metrics_say_of_each_block_whether_it_is_a_bound(kinds: Kinds) -> None:
 
 
 @given(runs)
-@settings(deadline=None, max_examples=40)
 def test_comparisons_keep_bounds_open(kinds: Kinds) -> None:
     trials = trials_of(kinds)
     for metric, expected in (("throughput", OF_THROUGHPUT), ("ndr", OF_NDR)):
@@ -114,7 +113,6 @@ def test_comparisons_keep_bounds_open(kinds: Kinds) -> None:
 
 
 @given(runs, lost_probes)
-@settings(deadline=None, max_examples=40)
 def test_the_recommendation_and_the_report_say_bounds(kinds: Kinds, lost: int) -> None:
     trials = trials_of(kinds, lost)
     advice = recommend(trials, info_with_host())
@@ -164,7 +162,6 @@ def shown_in_report(advice: Recommendation) -> list[tuple[str, Bound, str]]:
 
 
 @given(runs, lost_probes, st.floats(1e4, 1e5))
-@settings(deadline=None, max_examples=40)
 def test_an_advice_takes_no_bound_for_a_measurement_that_decides(
     kinds: Kinds, lost: int, goal_ns: float
 ) -> None:

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
@@ -131,7 +131,6 @@ def constraints() -> st.SearchStrategy[dict[str, object]]:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(some=st.lists(constraints(), max_size=4))
 def test_what_is_measured_keeps_every_constraint_and_what_is_refused_names_its_place(
     some: list[dict[str, object]],

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.measure.search.counts import (
@@ -87,7 +87,6 @@ def test_bounds_are_wrong_in_at_most_one_search_of_twenty_whatever_places_trials
     assert wrong <= 0.052 + 3 * math.sqrt(0.052 * 0.948 / count)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.sampled_from((-1, 0, 1)))))
 def test_what_a_bound_lacks_agrees_with_the_bound(trials):
     outcomes = [Outcome(at, passed, side) for at, passed, side in trials]

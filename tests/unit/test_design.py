@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
@@ -155,7 +155,6 @@ def test_a_design_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_design(path)
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=80))
 def test_any_text_is_a_design_or_a_clear_error(
     tmp_path_factory: pytest.TempPathFactory, text: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -24,7 +24,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=200))
 @example(data=b"factors: {plane: veth}\nfactors: {plane: veth}")
 @example(data=b"factors: &a {plane: *a}")
@@ -43,7 +42,6 @@ def test_any_bytes_are_a_design_or_a_clear_error(directory: Path, data: bytes) -
     designs.read(data, directory)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     seed=st.sampled_from(SEEDS),
     cut=st.integers(0, 1500),
@@ -75,7 +73,6 @@ factors = st.dictionaries(
 constraint = st.dictionaries(st.sampled_from(["when", "require", "exclude"]), factors | values)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     raw=st.fixed_dictionaries(
         {"factors": factors | values},

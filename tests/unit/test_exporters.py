@@ -87,7 +87,7 @@ several = st.lists(load_trials(), min_size=1, max_size=4)
 sharing = [HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=sharing)
+@settings(suppress_health_check=sharing)
 @given(curves=several)
 def test_curves_come_back_as_they_were(curves: list[LoadTrials], tmp_path: Path) -> None:
     assert_comes_back(curves, tmp_path / "trials.csv")

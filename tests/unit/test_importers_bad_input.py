@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
@@ -66,7 +66,6 @@ def test_the_valid_samples_pass_their_fuzz_entry(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-@settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_answered(name: str, data: bytes) -> None:
     ENTRIES[name](data)
@@ -122,7 +121,6 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-@settings(max_examples=60, deadline=None)
 @given(value=JSON)
 def test_any_json_is_answered(name: str, value: object) -> None:
     ENTRIES[name](json.dumps(value).encode())
@@ -151,14 +149,12 @@ EDITS = st.lists(
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-@settings(max_examples=150, deadline=None)
 @given(edits=EDITS)
 def test_damaged_files_are_answered(name: str, edits: list[tuple[int, int, bytes]]) -> None:
     ENTRIES[name](mutated(SAMPLES[name], edits))
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-@settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 1 << 16))
 @example(cut=1)
 def test_truncated_files_are_answered(name: str, cut: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import Result
 
@@ -345,7 +345,6 @@ TEXT = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=TEXT)
 def test_whatever_stands_in_a_file_is_answered(
     data: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -264,7 +264,7 @@ def test_guests_that_do_as_much_as_they_can_miss_nothing() -> None:
 
 @pytest.mark.parametrize("path", DESIGNS, ids=lambda path: path.stem)
 @given(share=st.floats(0.0, 2.0), had=st.floats(0.0, 2.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked_and_excluded(
     path: Path, share: float, had: float
 ) -> None:

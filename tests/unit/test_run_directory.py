@@ -85,7 +85,7 @@ def test_a_line_cut_by_a_kill_is_dropped_on_resume_and_nothing_else(tmp_path: Pa
     assert file.read_bytes() == whole
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cut=st.integers(min_value=0))
 def test_a_cut_anywhere_loses_at_most_the_trial_in_flight(
     tmp_path_factory: pytest.TempPathFactory, cut: int

@@ -401,7 +401,7 @@ behaviours = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     behaviour=behaviours,
     name=st.sampled_from(list(ALGORITHMS)),

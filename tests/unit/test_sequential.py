@@ -247,7 +247,7 @@ def test_a_ladder_that_cannot_be_measured_is_named(loads: list[float], says: str
         sweep_until_verdict(Scripted(ideal), loads, duration_s=1)
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.generate])
+@settings(phases=[Phase.generate])
 @given(
     st.lists(st.integers(1, 400), min_size=2, max_size=6, unique=True),
     st.data(),

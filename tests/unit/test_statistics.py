@@ -44,7 +44,7 @@ sizes = hnp.arrays(np.float64, st.tuples(st.integers(6, 8), st.integers(1, 3)),
 
 
 @given(sizes)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_over_all_signs_of_blocks_a_family_claims_no_more_often_than_its_level(
     size: Floats,
 ) -> None:
@@ -58,7 +58,7 @@ def test_over_all_signs_of_blocks_a_family_claims_no_more_often_than_its_level(
 
 
 @given(sizes)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_over_all_signs_equivalence_at_the_margin_is_claimed_no_more_often_than_its_level(
     size: Floats,
 ) -> None:
@@ -78,7 +78,6 @@ shift_arrays = hnp.arrays(
 
 
 @given(shift_arrays, st.floats(0.01, 3))
-@settings(deadline=None, max_examples=100)
 def test_no_claim_disagrees_with_its_interval(shifts: Floats, margin: float) -> None:
     strata, margins = ["one"] * shifts.shape[1], np.full(shifts.shape[1], margin)
     p = flips.p_of_difference(shifts, shifts, strata)

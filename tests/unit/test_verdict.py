@@ -358,20 +358,18 @@ def check(verdict: Verdict) -> None:
     assert all(math.isfinite(load) and load > 0 for load in verdict.next_loads)
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@settings(phases=[Phase.generate])
 @given(curves())
 def test_any_curve_is_judged(any_curve: Curve) -> None:
     check(judge(any_curve))
 
 
-@settings(max_examples=40, deadline=None)
 @given(curves(), st.sampled_from(PUBLISHED_RULES))
 def test_any_curve_is_judged_by_the_published_rules(any_curve: Curve, rule: str) -> None:
     verdict = judge(any_curve, rule)  # type: ignore[arg-type]
     assert verdict.verdict in ("GOOD", "BAD")
 
 
-@settings(max_examples=40, deadline=None)
 @given(curves(), st.sampled_from([2.0**-10, 0.25, 8.0, 2.0**20]))
 def test_the_unit_of_the_load_does_not_matter(any_curve: Curve, factor: float) -> None:
     scaled = Curve(
@@ -384,7 +382,6 @@ def test_the_unit_of_the_load_does_not_matter(any_curve: Curve, factor: float) -
         assert other.pdr.pps == pytest.approx(plain.pdr.pps * factor, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
 @given(curves(), st.randoms(use_true_random=False))
 def test_the_order_of_lines_does_not_matter(any_curve: Curve, random: object) -> None:
     shuffle = random.shuffle  # type: ignore[attr-defined]
