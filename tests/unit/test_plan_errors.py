@@ -7,7 +7,9 @@ import errno
 import pytest
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.hosts.host import LocalHost
 from planewise.testbed.plan import (
+    Plan,
     Step,
     ip,
     new_namespace,
@@ -16,7 +18,7 @@ from planewise.testbed.plan import (
     set_sysctl,
     set_up,
 )
-from planewise.testbed.script import explain
+from planewise.testbed.script import explain, perform
 
 UP = set_up("pw-0badcafe-s", "wire0")
 IPVLAN = ip(
@@ -81,3 +83,13 @@ def test_a_namespace_that_cannot_be_made_is_explained(
     assert type(error) is kind
     assert "ip netns add pw-0badcafe-s" in error.what
     assert remedy in error.remedy
+
+
+def test_a_missing_program_is_named_with_the_package_that_has_it() -> None:
+    step = Step("", "shell", "no-such-program --now", package="no-such-package")
+    host = LocalHost("sender")
+    try:
+        with pytest.raises(UnsupportedError, match=r"`no-such-program` on sender: apt-get install"):
+            perform(Plan((step,)), host)
+    finally:
+        host.close()

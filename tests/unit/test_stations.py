@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.designs.cells import cells_of
+from planewise.measure.designs.cells import Cell, cells_of
+from planewise.measure.designs.design import Design
 from planewise.measure.designs.design_file import load_design
 from planewise.measure.runs import stations
 from planewise.measure.runs.stations import Stations
@@ -76,6 +77,19 @@ def test_two_servers_have_one_testbed_and_here_each_switch_and_kind_has_one(
         arranged = [testbed.arranged for testbed in FakeTestbed.made if testbed.arranged]
     assert sorted(arranged) == sorted(by_testbed)
     assert not FakeTestbed.made
+
+
+def test_network_load_to_guests_that_nobody_can_reach_is_refused() -> None:
+    cell = Cell(
+        "veth",
+        background_guests=8,
+        background_plane="pasta",
+        load_type="network",
+        load_location="sender",
+    )
+    with Stations(Design.model_validate({"factors": {"plane": "veth"}, "rtt": {}})) as opened:
+        (reason,) = opened.unavailable([cell]).values()
+    assert reason == "guests on pasta send network load, and nobody can send to them"
 
 
 class Failing(Trial):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -169,8 +168,6 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
         PlanewiseError: it has no such NIC, or somebody uses it.
     """
     cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
-    if machine.netns:
-        return replace(_survey_namespace(machine), cpus=cpus, hosts=hosts)
     script = (
         'cat "/sys/class/net/$1/device/sriov_totalvfs" 2>/dev/null || echo 0; '
         'basename "$(readlink "/sys/class/net/$1/device/driver" || echo none)"; '
@@ -192,24 +189,24 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
         )
     link = listed[0]
     addresses = [info["local"] for info in link.get("addr_info", ()) if info["scope"] == "global"]
-    if addresses:
+    if addresses and not machine.netns:
         raise PlanewiseError(
             f"{machine.nic} on {host.place} is in use: it has the address {addresses[0]}",
             remedy="name a NIC that nobody uses with --nic",
         )
-    if link.get("master"):
+    if link.get("master") and not machine.netns:
         raise PlanewiseError(
             f"{machine.nic} on {host.place} is in use: it is a port of {link['master']}",
             remedy="name a NIC that nobody uses with --nic",
         )
     resources = Resources(
-        host.place,
+        "this machine" if machine.netns else host.place,
         machine.nic,
         "" if driver == "none" else driver,
         int(vfs),
         int(memory.split()[0]) // 1024,
         dockerd == "yes",
-        str(link.get("address", "")),
+        "" if machine.netns else str(link.get("address", "")),
         ovs == "yes",
         dpdk == "yes",
         huge_pages == "yes",
@@ -229,23 +226,6 @@ def survey(machine: Machine, with_vfs: bool = False, hosts: int = 1) -> Resource
             if not vf.usable
         ),
         iommu=pf.iommu_group is not None,
-    )
-
-
-def _survey_namespace(machine: Machine) -> Resources:
-    """Resources of a namespace of this machine, whose NIC is a veth interface."""
-    meminfo = machine.host.read_text("/proc/meminfo")
-    memory = meminfo.partition("MemAvailable:")[2]
-    return Resources(
-        "this machine",
-        machine.nic,
-        driver="",
-        vfs=0,
-        free_mib=int(memory.split()[0]) // 1024,
-        dockerd=bool(shutil.which("dockerd")),
-        ovs=bool(shutil.which("ovs-vswitchd")),
-        dpdk=bool(shutil.which(DPDK_PROGRAM)),
-        huge_pages="Hugepagesize" in meminfo,
     )
 
 
