@@ -342,3 +342,14 @@ class TestCommands:
         result = invoked("compare", *files)
 
         assert "worse" in result.stdout
+
+
+def test_values_that_vary_little_are_not_called_equal() -> None:
+    def said(values: Sequence[float]) -> str:
+        one = Readings(Path("log"), "sockperf", "RTT", "ns", np.array(values), "packet")
+        return can_tell([one])[0].partition(": ")[2]
+
+    alike = [20_000.0, 21_000.0, 22_000.0] * 167
+    assert said(alike) == "the medians of all parts are equal, so how much they vary is unknown"
+    drifting = [value + 0.001 * place for place, value in enumerate(alike)]
+    assert said(drifting) == "differences below 0.1 % can't be told, nor how much runs differ"

@@ -137,19 +137,18 @@ def _known(members: Sequence[Readings]) -> str:
 
 
 def _limit(members: Sequence[Readings]) -> str:
-    least = sorted(
-        round(share, 3) for one in members if (share := estimate(one).least_difference) is not None
-    )
-    if not least:
+    known = [share for one in members if (share := estimate(one).least_difference) is not None]
+    if not known:
         bounds = members[0].of == "number" and members[0].low is not None
         return (
             "a search's lower bound, its trials are not in the file"
             if bounds
             else "nothing in the file shows how much it varies"
         )
-    least = [share for share in least if share] or least
-    if not least[-1]:
-        return "all values are equal, so how much they vary is unknown"
+    least = sorted(max(round(share, 3), 0.001) for share in known if share)
+    if not least:
+        what = "the medians of all parts" if members[0].of == "packet" else "all values"
+        return f"{what} are equal, so how much they vary is unknown"
     shares = " to ".join(percent_text(share) for share in dict.fromkeys((least[0], least[-1])))
     text = f"differences below {shares} can't be told"
     return text if members[0].of in ("run", "number") else f"{text}, nor how much runs differ"
