@@ -19,6 +19,8 @@ from planewise.report import theme
 from planewise.report.figure import Missing
 from planewise.store.models import (
     AllocResult,
+    ChainResult,
+    CoreUse,
     Counts,
     DaemonUse,
     Latency,
@@ -144,6 +146,32 @@ def test_a_planted_truth_is_found(name: str, truth: Truth, tmp_path: Path) -> No
         run = planted(tmp_path / "run", *PAIRS[name], ratios(claim, truth))
     (answer,) = answers(claim, [run])
     assert answer.word == WORD[truth], answer.measured
+
+
+@pytest.mark.parametrize(("of_vf", "word"), [([1.0], "held"), ([1.0, 1.0, 1.0], "did not hold")])
+def test_cores_of_chains_are_summed_over_functions_and_switch(
+    of_vf: list[float], word: Word, tmp_path: Path
+) -> None:
+    chains = {
+        plane: ChainResult(
+            offered_pps=1, delivered_pps=1, tx_pps=1, tx_bps=1, frame_bytes=64, vnfs=(),
+            cores=(
+                CoreUse(cpu=9, tasks=("generator",), used=1.0),
+                *(CoreUse(cpu=cpu, tasks=("vnf1",), used=used) for cpu, used in enumerate(cores)),
+            ),
+            limit="generator", why="",
+        )
+        for plane, cores in (("vf", of_vf), ("vhost-user", [1.0, 0.9]))
+    }  # fmt: skip
+    trials = [
+        made_up_run.trial(
+            f"{block}-{plane}", "chain", {"plane": plane, "path": "north-south"}, block, chain=chain
+        )
+        for block in range(BLOCKS)
+        for plane, chain in chains.items()
+    ]
+    (answer,) = answers(CLAIMS["N20"], [written(tmp_path / "run", trials)])
+    assert answer.word == word, answer.measured
 
 
 def only(claim: Claim, *runs: AskedRun) -> Answer:

@@ -78,7 +78,7 @@ class AskedRun:
         if metric not in _OF_TRIALS:
             found = observe([RunSample(self.name, self.info, trials)], metric)
             return _with_defaults(found)
-        own = [trial for trial in self.trials if trial.alloc] if metric != "spread" else trials
+        own = trials if metric == "spread" else self.trials
         title, unit, values = _OF_TRIALS[metric]
         source = rtt_source(own)
         observations = [
@@ -127,6 +127,11 @@ def _daemon_cpu(trial: TrialRecord, source: RttMetric) -> Values:
         yield {}, trial.alloc.daemon.cpu
 
 
+def _cores(trial: TrialRecord, source: RttMetric) -> Values:
+    if trial.chain is not None and trial.chain.cores:
+        yield {}, sum(core.used for core in trial.chain.cores if core.tasks != ("generator",))
+
+
 def _switch_rtt(trial: TrialRecord, source: RttMetric) -> Values:
     for phase in trial.alloc.switch if trial.alloc is not None else ():
         if phase.rtt is not None:
@@ -141,6 +146,7 @@ def _switch_lost(trial: TrialRecord, source: RttMetric) -> Values:
 
 _OF_TRIALS: Mapping[str, tuple[str, Unit, Callable[[TrialRecord, RttMetric], Values]]] = {
     "spread": ("spread of the round-trip time (90th percentile less median)", "ns", _spread),
+    "cores": ("cores that functions and switch keep busy", "share", _cores),
     "daemon_cpu": ("the daemon's share of a CPU", "share", _daemon_cpu),
     "daemon_memory": ("the daemon's memory a guest", "share", _daemon_memory),
     "switch_rtt": ("median time of the moved guest's requests", "ns", _switch_rtt),
