@@ -285,18 +285,20 @@ def judge(rounds: Sequence[Round], told: str) -> None:
         pytest.skip(f"no round had the VF go and come back without a stall: {told}")
 
 
-def assert_whole_after_kills(a: LabHost, daemon: str, guests: Sequence[Guest]) -> None:
-    """Kills the daemon at every step; its configuration for each guest is NETNS.toml."""
+def assert_whole_after_kills(
+    a: LabHost, daemon: str, guests: Sequence[Guest], steps: Sequence[str] = STEPS
+) -> None:
+    """Kills the daemon at these steps; its configuration for each guest is NETNS.toml."""
     script = (Path(__file__).parent / "kills.sh").read_text()
     addresses = ["198.18.7.1", *(guest.address for guest in guests)]
     known = {
         "DIRECTORY": DIRECTORY,
-        "MOMENTS": " ".join(STEPS),
+        "MOMENTS": " ".join(steps),
         "DAEMON": daemon,
         "GUESTS": " ".join(guest.netns for guest in guests),
         "ADDRESSES": " ".join(addresses),
     }
     lines = "".join(f'{name}="{value}"\n' for name, value in known.items())
     told = shell(a, lines + script, timeout_s=850)
-    whole = ["whole after the start", *(f"whole after {moment}" for moment in STEPS)]
+    whole = ["whole after the start", *(f"whole after {moment}" for moment in steps)]
     assert told.splitlines() == whole, told

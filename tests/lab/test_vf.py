@@ -13,6 +13,7 @@ import pytest
 
 from planewise.testbed.hosts.remote import LabHost
 from planewise.testbed.vfs.nic import find_planewised
+from tests.lengths import either
 
 from .conftest import UpLab
 
@@ -65,17 +66,8 @@ def scenarios() -> Path:
     """The tests of crates/sriov as a static program."""
     built = subprocess.run(
         [
-            "scripts/static",
-            "cargo",
-            "test",
-            "-q",
-            "-p",
-            "pw-sriov",
-            "--test",
-            "scenarios",
-            "--no-run",
-            "--message-format",
-            "json",
+            *("scripts/static", "cargo", "test", "-q", "-p", "pw-sriov", "--test", "scenarios"),
+            *("--no-run", "--message-format", "json"),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -87,22 +79,26 @@ def scenarios() -> Path:
     return Path(program)
 
 
+ONLY_MADE_UP = ("whatever_was", "a_record", "a_pf_that", "a_vf_that", "counters_that")
+EVERY = " ".join(f"--skip {name}" for name in ONLY_MADE_UP)
+BRIEFLY = "a_vf_whose_namespace_died a_vf_goes_to_vfio a_dry_run_changes"
+
+
+@either("which least", (BRIEFLY, 3), (EVERY, 12))
 def test_what_holds_on_a_made_up_kernel_holds_on_the_real_one(
-    host: LabHost, scenarios: Path
+    host: LabHost, scenarios: Path, which: str, least: int
 ) -> None:
     before = pf(host, "pf1")
     host.put(scenarios, "/tmp/scenarios")
-    only_made_up = ["whatever_was", "a_record", "a_pf_that", "a_vf_that", "counters_that"]
-    skipped = " ".join(f"--skip {name}" for name in only_made_up)
     said = shell(
         host,
-        f"PLANEWISE_TEST_PF=pf1 /tmp/scenarios --test-threads=1 {skipped} 2>&1 || echo FAILED",
+        f"PLANEWISE_TEST_PF=pf1 /tmp/scenarios --test-threads=1 {which} 2>&1 || echo FAILED",
         timeout_s=550,
     )
     assert "FAILED" not in said, said
     result = re.search(r"test result: ok\. (\d+) passed; 0 failed; 0 ignored", said)
     assert result, said
-    assert int(result[1]) >= 12, said
+    assert int(result[1]) >= least, said
     assert pf(host, "pf1") == before
 
 
@@ -160,7 +156,7 @@ def test_a_vf_inside_a_process_that_is_killed_is_found_and_brought_home(host: La
 
 
 KILLS = """
-for wait in 0.05 0.2 0.5 0.9 1.4; do
+for wait in 0.1 0.5 1.2; do
     timeout -s KILL $wait /tmp/planewised vf setup pf0 --count 3 >/dev/null 2>&1 || true
     timeout -s KILL $wait /tmp/planewised vf move pf0/1 --to killed --name eth0 \
         >/dev/null 2>&1 || true
@@ -175,7 +171,7 @@ def test_after_kills_at_any_time_restore_brings_back_what_was(host: LabHost) -> 
     before = pf(host)
     shell(host, "ip netns add killed")
     said = shell(host, KILLS)
-    assert said.count("pf0 (0000:01:00.0, igb): 0 of 7 VFs\n") == 5, said
+    assert said.count("pf0 (0000:01:00.0, igb): 0 of 7 VFs\n") == 3, said
     assert pf(host) == before
     shell(host, "ip netns del killed; ! ls /run/planewise/vf/*.json")
 

@@ -135,7 +135,7 @@ def test_a_named_interface_that_vanishes_meanwhile_is_bad_input(
     "command",
     [
         ("sweep", "--loads", "1000,2000,3000", "--runs", "5", "--duration", "0.2"),
-        ("search", "--goal", "pdr:0.005", "--budget", "6"),
+        pytest.param(("search", "--goal", "pdr:0.005", "--budget", "6"), marks=pytest.mark.long),
     ],
 )
 def test_a_sweep_or_search_cut_short_goes_on_with_the_command_that_began_it(

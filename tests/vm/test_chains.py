@@ -16,6 +16,7 @@ from planewise.testbed.chains.model import Chain
 from planewise.testbed.guests.vms.platform import VmPlatform
 from planewise.testbed.hosts import hugepages
 from planewise.testbed.hosts.host import LocalHost
+from tests.lengths import either
 
 from .test_run import (
     clean_after,
@@ -54,9 +55,9 @@ blocks: 1
 
 
 BY_XDP = """
-title: XDP programs in virtual machines, on two planes
+title: XDP programs in virtual machines
 functions:
-  - {forwarder: xdp, guest: vm, plane: [vhost-user, virtio-bridge]}
+  - {forwarder: xdp, guest: vm, plane: [PLANES]}
 factors: {path: east-west, vnfs: 2, size_bytes: 512}
 chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 200}
 blocks: 1
@@ -148,9 +149,12 @@ def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that
         assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
 
 
-def test_an_xdp_program_forwards_in_virtual_machines_by_virtios_own_driver(tmp_path: Path) -> None:
-    trials = carried(BY_XDP, tmp_path)
-    assert sorted(str(one.cell["plane"]) for one in trials) == ["vhost-user", "virtio-bridge"]
+@either("planes", (["virtio-bridge"],), (["vhost-user", "virtio-bridge"],))
+def test_an_xdp_program_forwards_in_virtual_machines_by_virtios_own_driver(
+    tmp_path: Path, planes: list[str]
+) -> None:
+    trials = carried(BY_XDP.replace("PLANES", ", ".join(planes)), tmp_path)
+    assert sorted(str(one.cell["plane"]) for one in trials) == planes
     for trial in trials:
         assert trial.chain is not None
         # Generic XDP would be a warning, and virtio's header is no part of a frame.

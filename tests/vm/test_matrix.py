@@ -15,8 +15,14 @@ PLANES = sorted(
     }
 )
 
+ELSEWHERE = ("e1000-bridge", "macvtap-bridge", "virtio-bridge", "virtio-ovs")
+"""Planes that test_run.py measures, and the one that test_guests.py pings on."""
 
-@pytest.mark.parametrize("plane", PLANES)
+
+@pytest.mark.parametrize(
+    "plane",
+    [pytest.param(one, marks=[pytest.mark.long] if one in ELSEWHERE else []) for one in PLANES],
+)
 def test_a_trial_of_each_kind_is_measured_between_virtual_machines(plane: str) -> None:
     assert_trials_are_measured("vm", plane)
 
