@@ -226,7 +226,7 @@ def test_commands_run_on_a_node_by_its_kubelet_and_nothing_is_left(
         tool = tmp_path / "tool"
         tool.write_bytes(bytes(range(256)) * 1000)
         there = host.program(str(tool))
-        assert host.take(there, tmp_path.parent).read_bytes() == tool.read_bytes()
+        assert host.read(there) == tool.read_bytes()
         probe = host.run([host.probe, "--version"])
         assert probe.exit_code == 0, probe.stderr
         kept = host.directory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
@@ -30,17 +28,14 @@ def test_a_packet_back_before_the_responder_let_go_of_it_was_stamped_late(
     assert late_stamps(packets.drop("responder_nic_reply_ns")) is None
 
 
-def test_files_of_packets_are_joined_where_one_or_both_have_no_packet(tmp_path: Path) -> None:
+def test_files_of_packets_are_joined_where_one_or_both_have_no_packet() -> None:
     # On a machine that stood still nothing was sent in time, and numbers were taken for texts.
-    sent, seen = tmp_path / "ping.csv", tmp_path / "tap.csv"
     ping = "seq,scheduled_ns,user_tx_ns,kernel_tx_ns,kernel_rx_ns,user_rx_ns,flags\n"
     tap = "proto,id,seq,sender_nic_request_ns,sender_nic_reply_ns\n"
     for rows, captured in (("", ""), ("", "icmp,7,0,15,18\n"), ("0,5,10,12,20,22,\n", "")):
-        sent.write_text(ping + rows)
-        seen.write_text(tap + captured)
-        packets = join_stamps(read_packets(sent), read_packets(seen))
+        sent = read_packets((ping + rows).encode())
+        packets = join_stamps(sent, read_packets((tap + captured).encode()))
         assert len(packets) == len(rows.splitlines())
         assert parts_ns(packets) == {}
-    seen.write_text(tap + "icmp,7,0,15,18\n")
-    parts = parts_ns(join_stamps(read_packets(sent), read_packets(seen)))
+    parts = parts_ns(join_stamps(sent, read_packets(f"{tap}icmp,7,0,15,18\n".encode())))
     assert parts["overhead"].tolist() == [(22 - 10) - (18 - 15)]

@@ -57,7 +57,6 @@ from planewise.store.models import (
     TrialRecord,
 )
 from planewise.testbed.hosts.host import Host, HostProcess
-from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import Guest
 from planewise.testbed.vfs.alloc_client import Client, MoveStatus, Status, guest_path
 from planewise.testbed.vfs.allocator import AllocatorSettings, Stance
@@ -319,8 +318,7 @@ def measure_allocation(station: Station, trial: AllocTrial, place: Place) -> Tri
             downloaded = None if download is None else download_of(file_server.name, download)
         watcher.poll()
         seen = DaemonObservation(begin, end, begin_metrics, end_metrics, watcher.moves, clock)
-        with scratch() as directory:
-            recording = allocator.host.take(allocator.recording, directory).read_bytes()
+        recording = allocator.host.read(allocator.recording)
     sent = parse_sent(text, streams)
     record = record_of(trial, place, started, streams, sent, seen)
     assert record.alloc is not None

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import ClassVar, cast
 
 import polars as pl
@@ -46,7 +45,6 @@ from planewise.store.models import (
 )
 from planewise.testbed.hosts.coalescing import set_rx_usecs
 from planewise.testbed.hosts.host import HostProcess
-from planewise.testbed.hosts.scratch import scratch
 from planewise.testbed.model import CapturePoint, HostRole
 from planewise.units import rate_text, time_text
 
@@ -176,13 +174,11 @@ class RttTrial(Trial):
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
-        with scratch() as directory, ExitStack() as running:
-            return _measure(station, self, place, directory, running)
+        with ExitStack() as running:
+            return _measure(station, self, place, running)
 
 
-def _measure(
-    station: Station, trial: RttTrial, place: Place, directory: Path, running: ExitStack
-) -> TrialResult:
+def _measure(station: Station, trial: RttTrial, place: Place, running: ExitStack) -> TrialResult:
     points, not_measurable = _points(station, trial)
     if trial.rx_usecs is not None:
         for point in station.capture_points:
@@ -197,7 +193,7 @@ def _measure(
     file = f"{end.host.directory}/ping.csv"
     options = ("--count", str(trial.packets), "--packets", file)
     sent = _ping(station, trial, place, trial.sending_s, *options)
-    packets = read_packets(end.host.take(file, directory, netns=end.netns))
+    packets = read_packets(end.host.read(file, netns=end.netns))
     cpu = _cpu(sent, watches)
     captures: list[Capture] = []
     for _, _, process, _ in taps:
@@ -209,8 +205,8 @@ def _measure(
             captures.append(
                 Capture(point=found.name, host=role, packets=found.packets, dropped=found.dropped)
             )
-        taken = station.hosts[role].take(stamps, directory, netns=guest)
-        packets = join_stamps(packets, read_packets(taken))
+        stamped = read_packets(station.hosts[role].read(stamps, netns=guest))
+        packets = join_stamps(packets, stamped)
     latency = _latency(sent, packets, not_measurable)
     record = TrialRecord(
         **place.fields,

@@ -16,8 +16,6 @@ The same between a guest and its own interface, each by that guest's clock:
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 
@@ -27,7 +25,7 @@ _TEXTS = ("proto", "id", "flags")
 """Text columns of the probe's files; all others are numbers, also where a file has no row."""
 
 
-def read_packets(file: Path) -> pl.DataFrame:
+def read_packets(file: bytes) -> pl.DataFrame:
     """What `ping` or `tap` wrote: a row a packet, stamps [ns]; maybe no row."""
     names = pl.read_csv(file, n_rows=0).columns
     numbers = {name: pl.Int64 for name in names if name not in _TEXTS}

@@ -277,7 +277,7 @@ class Host(ABC):
             return argv
         return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
-    def read_text(self, path: str, *, netns: str | None = None) -> str:
+    def read(self, path: str, *, netns: str | None = None) -> bytes:
         """A file of the host, or of a guest that has its own; below /proc/net and /proc/sys/net,
         that of the namespace.
 
@@ -287,11 +287,15 @@ class Host(ABC):
             PlanewiseError: it cannot be read.
         """
         if agent := self.agents.get(netns or ""):
-            return agent.read(path).decode(errors="replace")
-        return self._read_text(path, netns)
+            return agent.read(path)
+        return self._read(path, netns)
 
     @abstractmethod
-    def _read_text(self, path: str, netns: str | None) -> str: ...
+    def _read(self, path: str, netns: str | None) -> bytes: ...
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        """As `read`, the file's text."""
+        return self.read(path, netns=netns).decode(errors="replace")
 
     @abstractmethod
     def program(self, local: str) -> str:
@@ -321,35 +325,6 @@ class Host(ABC):
 
         Raises:
             PlanewiseError: the host refuses that.
-        """
-
-    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """Moves a file of the host, or of a guest that has its own, into the directory `into` of
-        this machine.
-
-        Raises:
-            PlanewiseError: it cannot be copied.
-        """
-        local = into / Path(remote).name
-        if agent := self.agents.get(netns or ""):
-            content = agent.read(remote)
-            try:
-                local.write_bytes(content)
-            except OSError as error:
-                raise PlanewiseError(f"{local} cannot be written: {error.strerror}") from error
-        else:
-            self._take(remote, local)
-        return local
-
-    def _take(self, remote: str, local: Path) -> None:
-        self.fetch(remote, local)
-
-    @abstractmethod
-    def fetch(self, remote: str, local: Path) -> None:
-        """Copies a file from the host.
-
-        Raises:
-            PlanewiseError: it cannot be copied.
         """
 
     def perform(self, plan: Plan) -> None:
@@ -467,14 +442,6 @@ class LocalHost(Host):
         """See `Host.socket`: the path itself."""
         return path
 
-    def _take(self, remote: str, local: Path) -> None:
-        # Namespaces share this machine's files.
-        try:
-            shutil.move(remote, local)
-        except OSError as error:
-            reason = error.strerror
-            raise PlanewiseError(f"{remote} cannot be moved to {local}: {reason}") from error
-
     @property
     def probe(self) -> str:
         return find_probe()
@@ -504,11 +471,11 @@ class LocalHost(Host):
         self._processes.append(started)
         return started
 
-    def _read_text(self, path: str, netns: str | None) -> str:
+    def _read(self, path: str, netns: str | None) -> bytes:
         # /proc/net is that of the process's first thread, which never changes its namespace.
         in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
         try:
-            return self._in_namespaces.call(netns or self._home, Path(in_thread).read_text)
+            return self._in_namespaces.call(netns or self._home, Path(in_thread).read_bytes)
         except OSError as error:
             raise PlanewiseError(
                 f"{path} on {self.name} cannot be read: {error.strerror}"
@@ -529,13 +496,6 @@ class LocalHost(Host):
         except OSError:
             return False
         return True
-
-    def fetch(self, remote: str, local: Path) -> None:
-        try:
-            shutil.copy(remote, local)
-        except OSError as error:
-            reason = error.strerror
-            raise PlanewiseError(f"{remote} cannot be copied to {local}: {reason}") from error
 
     def close(self) -> None:
         for process in self._processes:

@@ -151,11 +151,12 @@ class RemoteHost(Host):
         command = f"exec {shlex.join(['sh', '-c', script, 'sh', *arguments])}"
         return self.desk.start_open(self._entering(command))
 
-    def _read_text(self, path: str, netns: str | None) -> str:
-        done = self.run(["cat", "--", path], netns=netns)
+    def _read(self, path: str, netns: str | None) -> bytes:
+        # A process's output is decoded as text, so that the bytes are encoded.
+        done = self.run(["base64", "--", path], netns=netns, timeout_s=_COPY_S)
         if done.exit_code != 0:
             raise PlanewiseError(f"{path} on {self.place} cannot be read: {_reason(done)}")
-        return done.stdout
+        return base64.b64decode(done.stdout)
 
     def _make_directory(self) -> str:
         keeper = self._run_script(_DIRECTORY)
@@ -181,27 +182,10 @@ class RemoteHost(Host):
             content, mode = local.read_bytes(), local.stat().st_mode & 0o7777
         except OSError as error:
             raise PlanewiseError(f"{failure}: {error.strerror}") from error
-        self._copy('cat >"$1" && chmod "$2" "$1"', failure, remote, f"{mode:o}", stdin=content)
-
-    def fetch(self, remote: str, local: Path) -> None:
-        """See `Host.fetch`; the mode is kept."""
-        failure = f"{self.place}:{remote} cannot be copied to {local}"
-        # A process's output is decoded as text, so that the bytes are encoded.
-        done = self._copy('stat -L -c %a -- "$1" && base64 <"$1"', failure, remote)
-        mode, _, content = done.stdout.partition("\n")
-        try:
-            local.write_bytes(base64.b64decode(content))
-            local.chmod(int(mode, 8))
-        except OSError as error:
-            raise PlanewiseError(f"{failure}: {error.strerror}") from error
-
-    def _copy(
-        self, script: str, failure: str, *arguments: str, stdin: bytes | None = None
-    ) -> FinishedProcess:
-        done = self.run(["sh", "-c", script, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
+        argv = ["sh", "-c", 'cat >"$1" && chmod "$2" "$1"', "sh", remote, f"{mode:o}"]
+        done = self.run(argv, stdin=content, timeout_s=_COPY_S)
         if done.exit_code != 0:
             raise PlanewiseError(f"{failure}: {_reason(done)}")
-        return done
 
     def close(self) -> None:
         """See `Host.close`; removes copied files, and disconnects. Idempotent."""

@@ -244,7 +244,7 @@ class HostGuests:
         log = packages.cache_directory() / f"failed-{guest.name}.console"
         with suppress(PlanewiseError, OSError):
             scratch = log.with_name(f".{log.name}-{os.getpid()}")
-            self.host.fetch(self._console(guest), scratch)
+            scratch.write_bytes(self.host.read(self._console(guest)))
             scratch.rename(log)
         return GuestGoneError(
             f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
